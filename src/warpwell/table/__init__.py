@@ -6,7 +6,7 @@
 
 Files, in the order in which a column meets them:
 
-- library.py     pyarrow, imported when it is first needed
+- library.py     pyarrow and Polars, imported when they are first needed
 - layout.py      which buffers the values of an Arrow type have
 - extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels
 - column.py      `Column`, and the runs in which its rows lie
@@ -17,13 +17,24 @@ Files, in the order in which a column meets them:
 - convert.py     `convert` and `append`: write a folder, whole or not at all
 - column_files.py  the files of one column: values, codes, checksums, statistics
 - validity.py    `is_valid`, for kernels
+- where.py       `Table.where`: filters as pyarrow has them, and `Matches`
+- key_sets.py    a filter as sets of keys
+- selecting.py   the kernel that finds the rows whose keys are in a set
+- take.py        `Taken`: columns of rows that are known
+- reading.py     `Reads`: which pages a query reads, and how the system is asked for them
 """
 
 from .column import Column, ColumnRun
 from .convert import append, convert
 from .extent import Extent
+from .reading import ColumnReads
 from .table import Table
 from .table import open_table as open  # reads as table.open, like io.open
+from .take import Taken
 from .validity import is_valid
+from .where import Matches
 
-__all__ = ["Column", "ColumnRun", "Extent", "Table", "append", "convert", "is_valid", "open"]
+__all__ = [
+    "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Table", "Taken", "append", "convert", "is_valid",
+    "open",
+]  # fmt: skip

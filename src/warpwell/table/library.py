@@ -1,4 +1,4 @@
-"""`arrow`: pyarrow, imported when it is first needed."""
+"""`arrow` and `polars`: pyarrow and Polars, imported when they are first needed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,19 @@ def arrow() -> Any:
     return _loaded[0]
 
 
+def polars() -> Any:
+    """Return Polars.
+
+    Raises
+    ------
+    ArgumentError
+        It is not installed.
+    """
+    return _import("polars")
+
+
 def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ArgumentError(f"tables need pyarrow: install {extra('table')}") from error
+        raise ArgumentError(f"this needs {name.split('.')[0]}: install {extra('table')}") from error

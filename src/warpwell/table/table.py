@@ -17,6 +17,7 @@ from .column import Column, ColumnRun, bounds
 from .extent import Extent
 from .folder import TableFolder, is_table_folder
 from .library import arrow
+from .where import Matches, where
 
 BATCH_ROWS = 1 << 16
 
@@ -113,6 +114,40 @@ class Table:
         checked_integer(rows, "rows")
         for first in range(0, self.rows, rows):
             yield from self.arrow(first, min(rows, self.rows - first), columns).to_batches()
+
+    def where(self, filters: Any) -> Matches:
+        """Return the rows that match; only the columns that decide are read, and nothing is compiled for a query.
+
+        The first column of a conjunction is read whole, the others where rows are left.
+
+        Parameters
+        ----------
+        filters : list
+            As of pyarrow: ``[("a", ">", 3), ("b", "in", [1, 2])]``, all of which have to match, or a list of such
+            lists, of which one has to. Operators: = == != < > <= >= in, not in.
+
+        Returns
+        -------
+        Matches
+
+        Raises
+        ------
+        ArgumentError
+            No such column or operator, or a value that the column's type does not have exactly.
+        DTypeError
+            Columns of this type are not compared.
+        FormatError, MediumError
+            The file is damaged, was cut, or cannot be read.
+
+        Notes
+        -----
+        A null matches nothing, ``!=`` and ``not in`` included (pyarrow's ``not in`` takes it). Floats compare as in
+        IEEE 754: NaN is equal to nothing, not even in a list, and zeros of both signs are equal. A float32 has no 0.1:
+        give ``numpy.float32(0.1)``. Timestamps with a zone take a `datetime.datetime` with one, decimals a
+        `decimal.Decimal`, and columns with codes what the codes stand for. Strings compare by code points.
+        """
+        self.require_open()
+        return where(self, filters)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         reader = arrow().RecordBatchReader.from_batches(self.schema, self.batches())

@@ -1,0 +1,153 @@
+"""`Reads`: which pages of its files a query reads, and what it asks the system to read before it looks at them.
+
+Rows that are known become bytes, bytes become pages, and pages that follow one another become one command. The
+commands of all columns are given to the system before the first page is looked at (``posix_fadvise``), so that many are
+in flight; pages that its page cache has cost none. Nothing else is read: the system reads ahead only of a page that it
+does not have, and of which no command has told it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .column import ColumnRun
+from .extent import Extent, MappedFile
+
+PAGE = 4096
+"""Bytes of a page of the system's page cache, in which it reads."""
+COMMAND = 1 << 17
+"""Longest command, in bytes: the system reads only the beginning of longer ones."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""First bytes of ascending, disjoint ranges, and their ends: whole pages."""
+
+
+@dataclass
+class ColumnReads:
+    """What a query reads of a column.
+
+    Attributes
+    ----------
+    column : str
+    wanted : int
+        Bytes of the items that the query uses.
+    read : int
+        Bytes of the pages in which they lie.
+    commands : int
+        Runs of neighbouring pages.
+    from_storage : int
+        Bytes of the pages that the system's page cache did not have, or does not have yet.
+    """
+
+    column: str
+    wanted: int = 0
+    read: int = 0
+    commands: int = 0
+    from_storage: int = 0
+
+
+class Reads:
+    """What a query reads, by column.
+
+    Parameters
+    ----------
+    dry : bool
+        Whether the system is not asked to read anything.
+    """
+
+    def __init__(self, dry: bool = False) -> None:
+        self.columns: dict[str, ColumnReads] = {}
+        self._dry = dry
+
+    def add(self, column: str, file: MappedFile, wanted: int, ranges: Ranges) -> None:
+        """Count ranges of a file, and have the system begin to read them."""
+        counts = self.columns.setdefault(column, ColumnReads(column))
+        starts, ends = ranges
+        counts.wanted += wanted
+        counts.read += int((np.minimum(ends, file.nbytes) - starts).sum())
+        counts.commands += int((-(-(ends - starts) // COMMAND)).sum())
+        starts, ends = _absent(file, starts, ends)
+        counts.from_storage += int((np.minimum(ends, file.nbytes) - starts).sum())
+        if not self._dry:
+            _begin(file, starts, ends)
+
+    def whole(self, column: str, run: ColumnRun) -> None:
+        """Count all bytes that decide which rows of a run match."""
+        for extent in (run.valid, run.values, run.codes, run.offsets, run.bytes):
+            if extent is not None and extent.nbytes:
+                start, end = extent.offset // PAGE * PAGE, -(-(extent.offset + extent.nbytes) // PAGE) * PAGE
+                self.add(column, extent.file, extent.nbytes, (np.array([start]), np.array([end])))
+
+    def items(self, column: str, extent: Extent | None, rows: NDArray[np.int64], count: int = 1) -> None:
+        """Count items [row, row + count) of an extent, for ascending rows; bits if its items are those of bits."""
+        if extent is None or not extent.nbytes or not len(rows):
+            return
+        width = extent.nbytes // extent.shape[0]
+        starts = extent.offset + rows * width
+        self.add(column, extent.file, len(rows) * width * count, pages_of(starts, starts + width * count))
+
+    def bits(self, column: str, extent: Extent | None, rows: NDArray[np.int64]) -> None:
+        """Count the bytes of the bits of ascending rows."""
+        if extent is not None and len(rows):
+            starts = extent.offset + (rows >> 3)
+            self.add(column, extent.file, len(rows), pages_of(starts, starts + 1))
+
+    def listed(self) -> list[ColumnReads]:
+        """Return the counts, in the order in which columns were met."""
+        return list(self.columns.values())
+
+
+def together(parts: Iterable[Reads]) -> list[ColumnReads]:
+    """Return the counts of several steps of one query, added."""
+    found: dict[str, ColumnReads] = {}
+    for one in (one for part in parts for one in part.listed()):
+        counts = found.setdefault(one.column, ColumnReads(one.column))
+        for name in ("wanted", "read", "commands", "from_storage"):
+            setattr(counts, name, getattr(counts, name) + getattr(one, name))
+    return list(found.values())
+
+
+def pages_of(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Ranges:
+    """Return the pages of bytes [start, end), which ascend; pages that touch are one range."""
+    keep = ends > starts
+    first, last = starts[keep] // PAGE, -(-ends[keep] // PAGE)
+    if not len(first):
+        return first, last
+    begins = np.flatnonzero(np.concatenate(([True], first[1:] > last[:-1])))
+    return first[begins] * PAGE, last[np.concatenate((begins[1:] - 1, [len(last) - 1]))] * PAGE
+
+
+def _absent(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Ranges:
+    """Return the parts of ranges of pages that the page cache does not have."""
+    if not len(starts):
+        return starts, ends
+    low, high = int(starts[0]), int(ends[-1])
+    there = np.zeros((high - low) // PAGE, np.uint8)
+    address = int(file.buffer.address) + low
+    length = min(high, -(-file.nbytes // PAGE) * PAGE) - low
+    if _libc.mincore(address, length, there.ctypes.data):
+        return starts, ends  # nobody knows
+    wanted = np.zeros(len(there) + 1, np.int8)
+    np.add.at(wanted, (starts - low) // PAGE, 1)
+    np.add.at(wanted, (ends - low) // PAGE, -1)
+    missing = (np.cumsum(wanted[:-1]) > 0) & ((there & 1) == 0)
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], missing.astype(np.int8), [0]))))
+    return low + edges[::2] * PAGE, low + edges[1::2] * PAGE
+
+
+def _begin(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+    """Have the system begin to read ranges of pages into its page cache."""
+    descriptor: Any = file.fileno() if len(starts) else None
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        for at in range(start, end, COMMAND):
+            os.posix_fadvise(descriptor, at, min(COMMAND, end - at), os.POSIX_FADV_WILLNEED)

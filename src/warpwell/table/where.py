@@ -1,0 +1,312 @@
+"""`where`: the rows of a table that match pyarrow's ``filters=`` lists; `Matches`, which takes them from columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..array import Array
+from ..errors import ArgumentError
+from . import selecting
+from .column import Column, ColumnRun
+from .extent import Extent
+from .key_sets import Flips, codes_of, encoded, intersection, set_of
+from .reading import ColumnReads, Reads, together
+from .take import Taken, announce, damaged, pieces, take
+
+_KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
+_WARP = 32
+
+
+class Home(Protocol):
+    """The table that is asked."""
+
+    path: str
+    rows: int
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the columns."""
+
+    def __getitem__(self, name: str | int) -> Column:
+        """Return a column."""
+
+    def array_of(self, extent: Extent) -> Array:
+        """Open an extent for kernels."""
+
+
+class Matches:
+    """Rows that match: their numbers, ascending. `take` reads columns of them; see `Table.where`.
+
+    ``len(rows)`` is how many there are; they are an array of int64 for NumPy and by DLPack.
+    """
+
+    def __init__(self, table: Home, numbers: NDArray[np.int64], reads: Sequence[Reads]) -> None:
+        self._table = table
+        self._numbers = numbers
+        self._reads = list(reads)
+
+    def __repr__(self) -> str:
+        return f"<warpwell.table.Matches: {len(self):,} of {self._table.rows:,} rows of {self._table.path!r}>"
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def numpy(self) -> NDArray[np.int64]:
+        """Return the numbers of the rows, ascending."""
+        return self._numbers
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self._numbers, dtype, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._numbers.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._numbers.__dlpack__(**options)
+
+    def head(self, count: int) -> Matches:
+        """Return the first rows of them."""
+        return Matches(self._table, self._numbers[:count], self._reads)
+
+    def take(self, columns: Sequence[str | int] | str | None = None) -> Taken:
+        """Read columns of these rows: only the pages in which they lie.
+
+        Parameters
+        ----------
+        columns : sequence of str or int, optional
+            Names or numbers; default: all.
+
+        Returns
+        -------
+        Taken
+            In the order of `columns`.
+
+        Raises
+        ------
+        FormatError, MediumError
+            The file is damaged, was cut, or cannot be read.
+        """
+        reads = Reads()
+        found = take(self._columns(columns), self._numbers, reads)
+        self._reads.append(reads)
+        return Taken(found)
+
+    def explain(self, columns: Sequence[str | int] | str | None = None) -> list[ColumnReads]:
+        """Return what was read so far; with `columns`, what `take` of them would read.
+
+        A page is 4 KiB. Of strings the offsets are read to know where their bytes lie.
+        """
+        if columns is None:
+            return together(self._reads)
+        reads = Reads(dry=True)
+        announce([(one, list(pieces(one.runs, self._numbers))) for one in self._columns(columns)], reads)
+        return reads.listed()
+
+    def _columns(self, columns: Sequence[str | int] | str | None) -> list[Column]:
+        names = self._table.names if columns is None else [columns] if isinstance(columns, str) else columns
+        return [self._table[name] for name in (range(len(names)) if columns is None else names)]
+
+
+def where(table: Home, filters: Any) -> Matches:
+    """Return the rows that match; see `Table.where`."""
+    reads, chosen = Reads(), None
+    for sets in _normal(table, filters):
+        mask = _conjunction(table, sets, reads)
+        chosen = mask if chosen is None else chosen | mask
+    runs = table[0].runs if table.names else ()
+    return Matches(table, _rows(runs, chosen), [reads])
+
+
+# -- filters ----------------------------------------------------------------------------------------------------
+
+_Sets = dict[str, Flips]
+
+
+def _normal(table: Home, filters: Any) -> Iterator[_Sets]:
+    """Return the sets of keys, by column, of each conjunction that can match; all literals are checked first."""
+    example = 'give [("a", ">", 3), ("b", "in", [1, 2])], or a list of such lists, of which one has to match'
+    given = list(filters) if isinstance(filters, list | tuple) else None
+    if not given:
+        raise ArgumentError(f"filters is {filters!r:.60}: {example}", name="filters")
+    if all(isinstance(one, tuple | list) and len(one) == 3 and isinstance(one[0], str) for one in given):
+        given = [given]
+    found = []
+    for clauses in given:
+        if not isinstance(clauses, list | tuple) or not clauses:
+            raise ArgumentError(f"filters has {clauses!r:.60}: {example}", name="filters")
+        sets: _Sets = {}
+        for clause in clauses:
+            if not isinstance(clause, list | tuple) or len(clause) != 3 or not isinstance(clause[0], str):
+                raise ArgumentError(f"filters has {clause!r:.60}: {example}", name="filters")
+            name, op, literal = clause
+            column = table[name]
+            flips = set_of(name, column.type, op, literal)
+            sets[name] = intersection(sets[name], flips) if name in sets else flips
+        found.append(sets)
+    return (sets for sets in found if all(sets.values()))
+
+
+# -- the mask: a bit for each row, where each run begins a new word of 64 ----------------------------------------
+
+
+def _words(runs: Sequence[ColumnRun]) -> list[int]:
+    """Return where the rows of runs begin in the mask, and where it ends."""
+    starts = [0]
+    for run in runs:
+        starts.append(starts[-1] + (run.rows + 63) // 64)
+    return starts
+
+
+def _rows(runs: Sequence[ColumnRun], mask: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    """Return the numbers of the rows whose bits are set."""
+    if mask is None:
+        return np.zeros(0, np.int64)
+    full = np.flatnonzero(mask)
+    bits = np.unpackbits(mask[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    which, bit = np.nonzero(bits)
+    starts = np.array(_words(runs))
+    run = np.searchsorted(starts, full, "right") - 1
+    firsts = np.array([one.first for one in runs], np.int64)
+    return np.asarray((firsts[run] + (full - starts[run]) * 64)[which] + bit)
+
+
+def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
+    """Return the mask of the rows that match all sets; only the first column is read whole."""
+    mask: NDArray[np.int64] | None = None
+    for name, flips in sets.items():
+        column = table[name]
+        if mask is None:
+            for run in column.runs:
+                reads.whole(name, run)
+        else:
+            rows = _rows(column.runs, mask)
+            if not len(rows):
+                return mask
+            announce([(column, list(pieces(column.runs, rows)))], reads)
+        mask = _evaluate(table, column, flips, mask)
+    assert mask is not None
+    return mask
+
+
+def _evaluate(
+    table: Home, column: Column, flips: Flips, before: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
+    """Return the mask of rows whose keys are in a set, of those of the mask before."""
+    runs = column.runs
+    starts = _words(runs)
+    mask = np.zeros(starts[-1], np.int64) if before is None else before.copy()
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, run in enumerate(runs):
+        if run.layout.kind == "null":
+            mask[starts[number] : starts[number + 1]] = 0
+        else:
+            groups.setdefault(tuple(_place(one) for one in _buffers(run)), []).append(number)
+    for numbers in groups.values():
+        _launch(table, column, [(runs[k], starts[k]) for k in numbers], flips, mask, before is not None)
+    return mask
+
+
+def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | None]:
+    """Return the extents of values (or codes, or offsets), of validity, and of bytes."""
+    if run.layout.kind == "fixed" and run.layout.dtype == np.uint8 and run.layout.inner:
+        return None, run.valid, run.values
+    values = run.offsets if run.layout.kind == "text" else run.codes if run.layout.kind == "codes" else run.values
+    return values, run.valid, run.bytes
+
+
+def _place(extent: Extent | None) -> tuple[str, int] | None:
+    """Return what decides in which array of words an extent lies."""
+    return None if extent is None else (extent.path, extent.offset % 8)
+
+
+def _array(table: Home, extent: Extent | None) -> tuple[Array | None, int]:
+    """Return the words of the file of an extent, as an array for kernels, and its last bytes as a word."""
+    if extent is None:
+        return None, 0
+    file, begin = extent.file, extent.offset % 8
+    count = (file.nbytes - begin) // 8
+    rest = file.buffer.slice(begin + 8 * count, file.nbytes - begin - 8 * count).to_pybytes()
+    words = Extent(file, begin, np.dtype("<i8"), (count,))
+    return table.array_of(words), int.from_bytes(rest.ljust(8, b"\0"), "little", signed=True)
+
+
+def _launch(
+    table: Home, column: Column, runs: Sequence[tuple[ColumnRun, int]], flips: Flips, mask: NDArray[np.int64],
+    joined: bool,
+) -> None:  # fmt: skip
+    """Launch the kernel over runs whose buffers lie in the same arrays."""
+    layout = runs[0][0].layout
+    kind, shift, pattern, order = _form(column, runs[0][0])
+    wide = kind == selecting.WIDE
+    opened = [_array(table, one) for one in _buffers(runs[0][0])]
+    some = next(array for array, _ in opened if array is not None)
+    table_of_runs = np.zeros((len(runs), selecting.RUN_WORDS), np.int64)
+    words, pool = encoded(flips, wide)
+    step = 2 if wide or kind in (selecting.TEXT, selecting.BYTES) else 1
+    tables, at, unit = [words], 0, 0
+    known: dict[int, tuple[int, int]] = {}
+    for record, (run, start) in zip(table_of_runs, runs, strict=True):
+        first, count = 0, len(words) // step
+        if layout.kind == "codes":
+            first, count = known.get(id(run.dictionary), (-1, 0))
+            if first < 0:
+                signed = layout.dtype is not None and layout.dtype.kind == "i"
+                least = 0 if signed or layout.dtype is None else -(1 << (8 * layout.dtype.itemsize - 1))
+                codes, _ = encoded(codes_of(column.name, run.type, run.dictionary, flips, least), False)
+                tables.append(codes)
+                first, count = len(words) + at, len(codes)
+                known[id(run.dictionary)] = first, count
+                at += count
+        buffers = _buffers(run)
+        values, valid, data = (-1 if one is None else one.offset // 8 for one in buffers)
+        nbytes = 0 if buffers[2] is None else buffers[2].nbytes
+        record[:] = unit, start, run.rows, max(values, 0), valid, max(data, 0), nbytes, first, count
+        unit += -(-run.rows // (64 * selecting.UNIT))
+    bad = np.zeros(1, np.int64)
+    tails = np.array([tail for _, tail in opened], np.int64)
+    lanes = _WARP if some.device == "cuda" else 1
+    every = np.concatenate([*tables, [0]]).astype(np.int64)
+    arrays = [some if array is None else array for array, _ in opened]
+    selecting.select[unit * lanes](
+        *arrays, table_of_runs.reshape(-1), every, np.append(pool, np.uint8(0)), kind, shift, pattern, order,
+        int(joined), tails, mask, bad,
+    )  # fmt: skip
+    if bad[0]:
+        raise _damaged_text(column, runs)
+
+
+def _form(column: Column, run: ColumnRun) -> tuple[int, int, int, int]:
+    """Return kind, shift, pattern and order of a column's items, for the kernel."""
+    layout = run.layout
+    kind = _KINDS[layout.kind]
+    dtype = np.dtype(np.uint8) if layout.dtype is None else layout.dtype
+    bits = 8 * dtype.itemsize
+    if kind == selecting.NUMBERS and layout.inner:
+        return (selecting.WIDE, 0, 0, 0) if dtype.kind == "i" else (selecting.BYTES, layout.inner[0], 0, 0)
+    pattern = order = 0
+    if kind == selecting.NUMBERS and dtype.kind == "u":
+        pattern = sum(1 << (bits * k - 1) for k in range(1, 64 // bits + 1))
+        pattern -= 1 << 64  # as a signed word
+    elif kind == selecting.NUMBERS and dtype.kind == "f":
+        order = (1 << (bits - 1)) - 1
+    return kind, bits.bit_length() - 1, pattern, order
+
+
+def _damaged_text(column: Column, runs: Sequence[tuple[ColumnRun, int]]) -> Exception:
+    """Return the error for offsets that lead outside: which row has them is looked for."""
+    for run, _ in runs:
+        if run.offsets is None:
+            continue
+        offsets = run.offsets.numpy().astype(np.int64)
+        size = 0 if run.bytes is None else run.bytes.nbytes
+        wrong = np.flatnonzero((offsets[:-1] < 0) | (offsets[1:] < offsets[:-1]) | (offsets[1:] > size))
+        if len(wrong):
+            return damaged(run.offsets.file, column.name, run.first + int(wrong[0]))
+    return damaged(runs[0][0].extents[0].file, column.name, runs[0][0].first)
