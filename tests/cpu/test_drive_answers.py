@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,6 +12,7 @@ from tests.harness.scripted_drive import ScriptedDrive
 
 from warpwell import errors
 from warpwell.drives import Drive, DriveMedium
+from warpwell.drives.medium import M_FIRST, Q_LOCK
 from warpwell.nvme import ABORTED_BY_HOST, COMMAND_INTERRUPTED, FLUSH, READ, WRITE
 from warpwell.testing.media import FILL, HostBytes, drive
 
@@ -64,6 +67,24 @@ def test_a_completion_of_no_command_loses_the_drive(wire: ScriptedDrive, medium:
         raise medium.failure() or AssertionError
     with pytest.raises(errors.DriveLostError, match="scripted is lost"):
         medium.sync()
+
+
+def test_a_thread_that_does_not_leave_a_queue_keeps_its_memory(wire: ScriptedDrive) -> None:
+    with Drive(wire) as opened:
+        medium = DriveMedium(opened.namespace(1), queues=1, seconds=0.05)
+        medium._state.words[M_FIRST + Q_LOCK] = 1  # it is in the middle of something
+        rings = medium._pairs[0]._submission.address
+        medium.close()
+        del medium
+        gc.collect()
+        with pytest.raises(errors.DriveLostError, match="does not leave its queues"):
+            opened.transport.check()
+        opened.stop()  # the drive touches it no more, but that thread may
+        taken = []
+        with contextlib.suppress(errors.DriveError):
+            while True:
+                taken.append(opened.arena.allocate(4096))
+        assert len(taken) > 100 and all(block.address != rings for block in taken)
 
 
 def test_a_second_completion_loses_the_drive(wire: ScriptedDrive, medium: DriveMedium) -> None:

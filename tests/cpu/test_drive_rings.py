@@ -1,6 +1,7 @@
 """Kernels over a drive: a cache's own rings, served by QEMU's NVMe controller."""
 
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -392,6 +393,28 @@ def test_a_forked_child_leaves_the_drive_alone(tmp_path) -> None:
             os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
         gathered(a, n=20)
+
+
+def test_a_relay_that_does_not_end_keeps_what_it_reads(tmp_path, monkeypatch) -> None:
+    with drive_with(formatted(tmp_path / "disk"), arena="64MiB") as (_, drive):
+        a = opened(drive)
+        gathered(a, n=20)
+        relay, rings = a.cache.controller.relay, a.cache.pairs.doorbells()
+        ended = relay.stop
+        monkeypatch.setattr(relay, "stop", lambda: ended() and False)
+        kept = [relay]  # as stop does for one that does not end
+        a.close()
+        with pytest.raises(errors.DriveLostError, match="doorbells does not end"):
+            drive.transport.check()
+        drive.stop()
+        del a
+        gc.collect()
+        taken = []
+        with contextlib.suppress(errors.DriveError):
+            while True:
+                taken.append(drive.arena.allocate(1 << 16))
+        assert kept and len(taken) > 100
+        assert all(not one.address <= word < one.address + one.nbytes for one in taken for word in rings.flat)
 
 
 def test_threads_side_by_side(tmp_path) -> None:

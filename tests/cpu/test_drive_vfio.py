@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import mmap
 import os
 import resource
@@ -142,6 +143,28 @@ def test_native_threads_store_a_doorbell_and_not_its_neighbour(kernel: FakeVfio)
         assert bar[0x1000:0x100C] == b"\xff" * 4 + b"\7\0\0\0" + b"\xff" * 4
         transport.lose("it is a test")
         assert store(state, 0x1004, 8, 0, 0, 0) == -1 and bar[0x1004] == 7
+
+
+def mapping_at(address: int) -> str:
+    """Return the line of this process's mappings that holds an address, or an empty text."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if first <= address < end:
+            return line
+    return ""
+
+
+def test_a_thread_in_the_middle_of_a_store_reaches_no_register_and_no_memory_of_others(kernel: FakeVfio) -> None:
+    with opened(kernel) as transport:
+        at = transport._at
+        assert "memfd:device" in mapping_at(at)
+    # it has loaded the address before the drive was closed, and stores now
+    assert "rw-p" in (covered := mapping_at(at)) and "memfd" not in covered
+    ctypes.c_uint32.from_address(at + 0x1000).value = 5
+    assert os.pread(kernel.device, 4, 0x1000) == bytes(4)
+    del transport
+    gc.collect()
+    assert mapping_at(at) == ""
 
 
 def test_a_drive_that_is_gone_is_lost(kernel: FakeVfio) -> None:

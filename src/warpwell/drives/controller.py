@@ -281,7 +281,8 @@ class DriveController:
             if self._closed:
                 return
             self._closed = True
-        self.relay.stop()
+        if not self.relay.stop():  # it stays, and keeps the rings: nobody else gets the words that it still reads
+            self.drive.transport.lose("the thread that rings its doorbells does not end: reset it and open it again")
         self._delete_queues()
 
     def _delete_queues(self) -> None:

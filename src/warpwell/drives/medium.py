@@ -387,17 +387,25 @@ class DriveMedium(Medium):
         if hasattr(self, "_state"):
             _media.pop(self._state.address, None)
             self._state.words[M_LOST] = LOST_TOLD
-            self._await_threads()  # before its memory may be another's
+            if not self._await_threads():  # its memory may not become another's
+                self._drive.transport.lose("a thread does not leave its queues: reset it and open it again")
+                _left.extend(self._pairs)
         while self._pairs:
             self._pairs.pop().close()
 
-    def _await_threads(self) -> None:
-        """Wait until no native thread looks at rings and buffers: who takes a lock from now on finds the drive lost."""
+    def _await_threads(self) -> bool:
+        """Wait until no native thread looks at rings and buffers: who takes a lock from now on finds the drive lost.
+
+        Return whether all have left in time.
+        """
         until = time.monotonic() + self.seconds
-        for k in range(len(self._pairs)):
-            while self._state.words[M_FIRST + Q_WORDS * k + Q_LOCK] and time.monotonic() < until:
-                time.sleep(1e-4)
         self._answered = [pair.host_memory for pair in self._pairs]
+        for k in range(len(self._pairs)):
+            while self._state.words[M_FIRST + Q_WORDS * k + Q_LOCK]:
+                if time.monotonic() > until:
+                    return False
+                time.sleep(1e-4)
+        return True
 
     # -- for the host -------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ _COMMAND_USED = 0x0406
 _BUS_MASTER = 0x0004
 
 _CAP_IPC_LOCK = 14
+_MAP_FIXED = 0x10
 
 I4 = np.dtype(np.int32)
 
@@ -153,6 +154,8 @@ class VfioTransport(Transport):
         self._closed = False
         self._state = private_block(8)
         self._state.words[0] = self._at
+        self._unmapped = weakref.finalize(self, _unmap, self._at, self._size, self._pid)
+        self._unmapped.atexit = False  # threads may be using it until the very end
 
     def _open(self, machine: Machine, drive: PciDrive, name: str) -> int:
         node = machine.dev / "vfio" / name
@@ -280,8 +283,10 @@ class VfioTransport(Transport):
             finally:
                 self._closed = True
                 self._state.words[0] = 0
-                _libc.munmap(self._at, self._size)
-                self._close_descriptors()  # the kernel resets the device, then unpins the arena
+                try:
+                    _cover(self._at, self._size)
+                finally:
+                    self._close_descriptors()  # the kernel resets the device, then unpins the arena
 
     def check(self) -> None:
         super().check()
@@ -311,6 +316,22 @@ class VfioTransport(Transport):
     def _close_descriptors(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def _cover(address: int, nbytes: int) -> None:
+    """Put plain memory in the place of mapped registers, until the transport is collected.
+
+    A native thread that has loaded their address may store to it still. Without a mapping there, that store ends the
+    program, or changes what was mapped there since.
+    """
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    if _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) != address:
+        raise OSError(ctypes.get_errno(), "registers cannot be covered by memory")
+
+
+def _unmap(address: int, nbytes: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child never had it
+        _libc.munmap(address, nbytes)
 
 
 def iova_ranges(container: int) -> list[tuple[int, int]]:
