@@ -51,11 +51,15 @@ def other_cid(answer: np.ndarray) -> None:
     answer["cid"] ^= 1  # an id that is not in flight
 
 
+def older_use(answer: np.ndarray) -> None:
+    answer["cid"] -= 32  # of the id that is in flight
+
+
 def wrong_sqid(answer: np.ndarray) -> None:
     answer["sqid"] += 1
 
 
-@pytest.mark.parametrize("bend", [wrong_cid, other_cid, wrong_sqid])
+@pytest.mark.parametrize("bend", [wrong_cid, other_cid, older_use, wrong_sqid])
 def test_a_completion_of_no_command_loses_the_drive(wire: ScriptedDrive, medium: DriveMedium, bend) -> None:
     wire.bend = lambda answer: bend(answer) or True
     buffers = [HostBytes(512) for _ in range(2)]

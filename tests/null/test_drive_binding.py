@@ -83,6 +83,33 @@ def test_md_keeps_the_drive(machine: FakeMachine) -> None:
     assert "nvme0n2 is held by md0 (md, raid1)" in refused(machine)
 
 
+def test_what_is_exported_to_other_hosts_keeps_the_drive(machine: FakeMachine) -> None:
+    space = "sys/kernel/config/nvmet/subsystems/nqn.2026-01.lab:fast/namespaces/1"
+    machine.text(f"{space}/device_path", "/dev/nvme0n2")
+    machine.text(f"{space}/enable", 0)
+    assert refusals(machine.drive(ADDRESS)) == []  # written down, and not in use
+    machine.text(f"{space}/enable", 1)
+    assert "nvme0n2 is exported by nvmet, to other hosts: nqn.2026-01.lab:fast" in refused(machine)
+
+
+def test_a_controller_that_is_passed_on_to_other_hosts_is_kept(machine: FakeMachine) -> None:
+    whole = "sys/kernel/config/nvmet/subsystems/nqn.lab/passthru"
+    machine.text(f"{whole}/device_path", "/dev/nvme1")
+    machine.text(f"{whole}/enable", 1)
+    assert refusals(machine.drive(ADDRESS)) == []
+    machine.text(f"{whole}/device_path", "/dev/nvme0")
+    assert "nvme0 is exported by nvmet, to other hosts: nqn.lab" in refused(machine)
+
+
+def test_a_loop_device_keeps_the_drive_and_its_mounts_are_named(machine: FakeMachine) -> None:
+    machine.add_block("nvme0n1p3", "259:7", 1 << 20, of="nvme0n1")
+    machine.add_block("loop0", "7:0", 1 << 20)
+    machine.text("sys/class/block/loop0/loop/backing_file", "/dev/nvme0n1p3")
+    assert "nvme0n1p3 is held by loop0" in refused(machine)
+    machine.mount("/dev/loop0", "/mnt")
+    assert "nvme0n1p3 is held by loop0, which is mounted at /mnt" in refused(machine)
+
+
 def test_what_the_kernel_has_claimed_keeps_the_drive(machine: FakeMachine) -> None:
     said = refused(machine, claimed=("nvme0n2",))  # ZFS leaves no other trace
     assert "nvme0n2 is claimed" in said and "ZFS" in said

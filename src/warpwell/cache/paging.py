@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from warpwell.nvme import READ
 from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_IN_USE, Q_N_IDS, Q_WORDS
-from warpwell.queues.submission import field, id_record, release_id, staging_of, take_id
+from warpwell.queues.submission import field, id_record, release_id, staging_of, state_word, take_id
 from warpwell.targets import (
     DEVICE,
     any_sync,
@@ -373,7 +373,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
         record = id_record(queue, cid)
         store_relaxed(record + 8 * ID_FRAMES, frame, DEVICE)
         # nobody else knows the id before it is submitted
-        store_release(record, ASYNC, DEVICE)
+        store_release(record, state_word(queue, cid, ASYNC), DEVICE)
         count(core, at.N_PREFETCHED, 1)
         if not start(core, queue, cid, READ, page, 1, space):
             abandon(core, page, frame)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from warpwell.nvme import READ, WRITE, command_word0, command_word6
 from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import FOUND, I8, ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, ORPHAN
+from warpwell.queues.layout import FOUND, I8, ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, KIND, ORPHAN
 from warpwell.queues.submission import field, id_record, prp2_of, release_id, staging_of, submit
 from warpwell.targets import (
     DEVICE,
@@ -171,7 +171,7 @@ def settle_one(core, queue, mask, lane, leader):
     page = load_relaxed(record + 8 * ID_PAGE, DEVICE)
     pages = load_relaxed(record + 8 * ID_COUNT, DEVICE)
     good = load_relaxed(record + 8 * ID_STATUS, DEVICE) == 0
-    if load_relaxed(record + 8 * ID_STATE, DEVICE) == ORPHAN | FOUND:
+    if load_relaxed(record + 8 * ID_STATE, DEVICE) & KIND == ORPHAN | FOUND:
         good = False
     if load_relaxed(record + 8 * ID_OPCODE, DEVICE) == WRITE:
         # the page stayed in WRITEBACK, so nobody wrote to it: it goes back to be written again

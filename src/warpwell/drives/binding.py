@@ -4,7 +4,8 @@ Nothing else in Warpwell binds a drive. Binding takes all namespaces of the cont
 refused as long as anybody uses one of them. Two things are asked, because each misses what the other finds:
 
 1. What the kernel tells (`warpwell.drives.machine`): mounts, swap, holders, the root disk, programs, virtual functions,
-   the neighbours in the IOMMU group. This names the user.
+   the neighbours in the IOMMU group. This names the user. Loop devices and exports over a network (nvmet) are found by
+   this alone: the kernel opens a drive for them without a claim.
 2. A claim (``O_EXCL``) on every namespace, held until the kernel's driver has let go. It fails for whatever the kernel
    itself has claimed: file systems of several disks, ZFS, mounts of other containers. Nothing can be mounted meanwhile.
 """

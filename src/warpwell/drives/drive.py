@@ -30,8 +30,11 @@ MEDIA = 2
 ADMIN_ENTRIES = 32
 LEAST_ENTRIES = 64
 """Entries of a queue whose ring fills a page of memory: the least that Warpwell's rings have."""
-COMMAND_SECONDS = 10.0
-"""How long one admin command, or one read or write of the host, may take."""
+COMMAND_SECONDS = 30.0
+"""How long one admin command, or one read, write or flush of the host, may take: as long as Linux waits. A drive that
+tidies up may take seconds, and one that is given up loses what was not flushed."""
+SHUTDOWN_SECONDS = 5.0
+"""How long a drive may take at least to shut down, as under Linux."""
 HOST_BYTES = 1 << 17
 """Bytes of one read or write of the host, at most."""
 LEAST_SECONDS = 1.0
@@ -158,9 +161,9 @@ class Drive:
         if reg.csts_ready(status):
             raise self.transport.lose(f"it was not disabled within {self.timeout:g} s (CSTS {status:#x})")
 
-    def _until(self, done: Callable[[int], bool], read: Callable[[int], int]) -> int:
-        """Read CSTS until it is as wanted, or the time is over; return it."""
-        until = time.monotonic() + self.timeout
+    def _until(self, done: Callable[[int], bool], read: Callable[[int], int], seconds: float = 0.0) -> int:
+        """Read CSTS until it is as wanted, or the time is over (`timeout`, or longer); return it."""
+        until = time.monotonic() + max(self.timeout, seconds)
         while True:
             status = read(reg.CSTS)
             if status == reg.ALL_ONES:
@@ -233,8 +236,9 @@ class Drive:
                         self.delete_pair(qid)
                     self.transport.write32(reg.CC, reg.cc_value(enable=True, shutdown=reg.SHUTDOWN_NORMAL))
                     self._until(
-                        lambda status: reg.csts_shutdown(status) == reg.SHUTDOWN_COMPLETE, self.transport.read32
-                    )
+                        lambda status: reg.csts_shutdown(status) == reg.SHUTDOWN_COMPLETE, self.transport.read32,
+                        SHUTDOWN_SECONDS,
+                    )  # fmt: skip
             try:
                 self.stop()
                 self._admin = self._io = self._buffer = None

@@ -43,7 +43,7 @@ class KernelNamespace:
     block : int
         Bytes of a logical block.
     uses : tuple of str
-        What uses it, in words: mounts, swap, holders, programs.
+        What uses it, in words: mounts, swap, holders, programs, exports to other hosts.
     """
 
     name: str
@@ -179,7 +179,7 @@ class Machine:
         folder = self.device(address)
         controllers = _folders(folder / "nvme", "nvme")
         namespaces = [
-            self._namespace(self._head(each.name), users)
+            self._namespace(self._head(each.name), controller.name, users)
             for controller in controllers for each in _folders(controller, "nvme") if _NAMESPACE.fullmatch(each.name)
         ]  # fmt: skip
         text = {key: _text(controllers[0] / name) for key, name in _IDENTITY.items()} if controllers else {}
@@ -194,12 +194,12 @@ class Machine:
         """Return the block device of a namespace: with multipath nvme0c1n1 is a path, and nvme0n1 what is used."""
         return _NAMESPACE.sub(r"nvme\1n\2", name)
 
-    def _namespace(self, name: str, users: Users) -> KernelNamespace:
+    def _namespace(self, name: str, controller: str, users: Users) -> KernelNamespace:
         folder = self.sys / "class" / "block" / name
         nsid = _number(folder / "nsid") or int(_NAMESPACE.fullmatch(name)[2])  # type: ignore[index]
         size = (_number(folder / "size") or 0) * SECTOR
         return KernelNamespace(name, nsid, size, _number(folder / "queue" / "logical_block_size") or SECTOR,
-                               tuple(users.of(name)))  # fmt: skip
+                               tuple(users.of(name, controller)))  # fmt: skip
 
     def _neighbours(self, address: str) -> Iterator[str]:
         """Yield the devices of an IOMMU group that make it not viable: a program would reach their memory, too."""
@@ -230,9 +230,28 @@ class Users:
         self.swaps = {self._by_path(line.split()[0]) for line in _lines(machine.proc / "swaps")[1:] if line.split()}
         self.root = self._root()
         self.programs = self._open()
+        self.lent = self._lent()
 
-    def of(self, name: str) -> Iterator[str]:
-        """Yield what uses a block device or one of its partitions, in words."""
+    def _lent(self) -> dict[str | None, list[str]]:
+        """Return, by device, what the kernel itself has opened without a claim: loop devices, exports over a network.
+
+        An export of a whole controller stands under the controller's name.
+        """
+        found: dict[str | None, list[str]] = {}
+        for loop in _folders(self.block, "loop"):
+            file = _text(loop / "loop" / "backing_file").removesuffix(" (deleted)")
+            found.setdefault(self._by_path(file), []).append(loop.name)
+        for subsystem in _folders(self.machine.sys / "kernel" / "config" / "nvmet" / "subsystems", ""):
+            for space in (*_folders(subsystem / "namespaces", ""), subsystem / "passthru"):
+                path = _text(space / "device_path")
+                if _text(space / "enable") in ("1", "y", "Y"):
+                    name = path.removeprefix("/dev/") if space.name == "passthru" else self._by_path(path)
+                    found.setdefault(name, []).append(f"nvmet, to other hosts: {subsystem.name}")
+        return found
+
+    def of(self, name: str, controller: str) -> Iterator[str]:
+        """Yield what uses a namespace or one of its partitions, in words; `controller` is what the kernel calls it."""
+        yield from (f"{controller} is exported by {export}" for export in self.lent.get(controller, ()))
         parts = [each.name for each in _folders(self.block / name, name) if (each / "partition").exists()]
         for one in (name, *parts):
             yield from self._of(one, one)
@@ -247,9 +266,12 @@ class Users:
             yield f"{words} is swap space"
         if name == self.root:
             yield f"{words} is the root disk (root= on the kernel's command line)"
-        for holder in _folders(self.block / name / "holders", ""):
-            through = f"{words} is held by {self._called(holder.name)}"
-            above = list(self._of(holder.name, f"{through}, which"))
+        lent = self.lent.get(name, ())
+        yield from (f"{words} is exported by {export}" for export in lent if export.startswith("nvmet"))
+        loops = [each for each in lent if each.startswith("loop")]
+        for holder in [*(each.name for each in _folders(self.block / name / "holders", "")), *loops]:
+            through = f"{words} is held by {self._called(holder)}"
+            above = list(self._of(holder, f"{through}, which"))
             yield from above or [through]
 
     def _called(self, name: str) -> str:

@@ -89,7 +89,7 @@ from ..targets import (
 from ..targets.interp.interpreter import current
 from ..targets.memory import private_block
 from ..targets.native import native_but_interpreted
-from .drive import Drive, Namespace
+from .drive import COMMAND_SECONDS, Drive, Namespace
 
 for _function in (command_word0, command_word6, status_dnr, word1_cid, word1_phase, word1_sqid, word1_status):
     device(_function)
@@ -173,7 +173,9 @@ P_LIST = 7
 P_SINCE = 8
 """When it was submitted (ns), 0 where it is not in flight."""
 P_TRIES = 9
-P_WORDS = 10
+P_CID = 10
+"""What commands call it: the id, and above it a generation, the next one for each command (as in `queues.submission`)."""
+P_WORDS = 11
 
 
 class DriveMedium(Medium):
@@ -218,7 +220,7 @@ class DriveMedium(Medium):
         writable: bool | None = None,
         queues: int = 4,
         depth: int = 64,
-        seconds: float = 10.0,
+        seconds: float = COMMAND_SECONDS,
     ) -> None:
         if not isinstance(namespace, Namespace):
             raise errors.ArgumentError(
@@ -495,6 +497,7 @@ class _Pair:
         self.host_memory = self._parts, self._stack, self._wait
         """What native threads use to the end, to answer what is in flight; it lives as long as the medium."""
         self._records = self._parts.words[: P_WORDS * ids].reshape(ids, P_WORDS)
+        self._records[:, P_CID] = np.arange(ids)
         self._records[:, P_BOUNCE] = self._data.address + part * np.arange(ids)
         for k, record in enumerate(self._records):
             buffer, table = int(record[P_BOUNCE]), self._lists.address + listed * k
@@ -596,7 +599,10 @@ def submit(state: int, queue: int, cid: int) -> None:
     """Put the command of a part into the ring (lock held). There are fewer ids than entries."""
     part = part_of(queue, cid)
     tail = word(queue, Q_TAIL)
-    entry = word(queue, Q_SQ) + 64 * (tail & ((1 << word(queue, Q_SHIFT)) - 1))
+    entries = 1 << word(queue, Q_SHIFT)
+    entry = word(queue, Q_SQ) + 64 * (tail & (entries - 1))
+    use = (word(part, P_CID) + (entries >> 1)) & 0xFFFF
+    set_word(part, P_CID, use)
     nbytes = word(part, P_NBYTES)
     op = word(record_of(word(state, M_TABLE), word(part, P_COMMAND)), R_OP)
     first = 0
@@ -611,7 +617,7 @@ def submit(state: int, queue: int, cid: int) -> None:
             second = word(part, P_SECOND)
         block = word(part, P_OFFSET) >> word(state, M_SHIFT)
         count = command_word6((nbytes >> word(state, M_SHIFT)) - 1, 0)
-    store_relaxed(entry, command_word0(op, cid, word(state, M_NSID)), SYSTEM)
+    store_relaxed(entry, command_word0(op, use, word(state, M_NSID)), SYSTEM)
     store_relaxed(entry + 8, 0, SYSTEM)
     store_relaxed(entry + 16, 0, SYSTEM)
     store_relaxed(entry + 24, first, SYSTEM)
@@ -762,9 +768,10 @@ def take_completions(state: int, queue: int) -> int:
             # half the entries are for ids in flight, so the drive always has room
             if store_register(state, word(queue, Q_CQ_DOORBELL), head & ((1 << shift) - 1)):
                 set_word(queue, Q_SEEN, head)
-        cid = word1_cid(answer)
-        ours = cid < (1 << shift) >> 1 and word1_sqid(answer) == word(queue, Q_QID)
-        if not ours or word(part_of(queue, cid), P_SINCE) == 0:
+        cid = word1_cid(answer) & (((1 << shift) >> 1) - 1)
+        part = part_of(queue, cid)
+        ours = word(part, P_CID) == word1_cid(answer) and word1_sqid(answer) == word(queue, Q_QID)
+        if not ours or word(part, P_SINCE) == 0:
             set_word(state, M_ANSWER, answer)
             set_word(state, M_LOST, LOST_ANSWER)
             return -1

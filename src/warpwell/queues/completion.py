@@ -33,7 +33,7 @@ from warpwell.targets import (
 
 from . import layout as at
 from .loss import accuse
-from .submission import field, id_record
+from .submission import field, id_record, state_word
 
 for _function in (word1_cid, word1_phase, word1_sqhd, word1_sqid, word1_status):
     device(_function)
@@ -54,7 +54,7 @@ def poll(queue, cid):
     """
     address = id_record(queue, cid) + 8 * at.ID_STATE
     # who looks in vain acquires nothing: on a GPU an acquire empties L1, and thousands look again and again
-    if load_relaxed(address, DEVICE) < at.DONE:
+    if load_relaxed(address, DEVICE) & at.DONE == 0:
         return -1
     return load_acquire(address, DEVICE) >> 8
 
@@ -102,8 +102,9 @@ def orphan(queue, cid, kind):
 
     If the completion came meanwhile nothing changes, and its status field is returned.
     """
-    state = compare_exchange(id_record(queue, cid) + 8 * at.ID_STATE, at.TAKEN, kind, DEVICE)
-    if state >= at.DONE:
+    use = state_word(queue, cid, 0)
+    state = compare_exchange(id_record(queue, cid) + 8 * at.ID_STATE, use | at.TAKEN, use | kind, DEVICE)
+    if state & at.DONE != 0:
         return state >> 8
     return -1
 
@@ -200,25 +201,23 @@ def is_fresh(word1, position, shift):
 
 @device
 def is_ours(queue, word1, shift):
-    """Tell whether an entry names this queue, one of its ids, and an entry of its submission ring (thread)."""
-    return (
-        word1_sqid(word1) == field(queue, at.Q_SQID)
-        and word1_cid(word1) < field(queue, at.Q_N_IDS)
-        and word1_sqhd(word1) >> shift == 0
-    )
+    """Tell whether an entry names this queue, and an entry of its submission ring (thread)."""
+    return word1_sqid(word1) == field(queue, at.Q_SQID) and word1_sqhd(word1) >> shift == 0
 
 
 @device
 def hand_out(queue, cid, status):
     """Give an id its status; return WAITED_FOR, NOBODY_S, or NOT_IN_FLIGHT with nothing stored (the consumer's lanes).
 
-    Releases what the caller acquired.
+    Whatever the cid is, the state of some id is looked at, and that is of another generation. Releases what the caller
+    acquired.
     """
     record = id_record(queue, cid)
-    seen = compare_exchange(record + 8 * at.ID_STATE, at.TAKEN, at.DONE | (status << 8), DEVICE)
-    if seen == at.TAKEN:
+    use = state_word(queue, cid, 0)
+    seen = compare_exchange(record + 8 * at.ID_STATE, use | at.TAKEN, at.DONE | (status << 8), DEVICE)
+    if seen == use | at.TAKEN:
         return WAITED_FOR
-    if seen == at.ASYNC or seen == at.ORPHAN:
+    if seen == use | at.ASYNC or seen == use | at.ORPHAN:
         # of two entries for one id, in one round, the second loses here
         if compare_exchange(record + 8 * at.ID_STATE, seen, seen | at.FOUND, DEVICE) == seen:
             store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)
@@ -230,8 +229,8 @@ def hand_out(queue, cid, status):
 def keep_result(queue, cid, result):
     """Keep dw0 and dw1 for the waiter of an id in flight; return False, with nothing kept, if not so (thread)."""
     record = id_record(queue, cid)
-    state = load_relaxed(record + 8 * at.ID_STATE, DEVICE)
-    if state == at.FREE or state >= at.FOUND or (result >> 32) & 0xFFFF > field(queue, at.Q_PLACES):
+    kind = load_relaxed(record + 8 * at.ID_STATE, DEVICE) ^ state_word(queue, cid, 0)
+    if kind <= at.FREE or kind >= at.FOUND or (result >> 32) & 0xFFFF > field(queue, at.Q_PLACES):
         return False
     store_relaxed(record + 8 * at.ID_RESULT, result, DEVICE)
     return True

@@ -63,11 +63,15 @@ Q_TURN_NS = 115
 """Nanoseconds after which a thread gives up to wait for its turn."""
 Q_PLACES = 116
 """Places of the return value queue, 0 without one."""
+Q_GENERATION = 117
+"""What is added to an id's cid from one use to the next, `Q_N_IDS`; 0 where cids stay (key-value commands, whose
+controller, ours, counts uses itself)."""
 Q_WORDS = 128
 
 # -- id record (device memory) -------------------------------------------------------------------------------
 
 ID_STATE = 0
+"""A kind, below, and above bit 8 the generation: the bits of the cid above the id (see `queues.submission`)."""
 ID_STATUS = 1
 """Status field of the completion (asynchronous and orphaned ids)."""
 ID_PAGE = 2
@@ -83,8 +87,10 @@ MERGE_MAX = 8
 """Most pages of one command."""
 ID_WORDS = ID_FRAMES + MERGE_MAX
 
+KIND = 0xFF
+"""Mask of an id state without generation and status."""
 FREE = 0
-"""Id state: nobody's."""
+"""Id state: nobody's. Its generation is that of the next owner."""
 TAKEN = 1
 """Id state: a thread will wait for the completion."""
 ASYNC = 2
@@ -94,7 +100,7 @@ ORPHAN = 3
 FOUND = 4
 """Added to ASYNC or ORPHAN once the completion was found: the id is in the ready ring, or was taken from it."""
 DONE = 8
-"""Id state: completed; the status field stands above bit 8 of the state."""
+"""Id state: completed; the status field stands above bit 8 of the state, in place of the generation."""
 
 MEMORY_PAGE = 4096
 """Bytes of a memory page of the controller (CC.MPS 0): a transfer that crosses one needs prp2."""

@@ -18,9 +18,9 @@ The protocol, from the loss to the next command:
    forgotten makes an old completion new, or a new one old. Only then the next controller gets the rings.
 
 What is in flight is told by ids in use, never by words that a controller writes. An entry is believed only if its sqid
-is the ring's, its cid is below the ids, its sqhd is below the depth, and its id is in flight. Then the worst that a lie
-can do is to end a command early, which nobody can see. A completion that comes twice is noticed, unless its id carries
-a new command by then.
+is the ring's, its sqhd is below the depth, and its cid, generation and all, is that of a command in flight. Then the
+worst that a lie can do is to end a command early, which nobody can see. A completion that comes twice is noticed, also
+where its id carries a new command by then.
 """
 
 from __future__ import annotations
@@ -80,13 +80,11 @@ class Loss:
     entry: int = 0
 
 
-def impossible(entry: int, queue: int, ids: int, depth: int) -> str:
+def impossible(entry: int, queue: int, depth: int) -> str:
     """Say in words what cannot be about a completion (word 1) that came in the ring of a queue."""
     cid, sqid, sqhd = word1_cid(entry), word1_sqid(entry), word1_sqhd(entry)
     if sqid != queue:
         wrong = f"it names submission queue {sqid}"
-    elif cid >= ids:
-        wrong = f"it names command {cid} of {ids}"
     elif sqhd >= depth:
         wrong = f"its submission queue head is {sqhd} of {depth} entries"
     else:

@@ -123,6 +123,7 @@ class QueuePairs:
             record[at.Q_STAGING], record[at.Q_STAGING_BYTES] = rings + ring_bytes, staging_bytes
             record[at.Q_SQID], record[at.Q_LOSS], record[at.Q_TURN_NS] = k + 1, self.loss_address, int(timeout * 1e9)
             record[at.Q_PLACES] = returns
+            record[at.Q_GENERATION] = 0 if results else self.ids
             if lists:
                 self._make_lists(record, lists_at + k * lists_all, list_bytes)
             port = self.ports[k]
@@ -180,7 +181,7 @@ class QueuePairs:
         found: set[int] = set()
         for k in range(self.count):
             ids = self._id_records(k)
-            found |= set(ids[ids[:, at.ID_STATE] != at.FREE, at.ID_OPCODE].tolist())
+            found |= set(ids[ids[:, at.ID_STATE] & at.KIND != at.FREE, at.ID_OPCODE].tolist())
         return found
 
     def doorbells(self) -> NDArray[np.int64]:
@@ -218,7 +219,7 @@ class QueuePairs:
             ids = self._id_records(k)
             first = ids[:, at.ID_PAGE]
             end = first + np.maximum(ids[:, at.ID_COUNT], 1)
-            taken += int(((ids[:, at.ID_STATE] != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
+            taken += int(((ids[:, at.ID_STATE] & at.KIND != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
         return taken
 
     def _id_records(self, index: int) -> NDArray[np.int64]:
@@ -241,7 +242,7 @@ class QueuePairs:
         if self._why:
             return Loss(kind, self._why, queue, entry)
         if kind == at.BAD_COMPLETION:
-            return Loss(kind, impossible(entry, queue, self.ids, self.depth), queue, entry)
+            return Loss(kind, impossible(entry, queue, self.depth), queue, entry)
         if kind == at.NO_TURN:
             return Loss(kind, f"it completes commands of queue {queue}, but its submission queue head stands", queue)
         return Loss(kind, "it does not answer any more")
@@ -257,8 +258,9 @@ class QueuePairs:
         for k in range(self.count):
             states = self._id_records(k)[:, at.ID_STATE]
             entries = self._shared.words[(int(self.ports[k, at.P_CQ]) - self._shared.address) // 8 :]
-            taken = np.flatnonzero((states >= at.TAKEN) & (states <= at.ORPHAN))
-            for place, cid in enumerate(taken):
+            kinds = states & at.KIND
+            taken = np.flatnonzero((kinds >= at.TAKEN) & (kinds <= at.ORPHAN))
+            for place, cid in enumerate(taken | states[taken] >> 8):
                 entries[2 * place + 1] = completion_word1(0, int(self.ports[k, at.P_SQID]), int(cid), 1, status)
             aborted += len(taken)
         return aborted

@@ -11,6 +11,10 @@ ring out of order.
 Ids are half as many as the entries and are freed only after the completion was drained, which also
 raised the turns of all entries the controller had fetched; so an admitted thread practically never waits. It does
 where a controller tells a head that does not move: then the queues are lost (`queues.loss`).
+
+A cid is an id with a generation above it, 16 bits in all: the host's choice. Each use of an id has the next generation,
+and the id's state carries that of the use under way. So a completion that comes once more names an older use. It is
+believed only where all generations have passed meanwhile (256 with rings of 512 entries).
 """
 
 from __future__ import annotations
@@ -45,20 +49,32 @@ def field(record, index):
 
 
 @device
+def id_of(queue, cid):
+    """Return the id of a cid: it without its generation (thread)."""
+    return cid & (field(queue, at.Q_N_IDS) - 1)
+
+
+@device
 def id_record(queue, cid):
     """Return the address of an id's record (thread)."""
-    return field(queue, at.Q_IDS) + cid * (8 * at.ID_WORDS)
+    return field(queue, at.Q_IDS) + id_of(queue, cid) * (8 * at.ID_WORDS)
+
+
+@device
+def state_word(queue, cid, kind):
+    """Return what the state of an id is while a use of it, `cid`, is of a kind below `DONE` (thread)."""
+    return ((cid & -field(queue, at.Q_N_IDS)) << 8) | kind
 
 
 @device
 def staging_of(queue, cid):
     """Return the address of the staging buffer that an id owns (thread)."""
-    return field(queue, at.Q_STAGING) + cid * field(queue, at.Q_STAGING_BYTES)
+    return field(queue, at.Q_STAGING) + id_of(queue, cid) * field(queue, at.Q_STAGING_BYTES)
 
 
 @device
 def take_id(queue, reserve):
-    """Take a command id, or return -1 (thread; never waits).
+    """Take a command id and return its cid, or -1 (thread; never waits).
 
     `reserve` ids are left for others: a prefetch passes a quarter of them. Acquires what the id's last
     owner did before `release_id`.
@@ -73,18 +89,20 @@ def take_id(queue, reserve):
         return -1
     start = fetch_add_as(queue + 8 * at.Q_HINT, 1, I8)
     for k in range(count):
-        cid = (start + k) & (count - 1)
-        state = id_record(queue, cid) + 8 * at.ID_STATE
-        if load_relaxed(state, DEVICE) == at.FREE and compare_exchange(state, at.FREE, at.TAKEN, DEVICE) == at.FREE:
-            return cid
+        one = (start + k) & (count - 1)
+        state = id_record(queue, one) + 8 * at.ID_STATE
+        free = load_relaxed(state, DEVICE)
+        if free & at.KIND == at.FREE and compare_exchange(state, free, free | at.TAKEN, DEVICE) == free:
+            return (free >> 8) | one
     fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
     return -1
 
 
 @device
 def release_id(queue, cid):
-    """Give an id and its staging buffer back (thread; releases what it did before)."""
-    store_release(id_record(queue, cid) + 8 * at.ID_STATE, at.FREE, DEVICE)
+    """Give an id and its staging buffer back, for the next generation (thread; releases what it did before)."""
+    after = (cid + field(queue, at.Q_GENERATION)) & 0xFFFF
+    store_release(id_record(queue, cid) + 8 * at.ID_STATE, state_word(queue, after, at.FREE), DEVICE)
     fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
 
 
@@ -100,7 +118,7 @@ def prp2_of(queue, cid, nbytes):
         return 0
     if nbytes <= 2 * at.MEMORY_PAGE:
         return staging_of(queue, cid) + at.MEMORY_PAGE
-    return lists + (cid << field(queue, at.Q_LIST_SHIFT))
+    return lists + (id_of(queue, cid) << field(queue, at.Q_LIST_SHIFT))
 
 
 @device

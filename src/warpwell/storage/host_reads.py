@@ -18,7 +18,7 @@ from ..nvme import READ, command_word0, command_word6
 from ..queues import QueuePairs
 from ..queues.completion import drain, take_ready
 from ..queues.layout import ASYNC, I8, ID_COUNT, ID_OPCODE, ID_PAGE, ID_STATUS, Q_WORDS
-from ..queues.submission import field, id_record, release_id, submit, take_id
+from ..queues.submission import field, id_record, release_id, state_word, submit, take_id
 from ..targets import (
     DEVICE,
     backoff,
@@ -203,7 +203,7 @@ def submit_rows(queues, count, slot):
         store_relaxed(record + 8 * ID_PAGE, row, DEVICE)
         store_relaxed(record + 8 * ID_COUNT, slot, DEVICE)
         store_relaxed(record + 8 * ID_OPCODE, READ, DEVICE)
-        store_release(record, ASYNC, DEVICE)
+        store_release(record, state_word(queue, cid, ASYNC), DEVICE)
         word0 = command_word0(READ, cid, load_relaxed(slot + 8 * S_NSID, DEVICE))
         control = command_word6(load_weak_as(row + 8 * W_BLOCKS, I8) - 1, 0)
         buffer = load_weak_as(row + 8 * W_BUFFER, I8)

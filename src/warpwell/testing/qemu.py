@@ -31,6 +31,8 @@ from ..drives import DmaArena, Drive, QtestTransport
 from ..drives.qtest import ARENA_SLOT, NVME_SLOT
 
 BINARY = "qemu-system-x86_64"
+VARIABLE = "WARPWELL_QEMU"
+"""Environment variable that names another program than `BINARY`."""
 INSTALL = f"{BINARY} is not installed: apt-get install qemu-system-x86 (Debian, Ubuntu)"
 
 START_SECONDS = 20.0
@@ -96,7 +98,7 @@ class QemuDrive:
     seconds : float
         How long one access to a register may take before the drive is lost.
     binary : str, optional
-        Path of QEMU.
+        Path of QEMU. Default: what the environment variable ``WARPWELL_QEMU`` names, else ``qemu-system-x86_64``.
 
     Attributes
     ----------
@@ -130,9 +132,12 @@ class QemuDrive:
         seconds: float = 2.0,
         binary: str | None = None,
     ) -> None:
-        found = shutil.which(binary or BINARY)
+        named = binary or os.environ.get(VARIABLE)
+        found = shutil.which(named or BINARY)
         if found is None:
-            raise errors.DeviceNotFoundError(INSTALL, device="nvme")
+            where = VARIABLE if named and not binary else "binary"
+            why = f"{where} is {named}, which is no program: name QEMU's" if named else INSTALL
+            raise errors.DeviceNotFoundError(why, device="nvme")
         self._seconds = seconds
         self._resources = contextlib.ExitStack()
         self._mine = os.getpid()
@@ -223,8 +228,8 @@ class QemuDrive:
 
     @staticmethod
     def found() -> bool:
-        """Tell whether QEMU is installed; `INSTALL` says how to."""
-        return shutil.which(BINARY) is not None
+        """Tell whether QEMU is there; `INSTALL` says how to install it."""
+        return shutil.which(os.environ.get(VARIABLE) or BINARY) is not None
 
     @property
     def running(self) -> bool:

@@ -305,8 +305,13 @@ FAULTS = (
         (Edit(_DRAIN, "is_ours", "word1_sqid(word1) == field(queue, at.Q_SQID)", "True"),),
     ),
     Fault(
-        "any-id-believed", "lies", "a completion with an id that there is not is taken for one of the ids",
-        (Edit(_DRAIN, "is_ours", "word1_cid(word1) < field(queue, at.Q_N_IDS)", "True"),),
+        "any-cid-believed", "lies", "a completion ends the command of an id, whatever its generation",
+        (Edit(_DRAIN, "hand_out", "    use = state_word(queue, cid, 0)\n    seen =",
+              "    use = load_relaxed(record + 8 * at.ID_STATE, DEVICE) & ~at.KIND\n    seen ="),),
+    ),
+    Fault(
+        "cid-used-again", "lies", "an id has the same cid at each use, and a completion of an older one ends it",
+        (Edit(_SUBMIT, "release_id", "cid + field(queue, at.Q_GENERATION)", "cid"),),
     ),
     Fault(
         "any-head-believed", "lies", "a completion with a head beyond the ring ends a command",
@@ -332,7 +337,7 @@ FAULTS = (
     ),
     Fault(
         "orphans-not-aborted", "loss", "commands whose waiter gave up are not aborted with the others",
-        (Edit(_PAIR, "QueuePairs.abort", "states <= at.ORPHAN", "states < at.ORPHAN"),),
+        (Edit(_PAIR, "QueuePairs.abort", "kinds <= at.ORPHAN", "kinds < at.ORPHAN"),),
     ),
     Fault(
         "old-entries-kept", "loss", "completions of the lost controller stay in the rings, and look new",

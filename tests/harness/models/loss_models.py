@@ -1,7 +1,8 @@
 """Lies and loss: queues whose controller posts what cannot be, or is gone in the middle.
 
-*Lies*: beside the true controller somebody posts completions with a wrong id, queue or head, of an old phase, or for a
-command that has completed. Every true command must end as if they had not come, and the loss must be latched.
+*Lies*: beside the true controller somebody posts completions with a wrong cid, queue or head, of an old phase, or for a
+command that has completed, whose id often carries another one by then. Every true command must end as if they had not
+come, and the loss must be latched.
 
 *Loss*: the controller stops at some step. Whoever waits gives up; the host aborts what is in flight, others settle it,
 and the queues are rewound. A second controller then serves them, under all checks of new queues.
@@ -23,6 +24,7 @@ from warpwell.queues.layout import (
     FREE,
     ID_STATE,
     ID_STATUS,
+    KIND,
     LOST,
     ORPHAN,
     P_CQ,
@@ -51,11 +53,17 @@ class LiesModel(QueueModel):
         self._left = self._random.randint(1, 6)
         self._kinds = self._random.sample(("cid", "sqid", "sqhd", "head", "twice", "stale"), self._random.randint(1, 3))
         self._told: list[int] = []
+        self._past: list[int] = []
+        """Cids of commands that have completed."""
         super().__init__(seed, trace)
 
     def _services(self, random: Random) -> None:
         super()._services(random)
         self.run.serve(self._lie)
+
+    def _finish(self, request: Request, status: int) -> None:
+        super()._finish(request, status)
+        self._past.append(request.cid)
 
     def _lie(self) -> None:
         """Post one more lie, if there is room for it beside all true completions."""
@@ -83,19 +91,18 @@ class LiesModel(QueueModel):
         fresh = (tail // self.depth & 1) ^ 1
         cid, sqid, sqhd = random.randrange(ids), 1, head
         if kind == "cid":
-            cid = random.choice((ids, ids + 1, 2 * ids, 0x7FFF, 0xFFFF))
+            cid = random.choice((0x7FFF, 0x8000, 0xFFFF, 0xFFFF - ids))  # generations that a run does not reach
         elif kind == "sqid":
             sqid = random.choice((0, 2, 0xFFFF))
         elif kind == "sqhd":
             return completion_word1(random.choice((self.depth, 2 * self.depth + 1, 0xFFFF)), 1, cid, fresh, 0), True
         elif kind == "head":
             # no entry may be believed, and the head of each is looked at all the same
-            cid, sqhd = ids, head + random.randrange(self.depth)
+            cid, sqhd = 0xFFFF, head + random.randrange(self.depth)
         elif kind == "twice":
-            # nobody takes an id any more, so each that is free now has had its completion
-            cid = next((k for k in range(ids) if k not in self.bound), -1)
-            if self.entered < len(self.requests) or cid < 0:
+            if not self._past:
                 return None
+            cid = random.choice(self._past)
         else:
             return completion_word1(head & (self.depth - 1), 1, cid, fresh ^ 1, 0), False
         return completion_word1(sqhd & (self.depth - 1), sqid, cid, fresh, random.choice((0, 0x281))), True
@@ -220,7 +227,7 @@ class LossModel:
         return steps + after.check()
 
     def _state(self, cid: int) -> int:
-        return int(self._dying.pairs._id_records(0)[cid, ID_STATE])
+        return int(self._dying.pairs._id_records(0)[cid & (self.pairs.ids - 1), ID_STATE])
 
     def _settle(self, states: dict[int, int]) -> None:
         attempt = 0
@@ -236,6 +243,6 @@ class LossModel:
             request = self.bound.pop(cid)
             status = load_relaxed(id_record(self.queue, cid) + 8 * ID_STATUS, DEVICE)
             expected = request.status if states[cid] & FOUND else ABORTED_BY_HOST
-            if status != expected or states[cid] == FREE:
+            if status != expected or states[cid] & KIND == FREE:
                 raise Violation(f"command {request.serial} was settled as {describe(status)}, not {describe(expected)}")
             release_id(self.queue, cid)

@@ -20,6 +20,7 @@ from warpwell.queues.layout import (
     ID_STATE,
     ID_STATUS,
     ID_WORDS,
+    KIND,
     ORPHAN,
     P_SQ_HEAD,
     Q_IDS,
@@ -31,7 +32,7 @@ from warpwell.queues.layout import (
     Q_TAIL,
     Q_TICKET,
 )
-from warpwell.queues.submission import id_record, release_id, staging_of, submit, take_id
+from warpwell.queues.submission import id_record, release_id, staging_of, state_word, submit, take_id
 from warpwell.storage.controller import Controller
 from warpwell.storage.serve import serve_media
 from warpwell.targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
@@ -224,7 +225,7 @@ class QueueModel:
         cid = take_id(queue, 1 if request.kind == "async" and self.depth > 4 else 0)
         if cid < 0:
             return False
-        if cid in self.bound:
+        if any((cid ^ taken) & (self.pairs.ids - 1) == 0 for taken in self.bound):
             raise Violation(f"id {cid} was handed out twice")
         self.bound[cid] = request
         request.cid = cid
@@ -233,7 +234,7 @@ class QueueModel:
             # a read finds its buffer full of something that is not its data
             store_relaxed(staging + 8 * k, request.word(k) if request.opcode == WRITE else -1, DEVICE)
         if request.kind == "async":
-            store_release(id_record(queue, cid) + 8 * ID_STATE, ASYNC, DEVICE)
+            store_release(id_record(queue, cid) + 8 * ID_STATE, state_word(queue, cid, ASYNC), DEVICE)
         self.entered += 1
         if not self._enter(request, command_word0(request.opcode, cid, self.nsid), staging):
             raise Violation(f"command {request.serial} found no room in the ring")
@@ -310,7 +311,7 @@ class QueueModel:
         states = queue[first : first + ID_WORDS * self.pairs.ids : ID_WORDS]
         marks = (int(queue[Q_MARKS]) - self.queue) // 8
         ready = int(queue[Q_READY_TAIL] - queue[Q_READY_HEAD])
-        if (states != FREE).any() or queue[marks : marks + self.depth].any() or ready:
+        if (states & KIND != FREE).any() or queue[marks : marks + self.depth].any() or ready:
             raise Violation("an id, a mark or a ready completion was left over")
         self._check_stored()
 

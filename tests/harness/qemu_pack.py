@@ -1,0 +1,84 @@
+"""QEMU in a folder, for a machine that has none and cannot fetch it: the program, its libraries and what they load.
+
+    python -m tests.harness.qemu_pack build/qemu
+    WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python ...        # there; any Linux on x86-64 with /bin/sh
+
+The folder needs nothing of the machine: its own loader starts the program with its own libraries. Of QEMU's firmware
+only that is packed which a machine without a guest loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+BINARY = "qemu-system-x86_64"
+MODULES = ("accel-tcg-x86_64.so",)
+FIRMWARE = ("bios-256k.bin", "kvmvapic.bin")
+"""What `QemuDrive` has QEMU load: its machine has no display, no network and no disk to boot from."""
+
+_START = """#!/bin/sh
+here=${0%/*}
+QEMU_MODULE_DIR="$here/modules" exec "$here/lib/LOADER" --library-path "$here/lib" "$here/bin/qemu" -L "$here/firmware" "$@"
+"""
+
+
+def pack(folder: Path, binary: str = BINARY) -> Path:
+    """Put an installed QEMU into `folder`, which must be new or empty; return the program to start there.
+
+    Raises
+    ------
+    SystemExit
+        QEMU or a file of it is not where Debian and Ubuntu have it.
+    """
+    found = shutil.which(binary)
+    if found is None:
+        raise SystemExit(f"{binary} is not installed: apt-get install qemu-system-x86")
+    if folder.exists() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} is not empty: name another folder, or remove it")
+    for name in ("bin", "lib", "modules", "firmware"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    program = Path(found).resolve()
+    shutil.copy(program, folder / "bin" / "qemu")
+    modules = [path for name in MODULES for path in Path("/usr/lib").glob(f"*/qemu/{name}")]
+    for module in modules:
+        shutil.copy(module, folder / "modules")
+    loader = ""
+    for library in {library for file in (program, *modules) for library in libraries(file)}:
+        shutil.copy(library.resolve(), folder / "lib" / library.name)
+        if library.name.startswith("ld-linux"):
+            loader = library.name
+    for name in FIRMWARE:
+        places = [path for place in ("qemu", "seabios") if (path := Path("/usr/share") / place / name).exists()]
+        if not places:
+            raise SystemExit(f"QEMU's firmware {name} is not in /usr/share/qemu or /usr/share/seabios")
+        shutil.copy(places[0], folder / "firmware")
+    start = folder / BINARY
+    start.write_text(_START.replace("LOADER", loader))
+    start.chmod(0o755)
+    return start
+
+
+def libraries(file: Path) -> list[Path]:
+    """Return the shared libraries that a program or library loads, and the loader."""
+    said = subprocess.run(["ldd", str(file)], capture_output=True, text=True, check=True).stdout
+    return [Path(path) for path in re.findall(r"(?:=> |^\s*)(/\S+) \(0x", said, re.MULTILINE)]
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.qemu_pack", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    start = pack(options.folder)
+    nbytes = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
+    sys.stdout.write(f"{nbytes >> 20} MiB; export WARPWELL_QEMU={start.resolve()}\n")
+
+
+if __name__ == "__main__":
+    main()
