@@ -23,7 +23,8 @@ FIRMWARE = ("bios-256k.bin", "kvmvapic.bin")
 
 _START = """#!/bin/sh
 here=${0%/*}
-QEMU_MODULE_DIR="$here/modules" exec "$here/lib/LOADER" --library-path "$here/lib" "$here/bin/qemu" -L "$here/firmware" "$@"
+export QEMU_MODULE_DIR="$here/modules"
+exec "$here/lib/LOADER" --library-path "$here/lib" "$here/bin/qemu" -L "$here/firmware" "$@"
 """
 
 

@@ -174,7 +174,7 @@ P_SINCE = 8
 """When it was submitted (ns), 0 where it is not in flight."""
 P_TRIES = 9
 P_CID = 10
-"""What commands call it: the id, and above it a generation, the next one for each command (as in `queues.submission`)."""
+"""What commands call it: the id, and above it a generation, the next one for each (as in `queues.submission`)."""
 P_WORDS = 11
 
 
