@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
+    from .array.gather import Gather, gather
     from .array.spans import (
         add,
         add_square,
@@ -74,6 +75,7 @@ __all__ = [
     "Cache",
     "CudaSource",
     "DeviceArray",
+    "Gather",
     "PageSet",
     "Rows",
     "Statistics",
@@ -104,6 +106,7 @@ __all__ = [
     "fold",
     "fold_block",
     "fold_warp",
+    "gather",
     "graph",
     "greatest",
     "grid",
@@ -137,6 +140,7 @@ _FROM = {
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",
+    "array.gather": "Gather gather",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics Ticket",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",

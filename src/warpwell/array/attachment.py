@@ -260,10 +260,10 @@ class Attachment:
         deadline = time.monotonic() + 2 * self.cache.timeout  # each wait of a launch is bounded by the time-out
         while True:
             with self.cache.lock:
-                if self._owns_cache:
-                    self.cache.require_ended("close the array")
                 running = self._running()
                 if not running:
+                    if self._owns_cache:
+                        self.cache.require_ended("close the array")
                     self._ending = True
                     return
                 if running > len(self._streams) or time.monotonic() > deadline:

@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from .. import errors
 from .items import BFLOAT16, code_of, on_host
 
-_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_BFLOAT = 4
+DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
+"""DLPack's code of a NumPy dtype, by its kind."""
+DLPACK_BFLOAT = 4
 _KDLCUDA = 2
 
 
@@ -29,7 +30,9 @@ class _Tensor(ctypes.Structure):
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-class _Managed(ctypes.Structure):
+class Managed(ctypes.Structure):
+    """``DLManagedTensor`` of DLPack."""
+
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
@@ -114,7 +117,7 @@ class DeviceArray:
 
     def __dlpack__(self, **_: Any) -> Any:
         """Return a DLPack capsule that shares the memory. The data is complete: no stream synchronization is needed."""
-        code = _BFLOAT if code_of(self.dtype) == BFLOAT16 else _CODES.get(self.dtype.kind)
+        code = DLPACK_BFLOAT if code_of(self.dtype) == BFLOAT16 else DLPACK_CODES.get(self.dtype.kind)
         if code is None:
             raise errors.DTypeError(f"DLPack has no items of {self.dtype}: view them as bytes with copy_to_host()")
         ndim = len(self.shape)
@@ -128,7 +131,7 @@ class DeviceArray:
                     " the field with copy_to_host(), or store the field in an array of its own"
                 )
             steps = (ctypes.c_int64 * max(ndim, 1))(*(step // self.dtype.itemsize for step in self.strides))
-        managed = _Managed()
+        managed = Managed()
         tensor = managed.tensor
         tensor.data, tensor.device_type, tensor.device_id = self._pointer, _KDLCUDA, self._ordinal
         tensor.ndim, tensor.code, tensor.bits, tensor.lanes = ndim, code, 8 * self.dtype.itemsize, 1

@@ -33,8 +33,10 @@ class Mapping:
 
     Attributes
     ----------
-    address : int
-        Of byte 0 of the file.
+    address, end : int
+        Of byte 0 of the file, and behind its last page.
+    tells : bool
+        Whether the system tells this process which pages are in memory (``mincore``); else it says that all are.
 
     Raises
     ------
@@ -53,6 +55,9 @@ class Mapping:
             code = ctypes.get_errno()
             raise OSError(code, f"{medium.path} cannot be mapped: {os.strerror(code)}")
         self.address = address
+        self.end = address + -(-self._nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        owner = os.fstat(medium.fileno()).st_uid
+        self.tells = os.geteuid() in (0, owner) or os.access(f"/proc/self/fd/{medium.fileno()}", os.W_OK)
         self._finalizer = weakref.finalize(self, bus_error.unmap, address, self._nbytes)
         self._finalizer.atexit = False
 

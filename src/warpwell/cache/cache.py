@@ -22,6 +22,7 @@ from ..storage.serving import Rings, Server, Service
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, PlainFlag
 from ..targets.launch_stream import LaunchStream
+from ..targets.memory import view_of
 from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
@@ -823,6 +824,14 @@ class Cache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def page_words(self, nsid: int, first: int, end: int) -> NDArray[np.int64]:
+        """Return the words of pages [first, end) of an array as they are, on `cpu` and `interp`; the table not hashed.
+
+        They belong to the cache: call it within `held`.
+        """
+        address = int(self._words[at.C_TABLE]) + 8 * (self._spaces[nsid].base + first)
+        return view_of(address, 8 * (end - first), np.int64)
 
     def words(self) -> NDArray[np.int64]:
         """Return a copy of the page words (tests and debugging)."""

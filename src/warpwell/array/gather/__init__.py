@@ -1,0 +1,13 @@
+"""Rows by their numbers: what a batch needs is known before it is read.
+
+- future.py      `gather`: checks, and pieces of work; `Gather`, what becomes of them
+- tensors.py     arrays of any library as addresses, and row numbers
+- jobs.py        pieces of work on the process's service threads
+- memory.py      rows of arrays in memory, and of mapped files, which are read ahead
+- cached.py      rows of arrays behind a cache: waves of pages, and the kernel that copies
+- break_even.py  over how large a hole reads are merged, measured
+"""
+
+from .future import Gather, gather
+
+__all__ = ["Gather", "gather"]

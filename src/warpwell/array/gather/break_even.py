@@ -1,0 +1,162 @@
+"""Over how large a hole two reads are better merged into one, measured once for each file system.
+
+A command costs a time c, and a byte a time b. To read a hole of h bytes saves a command: it pays while h < c / b.
+Each hole is decided by itself, and nothing else has to be planned: where rows are so dense that the whole extent is
+cheaper, all holes are below that, and the whole extent is read.
+
+Both times are measured with the mechanism that reads rows: pages, and runs of 128 KiB, at random places that are not in
+memory, as many in flight as a gather has. This takes a tenth of a second at most, comes with the first gather that is
+large enough to gain by it, and is kept for the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache import parse_size
+from ...storage.file import FileMedium
+from .memory import RowCopy
+
+DEFAULT = 16 << 10
+"""Bytes, where nothing was measured: with small gathers, small files, and files that are in memory."""
+MOST = 128 << 10
+SHORT = 4096
+LONG = 128 << 10
+SECONDS = 0.05
+"""Longest time for the reads of one size."""
+READS = 256
+"""Most reads of a size."""
+TOGETHER = 64
+"""Reads in flight."""
+LEAST_BYTES = 64 << 20
+"""A smaller file is not worth measuring."""
+
+VARIABLE = "WARPWELL_HOLE_BYTES"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+_lock = threading.Lock()
+_measured: dict[Any, int] = {}
+
+
+def given() -> int | None:
+    """Return what the environment says, in bytes, or None.
+
+    Raises
+    ------
+    ArgumentError
+        It is no size.
+    """
+    text = os.environ.get(VARIABLE)
+    return None if not text else 0 if text == "0" else parse_size(text, VARIABLE)
+
+
+def of_mapping(array: Any, *, measure: bool) -> int:
+    """Return the bytes of a hole over which reads of a mapped file are merged; measure it once if asked to."""
+    key = "mapped", os.fstat(array.medium.fileno()).st_dev
+    return _hole(key, (lambda: _time_mapping(array)) if measure else None)
+
+
+def of_cache(array: Any, *, measure: bool) -> int:
+    """Return the same for reads of the medium behind a cache."""
+    medium = array.medium
+    key = ("file", os.fstat(medium.fileno()).st_dev) if isinstance(medium, FileMedium) else weakref.ref(medium)
+    return _hole(key, (lambda: _time_medium(array)) if measure and array.tier == "storage" else None)
+
+
+def _hole(key: Any, measure: Callable[[], tuple[float, float] | None] | None) -> int:
+    wanted = given()
+    if wanted is not None:
+        return wanted
+    with _lock:  # one measures, and others wait: two at once would find half the rate
+        found = _measured.get(key)
+        if found is None and measure is not None:
+            seconds = measure()
+            found = _measured[key] = DEFAULT if seconds is None else break_even(*seconds)
+    return DEFAULT if found is None else found
+
+
+def break_even(short: float, long: float) -> int:
+    """Return the break-even for the seconds of a read of `SHORT` and of `LONG` bytes, as a multiple of 4096."""
+    byte = (long - short) / (LONG - SHORT)
+    command = short - SHORT * byte
+    if command <= 0:
+        return 0
+    hole = MOST if byte <= 0 else min(MOST, command / byte)
+    return int(hole) // 4096 * 4096
+
+
+def _seconds_each(read: Callable[[NDArray[np.int64]], None], places: NDArray[np.int64]) -> float | None:
+    """Return the seconds of a read, for as many as fit into the time; `read` reads some places at once."""
+    done, since = 0, time.perf_counter()
+    while done < len(places) and time.perf_counter() - since < SECONDS:
+        some = places[done : done + TOGETHER]
+        read(some)
+        done += len(some)
+    return (time.perf_counter() - since) / done if done >= 8 else None
+
+
+def _time_mapping(array: Any) -> tuple[float, float] | None:
+    """Return the seconds of a read of `SHORT` bytes and of one of `LONG` bytes of a mapped file, or None."""
+    mapping = array._part.mapping
+    if not mapping.tells or mapping.end - mapping.address < LEAST_BYTES:
+        return None
+    found = []
+    for size in (SHORT, LONG):
+        some = _places((mapping.end - mapping.address) // size)
+        fresh = np.array([place for place in some.tolist() if not _there(mapping.address + place * size)], np.int64)
+        room = np.empty(TOGETHER * size, np.uint8)
+
+        def read(places: NDArray[np.int64], size: int = size, room: NDArray[np.uint8] = room) -> None:
+            rows = RowCopy(places, None, source=mapping.address, extent=1 << 62, stride=size, nbytes=size,
+                           out=room.ctypes.data, mapped=mapping)  # fmt: skip
+            rows.fetch(0, len(places), 0)
+
+        found.append(_seconds_each(read, fresh))
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def _time_medium(array: Any) -> tuple[float, float] | None:
+    """Return the same for the medium behind a cache."""
+    bulk, page = array.cache.bulk, array.cache.page_size
+    if array.medium.nbytes < LEAST_BYTES:
+        return None
+    found = []
+    for size in (max(SHORT, page), max(LONG, page)):
+        some = _places(array.medium.nbytes // size)
+
+        def read(places: NDArray[np.int64], size: int = size) -> None:
+            bulk.read_for_nobody(array._nsid, places * size, size)
+
+        found.append(_seconds_each(read, some))
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
+def _places(count: int) -> NDArray[np.int64]:
+    """Return random places among `count`, each once."""
+    places = np.unique(np.random.default_rng().integers(0, count, READS))
+    np.random.default_rng().shuffle(places)
+    return places
+
+
+def _there(address: int) -> bool:
+    """Return whether the page at an address of a mapping is in memory."""
+    vector = ctypes.c_ubyte(1)
+    return _libc.mincore(address, 1, ctypes.byref(vector)) != 0 or bool(vector.value & 1)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,227 @@
+"""Rows of arrays behind a cache: their pages are read in waves that fit into the frames, and a kernel copies the rows.
+
+The host sorts the row numbers, so that the pages of a wave are known, and has those that are not in the cache read by
+long commands while the rows of the wave before are copied (`warpwell.cache.prefetch`). The kernel takes rows from the
+cache as any kernel does, so it sees what others have stored and not yet flushed, reads pages that did not come by a
+miss, and reports what fails: a wave is a hint, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache import Ticket
+from ...cache import access as slow
+from ...cache import layout as at
+from ...cache.layout import OWNER_PAGE
+from ...cache.lookup import count, owner_address, word_address
+from ...cache.transfer import frame_address
+from ...cache.word import IDENTITY, READABLE, REF, frame_of
+from ...queues.submission import field
+from ...targets import (
+    DEVICE,
+    copy_bytes,
+    copy_foreign,
+    div,
+    fence,
+    fetch_or,
+    grid,
+    kernel,
+    load_acquire,
+    load_relaxed,
+    load_weak_as,
+    scratch,
+)
+
+I8 = np.dtype(np.int64)
+BUFFER = 4096
+"""Bytes that a thread copies at once, at most: they stay in the first cache of a processor's core."""
+ROWS = 1 << 18
+"""Rows of a launch, at most."""
+FEW = 4
+"""Pages that are not in the cache up to which the kernel reads them alone."""
+
+
+@kernel
+def gather_rows(core, space, rows, places, n, origin, stride, nbytes, out, mark, itemsize):
+    """Copy row ``rows[k]`` to row ``places[k]`` of `out` (one thread a row; `cpu` and `interp`).
+
+    The look at a page is that of spans (`warpwell.array.spans.buffers`): acquire its word, copy, fence, load the word
+    again; if that is another page's by now, or no page's, copy under a transient pin, which reads the page if it must.
+    Row numbers are in range. `mark` is REF, or 0 for pages that are used once; `itemsize` is 0 unless statistics are
+    full.
+    """
+    k = grid(1)
+    if k < n:
+        buffer = scratch(BUFFER)
+        shift = field(core, at.C_PAGE_SHIFT)
+        base = field(space, at.S_BASE)
+        place = origin + load_weak_as(rows + 8 * k, I8) * stride
+        target = out + load_weak_as(places + 8 * k, I8) * nbytes
+        end = place + nbytes
+        last = (end - 1) >> shift
+        while place < end:
+            page = place >> shift
+            inside = place - (page << shift)
+            first = inside & -8
+            part = min(end - place, min((1 << shift) - inside, BUFFER - 8))
+            whole = (inside - first + part + 7) & -8
+            word = word_address(core, page + base)
+            seen = load_acquire(word, DEVICE)
+            good = seen & READABLE != 0
+            if good:
+                # the owner before the fence: who sees a later one also sees that the word has changed
+                owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE)
+                copy_foreign(buffer, frame_address(core, frame_of(seen)) + first, whole)
+                fence(DEVICE)
+                good = owner & OWNER_PAGE == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0
+            if itemsize != 0:
+                count(core, at.N_WANTED, part)
+                if good:
+                    count(core, at.N_HITS, div(part, itemsize))
+            if good:
+                if seen & mark != mark:
+                    fetch_or(word, mark, DEVICE)
+            elif slow.copy_run(space, page, first, whole, last, buffer) == 0:
+                break
+            copy_bytes(target, buffer + inside - first, part)
+            target += part
+            place += part
+
+
+class Wave(NamedTuple):
+    """Rows whose pages are read together: part [low, high) of the sorted list, and the pages that it adds."""
+
+    low: int
+    high: int
+    pages: NDArray[np.int64]
+
+
+def waves(starts: NDArray[np.int64], nbytes: int, page: int, most: int) -> Iterator[Wave]:
+    """Yield waves of rows that start at these ascending bytes of the file, of `most` pages each if a row has no more.
+
+    Each page is in one wave.
+    """
+    first, last = starts // page, (starts + nbytes - 1) // page
+    before = np.empty_like(last)  # the last page that rows before have
+    before[0], before[1:] = -1, last[:-1]
+    begin = np.maximum(first, before + 1)
+    fresh = np.maximum(0, last - begin + 1)
+    total = np.cumsum(fresh)
+    low = 0
+    while low < len(starts):
+        done = int(total[low - 1]) if low else 0
+        high = max(low + 1, int(np.searchsorted(total, done + most, "right")))
+        high = min(high, low + ROWS)
+        counts = fresh[low:high]
+        number = int(counts.sum())
+        # of each row, its pages that are new: begin, begin + 1, ...
+        pages = np.repeat(begin[low:high] - (np.cumsum(counts) - counts), counts) + np.arange(number)
+        yield Wave(low, high, pages)
+        low = high
+
+
+def over_holes(pages: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return ascending pages, and those of holes of at most `most` pages between them."""
+    gaps = np.diff(pages) - 1
+    few = np.flatnonzero((gaps > 0) & (gaps <= most))
+    if not len(few):
+        return pages
+    counts = gaps[few]
+    number = int(counts.sum())
+    holes = np.repeat(pages[few] + 1 - (np.cumsum(counts) - counts), counts) + np.arange(number)
+    return np.sort(np.concatenate((pages, holes)))
+
+
+def absent(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return which pages were not in the cache a moment ago; in a hashed table, all of them."""
+    cache = array.cache
+    if cache.hashed or not len(pages):
+        return pages
+    words = cache.page_words(array._nsid, int(pages[0]), int(pages[-1]) + 1)
+    missing: NDArray[np.int64] = pages[words[pages - pages[0]] & READABLE == 0]
+    return missing
+
+
+class CachedRows:
+    """Copies rows of an array behind a cache on `cpu` or `interp`.
+
+    Attributes
+    ----------
+    pages, asked : int
+        Pages that the rows have; pages that were asked for ahead, holes included.
+    """
+
+    def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
+        self._array = array
+        self._nbytes, self._stride, self._out = nbytes, stride, out
+        self._stopped = False
+        self.pages = self.asked = 0
+
+    def stop(self) -> None:
+        """Let `copy` end after the wave that it is at."""
+        self._stopped = True
+
+    def copy(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
+        """Copy rows, whose numbers are in range; ``places[k]`` is the row of the result.
+
+        Raises
+        ------
+        MediumError, StallError, ClosedError
+        """
+        with self._array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
+            self._copy(rows, places, hole)
+
+    def _copy(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
+        array = self._array
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order].astype(np.int64)
+        target = order.astype(np.int64) if places is None else places[order]
+        ahead = array.device != "interp" and array.tier == "storage"
+        most = array.cache.wave_pages(array._nsid)
+        tickets: list[Ticket] = []
+        taken: list[Wave] = []
+        coming = waves(array._origin + ascending * self._stride, self._nbytes, array.cache.page_size, most)
+        try:
+            for wave in coming:
+                taken.append(wave)
+                self.pages += len(wave.pages)
+                tickets.append(self._read(taken, tickets, hole, most) if ahead else Ticket())
+                if len(taken) > 1:
+                    self._rows(taken[-2], tickets[-2], ascending, target)
+                if self._stopped:
+                    return
+            self._rows(taken[-1], tickets[-1], ascending, target)
+        finally:
+            if tickets:
+                tickets[-1].cancel()
+
+    def _read(self, taken: list[Wave], tickets: list[Ticket], hole: int, most: int) -> Ticket:
+        """Begin to read what is not there of the last wave."""
+        array, pages = self._array, taken[-1].pages
+        wanted = absent(array, pages)
+        if len(wanted) <= FEW:
+            return Ticket()
+        merged = over_holes(wanted, hole // array.cache.page_size)
+        wanted = merged if len(merged) <= most else wanted
+        self.asked += len(wanted)
+        ticket: Ticket = array.cache.bulk.prefetch(
+            array._nsid, wanted, once=array.read_once, after=tickets[-1] if tickets else None,
+            leave=taken[-3].pages if len(taken) > 2 and len(taken[-3].pages) else None,
+        )  # fmt: skip
+        return ticket
+
+    def _rows(self, wave: Wave, ticket: Ticket, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        """Copy the rows of a wave when its pages have come."""
+        ticket.wait()
+        cache = self._array.cache
+        some, where = rows[wave.low : wave.high], places[wave.low : wave.high]
+        cache.run(
+            gather_rows, len(some), self._array._nsid, some.ctypes.data, where.ctypes.data, len(some),
+            self._array._origin, self._stride, self._nbytes, self._out, 0 if self._array.read_once else REF,
+            self._array.dtype.itemsize if cache.full else 0,
+        )  # fmt: skip

@@ -1,0 +1,269 @@
+"""`gather`: rows of an array by their numbers, in the background; `Gather` is what becomes of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...errors.options import checked_timeout
+from ..array import Array
+from ..items import on_host
+from . import break_even
+from .cached import CachedRows
+from .jobs import Job
+from .memory import DONE, RowCopy
+from .tensors import on_a_gpu, row_numbers, tensor_of
+
+PIECE_BYTES = 1 << 20
+"""Bytes below which a second thread does not pay."""
+MOST_BYTES = 64 << 20
+"""Most bytes of a piece: for each it is decided anew whether pages have to be read."""
+MEASURED = 4096
+"""Rows of a gather from which on it may wait for the measurement of the medium."""
+
+
+class Gather:
+    """Rows that are being gathered; see `gather`.
+
+    It goes on in the background, also if nobody keeps this object, and keeps its array open: `Array.close` waits for
+    it, up to twice the array's time-out.
+    """
+
+    def __init__(self, array: Array, rows: NDArray[Any], out: Any) -> None:
+        self._array, self._numbers, self._out = array, rows, out
+        self._job: Job
+        self._stop: Callable[[], None] = lambda: None
+        self._over = threading.Event()
+
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "under way"
+        return f"<gather of {self._numbers.size} rows of array {self._array.name!r}, {state}>"
+
+    def done(self) -> bool:
+        """Return whether `result` would return, or raise, at once."""
+        return self._job.done
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the rows and return them (may be called again).
+
+        Ctrl-C is raised here and ends the wait, not the gather: call it again, or `cancel`.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds.
+
+        Returns
+        -------
+        ndarray, or `out`
+            Shape ``(*rows.shape, *array.shape[1:])``.
+
+        Raises
+        ------
+        IndexRangeError
+            A row number is negative or too large; the message says which and where. `out` has some rows.
+        MediumError, StallError
+            Reading failed; `out` has some rows.
+        TimeoutError
+            It took longer than `timeout` seconds, and goes on.
+        ClosedError
+            `cancel` came before the end; `out` has some rows.
+        ForkError
+            This process was forked from the one that began the gather.
+        """
+        timeout = checked_timeout(timeout)
+        if not self._job.wait(timeout):
+            raise TimeoutError(f"the gather is not done after {timeout:g} s: wait longer, or cancel() it")
+        if self._job.error is not None:
+            raise self._job.error
+        if self._job.cancelled:
+            raise errors.ClosedError(f"this gather of array {self._array.name!r} was cancelled: begin another")
+        return self._out
+
+    def cancel(self) -> bool:
+        """End the gather soon; return whether that came before its end. Wait by `result` before `out` is used again."""
+        came = self._job.cancel()
+        if came:
+            self._stop()
+        return came
+
+
+def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gather:
+    """Begin to gather rows of an array; return a future.
+
+    Neighbours, holes and duplicates are seen: what is needed is read once, by as few commands as pay, with many of them
+    in flight. Pages that kernels have changed and not flushed are taken from the cache.
+
+    Parameters
+    ----------
+    array : Array
+        A row is ``array[i]``: of any shape and any number of bytes.
+    rows : array-like of int32 or int64
+        Row numbers, of one or more dimensions, in any order, 0 or more; duplicates are allowed. They are copied.
+    out : array, optional
+        Where to store the rows: C order, writable, shape ``(*rows.shape, *array.shape[1:])``, the array's dtype; a
+        NumPy array, or an array in host memory of a library that has DLPack, such as PyTorch (bfloat16 too). Leave it
+        alone until the gather is done. Default: a new NumPy array; bfloat16 as `Array` reads it.
+    stream : optional
+        For arrays on "cuda".
+
+    Returns
+    -------
+    Gather
+
+    Raises
+    ------
+    ArgumentError, DTypeError, ClosedError
+        Nothing was begun. A row number out of range raises in `Gather.result`.
+
+    Examples
+    --------
+    >>> import numpy as np, warpwell as ww, tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
+    >>> np.save(path, np.arange(40).reshape(10, 4))
+    >>> with ww.open(path, device="cpu") as x:
+    ...     ww.gather(x, [7, 0, 7]).result().tolist()
+    [[28, 29, 30, 31], [0, 1, 2, 3], [28, 29, 30, 31]]
+    """
+    _check(array, rows, out, stream)
+    numbers = row_numbers(rows)
+    shape = (*numbers.shape, *array.shape[1:])
+    if out is None:
+        result = np.empty(shape, on_host(array.dtype))
+        return begin(array, numbers, None, result, int(result.ctypes.data), result)
+    tensor = tensor_of(out, "out")
+    tensor.require(shape, array.dtype, array.name)
+    _require_apart(array, tensor.address, math.prod(shape) * array.dtype.itemsize)
+    return begin(array, numbers, None, out, tensor.address, tensor)
+
+
+def _check(array: Any, rows: Any, out: Any, stream: Any) -> None:
+    if not isinstance(array, Array):
+        raise errors.ArgumentError(
+            f"gather reads an array of this process, from ww.open(path, device=...), and not {type(array).__name__}: "
+            "write a[rows]", name="array",
+        )  # fmt: skip
+    if not array.shape:
+        raise errors.ArgumentError(f"array {array.name!r} has no dimensions, and so no rows: read a[()]", name="array")
+    if array.device == "cuda":
+        raise errors.ArgumentError(
+            f'array {array.name!r} is on "cuda", where gather does not read yet: write a[rows], or open the array with '
+            'device="cpu"', name="array",
+        )  # fmt: skip
+    if stream is not None:
+        raise errors.ArgumentError(f"stream orders work of arrays on \"cuda\", and {array.name!r} is on "
+                                   f'"{array.device}": leave it out', name="stream")  # fmt: skip
+    for name, given in (("rows", rows), ("out", out)):
+        if given is not None and on_a_gpu(given):
+            raise errors.ArgumentError(
+                f'{name} is in GPU memory, and array {array.name!r} on "{array.device}": give one in host memory',
+                name=name,
+            )
+    inner = array.dtype.itemsize
+    for extent, stride in zip(reversed(array.shape[1:]), reversed(array._strides[1:]), strict=True):
+        if extent > 1 and stride != inner and 0 not in array.shape:
+            raise errors.ArgumentError(f"items of a row of {array.name!r} do not follow one another: gather the array "
+                                       "whose field it is", name="array")  # fmt: skip
+        inner *= extent
+    break_even.given()
+
+
+def _require_apart(array: Array, address: int, nbytes: int) -> None:
+    """Raise if memory overlaps the array's own."""
+    part = array._part
+    if part.cached or not nbytes:
+        return
+    first = part.data + array._origin
+    if address < first + max(1, array.shape[0]) * max(1, array._strides[0]) and first < address + nbytes:
+        raise errors.ArgumentError(f"out overlaps array {array.name!r}: give memory of its own", name="out")
+
+
+def begin(
+    array: Array, numbers: NDArray[Any], places: NDArray[np.int64] | None, result: Any, address: int, keep: Any
+) -> Gather:
+    """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row ``places[k]`` there."""
+    array._require_readable()
+    future = Gather(array, numbers, result)
+    flat = numbers.reshape(-1)
+    nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    part = array._part
+    way = _through_cache if part.cached else _from_memory
+    pieces, run = way(future, flat, places, address, nbytes)
+
+    def over(error: BaseException | None, kept: tuple[Any, ...] = (keep, places)) -> None:
+        future._over.set()
+
+    if not (part.mapping is not None and part.forked):  # a forked child reads a mapping as it is, and closes nothing
+        with part.launch(False):
+            pass
+        part.launch_continues(future._over.is_set)
+    try:
+        future._job = Job(pieces, len(os.sched_getaffinity(0)), run, over, here=array.device == "interp")
+    except BaseException:
+        future._over.set()
+        raise
+    return future
+
+
+def _from_memory(
+    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int
+) -> tuple[int, Callable[[int], None]]:
+    """Return the number of pieces of a gather from memory, and the function that does one."""
+    array, part = future._array, future._array._part
+    mapping = part.mapping
+    copier = RowCopy(
+        rows, places, source=part.data + array._origin, extent=array.shape[0], stride=array._strides[0], nbytes=nbytes,
+        out=address, mapped=mapping,
+    )  # fmt: skip
+    future._stop = copier.stop
+    threads = min(len(os.sched_getaffinity(0)), rows.size * nbytes // PIECE_BYTES)
+    most = max(1, MOST_BYTES // max(nbytes, 1))
+    each = max(1, min(most, -(-rows.size // max(1, threads))))
+
+    def run(piece: int) -> None:
+        first, end = piece * each, min((piece + 1) * each, rows.size)
+        if nbytes and copier.absent(first, end):
+            hole = break_even.of_mapping(array, measure=rows.size >= MEASURED)
+            wrong = copier.fetch(first, end, hole)
+        else:
+            wrong = copier.copy(first, end)
+        if wrong != DONE:
+            raise _out_of_range(array, rows, wrong)
+        part.require_sound()
+
+    return max(1, -(-rows.size // each)), run
+
+
+def _through_cache(
+    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int
+) -> tuple[int, Callable[[int], None]]:
+    """Return the same of a gather through a cache, which shares the cache's own threads: one piece."""
+    array = future._array
+    copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
+    future._stop = copier.stop
+
+    def run(piece: int) -> None:
+        if not rows.size:
+            return
+        if int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]:
+            raise _out_of_range(array, rows, int(np.flatnonzero((rows < 0) | (rows >= array.shape[0]))[0]))
+        if nbytes:
+            copier.copy(rows, places, break_even.of_cache(array, measure=rows.size >= MEASURED))
+
+    return 1, run
+
+
+def _out_of_range(array: Array, rows: NDArray[Any], place: int) -> errors.IndexRangeError:
+    row, extent = int(rows[place]), array.shape[0]
+    advice = "gather counts from 0 (a[rows] takes negative numbers)" if row < 0 else "compare the numbers with len(a)"
+    return errors.IndexRangeError(
+        f"row {row} at place {place} of the list is out of range for array {array.name!r} of {extent} rows: {advice}",
+        array=array.name, index=row, size=extent,
+    )  # fmt: skip

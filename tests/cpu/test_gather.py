@@ -1,0 +1,570 @@
+"""`ww.gather` on the CPU: the rows that NumPy has, from every tier; what is refused, fails, is cancelled or forked."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.harness.arrays.kernels import write
+
+import warpwell as ww
+from warpwell import errors, storage
+from warpwell.array.gather import break_even, cached, future, jobs, memory, tensors
+from warpwell.storage import service_pool
+
+pytestmark = pytest.mark.timeout(120)
+ROWS, PAGE = 500, 512
+TIERS: dict[str, dict[str, Any]] = {
+    "mapped": {},
+    "read ahead": {},
+    "host": {"tier": "host"},
+    "storage": {"cache": "64KiB", "page_size": PAGE},
+    "two frames": {"cache": 2 * (PAGE + 8), "page_size": PAGE},
+    "host-cached": {"tier": "host-cached", "cache": "64KiB", "page_size": PAGE},
+}
+
+
+@pytest.fixture(params=list(TIERS))
+def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    if request.param == "read ahead":
+        monkeypatch.setattr(memory.RowCopy, "absent", lambda *_: True)
+    return lambda path, *mode, **more: ww.open(path, *mode, device="cpu", **{**TIERS[request.param], **more})
+
+
+def saved(tmp_path: Path, model: Any, name: str = "a.npy") -> Path:
+    np.save(tmp_path / name, model)
+    return tmp_path / name
+
+
+def rows_of(a: Any, rows: Any, **more: Any) -> Any:
+    return ww.gather(a, rows, **more).result(110)
+
+
+# -- the same as NumPy ------------------------------------------------------------------------------------------------
+
+SHAPES = [(ROWS,), (ROWS, 3), (ROWS, 7, 5), (ROWS, 2, 3, 4), (ROWS, 300), (ROWS, 0), (1, 9)]
+DTYPES = ["i1", "<f2", "<u4", "<i8", "f8", "c16", "S5", "M8[s]", "?", [("x", "<f4"), ("y", "i2", 3)]]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_rows_are_those_that_numpy_has(opened: Any, tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
+    rng = np.random.default_rng(len(shape))
+    model = rng.integers(0, 255, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype).reshape(shape)
+    with opened(saved(tmp_path, model)) as a:
+        for rows in (rng.integers(0, shape[0], 900), np.arange(shape[0])[::-1], rng.integers(0, shape[0], (4, 0, 3)),
+                     rng.integers(0, shape[0], (5, 7)).astype("i4"), [shape[0] - 1]):  # fmt: skip
+            got = rows_of(a, rows)
+            wanted = model[np.asarray(rows)]
+            assert got.dtype == wanted.dtype and got.shape == wanted.shape and got.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[2:], ids=str)
+def test_items_of_any_dtype(opened: Any, tmp_path: Path, dtype: Any) -> None:
+    raw = np.random.default_rng(1).integers(0, 2, (ROWS, 3, np.dtype(dtype).itemsize), np.uint8)
+    model = raw.view(dtype).reshape(ROWS, 3)
+    rows = np.arange(ROWS - 1, 0, -3)
+    with opened(saved(tmp_path, model)) as a:
+        assert rows_of(a, rows).tobytes() == model[rows].tobytes()
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.lists(st.integers(0, ROWS - 1), max_size=200), small=st.booleans(), stride=st.sampled_from([1, 2, -1]),
+    hole=st.sampled_from([0, PAGE, 1 << 20]), most=st.integers(1, 40), ahead=st.booleans(),
+)  # fmt: skip
+def test_any_list_of_rows(
+    rows: list[int], small: bool, stride: int, hole: int, most: int, ahead: bool, tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.npy"
+    model = np.arange(ROWS * 67, dtype="u2").reshape(ROWS, 67)
+    if not path.exists():
+        np.save(path, model)
+    given_rows = np.array(rows, "i4" if small else "i8")[::stride]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(break_even.VARIABLE, str(hole))
+        patch.setattr(cached, "ROWS", most)
+        patch.setattr(memory.RowCopy, "absent", lambda *_: ahead)
+        for options in (TIERS["mapped"], TIERS["storage"]):
+            with ww.open(path, device="cpu", **options) as a:
+                assert (rows_of(a, given_rows) == model[given_rows]).all()
+
+
+@settings(max_examples=300)
+@given(
+    rows=st.lists(st.integers(0, 200), min_size=1, max_size=80), nbytes=st.integers(1, 3000),
+    origin=st.integers(0, 300), most=st.integers(1, 30),
+)  # fmt: skip
+def test_waves_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
+    starts = origin + np.sort(np.array(rows)) * nbytes
+    wanted = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
+    pages: list[int] = []
+    high = 0
+    for wave in cached.waves(starts, nbytes, PAGE, most):
+        assert wave.low == high < wave.high
+        high = wave.high
+        assert len(wave.pages) <= most or wave.high == wave.low + 1
+        pages += wave.pages.tolist()
+    assert high == len(rows) and pages == sorted(wanted)
+
+
+@given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))
+def test_holes_are_filled_up_to_the_break_even(pages: set[int], most: int) -> None:
+    ascending = np.array(sorted(pages))
+    merged = cached.over_holes(ascending, most).tolist()
+    wanted = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= most for q in range(p, n)}
+    assert merged == sorted(pages | wanted)
+
+
+def test_fields_views_and_reshaped_arrays(opened: Any, tmp_path: Path) -> None:
+    kind = np.dtype([("x", "<f4"), ("y", "<i2", 3)])
+    model = np.zeros(ROWS, kind)
+    model["x"], model["y"] = np.arange(ROWS), np.arange(3 * ROWS).reshape(-1, 3)
+    rows = np.array([4, 4, 499, 0])
+    with opened(saved(tmp_path, model)) as a:
+        for one, same in ((a["x"], model["x"]), (a["y"], model["y"]), (a[100:], model[100:])):
+            some = rows % len(same)
+            assert (rows_of(one, some) == same[some]).all()
+        assert (rows_of(a.reshape(50, 10), rows % 50) == model.reshape(50, 10)[rows % 50]).all()
+    with opened(saved(tmp_path, np.zeros((ROWS, 4), kind), "b.npy")) as b, \
+            pytest.raises(errors.ArgumentError, match="do not follow one another"):  # fmt: skip
+        ww.gather(b["x"], rows)
+
+
+def test_rows_larger_than_the_cache(tmp_path: Path) -> None:
+    model = np.arange(20 * 9000).reshape(20, 9000)
+    with ww.open(saved(tmp_path, model), device="cpu", **TIERS["storage"]) as a:
+        assert (rows_of(a, [3, 19, 3, 0]) == model[[3, 19, 3, 0]]).all()
+
+
+def test_changes_that_are_not_flushed_are_seen(opened: Any, tmp_path: Path) -> None:
+    path = saved(tmp_path, np.arange(ROWS))
+    with opened(path, "r+") as a:
+        index = np.arange(0, ROWS, 7)
+        write[len(index)](a, index, -index - 1)
+        got = rows_of(a, np.arange(ROWS))
+        assert (got[index] == -index - 1).all() and got[1] == 1
+        a[3] = 77
+        assert rows_of(a, [3, 3]).tolist() == [77, 77]
+
+
+def test_bfloat16_goes_to_whoever_has_it(tmp_path: Path) -> None:
+    bits = np.arange(40, dtype="u2")
+    bits.tofile(tmp_path / "b.bin")
+    with ww.open(tmp_path / "b.bin", dtype="bfloat16", shape=(10, 4), device="cpu") as a:
+        assert (rows_of(a, [9, 1]).view("u2") == bits.reshape(10, 4)[[9, 1]]).all()
+        out = np.zeros((2, 4), "u2")
+        assert rows_of(a, [3, 2], out=out) is out and (out == bits.reshape(10, 4)[[3, 2]]).all()
+        other = Exporter(np.zeros((2, 4), "u2"), code=4)
+        rows_of(a, [5, 5], out=other)
+        assert (other.memory == bits.reshape(10, 4)[[5, 5]]).all()
+        with pytest.raises(errors.DTypeError, match="bfloat16"):
+            ww.gather(a, [5, 5], out=Exporter(np.zeros((2, 4), "u2"), code=2))
+
+
+class Exporter:
+    """An array of another library, as its DLPack says: with items of any code."""
+
+    def __init__(self, memory_: Any, code: int, device: int = 1) -> None:
+        self.memory, self.code, self.device = memory_, code, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        capsule = self.memory.__dlpack__()
+        tensors.managed(capsule).tensor.code = self.code
+        return capsule
+
+
+# -- out and rows ------------------------------------------------------------------------------------------------------
+
+
+def test_out_is_filled_and_returned(opened: Any, tmp_path: Path) -> None:
+    model = np.random.default_rng(3).random((ROWS, 6), np.float32)
+    with opened(saved(tmp_path, model)) as a:
+        out = np.full((7, 6), -1, np.float32)
+        rows = [1, 5, 5, 499, 0, 2, 3]
+        assert rows_of(a, rows, out=out) is out and (out == model[rows]).all()
+        other = Exporter(np.zeros((7, 6), np.float32), code=2)
+        assert rows_of(a, rows, out=other) is other and (other.memory == model[rows]).all()
+
+
+def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
+    read_only = np.zeros((2, 6), "f4")
+    read_only.flags.writeable = False
+    return {
+        "shape": (np.zeros((3, 6), "f4"), errors.ArgumentError, r"shape \(3, 6\)"),
+        "dtype": (np.zeros((2, 6), "f8"), errors.DTypeError, "float64"),
+        "order": (np.zeros((6, 2), "f4").T, errors.ArgumentError, "C order"),
+        "step": (np.zeros((2, 12), "f4")[:, ::2], errors.ArgumentError, "C order"),
+        "read-only": (read_only, errors.ArgumentError, "read-only"),
+        "list": ([[0.0] * 6] * 2, errors.ArgumentError, "list"),
+        "bytes": (b"x" * 48, errors.ArgumentError, "bytes"),
+        "kind": (Exporter(np.zeros((2, 6), "f4"), code=0), errors.DTypeError, "32-bit"),
+        "GPU": (Exporter(np.zeros((2, 6), "f4"), 2, device=2), errors.ArgumentError, "GPU"),
+        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "kind 7"),
+    }
+
+
+@pytest.mark.parametrize("what", sorted(bad_outs(None)))
+def test_an_out_that_does_not_fit_is_refused_before_anything_is_begun(tmp_path: Path, what: str) -> None:
+    with ww.open(saved(tmp_path, np.zeros((ROWS, 6), "f4")), device="cpu") as a:
+        out, kind, message = bad_outs(a)[what]
+        with pytest.raises(kind, match=message):
+            ww.gather(a, [0, 1], out=out)
+        assert not jobs._live
+
+
+@pytest.mark.parametrize("tier", ["mapped", "host"])
+def test_an_out_in_the_array_itself_is_refused(tmp_path: Path, tier: str) -> None:
+    path = saved(tmp_path, np.zeros((ROWS, 6), "f4"))
+    with ww.open(path, "r+", device="cpu", tier=tier) as a:
+        address = a._part.data + a._origin
+        for at in (-24, 0, 24 * (ROWS - 1)):
+            view = np.ctypeslib.as_array((ctypes.c_float * 12).from_address(address + at)).reshape(2, 6)
+            with pytest.raises(errors.ArgumentError, match="overlaps"):
+                ww.gather(a, [0, 1], out=view)
+
+
+def test_rows_that_are_no_rows_are_refused(opened: Any, tmp_path: Path) -> None:
+    with opened(saved(tmp_path, np.zeros((ROWS, 2)))) as a:
+        for rows, kind, message in (
+            (3, errors.ArgumentError, "one number"), ([0.5], errors.DTypeError, "float64"),
+            (np.ones(ROWS, bool), errors.DTypeError, "flatnonzero"), (np.zeros(2, "u8"), errors.DTypeError, "uint64"),
+            (["a"], errors.DTypeError, "give int32"), (Exporter(np.zeros(2, "i8"), 0, device=2), errors.ArgumentError,
+                                                      "GPU"), ([[1], [2, 3]], errors.ArgumentError, "array"),
+        ):  # fmt: skip
+            with pytest.raises(kind, match=message):
+                ww.gather(a, rows)
+        with pytest.raises(errors.ArgumentError, match="stream"):
+            ww.gather(a, [0], stream=object())
+        with pytest.raises(errors.ArgumentError, match="no rows"):
+            ww.gather(a[:1].reshape(2)[:1].reshape(()), [0])
+    with pytest.raises(errors.ArgumentError, match=r"ww\.open"):
+        ww.gather(np.zeros(3), [0])
+    with pytest.raises(errors.ClosedError):
+        ww.gather(a, [0])
+
+
+@pytest.mark.parametrize("wrong", [-1, ROWS, 1 << 40, -(1 << 62)])
+def test_a_row_out_of_range_is_named_with_its_place(opened: Any, tmp_path: Path, wrong: int) -> None:
+    with opened(saved(tmp_path, np.arange(ROWS))) as a:
+        rows = np.arange(300)
+        rows[[123, 200]] = wrong
+        begun = ww.gather(a, rows)
+        with pytest.raises(errors.IndexRangeError, match=f"row {wrong} at place (123|200) of the list .* of 500 rows"):
+            begun.result(110)
+        assert begun.done() and not jobs._live
+        assert rows_of(a, [1, 2]).tolist() == [1, 2], "and the array can be used"
+
+
+def test_rows_may_be_changed_while_they_are_gathered(tmp_path: Path) -> None:
+    with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
+        rows = np.arange(ROWS)
+        begun = ww.gather(a, rows)
+        rows[:] = -1
+        assert (begun.result(60) == np.arange(ROWS)).all()
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+def in_memory(path: Path) -> int:
+    """Return how many pages of a file are in the page cache."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        count = -(-len(mapped) // mmap.PAGESIZE)
+        vector = (ctypes.c_ubyte * count)()
+        address = np.frombuffer(mapped, np.uint8).ctypes.data
+        libc = ctypes.CDLL(None)
+        assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), vector) == 0
+        return sum(one & 1 for one in vector)
+
+
+def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(break_even.VARIABLE, "0")
+    model = np.random.default_rng(5).integers(0, 1 << 60, (4096, 512))
+    path = saved(tmp_path, model)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if in_memory(path):
+        pytest.skip("the file system keeps what it is told to drop")
+    rows = np.random.default_rng(6).integers(0, 4096, 200)
+    with ww.open(path, device="cpu") as a:
+        assert (rows_of(a, rows) == model[rows]).all()
+        # two pages a row, because of the header; the header itself; and what faults bring beside them
+        assert in_memory(path) <= 2 * len(set(rows.tolist())) + 64
+        monkeypatch.setattr(memory.RowCopy, "fetch", None)
+        assert (rows_of(a, rows) == model[rows]).all(), "now it is in memory, and copied from there"
+
+
+@pytest.mark.parametrize(("short", "long", "hole"), [
+    (20e-6, 140e-6, 16 << 10), (1e-6, 1e-6 * 32, 0), (50e-6, 50e-6, 128 << 10), (80e-6, 100e-6, 128 << 10),
+    (5e-6, 2e-6, 128 << 10),
+])  # fmt: skip
+def test_the_break_even_follows_from_two_times(short: float, long: float, hole: int) -> None:
+    assert abs(break_even.break_even(short, long) - hole) <= 4096
+
+
+def test_the_break_even_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(break_even, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(break_even, "_measured", {})
+    monkeypatch.setattr(future, "MEASURED", 10)
+    path = saved(tmp_path, np.arange(1 << 20).reshape(1 << 10, -1))
+    asked: list[int] = []
+    real = break_even.break_even
+    monkeypatch.setattr(break_even, "break_even", lambda *t: asked.append(1) or real(*t))
+    with ww.open(path, device="cpu", cache="1MiB", page_size=4096) as a:
+        for _ in range(3):
+            rows_of(a, np.arange(0, 1 << 10, 3))
+    assert len(asked) == 1 and 0 <= next(iter(break_even._measured.values())) <= break_even.MOST
+    monkeypatch.setenv(break_even.VARIABLE, "8KiB")
+    assert break_even.given() == 8192
+    monkeypatch.setenv(break_even.VARIABLE, "much")
+    with ww.open(path, device="cpu") as a, pytest.raises(errors.ArgumentError, match=break_even.VARIABLE):
+        ww.gather(a, [0])
+
+
+# -- what fails --------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_medium_raises_and_leaves_nothing(tmp_path: Path) -> None:
+    medium = storage.Faulty(storage.RamMedium(np.arange(100_000)), fail_ranges=[(204_800, 215_040)])
+    with ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE) as a:
+        begun = ww.gather(a, np.arange(0, 100_000, 50))
+        with pytest.raises(errors.MediumError, match="LBA"):
+            begun.result(110)
+        assert rows_of(a, [5, 99_999]).tolist() == [5, 99_999]
+    assert not jobs._live
+
+
+def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None:
+    medium = storage.Faulty(storage.RamMedium(np.arange(100_000)), silent_after=3)
+    a = ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE, timeout=0.5)
+    begun = ww.gather(a, np.arange(0, 100_000, 500))
+    with pytest.raises(TimeoutError, match="wait longer"):
+        begun.result(0.01)
+    with pytest.raises(errors.StallError):
+        begun.result(110)
+    a.close()
+    assert not jobs._live
+
+
+def test_a_file_that_is_cut_while_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path, np.arange(1 << 16))
+    for ahead in (False, True):
+        monkeypatch.setattr(memory.RowCopy, "absent", lambda *_, ahead=ahead: ahead)
+        with ww.open(path, device="cpu") as a:
+            os.truncate(path, 1 << 17)
+            with pytest.raises(errors.MediumError, match="truncated"):
+                rows_of(a, np.arange(0, 1 << 16, 16))
+            assert not jobs._live
+            with pytest.raises(errors.MediumError):
+                ww.gather(a, [0])
+        path = saved(tmp_path, np.arange(1 << 16))
+
+
+class Slow(storage.medium.PythonMedium):
+    """A medium that answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.go = threading.Event()
+
+    def read(self, offset: int, nbytes: int) -> Any:
+        self.go.wait(30)
+        return np.full(nbytes, 7, np.uint8)
+
+
+def test_closing_waits_for_a_gather(tmp_path: Path) -> None:
+    medium = Slow()
+    a = ww.open(medium, dtype="u1", device="cpu", cache="64KiB", page_size=PAGE, timeout=20)
+    begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
+    closing = threading.Thread(target=a.close)
+    closing.start()
+    time.sleep(0.1)
+    assert closing.is_alive() and not begun.done()
+    medium.go.set()
+    closing.join(60)
+    assert not closing.is_alive() and (begun.result(60) == 7).all()
+
+
+def test_a_cancelled_gather_ends_and_leaves_the_array_usable(tmp_path: Path) -> None:
+    medium = Slow()
+    with ww.open(medium, dtype="u1", device="cpu", cache="16KiB", page_size=PAGE, timeout=20) as a:
+        begun = ww.gather(a, np.arange(0, 1 << 20, 600))
+        assert begun.cancel()
+        medium.go.set()
+        with pytest.raises(errors.ClosedError, match="cancelled"):
+            begun.result(110)
+        assert not begun.cancel() and not jobs._live
+        assert rows_of(a, [1]).tolist() == [7]
+
+
+def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
+    begun: list[int] = []
+    gate = threading.Event()
+
+    def run(k: int) -> None:
+        begun.append(k)
+        gate.wait(30)
+        if k == 0:
+            raise ValueError("no")
+
+    over: list[Any] = []
+    job = jobs.Job(100, 2, run, over.append)
+    while len(begun) < 2:
+        time.sleep(1e-3)
+    gate.set()
+    assert job.wait(30) and isinstance(job.error, ValueError) and over == [job.error] and len(begun) < 100
+    gate.clear()
+    begun.clear()
+    job = jobs.Job(100, 2, run, over.append)
+    while not begun:
+        time.sleep(1e-3)
+    assert job.cancel() and not job.wait(0.01)
+    gate.set()
+    assert job.wait(30) and len(begun) <= 3 and not job.cancel() and len(over) == 2
+
+
+def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
+    model = np.random.default_rng(9).random((ROWS, 33))
+    wrong: list[Any] = []
+    with opened(saved(tmp_path, model)) as a:
+
+        def work(seed: int) -> None:
+            rng = np.random.default_rng(seed)
+            for _ in range(5):
+                rows = rng.integers(0, ROWS, 300)
+                ahead = [ww.gather(a, rows[k::3]) for k in range(3)]
+                if any((one.result(60) != model[rows[k::3]]).any() for k, one in enumerate(ahead)):
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+    assert not wrong and not jobs._live
+
+
+def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path) -> None:
+    medium = Slow()
+    with ww.Cache("64KiB", device="cpu", page_size=PAGE) as cache, ww.open(medium, dtype="u1", cache=cache) as a:
+        begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
+        while not cache._in_flight:
+            time.sleep(1e-3)
+        with pytest.raises(errors.SharingError, match="launches"):
+            ww.open(saved(tmp_path, np.arange(9)), cache=cache)
+        medium.go.set()
+        assert (begun.result(60) == 7).all()
+        ww.open(saved(tmp_path, np.arange(9)), cache=cache).close()
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+def in_child(work: Callable[[], bool]) -> bool:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        try:
+            os._exit(0 if work() else 1)
+        except BaseException:
+            os._exit(2)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_gathers_from_a_mapping_and_not_through_a_cache(tmp_path: Path) -> None:
+    path = saved(tmp_path, np.arange(ROWS))
+    with ww.open(path, device="cpu") as a, ww.open(path, device="cpu", cache="64KiB", page_size=PAGE) as b:
+        begun = ww.gather(a, [1])
+        assert rows_of(b, [3]).tolist() == [3]
+
+        def work() -> bool:
+            with pytest.raises(errors.ForkError):
+                begun.result()
+            with pytest.raises(errors.ForkError):
+                ww.gather(b, [1])
+            return not begun.cancel() and rows_of(a, [4, 499]).tolist() == [4, 499]
+
+        assert in_child(work)
+        assert begun.result(60).tolist() == [1] and rows_of(a, [2]).tolist() == [2]
+
+
+def test_a_fork_amid_gathers_leaves_the_child_able_to_gather(tmp_path: Path) -> None:
+    path = saved(tmp_path, np.arange(1 << 20))
+    with ww.open(path, device="cpu") as a:
+        rows = np.random.default_rng(1).integers(0, 1 << 20, 1 << 20)
+        for _ in range(5):
+            begun = [ww.gather(a, rows) for _ in range(3)]
+            assert in_child(lambda: rows_of(a, [7, 1]).tolist() == [7, 1])
+            assert all((one.result(60) == rows).all() for one in begun)
+
+
+ENDING = """
+import sys, numpy as np, warpwell as ww
+np.save("a.npy", np.arange(1 << 22))
+a = ww.open("a.npy", device="cpu")
+rows = np.random.default_rng(0).integers(0, 1 << 22, 1 << 22)
+ww.gather(a, rows[:10]).result()
+left = [ww.gather(a, rows) for _ in range(20)]
+print("end", flush=True)
+"""
+
+INTERRUPTED = """
+import os, signal, threading, time, numpy as np, warpwell as ww
+from warpwell import storage
+class Slow(storage.medium.PythonMedium):
+    def read(self, offset, nbytes):
+        go.wait(30)
+        return np.full(nbytes, 7, np.uint8)
+go = threading.Event()
+with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=512) as a:
+    begun = ww.gather(a, np.arange(0, 1 << 20, 9000))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        begun.result(110)
+    except KeyboardInterrupt:
+        print("interrupted", begun.done())
+    go.set()
+    print(int(begun.result(60).min()), begun.done())
+"""
+
+
+@pytest.mark.parametrize(("program", "said"), [(ENDING, "end\n"), (INTERRUPTED, "interrupted False\n7 True\n")])
+def test_programs_that_end_or_are_interrupted_amid_gathers(tmp_path: Path, program: str, said: str) -> None:
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100,
+                         check=False)  # fmt: skip
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
+
+
+def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = service_pool.ServicePool()
+    monkeypatch.setattr(service_pool, "_pool", pool)
+    monkeypatch.setattr(service_pool, "LINGER", 0.05)
+    before = set(os.listdir("/proc/self/fd"))
+    with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
+        for _ in range(20):
+            rows_of(a, np.arange(ROWS))
+    until = time.monotonic() + 30
+    while pool.threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert pool.threads == 0 and len(set(os.listdir("/proc/self/fd")) - before) == 0
