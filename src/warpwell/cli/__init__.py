@@ -11,6 +11,7 @@ In the order in which a command line meets them::
     bench/        ``bench``: micro-benchmarks
     graph/        ``graph ...``
     kv/           ``kv ...``
+    table/        ``table ...``
     sched/        ``sched ...``
     pool/         ``run`` and ``pool ...``
     drive/        ``drive ...``

@@ -20,6 +20,7 @@ from .interrupt import INTERRUPTED, end_soon, leave, say
 from .kv import arguments as kv_arguments
 from .pool import arguments as pool_arguments
 from .sched import arguments as sched_arguments
+from .table import arguments as table_arguments
 
 BAD_INPUT = 2
 BROKEN_PIPE = 141
@@ -33,8 +34,8 @@ _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels i
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``warpwell`` with these arguments (of the process by default); return the exit code.
 
-    0 is success, 1 a store that ``kv verify`` found damaged, 2 bad input (a message on stderr says what to do),
-    130 an interrupt; ``run`` ends with the code of its program.
+    0 is success, 1 what ``kv verify`` or ``table check`` found damaged, 2 bad input (a message on stderr says what to
+    do), 130 an interrupt; ``run`` ends with the code of its program.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
@@ -82,6 +83,7 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
 
     graph_arguments.add(commands)
     kv_arguments.add(commands)
+    table_arguments.add(commands)
     sched_arguments.add(commands, load=sched)
     pool_arguments.add(commands)
     drive_arguments.add(commands)

@@ -20,7 +20,7 @@ from ..cache.sizes import format_size
 _COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {"read": "reading", "generate": "generating", "write": "writing", "compile": "compiling",
            "search": "level", "iterate": "iterating", "count": "counting", "link": "linking", "load": "loading",
-           "run": "running", "verify": "verifying", "compact": "compacting"}  # fmt: skip
+           "run": "running", "convert": "converting", "verify": "verifying", "compact": "compacting"}  # fmt: skip
 
 _SIZES = {"bytes", "memory"}
 _NUMBERS = {"pid", "seed", "source"}

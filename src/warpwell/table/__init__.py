@@ -16,6 +16,7 @@ Files, in the order in which a column meets them:
 - sources.py     rows of Parquet, CSV and other files, and of frames in memory
 - convert.py     `convert` and `append`: write a folder, whole or not at all
 - column_files.py  the files of one column: values, codes, checksums, statistics
+- check.py       `check`: compare a table with its checksums
 - validity.py    `is_valid`, for kernels
 - where.py       `Table.where`: filters as pyarrow has them, and `Matches`
 - key_sets.py    a filter as sets of keys
@@ -24,6 +25,7 @@ Files, in the order in which a column meets them:
 - reading.py     `Reads`: which pages a query reads, and how the system is asked for them
 """
 
+from .check import TableCheck, check
 from .column import Column, ColumnRun
 from .convert import append, convert
 from .extent import Extent
@@ -35,6 +37,6 @@ from .validity import is_valid
 from .where import Matches
 
 __all__ = [
-    "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Table", "Taken", "append", "convert", "is_valid",
-    "open",
+    "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Table", "TableCheck", "Taken", "append", "check",
+    "convert", "is_valid", "open",
 ]  # fmt: skip

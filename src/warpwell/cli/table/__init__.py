@@ -1,0 +1,7 @@
+"""The ``warpwell table`` commands.
+
+arguments.py  the options of all commands
+convert.py    ``convert``: write a table's folder
+head.py       ``head``: the first rows, and what each column is
+check.py      ``check``: read everything and check it
+"""

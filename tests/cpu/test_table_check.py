@@ -1,0 +1,121 @@
+"""`check` and the ``warpwell table`` commands."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.cpu.test_table_arrow import mixed, write
+
+import warpwell as ww
+from warpwell.cli import main
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "t.ww"
+    names = ["i4", "f8", "bool", "text", "large", "embedding", "code"]
+    ww.table.convert(mixed(5000), path, columns=names, codes=["i4", "text"]).close()
+    ww.table.append(path, mixed(300))
+    return path
+
+
+def test_what_is_sound(path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    found = ww.table.check(path, progress=lambda *step: steps.append(step))
+    assert found.sound and found.rows == 5300 and found.nbytes > 100_000 and not found.unchecked
+    assert steps[-1][0] == "verify" and steps[-1][1] == found.nbytes
+
+
+def test_every_flipped_byte_is_found(path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for file in sorted(path.glob("*/*.npy")):
+        raw = file.read_bytes()
+        at = int(rng.integers(4096, len(raw))) if len(raw) > 4096 else None
+        if at is None:
+            continue
+        file.write_bytes(raw[:at] + bytes([raw[at] ^ 1 << int(rng.integers(8))]) + raw[at + 1 :])
+        found = ww.table.check(path)
+        assert [Path(one.path) for one in found.problems] == [file], file
+        file.write_bytes(raw)
+    assert ww.table.check(path).sound
+
+
+def test_files_that_are_cut_longer_or_gone(path: Path) -> None:
+    for file in sorted(path.glob("0/0-i4.*.npy")) + sorted(path.glob("0/4-large.*.npy")):
+        raw = file.read_bytes()
+        for other in (raw[:-1], raw[:4096], raw[:100], b"", raw + bytes(1 << 20), None):
+            if other == raw:
+                continue
+            if other is None:
+                file.unlink()
+            else:
+                file.write_bytes(other)
+            found = ww.table.check(path)
+            assert not found.sound and {Path(one.path) for one in found.problems} == {file}, file
+        file.write_bytes(raw)
+    assert ww.table.check(path).sound
+
+
+def test_an_arrow_file_whose_offsets_lead_outside(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.arrow", pa.table({"s": ["a", "bb", "ccc"], "l": [[1], [2], [3]]}))
+    assert ww.table.check(path).sound and ww.table.check(path).unchecked == ["l"]
+    with ww.table.open(path) as t:
+        at = t["s"].runs[0].offsets.offset
+    raw = bytearray(path.read_bytes())
+    raw[at + 4 : at + 8] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(raw)
+    assert not ww.table.check(path).sound
+    with ww.table.open(path) as t, pytest.raises(ww.errors.FormatError, match="damaged"):
+        t["s"].arrow()
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
+    assert main(["table", *(str(a) for a in arguments), "--json"]) == code
+    said = capsys.readouterr()
+    assert said.err == ""
+    values: dict[str, Any] = json.loads(said.out)
+    assert values["command"] == arguments[0]
+    return values
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text("name,n,x\nada,1,0.5\nbob,2,\nada,3,1.5\n")
+    path = tmp_path / "t.ww"
+    made = answer(capsys, "convert", source, path, "--codes", "name")
+    assert made["rows"] == 3 and made["coded"] == ["name"] and made["bytes_on_disk"] > 4096
+    assert answer(capsys, "convert", source, path, "--append")["rows"] == 6
+    shown = answer(capsys, "head", path, "--rows", "2")
+    assert [one["values"] for one in shown["columns"]] == [["ada", "bob"], [1, 2], [0.5, None]]
+    assert shown["columns"][2]["nulls"] == 2 and shown["columns"][2]["runs"] == 2
+    assert main(["table", "head", str(path), "--columns", "x"]) == 0 and "double" in capsys.readouterr().out
+    assert answer(capsys, "check", path)["sound"]
+    for given, words in (
+        (["convert", source, path], "--overwrite"),
+        (["convert", source, tmp_path / "u.ww", "--columns", "y"], "no column 'y'"),
+        (["convert", source, path, "--append", "--codes", "n"], "leave --columns"),
+        (["head", tmp_path / "none"], "does not exist"),
+        (["head", source], "not an Arrow IPC file"),
+        (["head", tmp_path], "folder, but not a table"),
+    ):
+        assert main(["table", *map(str, given)]) == 2
+        assert words in capsys.readouterr().err
+    values = next(path.glob("0/*-n.values.npy"))
+    values.write_bytes(values.read_bytes()[:-1] + b"\1")
+    found = answer(capsys, "check", path, code=1)
+    assert not found["sound"] and "differ" in found["problems"][0]["what"]
+
+
+def test_without_pyarrow(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; from warpwell.cli import main; sys.exit(main())"
+    for arguments in (["table", "head", str(tmp_path)], ["table", "convert", str(tmp_path), str(tmp_path / "t")]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2 and "[table]" in done.stderr, done.stderr
+    code = "import sys, warpwell as ww; ww.table, ww.table.open; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=dict(os.environ))
