@@ -84,13 +84,19 @@ def check(path: str | os.PathLike[str], *, progress: Callable[[str, int, int], N
                 unchecked.append(column)
             except WarpwellError as error:
                 at = getattr(error, "path", None) or name
-                if os.path.abspath(at) not in bad:
+                if _stem(at) not in map(_stem, bad):  # else it follows from what is reported
                     problems.append(_problem(at, None, str(error)))
         if not is_table_folder(name):
             nbytes = os.path.getsize(name)
     finally:
         _close(table, problems)
     return TableCheck(table.rows, nbytes, problems, unchecked)
+
+
+def _stem(path: str | os.PathLike[str]) -> str:
+    """Return what the files of one column begin with."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(folder, name.split(".")[0])
 
 
 def _close(table: Table, problems: list[Problem]) -> None:
