@@ -22,6 +22,7 @@ Files, in the order in which a column meets them:
 - key_sets.py    a filter as sets of keys
 - selecting.py   the kernel that finds the rows whose keys are in a set
 - take.py        `Taken`: columns of rows that are known
+- scan.py        `scan`: a table as a LazyFrame of Polars
 - reading.py     `Reads`: which pages a query reads, and how the system is asked for them
 """
 
@@ -29,7 +30,8 @@ from .check import TableCheck, check
 from .column import Column, ColumnRun
 from .convert import append, convert
 from .extent import Extent
-from .reading import ColumnReads
+from .reading import ColumnReads, Reads
+from .scan import scan
 from .table import Table
 from .table import open_table as open  # reads as table.open, like io.open
 from .take import Taken
@@ -37,6 +39,6 @@ from .validity import is_valid
 from .where import Matches
 
 __all__ = [
-    "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Table", "TableCheck", "Taken", "append", "check",
-    "convert", "is_valid", "open",
+    "Column", "ColumnReads", "ColumnRun", "Extent", "Matches", "Reads", "Table", "TableCheck", "Taken", "append",
+    "check", "convert", "is_valid", "open", "scan",
 ]  # fmt: skip

@@ -81,12 +81,29 @@ class Reads:
         if not self._dry:
             _begin(file, starts, ends)
 
-    def whole(self, column: str, run: ColumnRun) -> None:
-        """Count all bytes that decide which rows of a run match."""
-        for extent in (run.valid, run.values, run.codes, run.offsets, run.bytes):
-            if extent is not None and extent.nbytes:
-                start, end = extent.offset // PAGE * PAGE, -(-(extent.offset + extent.nbytes) // PAGE) * PAGE
-                self.add(column, extent.file, extent.nbytes, (np.array([start]), np.array([end])))
+    def span(self, column: str, run: ColumnRun, first: int, end: int) -> None:
+        """Count all bytes of rows [first, end) of a run, but those that views lead to."""
+        self._bytes(column, run.valid, first >> 3, (end + 7) >> 3)
+        bits = run.layout.kind == "bits"
+        self._rows(column, run.values, *((first >> 3, (end + 7) >> 3) if bits else (first, end)))
+        for extent in (run.codes, run.views):
+            self._rows(column, extent, first, end)
+        self._rows(column, run.offsets, first, end + 1)
+        if run.offsets is not None and run.bytes is not None:
+            offsets = run.offsets.numpy()
+            low, high = int(offsets[first]), int(offsets[end])
+            if 0 <= low <= high <= run.bytes.nbytes:  # else whoever follows them raises
+                self._bytes(column, run.bytes, low, high)
+
+    def _rows(self, column: str, extent: Extent | None, first: int, end: int) -> None:
+        if extent is not None and extent.nbytes:
+            width = extent.nbytes // extent.shape[0]
+            self._bytes(column, extent, first * width, end * width)
+
+    def _bytes(self, column: str, extent: Extent | None, first: int, end: int) -> None:
+        if extent is not None and end > first:
+            start, stop = extent.offset + first, extent.offset + end
+            self.add(column, extent.file, end - first, pages_of(np.array([start]), np.array([stop])))
 
     def items(self, column: str, extent: Extent | None, rows: NDArray[np.int64], count: int = 1) -> None:
         """Count items [row, row + count) of an extent, for ascending rows; bits if its items are those of bits."""

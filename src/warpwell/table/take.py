@@ -171,9 +171,10 @@ def _taken(name: str, run: ColumnRun, rows: NDArray[np.int64]) -> Any:
         codes = pa.Array.from_buffers(
             pa.from_numpy_dtype(layout.dtype), len(rows), [bits, pa.py_buffer(run.codes.numpy()[rows])]
         )
-        found = _sound(name, run, pa.DictionaryArray.from_arrays(codes, run.dictionary, safe=False))
-        if found.type != kind and pa.types.is_dictionary(kind):
-            found = found.cast(kind)
+        ordered = pa.types.is_dictionary(kind) and kind.ordered
+        found = _sound(name, run, pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=ordered, safe=False))
+        if not pa.types.is_dictionary(kind):
+            found = found.dictionary_decode()
     elif layout.kind == "views":
         assert run.views is not None
         buffers = [bits, pa.py_buffer(run.views.numpy()[rows]), *(one.buffer for one in run.data)]

@@ -184,7 +184,7 @@ def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
         column = table[name]
         if mask is None:
             for run in column.runs:
-                reads.whole(name, run)
+                reads.span(name, run, 0, run.rows)
         else:
             rows = _rows(column.runs, mask)
             if not len(rows):

@@ -1,0 +1,125 @@
+"""Queries of Polars over a table on storage give what they give over the same rows in memory."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.harness import table_frames, table_queries
+
+import warpwell as ww
+from warpwell import errors
+
+module = importlib.import_module("warpwell.table.scan")
+
+
+@pytest.fixture(scope="module", params=["file", "folder"])
+def written(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "all.arrow"
+    table = table_queries.write(path, 3)
+    if request.param == "folder":
+        table = table.select(list(dict.fromkeys((*table_frames.NUMBERS, *table_frames.OTHERS))))
+        path = path.parent / "all.ww"
+        with ww.table.convert(table, path, codes=["i32", "date32", "text"]) as converted:
+            table = converted.arrow()
+    return path, pl.from_arrow(table)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks, of which rows are taken unless most match."""
+    monkeypatch.setattr(module, "CHUNK", 500)
+    monkeypatch.setattr(module, "_DENSE", 1.5)
+
+
+def test_random_queries(written):
+    path, frame = written
+    assert table_frames.first_difference(ww.table.scan(path), frame, 1, 60) is None
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_thousand_queries(written):  # of a file, and of a folder
+    path, frame = written
+    assert table_frames.first_difference(ww.table.scan(path), frame, 2, 1000) is None
+
+
+def _first_rows_of_matches(path, schema, names, predicate, n_rows, *rest):
+    kept = n_rows if predicate is None else None
+    return _FRAMES(path, schema, names, predicate, kept, *rest)
+
+
+FAULTS = {
+    "rows are counted after the predicate": ("_frames", _first_rows_of_matches),
+    "rows of a chunk are taken as those of the table": ("take", lambda c, n, r: _TAKE(c, n - n[:1] // 500 * 500, r)),
+    "null is true": ("_evaluated", lambda f, p: _EVALUATED(f, p.fill_null(True))),
+    "columns come in the table's order": ("_frame", lambda n, a: _FRAME(n, a[::-1])),
+}
+_FRAMES, _TAKE, _EVALUATED, _FRAME = module._frames, module.take, module._evaluated, module._frame
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(written, monkeypatch, fault):
+    path, frame = written
+    lazy = ww.table.scan(path)
+    monkeypatch.setattr(module, *FAULTS[fault])
+    try:
+        found = table_frames.first_difference(lazy, frame, 1, 60)
+    except (pl.exceptions.PolarsError, TypeError, ValueError):
+        return
+    assert found is not None
+
+
+def test_only_the_pages_of_matching_rows_are_read(tmp_path, monkeypatch):
+    monkeypatch.undo()  # chunks as they are
+    rows = 1 << 20
+    random = np.random.default_rng(1)
+    names = [f"n{k:07}" for k in range(rows)]
+    table = pa.table({"key": random.random(rows), "value": random.random(rows), "name": names})
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table)
+    reads = ww.table.Reads()
+    lazy = ww.table.scan(tmp_path / "t.arrow", reads=reads)
+    found = lazy.filter(pl.col("key") > 0.9999).select(pl.col("value").mean(), pl.col("name").max(), pl.len()).collect()
+    chosen = table.filter(pa.compute.greater(table["key"], 0.9999))
+    mean = math.fsum(chosen["value"].to_pylist()) / len(chosen)
+    assert found["value"][0] == pytest.approx(mean, rel=1e-12) and found["len"][0] == len(chosen)
+    counts = reads.columns
+    assert counts["key"].read <= 8 * rows + 4096 * 20
+    assert counts["value"].wanted == 8 * len(chosen) and counts["value"].read <= 4096 * (len(chosen) + 1)
+    assert counts["name"].wanted == 16 * len(chosen) and counts["name"].read <= 3 * 4096 * len(chosen)
+
+
+def test_rows_come_in_batches_of_the_size_asked_for(written):
+    path, frame = written
+    schema = module._schema(ww.table.open(path, device="cpu"))
+    for predicate in (None, pl.col("i8") > -200):
+        frames = list(module._frames(str(path), schema, ["i8", "f64"], predicate, 1000, 64, ww.table.Reads()))
+        assert all(0 < len(one) <= 64 for one in frames) and frames[0].columns == ["i8", "f64"]
+    assert sum(map(len, frames)) == frame.head(1000)["i8"].count()
+
+
+def test_a_closed_table_and_wrong_names(written, tmp_path):
+    with pytest.raises(errors.MissingFileError):
+        ww.table.scan(tmp_path / "none.arrow")
+    with pytest.raises(pl.exceptions.ColumnNotFoundError):
+        ww.table.scan(written[0]).select("none").collect()
+    two = pa.table([[1], [2]], names=["a", "a"])
+    with pa.ipc.new_file(tmp_path / "t.arrow", two.schema) as writer:
+        writer.write_table(two)
+    with pytest.raises(errors.ArgumentError, match="two columns 'a'"):
+        ww.table.scan(tmp_path / "t.arrow")
+
+
+def test_an_empty_table(tmp_path):
+    empty = pa.table({"a": pa.array([], pa.int64())})
+    with pa.ipc.new_file(tmp_path / "t.arrow", empty.schema):
+        pass
+    lazy = ww.table.scan(tmp_path / "t.arrow")
+    assert lazy.filter(pl.col("a") > 1).collect().equals(pl.DataFrame({"a": []}, {"a": pl.Int64}))
+    with ww.table.open(tmp_path / "t.arrow", device="cpu") as table:
+        assert len(table.where([("a", ">", 1)]).take()) == 0
