@@ -25,6 +25,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     kv/          key-value stores: log, index, access by kernels, loaders, conversion
     scheduler/   kernels that share one device: tasks, policies, preemption, service
     table/       tables: Arrow files in place, a folder of columns, conversion
+    train/       rows and neighbourhoods for training: data sets, feature stores, samplers
     remote/      arrays, stores and schedulers on the devices of a pool
     study/       traces, workloads, simulator: what compares policies and stores
     testing/     conformance suites for media, executors and policies of your own; drives for tests
@@ -38,7 +39,7 @@ from . import errors  # modules within import it from here, which must not wait 
 from . import registry as _registry
 
 if TYPE_CHECKING:
-    from . import cache, drives, graph, kv, nvme, pool, remote, scheduler, storage, table
+    from . import cache, drives, graph, kv, nvme, pool, remote, scheduler, storage, table, train
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
@@ -130,13 +131,14 @@ __all__ = [
     "table",
     "thread_index",
     "to_device",
+    "train",
     "warp_size",
     "zeros",
 ]
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "cache drives graph kv nvme pool remote scheduler storage table",
+    "": "cache drives graph kv nvme pool remote scheduler storage table train",
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",

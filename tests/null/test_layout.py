@@ -21,6 +21,7 @@ RANKS = (
     ("array",),
     ("graph", "kv", "scheduler"),
     ("table",),
+    ("train",),
     ("remote",),
     ("study",),
     ("testing",),

@@ -136,6 +136,8 @@ class ColumnRun:
 class _Home(Protocol):
     """The parts of a table that a column uses."""
 
+    path: str
+
     def require_open(self) -> None:
         """Raise ClosedError if it is closed."""
 
@@ -169,6 +171,11 @@ class Column:
 
     def __len__(self) -> int:
         return self.rows
+
+    @property
+    def path(self) -> str:
+        """The path of its table."""
+        return self._home.path
 
     @property
     def runs(self) -> tuple[ColumnRun, ...]:

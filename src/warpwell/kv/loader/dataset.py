@@ -68,7 +68,7 @@ class Dataset:
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return several records, fetched as one batch."""
-        rows = self._rows(indices)
+        rows = rows_of(indices, len(self), str(self._path))
         keys = self._keys.take(rows)
         batch, found = self.store.get_many(keys.words if keys.lengths is None else keys.padded())
         for k in np.flatnonzero(~np.asarray(found, dtype=bool))[:1]:
@@ -90,19 +90,29 @@ class Dataset:
             )
         return {**self.__dict__, "_store": None}
 
-    def _rows(self, indices: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        try:
+
+def rows_of(indices: Sequence[int] | np.ndarray[Any, Any], size: int, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return indices of a dataset of `size` rows as row numbers; negative ones count from the end.
+
+    Raises
+    ------
+    ArgumentError, IndexRangeError
+    """
+    try:
+        if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+            rows = indices.astype(np.int64)
+        else:
             rows = np.array([operator.index(i) for i in indices], np.int64)
-        except TypeError:
-            wrong = next(i for i in indices if not hasattr(i, "__index__"))
-            raise errors.ArgumentError(
-                f"index {wrong!r} of a dataset: give a whole number, or a list of them to __getitems__()", name="index"
-            ) from None
-        rows[rows < 0] += len(self)
-        outside = np.flatnonzero((rows < 0) | (rows >= len(self)))
-        if outside.size:
-            index = int(indices[int(outside[0])])
-            raise errors.IndexRangeError(
-                f"index {index} of a dataset of {len(self)} records", array=str(self._path), index=index, size=len(self)
-            )
-        return rows
+    except TypeError:
+        wrong = next(i for i in indices if not hasattr(i, "__index__"))
+        raise errors.ArgumentError(
+            f"index {wrong!r} of a dataset: give a whole number, or a list of them to __getitems__()", name="index"
+        ) from None
+    rows[rows < 0] += size
+    outside = np.flatnonzero((rows < 0) | (rows >= size))
+    if outside.size:
+        index = int(indices[int(outside[0])])
+        raise errors.IndexRangeError(
+            f"index {index} of a dataset of {size} records", array=name, index=index, size=size
+        )
+    return rows

@@ -1,0 +1,219 @@
+"""`source_of`: rows of one array or column, wherever the program's processes are.
+
+A source is pickled as a path, and opens it in each process at the first read: workers share nothing, whether they were
+forked or spawned. Rows arrive in host memory.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import errors, table
+from ..array import Array
+from ..array.opening import open_array
+from ..errors.options import checked_path
+from ..table.reading import Reads
+from ..table.take import Taken
+from ..table.take import take as take_columns
+
+
+class Source(Protocol):
+    """Rows by their numbers.
+
+    Attributes
+    ----------
+    rows : int
+    shape : tuple of int
+        Of a row.
+    dtype : numpy.dtype
+    """
+
+    rows: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows, whose numbers are in range, as a new array."""
+
+    def close(self) -> None:
+        """Close what `take` has opened in this process, and would open again."""
+
+
+def source_of(value: Any, name: str) -> Source:
+    """Return the rows of what a user gives.
+
+    Parameters
+    ----------
+    value : path, (path, dict), ndarray, Array or Column
+        A path of a ``.npy`` file, or one with options of `warpwell.open`; an array in memory; an open array, which is
+        of use in this process alone; a column of a table.
+    name : str
+        For messages.
+
+    Raises
+    ------
+    ArgumentError, DTypeError
+        It has no rows of numbers.
+    """
+    if isinstance(value, np.ndarray):
+        return _checked(MemorySource(value), name)
+    if isinstance(value, Array):
+        return _checked(OpenSource(value), name)
+    if isinstance(value, table.Column):
+        return ColumnSource(value, name)
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict):
+        return _checked(FileSource(*value), name)
+    if isinstance(value, str | os.PathLike):
+        return _checked(FileSource(value, {}), name)
+    raise errors.ArgumentError(
+        f"{name!r} is {value!r:.60}: give the path of a .npy file, (path, options of ww.open), a column of a table, "
+        "or an array",
+        name=name,
+    )
+
+
+def _checked(source: Any, name: str) -> Source:
+    if not source.whole:
+        raise errors.ArgumentError(f"{name!r} has no dimension, so it has no rows: give an array of rows", name=name)
+    if source.dtype.hasobject or source.dtype.kind not in "biufcV":
+        raise errors.DTypeError(f"{name!r} has items of {source.dtype}: give numbers or records")
+    found: Source = source
+    return found
+
+
+class MemorySource:
+    """Rows of an array in memory; workers have copies."""
+
+    def __init__(self, items: NDArray[Any]) -> None:
+        self._items = items
+        self.whole = items.shape
+        self.rows = len(items) if items.ndim else 0
+        self.shape = items.shape[1:]
+        self.dtype = items.dtype
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows; see `Source`."""
+        return np.take(self._items, rows, axis=0)
+
+    def close(self) -> None:
+        """Do nothing; see `Source`."""
+
+
+class OpenSource:
+    """Rows of an array that is open."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self._pid = os.getpid()
+        self.whole = array.shape
+        self.rows = int(array.shape[0]) if array.shape else 0
+        self.shape = tuple(array.shape[1:])
+        self.dtype = np.dtype(array.dtype)
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows; see `Source`."""
+        if os.getpid() != self._pid:
+            self._refuse()
+        return take(self._array, rows)
+
+    def close(self) -> None:
+        """Do nothing: who opened the array closes it."""
+
+    def __reduce__(self) -> Any:
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise errors.ForkError(
+            f"array {self._array.name!r} is open in another process: give its path, which a worker opens again, or use "
+            "num_workers=0"
+        )
+
+
+class FileSource:
+    """Rows of a file that `warpwell.open` opens."""
+
+    def __init__(self, path: str | os.PathLike[str], options: dict[str, Any]) -> None:
+        self.path = os.path.abspath(checked_path(path))
+        self._options = {"device": "cpu", **options}  # rows are wanted on the host, and in workers
+        self._opened: tuple[int, Array] | None = None
+        array = self._array()
+        self.whole = array.shape
+        self.rows = int(array.shape[0]) if array.shape else 0
+        self.shape = tuple(array.shape[1:])
+        self.dtype = np.dtype(array.dtype)
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows; see `Source`."""
+        return take(self._array(), rows)
+
+    def close(self) -> None:
+        """Close the file; see `Source`."""
+        opened, self._opened = self._opened, None
+        if opened is not None and opened[0] == os.getpid():
+            opened[1].close()
+
+    def _array(self) -> Array:
+        pid = os.getpid()
+        opened = self._opened
+        if opened is None or opened[0] != pid:
+            opened = self._opened = pid, open_array(self.path, "r", **self._options)
+        return opened[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+
+class ColumnSource:
+    """Rows of a column of a table: numbers, truth values, lists of one length; dates and times as their integers."""
+
+    def __init__(self, column: table.Column, name: str) -> None:
+        self._path, self._column = column.path, column.name
+        self._opened: tuple[int, table.Table] | None = None
+        self.rows = column.rows
+        if column.nulls:
+            raise errors.ArgumentError(
+                f"{name!r} has {column.nulls} nulls, for which arrays of numbers have no place: fill them before the "
+                "table is written, or take other columns",
+                name=name,
+            )
+        if not self.rows:
+            raise errors.ArgumentError(f"{name!r} is a column of a table without rows", name=name)
+        row = self._read(column, np.zeros(1, np.int64))
+        if row.dtype.kind not in "biuf" or str(column.type).startswith("fixed_size_binary"):
+            raise errors.DTypeError(
+                f"{name!r} is a column of {column.type}: rows are numbers or lists of one length of them; convert it "
+                "before the table is written, or take other columns"
+            )
+        self.shape, self.dtype = row.shape[1:], row.dtype
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Return rows; see `Source`."""
+        pid = os.getpid()
+        opened = self._opened
+        if opened is None or opened[0] != pid:
+            opened = self._opened = pid, table.open(self._path, device="cpu")
+        once, places = np.unique(rows, return_inverse=True)
+        return self._read(opened[1][self._column], once)[places]
+
+    @staticmethod
+    def _read(column: table.Column, rows: NDArray[np.int64]) -> NDArray[Any]:
+        found = Taken(take_columns([column], rows, Reads())).numpy()[column.name]
+        return found.view(np.int64) if found.dtype.kind in "mM" else found
+
+    def close(self) -> None:
+        """Close the table; see `Source`."""
+        opened, self._opened = self._opened, None
+        if opened is not None and opened[0] == os.getpid():
+            opened[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+
+def take(array: Array, rows: NDArray[np.int64]) -> NDArray[Any]:
+    """Return rows of an array in host memory."""
+    return np.asarray(array[rows])

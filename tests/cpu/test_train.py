@@ -1,0 +1,269 @@
+"""Rows and neighbourhoods for training, without PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell import errors
+
+ROWS = 500
+X = np.random.default_rng(0).standard_normal((ROWS, 6), np.float32)
+Y = np.random.default_rng(1).integers(0, 9, ROWS)
+WANTED = [3, -1, 3, 499, 0, 250]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", X)
+    np.save(tmp_path / "y.npy", Y)
+    X.tofile(tmp_path / "x.raw")
+    schema = pa.schema([("x", pa.list_(pa.float32(), 6)), ("y", pa.int64()), ("text", pa.string()),
+                        ("holes", pa.int64())])  # fmt: skip
+    with pa.ipc.new_file(str(tmp_path / "t.arrow"), schema) as file:
+        for first, end in ((0, 200), (200, 201), (201, ROWS)):
+            rows = end - first
+            lists = pa.FixedSizeListArray.from_arrays(pa.array(X[first:end].ravel()), 6)
+            file.write_batch(pa.record_batch(
+                [lists, pa.array(Y[first:end]), pa.array(["a"] * rows), pa.array([None] * rows, pa.int64())], schema))
+    return tmp_path
+
+
+def sources(folder: Path) -> dict[str, Any]:
+    table = ww.table.open(folder / "t.arrow")
+    return {
+        "files": {"x": folder / "x.npy", "y": str(folder / "y.npy")},
+        "raw file": {"x": (folder / "x.raw", {"dtype": "float32", "shape": (ROWS, 6)}), "y": Y},
+        "behind a cache": {"x": (folder / "x.npy", {"cache": "16KiB"}), "y": folder / "y.npy"},
+        "columns": {"x": table["x"], "y": table["y"]},
+    }
+
+
+def took(dataset: Any, connection: Any) -> None:
+    connection.send((dataset.take(np.array(WANTED) % ROWS), os.getpid()))
+
+
+@pytest.mark.parametrize("kind", ["files", "raw file", "behind a cache", "columns"])
+def test_rows_are_the_same_in_all_processes(folder: Path, kind: str) -> None:
+    dataset = ww.train.Dataset(sources(folder)[kind])
+    assert len(dataset) == ROWS and dataset.names == ["x", "y"]
+    records = dataset.__getitems__(WANTED)
+    assert np.array_equal(records.fields["x"], X[WANTED]) and np.array_equal(records.fields["y"], Y[WANTED])
+    assert np.array_equal(dataset[-2]["x"], X[-2]) and dataset[-2]["y"] == Y[-2]
+    for method in ("fork", "spawn") if kind == "columns" else ("fork",):
+        context = multiprocessing.get_context(method)
+        ours, theirs = context.Pipe()
+        child = context.Process(target=took, args=(dataset, theirs), daemon=True)
+        child.start()
+        assert ours.poll(60)
+        fields, pid = ours.recv()
+        child.join(30)
+        assert child.exitcode == 0 and pid != os.getpid()
+        assert np.array_equal(fields["x"], X[WANTED]) and np.array_equal(fields["y"], Y[WANTED])
+    again = pickle.loads(pickle.dumps(dataset))
+    assert np.array_equal(again.take(np.arange(ROWS))["x"], X)
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
+def test_a_dataset_leaves_nothing_open(folder: Path, close: bool) -> None:
+    dataset = ww.train.Dataset(folder / "t.arrow", columns=["y", "x"])
+    assert dataset.take(np.array([0, 499]))["y"].tolist() == [Y[0], Y[499]]
+    assert opened(folder)
+    if close:
+        dataset.close()
+    else:
+        del dataset
+    gc.collect()  # a mapping that is closed stays while somebody has views of it
+    until(lambda: not opened(folder))
+
+
+def opened(folder: Path) -> list[str]:
+    """Return the files of a folder that this process has open or mapped."""
+    found = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += [name for name in [os.readlink(fd)] if name.startswith(str(folder))]
+    return found
+
+
+def test_an_open_array_is_of_use_in_its_process(folder: Path) -> None:
+    with ww.open(folder / "x.npy", device="cpu") as x:
+        dataset = ww.train.Dataset({"x": x, "y": Y})
+        assert np.array_equal(dataset.take(np.array([5, 4]))["x"], X[[5, 4]])
+        with pytest.raises(errors.ForkError, match="give its path"):
+            pickle.dumps(dataset)
+
+
+def test_a_loader_of_stores_delivers_rows_in_its_order_and_resumes(folder: Path) -> None:
+    dataset = ww.train.Dataset(folder / "t.arrow", columns=["y"])
+    loader = ww.kv.DataLoader(dataset, batch_size=64, seed=5)
+    order = ww.kv.Permutation(ROWS, 5, 0).slice(0, ROWS)
+    batches = iter(loader)
+    first = [next(batches)["y"] for _ in range(3)]
+    state = loader.state_dict()
+    again = ww.kv.DataLoader(dataset, batch_size=32)
+    again.load_state_dict(state)
+    rest = [batch["y"] for batch in again]
+    assert np.array_equal(np.concatenate(first + rest), Y[order])
+
+
+@pytest.mark.parametrize(("fields", "error", "says"), [
+    ({}, errors.ArgumentError, "without fields"),
+    ({"x": "x.npy", "y": Y[:7]}, errors.ArgumentError, "'x' has 500, 'y' has 7"),
+    ({"x": "nowhere.npy"}, errors.MissingFileError, "nowhere"),
+    ({"x": 3}, errors.ArgumentError, "give the path of a .npy file"),
+    ({"x": np.float64(3)}, errors.ArgumentError, "give the path of a .npy file"),
+    ({"x": np.array(["a"])}, errors.DTypeError, "give numbers"),
+])  # fmt: skip
+def test_fields_that_cannot_be(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fields: Any, error: Any, says: str
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(error, match=says):
+        ww.train.Dataset(fields)
+
+
+def test_columns_and_rows_that_cannot_be(folder: Path) -> None:
+    with pytest.raises(errors.DTypeError, match=r"'text' is a column of string"):
+        ww.train.Dataset(folder / "t.arrow", columns=["text"])
+    with pytest.raises(errors.ArgumentError, match=r"'holes' has 500 nulls"):
+        ww.train.Dataset(folder / "t.arrow", columns=["holes"])
+    dataset = ww.train.Dataset({"y": folder / "y.npy"})
+    with pytest.raises(errors.IndexRangeError, match="index 500 of a dataset of 500"):
+        dataset[500]
+    with pytest.raises(errors.ArgumentError, match="index 'a' of a dataset"):
+        dataset.__getitems__(["a"])  # type: ignore[list-item]
+
+
+def test_what_needs_pytorch_says_so(tmp_path: Path) -> None:
+    for module in ("torch", "torch_geometric"):
+        (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
+    program = """
+import warpwell as ww
+from warpwell import errors
+ww.train.Dataset, ww.train.Neighbors
+for name in ("FeatureStore", "NeighborSampler"):
+    try:
+        getattr(ww.train, name)
+    except errors.ArgumentError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+                          env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})  # fmt: skip
+    assert done.stdout.count("needs torch_geometric: install Warpwell's extra [train]") == 2, done.stderr
+
+
+# -- neighbourhoods ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> ww.graph.Graph:
+    """Directed; a vertex of many in-edges, and some of none."""
+    rng = np.random.default_rng(2)
+    ends = rng.integers(0, 300, (2, 2000))
+    ends[1, :300] = 7
+    ends[1][ends[1] >= 280] = 7
+    return ww.graph.build([(ends[0], ends[1])], tmp_path_factory.mktemp("graph") / "g.ww", vertices=300, in_edges=True)
+
+
+def in_edges(graph: ww.graph.Graph, vertex: int) -> tuple[int, np.ndarray[Any, Any]]:
+    offsets, edges = graph.map(graph.in_offsets_path), graph.map(graph.in_edges_path)
+    return int(offsets[vertex]), edges[offsets[vertex] : offsets[vertex + 1]]
+
+
+def check(graph: ww.graph.Graph, found: Any, fanouts: list[int]) -> None:
+    """Check a neighbourhood by its definition."""
+    assert len(np.unique(found.nodes)) == len(found.nodes) == sum(found.node_counts)
+    assert len(found.sources) == len(found.targets) == len(found.edges) == sum(found.edge_counts)
+    assert len(np.unique(found.edges)) == len(found.edges)
+    nodes, edges = np.cumsum([0, *found.node_counts]), np.cumsum([0, *found.edge_counts])
+    for hop, fanout in enumerate(fanouts):
+        here = slice(edges[hop], edges[hop + 1])
+        by_target: dict[int, list[int]] = {}
+        for source, target, edge in zip(found.sources[here], found.targets[here], found.edges[here], strict=True):
+            assert nodes[hop] <= target < nodes[hop + 1] and source < nodes[hop + 2]
+            by_target.setdefault(int(target), []).append(int(edge))
+            first, neighbours = in_edges(graph, int(found.nodes[target]))
+            assert first <= edge < first + len(neighbours)
+            assert neighbours[edge - first] == found.nodes[source]
+        for position in range(nodes[hop], nodes[hop + 1]):
+            degree = len(in_edges(graph, int(found.nodes[position]))[1])
+            drawn = by_target.get(position, [])
+            assert len(drawn) == len(set(drawn)) == (degree if fanout < 0 else min(degree, fanout))
+
+
+@pytest.mark.parametrize("fanouts", [[4, 3], [-1], [1], [0, 5], []])
+def test_neighbourhoods_are_what_they_say(graph: ww.graph.Graph, fanouts: list[int]) -> None:
+    neighbors = ww.train.Neighbors(graph, fanouts, 64, seed=3)
+    epoch = list(neighbors)
+    assert len(epoch) == len(neighbors) == 5
+    assert sorted(np.concatenate([one.nodes[: one.batch_size] for one in epoch])) == list(range(300))
+    for one in epoch:
+        check(graph, one, fanouts)
+
+
+def sampled(neighbors: Any, number: int) -> list[Any]:
+    found = neighbors[number]
+    return [found.nodes.tolist(), found.sources.tolist(), found.targets.tolist(), found.edges.tolist()]
+
+
+def test_a_batch_is_a_function_of_its_number(graph: ww.graph.Graph) -> None:
+    neighbors = ww.train.Neighbors(graph.path, [4, 3], 50, seed=3, vertices=np.arange(0, 300, 2))
+    forwards = [sampled(neighbors, number) for number in range(9)]
+    again = pickle.loads(pickle.dumps(neighbors))
+    assert [sampled(again, number) for number in reversed(range(9))][::-1] == forwards
+    assert forwards[0] != forwards[3] and sorted(forwards[0][0][:50]) != sorted(forwards[3][0][:50])  # epochs differ
+    other = ww.train.Neighbors(graph, [4, 3], 50, seed=4, vertices=np.arange(0, 300, 2))
+    assert sampled(other, 0) != forwards[0]
+    # what a run that is resumed by a later version draws, too
+    assert forwards[8][3][:6] == KEPT
+
+
+KEPT = [826, 827, 829, 830, 1193, 1194]
+
+
+def test_draws_are_uniform_and_distinct(graph: ww.graph.Graph) -> None:
+    first, neighbours = in_edges(graph, 7)
+    neighbors = ww.train.Neighbors(graph, [3], 1, seed=1, vertices=[7])
+    counts = np.zeros(len(neighbours))
+    draws = 3000
+    for number in range(draws):
+        counts[neighbors[number].edges - first] += 1
+    expected = draws * 3 / len(neighbours)
+    assert counts.sum() == 3 * draws
+    # chi-square of len - 1 degrees: five standard deviations
+    chi = ((counts - expected) ** 2 / expected).sum()
+    assert abs(chi - len(neighbours)) < 5 * np.sqrt(2 * len(neighbours))
+
+
+def test_neighbours_that_cannot_be(graph: ww.graph.Graph, tmp_path: Path) -> None:
+    directed = ww.graph.build([(np.arange(3), np.arange(3))], tmp_path / "d.ww")
+    with pytest.raises(errors.FormatError, match="in_edges=True"):
+        ww.train.Neighbors(directed, [1], 1)
+    for options, says in (({"fanouts": [-2]}, "fanouts"), ({"batch_size": 0}, "batch_size"),
+                          ({"vertices": [1, 1]}, "some twice"), ({"vertices": [300]}, "300 of a graph"),
+                          ({"vertices": [0.5]}, "a list or an array"), ({"drop_last": True, "batch_size": 301}, "no")):
+        with pytest.raises(errors.ArgumentError, match=says):
+            ww.train.Neighbors(graph, **{"fanouts": [1], "batch_size": 2, **options})
+
+
+def test_a_damaged_graph_is_found_and_not_followed(tmp_path: Path) -> None:
+    graph = ww.graph.build([(np.array([0, 1]), np.array([1, 0]))], tmp_path / "g.ww", in_edges=True)
+    edges = np.load(graph.in_edges_path, mmap_mode="r+")
+    edges[0] = 1 << 20
+    del edges
+    with pytest.raises(errors.FormatError, match="leads to no vertex"):
+        ww.train.Neighbors(graph, [2], 2)[0]
