@@ -602,6 +602,28 @@ def exists(fd: str) -> bool:
     return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
+def test_a_drive_that_is_dropped_ends_its_qemu_and_one_that_is_open_keeps_it() -> None:
+    with QemuDrive() as qemu, qemu.open():
+        pass
+    before = resources()
+    drive = QemuDrive(["1MiB"]).open()
+    pid = int(drive.address.removeprefix("qemu:"))
+    gc.collect()
+    assert drive.namespace(1).read(0, 1).size == 512  # nobody has the object but the drive
+    if (child := os.fork()) == 0:
+        del drive
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert drive.namespace(1).read(0, 1).size == 512  # the child's copy ended nothing
+    drive.close()
+    del drive
+    gc.collect()
+    assert not Path(f"/proc/{pid}").exists()
+    for found, known in zip(resources(), before, strict=True):
+        assert not found - known
+
+
 def test_nothing_is_left_behind() -> None:
     with QemuDrive() as qemu, qemu.open():
         pass  # threads that live as long as the process were started

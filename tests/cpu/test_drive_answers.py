@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.arrays.kernels import read
 from tests.harness.scripted_drive import ScriptedDrive
 
+import warpwell as ww
 from warpwell import errors
 from warpwell.drives import Drive, DriveMedium
 from warpwell.drives.medium import M_FIRST, Q_LOCK
@@ -150,6 +154,72 @@ def test_every_status_is_reported_and_retried_where_that_may_help(
     kind = errors.DriveLostError if opcode == FLUSH else errors.MediumError
     with pytest.raises(kind, match=f"sc 0x{status & 0xFF:02x}"):
         call()
+
+
+# -- the same controller under the rings of kernels -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def under_rings(wire: ScriptedDrive, **options: Any) -> Iterator[ww.Array]:
+    """The namespace as an array whose misses the controller serves."""
+    given = {"cache": "16KiB", "page_size": 4096, "timeout": 5.0, "queues": 1, "depth": 64} | options
+    with Drive(wire) as drive, ww.open(drive.namespace(1), dtype=np.int64, device="cpu", **given) as a:
+        yield a
+
+
+def one_of_each_page(a: ww.Array) -> np.ndarray:
+    where = np.arange(0, a.size, 512)
+    out = np.zeros(where.size, np.int64)
+    read[where.size](a, where, out)
+    return out
+
+
+def test_kernels_read_what_the_controller_has(wire: ScriptedDrive) -> None:
+    with under_rings(wire) as a:
+        assert np.array_equal(one_of_each_page(a), wire.blocks.view(np.int64)[::512])
+
+
+def beyond_the_ring(answer: np.ndarray) -> None:
+    answer["sqhd"] = 0x7FFF
+
+
+@pytest.mark.parametrize(
+    ("bend", "said"),
+    [
+        (wrong_cid, r"command \d+ was not in flight"),
+        (older_use, r"command \d+ was not in flight"),
+        (wrong_sqid, "names submission queue"),
+        (beyond_the_ring, "head is 32767"),
+        (None, "got no answer within the time-out"),
+    ],
+)
+def test_wrong_answers_to_kernels_are_errors_that_name_drive_namespace_and_command(
+    wire: ScriptedDrive, bend: Any, said: str
+) -> None:
+    with under_rings(wire, timeout=0.5) as a:
+        one_of_each_page(a)
+        a.cache.evict(1, 0, a.size // 512)
+        wire.bend = (lambda answer: False) if bend is None else (lambda answer: bend(answer) or True)
+        begun = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(errors.DriveLostError, match=said) as raised:
+                one_of_each_page(a)
+            error = raised.value
+            assert (error.drive, error.namespace, error.command) == ("scripted", 1, "read")
+            assert error.status == ABORTED_BY_HOST and "scripted is lost" in str(error)
+        assert time.monotonic() - begun < 10
+        wire.bend = lambda answer: True
+
+
+@pytest.mark.parametrize("status", [0x281, 0x4281, 0x4182, 0x0370, 0x3F00])
+def test_a_status_to_kernels_is_an_error_that_names_it(wire: ScriptedDrive, status: int) -> None:
+    with under_rings(wire) as a:
+        wire.status[READ] = status
+        with pytest.raises(errors.MediumError, match=f"scripted/1.*sc 0x{status & 0xFF:02x}") as raised:
+            one_of_each_page(a)
+        assert raised.value.status == status
+        wire.status.clear()
+        assert np.array_equal(one_of_each_page(a), wire.blocks.view(np.int64)[::512])
 
 
 def test_an_interruption_is_retried(wire: ScriptedDrive, medium: DriveMedium) -> None:

@@ -22,6 +22,7 @@ from warpwell.nvme import (
     WRITE_FAULT,
 )
 from warpwell.storage import ring
+from warpwell.storage.commands import T_FREE, T_LOCK, SlotTable
 from warpwell.storage.faulty import Faulty
 from warpwell.storage.file import FileMedium, file_status
 from warpwell.storage.groups import Replicated, Striped
@@ -454,3 +455,12 @@ def test_silence_and_what_comes_after(delay: float) -> None:
     assert drive(medium, requests) == [0] * 8
     medium.stop()
     assert drive(medium, requests, seconds=0.05) == [UNANSWERED] * 8
+
+
+def test_a_forked_child_takes_no_slots_of_its_parent() -> None:
+    table = SlotTable(8)
+    if (child := os.fork()) == 0:
+        table._block.words[T_LOCK], table._block.words[T_FREE] = 1, 0  # all of them, and it dies with the lock
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert table.taken == 0 and table._block.words[T_LOCK] == 0

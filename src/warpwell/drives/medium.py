@@ -61,6 +61,7 @@ from ..storage.commands import (
     R_TAG,
     SLOTS,
     SlotTable,
+    fill_slot,
     lock,
     record_of,
     release_slot,
@@ -693,15 +694,7 @@ def drive_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
     slot = take_slot(table)
     if slot < 0:
         return COMMAND_INTERRUPTED
-    record = record_of(table, slot)
-    set_word(record, R_TAG, tag)
-    set_word(record, R_OP, op)
-    set_word(record, R_OFFSET, offset)
-    set_word(record, R_NBYTES, inside)
-    set_word(record, R_BUFFER, buffer)
-    set_word(record, R_STATUS, 0)
-    set_word(record, R_REMAINING, parts_in(state, inside))
-    set_word(record, R_EXTRA, 0)
+    fill_slot(table, slot, tag, op, offset, inside, buffer, parts_in(state, inside))
     queue = locked_queue(state)
     tail = word(queue, Q_WAIT_TAIL)
     store_relaxed(word(queue, Q_WAIT) + 8 * (tail & (SLOTS - 1)), slot, SYSTEM)

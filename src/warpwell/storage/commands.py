@@ -18,11 +18,11 @@ from ..targets import (
     exchange,
     load_acquire,
     load_relaxed,
-    memory_for,
     store_relaxed,
     store_relaxed_as,
     store_release,
 )
+from ..targets.memory import private_block
 
 U1 = np.dtype(np.uint8)
 
@@ -118,6 +118,21 @@ def take_slot(table: int) -> int:
 
 
 @device
+def fill_slot(table: int, slot: int, tag: int, op: int, offset: int, nbytes: int, buffer: int, parts: int) -> int:
+    """Note a command of `parts` parts in the record of its slot; return the record's address."""
+    record = record_of(table, slot)
+    set_word(record, R_TAG, tag)
+    set_word(record, R_OP, op)
+    set_word(record, R_OFFSET, offset)
+    set_word(record, R_NBYTES, nbytes)
+    set_word(record, R_BUFFER, buffer)
+    set_word(record, R_STATUS, 0)
+    set_word(record, R_REMAINING, parts)
+    set_word(record, R_EXTRA, 0)
+    return record
+
+
+@device
 def release_slot(table: int, slot: int) -> None:
     """Release a slot."""
     lock(table)
@@ -134,7 +149,7 @@ def record_of(table: int, slot: int) -> int:
 
 
 class SlotTable:
-    """Host side of a slot table.
+    """Host side of a slot table. A forked child has a copy: it takes none of its parent's slots.
 
     Parameters
     ----------
@@ -143,7 +158,7 @@ class SlotTable:
     """
 
     def __init__(self, capacity: int = SLOTS) -> None:
-        self._block = memory_for("cpu").allocate(8 * (T_STACK + capacity * (1 + RECORD_WORDS)))
+        self._block = private_block(8 * (T_STACK + capacity * (1 + RECORD_WORDS)))
         words = self._block.words
         words[T_FREE] = words[T_CAPACITY] = capacity
         words[T_STACK : T_STACK + capacity] = np.arange(capacity)
@@ -186,4 +201,4 @@ def take_result(table: int, tag: int) -> int:
 
 def results_table() -> Block:
     """Return memory for the results of one namespace."""
-    return memory_for("cpu").allocate(16 * PLACES)
+    return private_block(16 * PLACES)

@@ -26,10 +26,10 @@ from ..targets import (
     div,
     fetch_add,
     fetch_or,
-    memory_for,
     native,
     rem,
 )
+from ..targets.memory import private_block
 from .commands import (
     R_BUFFER,
     R_EXTRA,
@@ -40,6 +40,7 @@ from .commands import (
     R_STATUS,
     R_TAG,
     SlotTable,
+    fill_slot,
     record_of,
     release_slot,
     set_word,
@@ -100,7 +101,7 @@ class MediumGroup(Medium):
             natives = [m.native() for m in self.media]
             if any(n is None for n in natives):
                 return None
-            block = memory_for("cpu").allocate(8 * (MEDIA + M_WORDS * len(natives)))
+            block = private_block(8 * (MEDIA + M_WORDS * len(natives)))
             words = block.words
             pending = any(n is not None and n.complete for n in natives)
             table = SlotTable() if pending else None
@@ -298,14 +299,7 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
         slot = take_slot(table)
         if slot < 0:
             return COMMAND_INTERRUPTED
-        record = record_of(table, slot)
-        set_word(record, R_TAG, tag)
-        set_word(record, R_OP, op)
-        set_word(record, R_OFFSET, offset)
-        set_word(record, R_NBYTES, nbytes)
-        set_word(record, R_BUFFER, buffer)
-        set_word(record, R_STATUS, 0)
-        set_word(record, R_REMAINING, MANY)
+        record = fill_slot(table, slot, tag, op, offset, nbytes, buffer, MANY)
     if op == READ and word(state, KIND) == REPLICATED:
         first = rem(fetch_add(state + 8 * TURN, 1, SYSTEM), word(state, COUNT))
         status = read_replica(state, record, slot, offset, nbytes, buffer, first, 0)

@@ -23,10 +23,10 @@ from ..targets import (
     device,
     div,
     load_relaxed,
-    memory_for,
     native,
     store_relaxed,
 )
+from ..targets.memory import private_block
 from .commands import (
     R_EXTRA,
     R_NBYTES,
@@ -147,8 +147,8 @@ class Limits:
 
     def over(self, inner: NativeMedium, *, keyed: bool) -> NativeMedium:
         """Return native functions that delay those of a medium, or (`keyed`) those for keys and values."""
-        block = memory_for("cpu").allocate(8 * STATE_WORDS)
-        entries = memory_for("cpu").allocate(2 * 16 * IN_FLIGHT)
+        block = private_block(8 * STATE_WORDS)
+        entries = private_block(2 * 16 * IN_FLIGHT)
         table, results = SlotTable(), results_table()
         words = block.words
         words[:4] = (inner.start, inner.complete, inner.state, table.address)

@@ -32,11 +32,11 @@ from ..targets import (
     load_acquire_as,
     load_relaxed,
     load_relaxed_as,
-    memory_for,
     store_relaxed,
     store_relaxed_as,
     store_release,
 )
+from ..targets.memory import private_block
 from .commands import (
     R_BUFFER,
     R_NBYTES,
@@ -112,7 +112,7 @@ class Ring:
             count = int(params[0])
             rings = self._map(max(submissions[6] + 4 * count, completions[5] + 16 * int(params[1])), 0)
             self._table = SlotTable(count)
-            self._block = memory_for("cpu").allocate(8 * G_WORDS)
+            self._block = private_block(8 * G_WORDS)
             words = self._block.words
             words[G_SYSCALL] = ctypes.cast(libc["syscall"], ctypes.c_void_p).value or 0
             words[G_ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0

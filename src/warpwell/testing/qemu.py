@@ -164,9 +164,12 @@ class QemuDrive:
             self.pid = self._process.pid
             self._pidfd = os.pidfd_open(self.pid)
             stack.callback(os.close, self._pidfd)
-            stack.callback(self.kill)
+            stack.callback(_kill, self._process)
             self._connect(START_SECONDS).close()  # it answers, or says why not
             self._resources = stack.pop_all()
+        # a drive that is open keeps this object: its transport may have to kill QEMU
+        self._dropped = weakref.finalize(self, _release, self._resources, self._mine)
+        self._dropped.atexit = False  # threads may be using it until the very end; QEMU ends with the process
 
     def _settings(self, end: int, subsystem: bool, options: dict[str, Any]) -> list[str]:
         controller = {"driver": "nvme", "id": "nvme", "addr": f"{NVME_SLOT:x}"}
@@ -238,9 +241,7 @@ class QemuDrive:
 
     def kill(self) -> None:
         """Kill QEMU (SIGKILL) and wait until it is gone."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait(10)
+        _kill(self._process)
 
     def stop(self) -> None:
         """Stop QEMU (SIGSTOP) and wait until all of its threads are: it answers nothing from now on."""
@@ -261,9 +262,8 @@ class QemuDrive:
         raise errors.DriveError(f"QEMU ({self.pid}) is not stopped after 5 s", drive=f"qemu:{self.pid}")
 
     def close(self) -> None:
-        """Kill QEMU and release everything (idempotent)."""
-        if os.getpid() == self._mine:
-            self._resources.close()
+        """Kill QEMU and release everything (idempotent). So does dropping the object, where no drive of it is open."""
+        _release(self._resources, self._mine)
 
     def __enter__(self) -> QemuDrive:
         return self
@@ -272,6 +272,18 @@ class QemuDrive:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill QEMU and wait until it is gone."""
+    if process.poll() is None:
+        process.kill()
+        process.wait(10)
+
+
+def _release(resources: contextlib.ExitStack, process: int) -> None:
+    if os.getpid() == process:  # else it is the parent's
+        resources.close()
 
 
 def _namespace(nsid: int, space: QemuNamespace, images: contextlib.ExitStack, files: list[int]) -> list[str]:
