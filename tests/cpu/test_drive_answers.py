@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -245,6 +247,32 @@ def test_a_refused_deletion_leaves_memory_alone(wire: ScriptedDrive) -> None:
         rings = {piece for piece in opened.arena._free}
         assert sum(size for _, size in rings) < opened.arena.nbytes - 32 * (64 << 10)
         wire.status.clear()
+
+
+def test_two_media_of_a_namespace_write_parts_of_one_block(wire: ScriptedDrive) -> None:
+    lost: list[int] = []
+    with Drive(wire) as opened:
+        pair = [DriveMedium(opened.namespace(1), queues=1, depth=16) for _ in range(2)]
+
+        def work(k: int) -> None:
+            for value in range(300):
+                pair[k].write(256 * k, np.full(256, value & 0xFF, np.uint8))
+                if (pair[k].read(256 * k, 256) != value & 0xFF).any():
+                    lost.append(value)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(2)]
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        finally:
+            sys.setswitchinterval(interval)
+        for one in pair:
+            one.close()
+    assert not lost
 
 
 def test_partial_blocks_are_read_first(wire: ScriptedDrive, medium: DriveMedium) -> None:

@@ -122,23 +122,12 @@ class NamespaceMedium(PythonMedium):
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Read `nbytes` bytes from byte `offset`."""
-        block = self.namespace.block
-        first, end = offset // block * block, -(-(offset + nbytes) // block) * block
-        raw = self.namespace.read(first // block, (end - first) // block)
-        return raw[offset - first : offset - first + nbytes]
+        return self.namespace.read_bytes(offset, nbytes)
 
     def sync(self) -> None:
         """Flush the drive's volatile cache. A drive that fails to counts as lost."""
         self._check_open()
-        try:
-            self.namespace.flush()
-        except errors.DriveLostError:
-            raise
-        except errors.DriveError as error:
-            # pages that were written are clean now, and nobody would write them again
-            raise self.namespace.drive.transport.lose(
-                f"{error}; what was written since the last flush may be lost: open it again and compare"
-            ) from None
+        self.namespace.sync()  # pages that were written are clean now
 
 
 class DriveController:

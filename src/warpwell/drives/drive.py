@@ -556,6 +556,50 @@ class Namespace:
         with self.drive.io() as (queue, _):
             self._run(queue, FLUSH, "flush", 0, 0, None)
 
+    def read_bytes(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Read and return `nbytes` bytes from byte `offset`; raises as `read`."""
+        first, count, skip = self._blocks_of(offset, nbytes)
+        return self.read(first, count)[skip : skip + nbytes]
+
+    def write_bytes(self, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes from byte `offset`; raises as `read`.
+
+        Blocks that are written in part are read first. Two such writes to a drive exclude each other.
+        """
+        if not data.size:
+            return
+        first, count, skip = self._blocks_of(offset, data.size)
+        if data.size == count * self.block:
+            self.write(first, data)
+            return
+        whole = np.empty((count, self.block), np.uint8)
+        with interruptible(lambda: None), self.drive._lock:
+            for k in {0, count - 1}:
+                whole[k] = self.read(first + k, 1)
+            whole.reshape(-1)[skip : skip + data.size] = data
+            self.write(first, whole)
+
+    def sync(self) -> None:
+        """Flush; a drive that fails to is lost, because nobody would write again what it may have dropped.
+
+        Raises
+        ------
+        DriveLostError, ForkError, ClosedError
+        """
+        try:
+            self.flush()
+        except errors.DriveLostError:
+            raise
+        except errors.DriveError as error:
+            raise self.drive.transport.lose(
+                f"{error}; what was written since the last flush may be lost: open it again and compare"
+            ) from None
+
+    def _blocks_of(self, offset: int, nbytes: int) -> tuple[int, int, int]:
+        """Return the first of the blocks that hold some bytes, their number, and the byte of the first to begin at."""
+        first = offset // self.block
+        return first, -(-(offset + nbytes) // self.block) - first, offset % self.block
+
     def _range(self, lba: int, count: int) -> tuple[int, int]:
         """Return a range of blocks as integers; raise where it is not inside the namespace."""
         try:

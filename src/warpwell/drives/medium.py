@@ -245,8 +245,6 @@ class DriveMedium(Medium):
         self._closed = False
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._partial = threading.Lock()
-        """Of writes by the host, which may begin or end within a block."""
         self._wake = threading.Event()
         self._watch: threading.Thread | None = None
         self._table = SlotTable()
@@ -306,8 +304,7 @@ class DriveMedium(Medium):
         out = np.zeros(nbytes, np.uint8)
         if inside:
             with self._told(offset):
-                first, count, skip = self._blocks(offset, inside)
-                out[:inside] = self.namespace.read(first, count)[skip : skip + inside]
+                out[:inside] = self.namespace.read_bytes(offset, inside)
         return out
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
@@ -316,30 +313,14 @@ class DriveMedium(Medium):
         self._check_writable()
         raw = raw_bytes(data)
         raw = raw[: self._inside(offset, raw.nbytes)]
-        if raw.nbytes:
-            first, count, skip = self._blocks(offset, raw.nbytes)
-            with self._told(offset), self._partial:
-                if raw.nbytes < count * self.block:
-                    whole = np.empty((count, self.block), np.uint8)
-                    for k in {0, count - 1}:
-                        whole[k] = self.namespace.read(first + k, 1)
-                    whole.reshape(-1)[skip : skip + raw.nbytes] = raw
-                    raw = whole.reshape(-1)
-                self.namespace.write(first, raw)
+        with self._told(offset):
+            self.namespace.write_bytes(offset, raw)
 
     def sync(self) -> None:
         """Flush the drive. If that fails, what was written may be lost: so the drive counts as lost."""
         self._check_open()
         if self.writable:
-            with self._told(0):
-                try:
-                    self.namespace.flush()
-                except errors.DriveLostError:
-                    raise
-                except errors.DriveError as error:
-                    raise self._drive.transport.lose(
-                        f"{error}; what was written since the last flush may be lost: open it again and compare"
-                    ) from None
+            self.namespace.sync()
         else:
             self._drive.transport.check()
 
@@ -412,11 +393,6 @@ class DriveMedium(Medium):
 
     # -- for the host -------------------------------------------------------------------------------------------------
 
-    def _blocks(self, offset: int, nbytes: int) -> tuple[int, int, int]:
-        """Return the first of the blocks that hold some bytes, their number, and the byte of the first to begin at."""
-        first = offset // self.block
-        return first, -(-(offset + nbytes) // self.block) - first, offset % self.block
-
     def _check_open(self) -> None:
         if self._closed:
             raise errors.ClosedError(f"{self.name} is closed: open it again")
@@ -458,7 +434,6 @@ def _after_fork() -> None:
     """Let native functions that somebody kept refuse in the child: the queues are the parent's."""
     for medium in list(_media.values()):
         medium._state.words[M_LOST] = LOST_TOLD
-        medium._partial = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
