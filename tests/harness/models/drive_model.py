@@ -190,6 +190,7 @@ class DriveModel:
             self.run.run()
         finally:
             native_functions.pop(self._bells.address, None)
+            self.medium.seconds = 0.0  # a thread that stopped with a lock gives it back no more
             self.medium.close()
         for tag, (opcode, first, count, at) in enumerate(self.requests):
             if self._buffers.words[at : at + count].tolist() != self._kept[tag]:

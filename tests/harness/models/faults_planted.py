@@ -231,7 +231,7 @@ FAULTS = (
         (Edit("array.elements", "_hit", "            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "            if True:"),),
         Focus(hashed=False),
-        seed=25,
+        seed=32,
     ),
     Fault(
         "recheck-removed-hashed", "cache", "a reader of a hashed table compares only the owner of the frame",
@@ -239,6 +239,7 @@ FAULTS = (
               "if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "if owner == page + 1:"),),
         Focus(frames=1, hashed=True, readers=True),
+        seed=20,
     ),
     Fault(
         "owner-check-removed", "cache", "a reader of a hashed table takes any page of its word for its own",
@@ -254,13 +255,13 @@ FAULTS = (
         "store-fence-removed", "cache", "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
-        seed=1030,
+        seed=1044,
     ),
     Fault(
         "owner-relaxed", "frame", "who sees the owner of a later page need not see that the word has changed",
         (Edit("array.elements", "_hit", "owner = load_acquire(", "owner = load_relaxed("),),
         Focus(hashed=True),
-        seed=240,
+        seed=380,
     ),
     Fault(
         "mark-cleared-early", "queue", "the mover clears the mark after the tail's before its turn has come",
@@ -274,11 +275,12 @@ FAULTS = (
     Fault(
         "second-look-removed", "queue", "the mover does not look at the new tail's mark again",
         (Edit(_SUBMIT, "ring", _TAIL + "            moved = False\n", _TAIL + "            return\n"),),
-        seed=35,
+        seed=58,
     ),
     Fault(
         "mark-not-put-back", "ring", "marks behind one that somebody has in hand are taken and forgotten",
         (Edit(_SUBMIT, "follow", "    if run < 1 and b != 0:\n        exchange(second, b, DEVICE)\n", ""),),
+        seed=69,
     ),
     Fault(
         "run-not-acquired", "ring", "nothing orders the entries of a run before the doorbell",
@@ -287,6 +289,7 @@ FAULTS = (
     Fault(
         "run-over-a-hole", "ring", "the mover takes the marks of a run without a look at what it took",
         (Edit(_SUBMIT, "follow", "        if a == 0 or b == 0 or c == 0 or d == 0:\n            break\n", ""),),
+        seed=69,
     ),
     Fault(
         "tail-before-doorbell", "queue", "the tail is stored first, so two movers ring out of order",
@@ -330,6 +333,7 @@ FAULTS = (
         "completed-twice", "lies", "a completion of an id that is free or done goes into the ready ring",
         (Edit(_DRAIN, "hand_out", "    return NOT_IN_FLIGHT\n",
               "    store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)\n    return NOBODY_S\n"),),
+        seed=40,
     ),
     Fault(
         "lie-not-latched", "lies", "an entry that answers no command is skipped, and nobody is told",
@@ -370,7 +374,7 @@ FAULTS = (
         (Edit("cache.paging", "load_page", _PULL,
               "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
          Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1))),
-        seed=102,
+        seed=131,
     ),
     Fault(
         "unpinned-before-store", "cache", "pin and DIRTY are settled before the store (see the module's text)",
@@ -389,18 +393,19 @@ FAULTS = (
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=LONG),
+        seed=25,
     ),
     Fault(
         "hole-published", "known", "a page is published though others have read and written it since it was looked at",
         (Edit("cache.known_pages", "publish_known", _SEEN, _SEEN.replace(
             "        if load_relaxed(word, DEVICE) == seen:\n",
             "        seen = load_relaxed(word, DEVICE)\n        if state_of(seen) == INVALID:\n")),),
-        seed=50,
+        seed=93,
     ),
     Fault(
         "generation-kept", "known", "an eviction does not make the next generation",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "generation_of(word)"),),
-        seed=50,
+        seed=93,
     ),
     Fault(
         "wave-over-its-bound", "known", "the clock goes on until a frame is found",
@@ -441,6 +446,7 @@ FAULTS = (
     Fault(
         "ring-unlocked", "queue", "two service threads post to one ring at a time",
         (Edit(_SERVE, "lock_ring", "while exchange(port + 8 * at.P_POST_LOCK, 1, SYSTEM) != 0:", "while False:"),),
+        seed=5,
     ),
     Fault(
         "thread-ends-without-a-look", "service", "a thread whose wait is over ends without a look for seats",
@@ -495,7 +501,7 @@ FAULTS = (
     Fault(
         "version-recheck-removed", "store", "who copies a value out of the cache does not look at its version again",
         (Edit(_WAYS, "look_up", "if load_acquire(address + 8 * W_VERSION, DEVICE) != version:", "if False:"),),
-        seed=42,
+        seed=57,
     ),
     Fault(
         "version-relaxed", "store", "the version does not acquire the value that it stands for",
@@ -504,12 +510,12 @@ FAULTS = (
     Fault(
         "reader-fence-removed", "store", "the second look at the version may come before the copy",
         (Edit(_WAYS, "look_up", "    fence(DEVICE)\n    syncwarp(mask)\n", "    syncwarp(mask)\n"),),
-        seed=540,
+        seed=552,
     ),
     Fault(
         "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
         (Edit(_REQUESTS, "fill_ways", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
-        seed=1700,
+        seed=1796,
     ),
     Fault(
         "odd-version-not-set", "store", "the version stays even while a value is being filled in",
@@ -524,10 +530,12 @@ FAULTS = (
     Fault(
         "version-ignored", "store", "pieces of a value are taken together whatever version they are of",
         (Edit(_REQUESTS, "piece_of", "stale = status == 0 and offset > 0 and", "stale = offset < 0 and"),),
+        seed=12,
     ),
     Fault(
         "rest-left", "store", "bytes of the version before stay behind the value",
         (Edit(_REQUESTS, "after_piece", "        wipe(at, offset)\n", ""),),
+        seed=12,
     ),
     Fault(
         "id-released-before-copy", "store", "the id, and its staging buffer, are free before the value is copied",
@@ -538,12 +546,13 @@ FAULTS = (
         "place-given-before-copy", "store", "the place in the return value queue is free before the value is copied",
         (Edit(_REQUESTS, "pull_pieces", _COPIES, _EARLY + "give_place(queue, cid)\n" + _COPIES),
          Edit(_REQUESTS, "execute", _GIVEN, "                refused = False\n")),
+        seed=19,
     ),
     Fault(
         "ticket-taken-twice", "store", "who takes a ticket does not look whether another one has",
         (Edit(_TICKETS, "let_go", "    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use\n",
               "    compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE)\n    return True\n"),),
-        seed=1860,
+        seed=1875,
     ),
     Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
@@ -552,6 +561,7 @@ FAULTS = (
     Fault(
         "first-acquire-relaxed", "resident", "who sees its page VALID need not see the page's bytes",
         (Edit("array.elements", "_placed_hit", _PLACED, _PLACED.replace("load_acquire", "load_relaxed")),),
+        seed=28,
     ),
     Fault(
         "not-its-own-frame", "resident", "a page that comes in takes any frame, as if pages took turns",
@@ -593,10 +603,12 @@ FAULTS = (
         "span-without-a-fence", "spans", "nothing orders the look at the word after the words of the page",
         (Edit(_WORDS_OF, "looking", _GROUP + _FENCE, _GROUP), Edit(_WORDS_OF, "looking", _FOUR + _FENCE, _FOUR),
          Edit(_WORDS_OF, "_four_pages", _FOUR_PAGES + _FENCE, _FOUR_PAGES)),
+        seed=42,
     ),
     Fault(
         "copy-without-a-fence", "spans", "nothing orders the look at the word after the copy of the page",
         (Edit(_BUFFERS, "copied_window", _COPIED + _FENCE, _COPIED),),
+        seed=17,
     ),
     Fault(
         "span-first-look-relaxed", "spans", "who sees its page VALID need not see the page's bytes",
@@ -613,6 +625,7 @@ FAULTS = (
          Edit(_WORDS_OF, "pages_of", _LOOKED, _OWNER.replace("            ", "        ", 1).replace(
              "            if", "        if").replace("    seen &= ~READABLE", "return False") + _LOOKED)),
         Focus(hashed=True),
+        seed=17,
     ),
     Fault(
         "span-escapes", "spans", "items are given to the fold before the second look, and stay in its total",
