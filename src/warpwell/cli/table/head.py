@@ -32,24 +32,24 @@ def run(arguments: argparse.Namespace) -> int:
         title = f"{arguments.table}: {opened.rows:,} rows, {len(opened.names):,} columns"
         if arguments.json:
             for one in shown:
-                one["values"] = None if one["values"] is None else [_plain(value) for value in one["values"]]
+                one["values"] = None if one["values"] is None else [plain(value) for value in one["values"]]
             output.result("", {"command": "head", "table": str(arguments.table), "rows": opened.rows,
                                "columns": shown})  # fmt: skip
             return 0
     heads = ["column", "type", "nulls", *(f"row {k}" for k in range(rows))]
     lines = []
     for one in shown:
-        cells = ["(nested: not shown)"] * bool(rows) if one["values"] is None else [_cell(v) for v in one["values"]]
+        cells = ["(nested: not shown)"] * bool(rows) if one["values"] is None else [cell(v) for v in one["values"]]
         nulls = "" if one["nulls"] is None else f"{one['nulls']:,}"
         lines.append([one["name"], one["type"], nulls, *cells])
     output.table(title, heads, lines, left=("type",))
     return 0
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value as JSON has it: others than numbers and text as text."""
     if isinstance(value, list):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     if isinstance(value, float) and value != value:
         return "NaN"
     if isinstance(value, bytes):
@@ -57,7 +57,8 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as a cell of a table."""
     text = "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= _WIDTH else text[: _WIDTH - 3] + "..."
