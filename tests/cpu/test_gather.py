@@ -521,11 +521,11 @@ def test_a_fork_amid_gathers_leaves_the_child_able_to_gather(tmp_path: Path) -> 
 
 ENDING = """
 import sys, numpy as np, warpwell as ww
-np.save("a.npy", np.arange(1 << 22))
+np.save("a.npy", np.arange(1 << 20))
 a = ww.open("a.npy", device="cpu")
-rows = np.random.default_rng(0).integers(0, 1 << 22, 1 << 22)
+rows = np.random.default_rng(0).integers(0, 1 << 20, 1 << 20)
 ww.gather(a, rows[:10]).result()
-left = [ww.gather(a, rows) for _ in range(20)]
+left = [ww.gather(a, rows) for _ in range(6)]
 print("end", flush=True)
 """
 

@@ -32,11 +32,11 @@ MOST = 128 << 10
 SHORT = 4096
 LONG = 128 << 10
 SECONDS = 0.05
-"""Longest time for the reads of one size."""
-READS = 256
+"""Time for the reads of one size, about."""
+FIRST = 16
+"""Reads of the first call."""
+READS = {SHORT: FIRST * 63, LONG: FIRST * 7}
 """Most reads of a size."""
-TOGETHER = 64
-"""Reads in flight."""
 LEAST_BYTES = 64 << 20
 """A smaller file is not worth measuring."""
 
@@ -96,13 +96,19 @@ def break_even(short: float, long: float) -> int:
 
 
 def _seconds_each(read: Callable[[NDArray[np.int64]], None], places: NDArray[np.int64]) -> float | None:
-    """Return the seconds of a read, for as many as fit into the time; `read` reads some places at once."""
-    done, since = 0, time.perf_counter()
-    while done < len(places) and time.perf_counter() - since < SECONDS:
-        some = places[done : done + TOGETHER]
-        read(some)
-        done += len(some)
-    return (time.perf_counter() - since) / done if done >= 8 else None
+    """Return the seconds of a read, of as many at once as fit into the time; `read` reads some places at once.
+
+    Each time twice as many are read: what a call costs besides, and the wait for the last read of it, count less.
+    """
+    read(places[:1])  # which may compile
+    done, some, since = 1, FIRST, time.perf_counter()
+    each: float | None = None
+    while done + some <= len(places) and time.perf_counter() - since < SECONDS / 3:
+        begun = time.perf_counter()
+        read(places[done : done + some])
+        each = (time.perf_counter() - begun) / some
+        done, some = done + some, 2 * some
+    return each
 
 
 def _time_mapping(array: Any) -> tuple[float, float] | None:
@@ -112,9 +118,9 @@ def _time_mapping(array: Any) -> tuple[float, float] | None:
         return None
     found = []
     for size in (SHORT, LONG):
-        some = _places((mapping.end - mapping.address) // size)
+        some = _places((mapping.end - mapping.address) // size, 2 * READS[size])
         fresh = np.array([place for place in some.tolist() if not _there(mapping.address + place * size)], np.int64)
-        room = np.empty(TOGETHER * size, np.uint8)
+        room = np.empty(READS[size] * size, np.uint8)
 
         def read(places: NDArray[np.int64], size: int = size, room: NDArray[np.uint8] = room) -> None:
             rows = RowCopy(places, None, source=mapping.address, extent=1 << 62, stride=size, nbytes=size,
@@ -127,12 +133,12 @@ def _time_mapping(array: Any) -> tuple[float, float] | None:
 
 def _time_medium(array: Any) -> tuple[float, float] | None:
     """Return the same for the medium behind a cache."""
-    bulk, page = array.cache.bulk, array.cache.page_size
+    bulk = array.cache.bulk
     if array.medium.nbytes < LEAST_BYTES:
         return None
     found = []
-    for size in (max(SHORT, page), max(LONG, page)):
-        some = _places(array.medium.nbytes // size)
+    for size in (SHORT, LONG):
+        some = _places(array.medium.nbytes // size, READS[size])
 
         def read(places: NDArray[np.int64], size: int = size) -> None:
             bulk.read_for_nobody(array._nsid, places * size, size)
@@ -141,9 +147,9 @@ def _time_medium(array: Any) -> tuple[float, float] | None:
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
-def _places(count: int) -> NDArray[np.int64]:
-    """Return random places among `count`, each once."""
-    places = np.unique(np.random.default_rng().integers(0, count, READS))
+def _places(count: int, most: int) -> NDArray[np.int64]:
+    """Return up to `most` random places among `count`, each once."""
+    places = np.unique(np.random.default_rng().integers(0, count, most))
     np.random.default_rng().shuffle(places)
     return places
 

@@ -88,17 +88,16 @@ def word(state: int, index: int) -> int:
 
 
 @device
-def row_at(state: int, k: int) -> int:
+def row_at(rows: int, width: int, k: int) -> int:
     """Return row number `k` of the list (thread)."""
-    if word(state, W_WIDTH) == 4:
-        return i64(load_weak_as(word(state, W_ROWS) + 4 * k, I4))
-    return i64(load_weak_as(word(state, W_ROWS) + 8 * k, I8))
+    if width == 4:
+        return i64(load_weak_as(rows + 4 * k, I4))
+    return i64(load_weak_as(rows + 8 * k, I8))
 
 
 @device
-def place_of(state: int, k: int) -> int:
+def place_of(places: int, k: int) -> int:
     """Return which row of the result row number `k` of the list is (thread)."""
-    places = word(state, W_PLACES)
     if places == 0:
         return k
     return i64(load_weak_as(places + 8 * k, I8))
@@ -123,18 +122,19 @@ def copy_small(to: int, source: int, nbytes: int) -> None:
 def copy_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
     """Copy rows [first, end) of the list; return the place of a row number out of range, or `DONE`."""
     extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
+    rows, width, places = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_PLACES)
     source, out, stop = word(state, W_SOURCE), word(state, W_OUT), word(state, W_STOP)
     for k in range(first, end):
-        row = row_at(state, k)
+        row = row_at(rows, width, k)
         if row < 0 or row >= extent:
             return k
         if k + AHEAD < end:
-            coming = source + row_at(state, k + AHEAD) * stride
+            coming = source + row_at(rows, width, k + AHEAD) * stride
             for line in range(0, min(nbytes, 256), 64):
                 prefetch(coming + line)
         if k & 63 == 0 and load_relaxed(stop, SYSTEM) != 0:
             return DONE
-        copy_small(out + place_of(state, k) * nbytes, source + row * stride, nbytes)
+        copy_small(out + place_of(places, k) * nbytes, source + row * stride, nbytes)
     return DONE
 
 
@@ -142,9 +142,10 @@ def copy_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
 def absent_rows(state: int, first: int, end: int, step: int, b: int, c: int) -> int:
     """Return of how many of every `step`-th row of [first, end) the first page is not in memory (a moment ago)."""
     there = scratch(16)
+    rows, width = word(state, W_ROWS), word(state, W_WIDTH)
     found = 0
     for k in range(first, end, step):
-        row = row_at(state, k)
+        row = row_at(rows, width, k)
         if row >= 0 and row < word(state, W_EXTENT):
             page = (word(state, W_SOURCE) + row * word(state, W_STRIDE)) & -_PAGE
             store_weak_as(there, 1, I1)
@@ -168,6 +169,7 @@ def ask(state: int, low: int, high: int) -> None:
 def fetch_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
     """Do what `copy_rows` does of row numbers that ascend, and have their pages read ahead of the copy."""
     extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
+    rows, width, places = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_PLACES)
     source, out, stop, hole = word(state, W_SOURCE), word(state, W_OUT), word(state, W_STOP), word(state, W_HOLE)
     lasts = scratch(_RING_BYTES)
     sizes = scratch(_RING_BYTES)
@@ -178,14 +180,14 @@ def fetch_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
     asked = 0
     for k in range(first, end):
         while ahead < end and begun - over < IN_FLIGHT and (begun == over or flying < AHEAD_BYTES):
-            row = row_at(state, ahead)
+            row = row_at(rows, width, ahead)
             if row < 0 or row >= extent:
                 break
             low = max((source + row * stride) & -_PAGE, asked)
             high = max(low, (source + row * stride + nbytes + _PAGE - 1) & -_PAGE)
             ahead += 1
             while ahead < end:
-                row = row_at(state, ahead)
+                row = row_at(rows, width, ahead)
                 if row >= extent:
                     break
                 begin = (source + row * stride) & -_PAGE
@@ -203,12 +205,12 @@ def fetch_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
             store_weak_as(sizes + 8 * (begun & (IN_FLIGHT - 1)), high - low, I8)
             flying += high - low
             begun += 1
-        row = row_at(state, k)
+        row = row_at(rows, width, k)
         if row < 0 or row >= extent:
             return k
         if load_relaxed(stop, SYSTEM) != 0:
             return DONE
-        copy_small(out + place_of(state, k) * nbytes, source + row * stride, nbytes)
+        copy_small(out + place_of(places, k) * nbytes, source + row * stride, nbytes)
         if over < begun and k + 1 == load_weak_as(lasts + 8 * (over & (IN_FLIGHT - 1)), I8):
             flying -= load_weak_as(sizes + 8 * (over & (IN_FLIGHT - 1)), I8)
             over += 1
