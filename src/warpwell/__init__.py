@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
-    from .array.gather import Gather, gather
+    from .array.gather import Gather, RowBatches, RowsReport, gather, rows
     from .array.spans import (
         add,
         add_square,
@@ -78,7 +78,9 @@ __all__ = [
     "DeviceArray",
     "Gather",
     "PageSet",
+    "RowBatches",
     "Rows",
+    "RowsReport",
     "Statistics",
     "Ticket",
     "add",
@@ -125,6 +127,7 @@ __all__ = [
     "pool",
     "reduce_warp",
     "remote",
+    "rows",
     "scheduler",
     "shared_array",
     "storage",
@@ -142,7 +145,7 @@ _FROM = {
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",
-    "array.gather": "Gather gather",
+    "array.gather": "Gather RowBatches RowsReport gather rows",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics Ticket",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",

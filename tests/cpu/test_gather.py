@@ -568,3 +568,67 @@ def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pyt
     while pool.threads and time.monotonic() < until:
         time.sleep(0.01)
     assert pool.threads == 0 and len(set(os.listdir("/proc/self/fd")) - before) == 0
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hot", [None, [], [3, 3, 499, 0], np.arange(ROWS)], ids=["none", "empty", "some", "all"])
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+def test_batches_are_those_that_numpy_has(opened: Any, tmp_path: Path, ahead: int, hot: Any) -> None:
+    model = np.arange(ROWS * 5, dtype="f4").reshape(ROWS, 5)
+    rng = np.random.default_rng(ahead)
+    wanted = [rng.integers(0, ROWS, n).astype(kind) for n, kind in ((9, "i8"), (0, "i4"), (200, "i4"), (3, "i8"))]
+    with opened(saved(tmp_path, model)) as a, ww.rows(a, iter(wanted), ahead, hot) as batches:
+        for rows, got in zip(wanted, batches, strict=True):
+            assert (got == model[rows]).all() and got.shape == (len(rows), 5)
+        report = batches.report()
+        flat = np.concatenate(wanted)
+        assert (report.batches, report.rows, report.bytes_wanted) == (4, flat.size, flat.size * 20)
+        assert report.hot == (0 if hot is None else int(np.isin(flat, hot).sum()))
+        assert report.repeated == sum(len(one) - len(set(one.tolist())) for one in wanted)
+        with pytest.raises(StopIteration):
+            next(batches)
+    assert not jobs._live
+
+
+def test_batches_are_taken_as_far_ahead_as_was_said(tmp_path: Path) -> None:
+    taken: list[int] = []
+
+    def endless() -> Any:
+        for k in range(1000):
+            taken.append(k)
+            yield [k % 7, 2]
+
+    with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a, ww.rows(a, endless(), ahead=3) as batches:
+        assert not taken
+        assert next(batches).tolist() == [0, 2] and len(taken) == 5
+        assert next(batches).tolist() == [1, 2] and len(taken) == 6
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield [1]
+        yield [2]
+        raise RuntimeError("no more")
+
+    with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
+        for batches, kind in ((broken(), RuntimeError), ([[1], [2], [ROWS], [3]], errors.IndexRangeError),
+                              ([[1], [2], [0.5]], errors.DTypeError)):  # fmt: skip
+            it = ww.rows(a, batches, ahead=4)
+            assert [next(it).tolist(), next(it).tolist()] == [[1], [2]]
+            with pytest.raises(kind):
+                next(it)
+            with pytest.raises(StopIteration):
+                next(it)
+        for wrong, name in ((7, "batches"), ("rows", "batches")):
+            with pytest.raises(errors.ArgumentError, match=name):
+                ww.rows(a, wrong)  # type: ignore[arg-type]
+        with pytest.raises(errors.ArgumentError, match="ahead"):
+            ww.rows(a, [], ahead=-1)
+        with pytest.raises(errors.IndexRangeError):
+            ww.rows(a, [], hot=[ROWS])
+    with pytest.raises(errors.ClosedError):
+        ww.rows(a, [[1]])

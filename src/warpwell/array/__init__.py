@@ -20,7 +20,7 @@ Files, in the order in which an array meets them:
 - from_medium.py   long runs of a file past the cache, to a GPU's or the host's memory
 - direct.py        the host's reads and writes of few runs, by system calls
 - runs.py          the places in the file of the items of an index
-- gather/           `gather`: rows by their numbers, in the background
+- gather/           `gather` and `rows`: rows by their numbers, in the background
 - device_array.py  `DeviceArray`, a result in GPU memory, for other libraries without a copy (DLPack)
 """
 

@@ -1,6 +1,7 @@
 """Rows by their numbers: what a batch needs is known before it is read.
 
 - future.py      `gather`: checks, and pieces of work; `Gather`, what becomes of them
+- batches.py     `rows`: batches that are announced, gathered ahead; what that saved
 - tensors.py     arrays of any library as addresses, and row numbers
 - jobs.py        pieces of work on the process's service threads
 - memory.py      rows of arrays in memory, and of mapped files, which are read ahead
@@ -8,6 +9,7 @@
 - break_even.py  over how large a hole reads are merged, measured
 """
 
+from .batches import RowBatches, RowsReport, rows
 from .future import Gather, gather
 
-__all__ = ["Gather", "gather"]
+__all__ = ["Gather", "RowBatches", "RowsReport", "gather", "rows"]

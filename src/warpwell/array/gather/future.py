@@ -40,6 +40,8 @@ class Gather:
         self._array, self._numbers, self._out = array, rows, out
         self._job: Job
         self._stop: Callable[[], None] = lambda: None
+        self.asked: Callable[[], int] = lambda: 0
+        """Returns the bytes that storage was asked for ahead, when the gather is done."""
         self._over = threading.Event()
 
     def __repr__(self) -> str:
@@ -132,7 +134,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     ...     ww.gather(x, [7, 0, 7]).result().tolist()
     [[28, 29, 30, 31], [0, 1, 2, 3], [28, 29, 30, 31]]
     """
-    _check(array, rows, out, stream)
+    check(array, rows, out, stream)
     numbers = row_numbers(rows)
     shape = (*numbers.shape, *array.shape[1:])
     if out is None:
@@ -144,7 +146,8 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     return begin(array, numbers, None, out, tensor.address, tensor)
 
 
-def _check(array: Any, rows: Any, out: Any, stream: Any) -> None:
+def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
+    """Raise unless rows of an array can be gathered, with these arguments of `gather`."""
     if not isinstance(array, Array):
         raise errors.ArgumentError(
             f"gather reads an array of this process, from ww.open(path, device=...), and not {type(array).__name__}: "
@@ -222,7 +225,7 @@ def _from_memory(
         rows, places, source=part.data + array._origin, extent=array.shape[0], stride=array._strides[0], nbytes=nbytes,
         out=address, mapped=mapping,
     )  # fmt: skip
-    future._stop = copier.stop
+    future._stop, future.asked = copier.stop, lambda: copier.fetched[1]
     threads = min(len(os.sched_getaffinity(0)), rows.size * nbytes // PIECE_BYTES)
     most = max(1, MOST_BYTES // max(nbytes, 1))
     each = max(1, min(most, -(-rows.size // max(1, threads))))
@@ -247,7 +250,7 @@ def _through_cache(
     """Return the same of a gather through a cache, which shares the cache's own threads: one piece."""
     array = future._array
     copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
-    future._stop = copier.stop
+    future._stop, future.asked = copier.stop, lambda: copier.asked * array.cache.page_size
 
     def run(piece: int) -> None:
         if not rows.size:
