@@ -1,5 +1,6 @@
 """Arrow IPC files, opened where they are: every type, every way to lay batches out."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import warpwell as ww
+from warpwell.errors import MediumError
 
 
 def write(path: Path, table: Any, *, stream: bool = False, rows: int | None = None, **options: Any) -> Path:
@@ -70,12 +72,18 @@ def total(values: Any, valid: Any, out: Any) -> None:
 
 
 def test_kernels_take_values_and_validity(tmp_path: Path) -> None:
-    table = pa.table({"x": pa.array([1.5, None, 2.0, None, 4.0] * 100), "y": pa.array(range(500))})
+    """And a file that is cut before a launch is an error of the launch, and of close."""
+    table = pa.table({"x": pa.array([1.5, None, 2.0, None, 4.0] * 10_000), "y": pa.array(range(50_000))})
     path = write(tmp_path / "t.arrow", table)
     out = np.zeros(1)
-    with ww.table.open(path, device="cpu") as t:
-        total[500](t["x"].values, t["x"].valid, out, device="cpu")
-        assert t["y"].valid is None
-        kept = t["y"].runs[0].values.numpy()
-        assert not kept.flags.writeable
-    assert out[0] == 750.0 and kept.sum() == 500 * 499 // 2
+    t = ww.table.open(path, device="cpu")
+    total[50_000](t["x"].values, t["x"].valid, out, device="cpu")
+    assert t["y"].valid is None
+    kept = t["y"].runs[0].values.numpy()
+    assert not kept.flags.writeable
+    assert out[0] == 75_000.0 and kept.sum() == 50_000 * 49_999 // 2
+    os.truncate(path, 8192)
+    with pytest.raises(MediumError, match="truncated"):
+        total[50_000](t["x"].values, t["x"].valid, out, device="cpu")
+    with pytest.raises(MediumError, match="truncated"):
+        t.close()

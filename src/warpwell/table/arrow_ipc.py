@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError, FormatError
-from .column import ColumnRun, checked_extent, in_place_error
+from .column import ColumnRun, checked_extent, in_place_error, line_of
 from .extent import Extent, MappedFile
 from .layout import Layout, layout_of
 from .library import arrow
@@ -53,8 +53,8 @@ class ArrowFile:
         for batch in self._batches:
             self._starts.append(self._starts[-1] + batch.num_rows)
         self.rows = self._starts[-1]
-        self._sound: set[tuple[Any, ...]] = set()
-        """Dictionaries that are checked: their addresses and lengths."""
+        self._dictionaries: dict[tuple[Any, ...], Any] = {}
+        """Copies of dictionaries, which are checked, by addresses and lengths of theirs."""
 
     def _parse(self) -> tuple[Any, list[Any]]:
         pa, path = arrow(), self._file.path
@@ -73,7 +73,7 @@ class ArrowFile:
             if isinstance(error, FormatError):
                 raise
             raise FormatError(
-                f"{path} is not an Arrow IPC file, or is truncated or damaged ({_line(error)}): write it again, or "
+                f"{path} is not an Arrow IPC file, or is truncated or damaged ({line_of(error)}): write it again, or "
                 f"ww.table.convert({path!r}, 'NAME.ww') if pyarrow reads it as something else",
                 path=path,
             ) from None
@@ -103,11 +103,15 @@ class ArrowFile:
         advice = "read it with pyarrow; the other columns can be used"
         layout = layout_of(field.type, field.name, advice)
         self._file.require()
-        return tuple(
-            self._run(batch.column(number), self._starts[k], batch.num_rows, field, layout)
-            for k, batch in enumerate(self._batches)
-            if batch.num_rows
-        )
+        try:
+            return tuple(
+                self._run(batch.column(number), self._starts[k], batch.num_rows, field, layout)
+                for k, batch in enumerate(self._batches)
+                if batch.num_rows
+            )
+        except SystemError:  # Python's, of a length below 0
+            raise FormatError(f"{self._file.path}: column {field.name!r} has a negative length: the file is damaged, "
+                              "write it again", path=self._file.path) from None  # fmt: skip
 
     def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
         pa, file = arrow(), self._file
@@ -128,11 +132,7 @@ class ArrowFile:
             raise FormatError(f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged",
                               path=file.path)  # fmt: skip
         if layout.kind == "list":
-            items = column.values
-            if buffers[0] is not None:
-                checked_extent(file, buffers[0], _BITS, _BITS.shape(len(items)), f"{what}, validity of items")
-            if buffers[0] is not None and items.null_count:
-                raise DTypeError(f"column {field.name!r} has lists with null items: replace these by a number")
+            self._require_items(column.values, buffers[0], bits if nulls else None, rows, what)
             buffers = buffers[1:]
         given: dict[str, Any] = {}
         main = checked_extent(file, buffers[0], layout, layout.shape(rows), what)
@@ -146,21 +146,32 @@ class ArrowFile:
             given = {"values": main}
         return ColumnRun(first, rows, nulls, field.type, layout, valid=bits if nulls else None, **given)
 
+    def _require_items(self, items: Any, valid: Any, lists: Extent | None, rows: int, what: str) -> None:
+        """Raise DTypeError if an item of a list is null, and the list is not."""
+        if valid is None:
+            return
+        bits = checked_extent(self._file, valid, _BITS, _BITS.shape(len(items)), f"{what}, validity of items")
+        if bits is None or not items.null_count or len(items) % rows:
+            return
+        null = _unpacked(bits, len(items)).reshape(rows, -1) == 0
+        if (null if lists is None else null[_unpacked(lists, rows) == 1]).any():
+            raise DTypeError(f"{what}: lists with null items are not read: replace these by a number")
+
     def _whole(self, buffer: Any) -> Extent | None:
         """Return the extent of all bytes of a buffer."""
         return None if buffer is None else checked_extent(self._file, buffer, _BITS, (int(buffer.size),), "bytes")
 
     def _dictionary(self, values: Any, what: str) -> Any:
-        """Return the values of codes, checked once."""
+        """Return the values of codes, checked and copied: what is cut later must not lead anybody outside."""
         place = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
-        if place not in self._sound:
+        if place not in self._dictionaries:
             try:
                 values.validate(full=True)
             except arrow().ArrowException as error:
-                raise FormatError(f"{self._file.path}: the dictionary of {what} is damaged ({_line(error)}): write the "
-                                  "file again", path=self._file.path) from None  # fmt: skip
-            self._sound.add(place)
-        return values
+                raise FormatError(f"{self._file.path}: the dictionary of {what} is damaged ({line_of(error)}): write "
+                                  "the file again", path=self._file.path) from None  # fmt: skip
+            self._dictionaries[place] = values.take(arrow().array(np.arange(len(values))))
+        return self._dictionaries[place]
 
     def require(self) -> None:
         """Raise MediumError if bytes could not be read."""
@@ -172,11 +183,10 @@ class ArrowFile:
         self._file.close()
 
 
+def _unpacked(bits: Extent, count: int) -> Any:
+    return np.unpackbits(bits.numpy(), bitorder="little", count=count)
+
+
 def _nothing(file: MappedFile) -> Extent:
     """Return an extent of no bytes: views count their buffers."""
     return Extent(file, 0, _BYTE, (0,))
-
-
-def _line(error: BaseException) -> str:
-    """Return the first line of a message, for pyarrow appends where in its source it arose."""
-    return str(error).split("\n")[0][:200]

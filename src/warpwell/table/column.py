@@ -77,7 +77,7 @@ class ColumnRun:
 
         Where the values have codes, but `type` is that of the values, they are looked up, which is a copy; with `codes`
         the array is a `pyarrow.DictionaryArray`, without one. Strings, binary and codes are checked: an offset, a code
-        or a byte that would lead outside, or is no UTF-8, raises.
+        or a byte that would lead outside, or is no UTF-8, raises. Offsets are copied.
 
         Raises
         ------
@@ -87,50 +87,56 @@ class ColumnRun:
         """
         pa = arrow()
         count = self.rows - first if rows is None else rows
-        kind = storage_of(self.type)
-        valid = None if self.valid is None else self.valid.buffer
-        if self.layout.kind == "null":
-            found = pa.nulls(count)
-        elif self.layout.kind == "codes":
-            ordered = pa.types.is_dictionary(kind) and kind.ordered
-            places = pa.Array.from_buffers(self._code_type(), count, [valid, _buffer(self.codes)], offset=first)
-            found = self._checked(pa.DictionaryArray.from_arrays(places, self.dictionary, ordered=ordered, safe=False))
-            if not (codes or pa.types.is_dictionary(kind)):
-                found = found.dictionary_decode()
-        elif self.layout.kind == "list":
-            width = self.layout.inner[0]
-            items = pa.Array.from_buffers(kind.value_type, self.rows * width, [None, _buffer(self.values)])
-            found = pa.Array.from_buffers(kind, count, [valid], offset=first, children=[items])
-        elif self.layout.kind == "text":
-            buffers = [valid, _buffer(self.offsets), _buffer(self.bytes)]
-            found = self._checked(pa.Array.from_buffers(kind, count, buffers, offset=first))
-        elif self.layout.kind == "views":
-            buffers = [valid, _buffer(self.views), *(one.buffer for one in self.data)]
-            found = self._checked(pa.Array.from_buffers(kind, count, buffers, offset=first))
-        else:
-            found = pa.Array.from_buffers(kind, count, [valid, _buffer(self.values)], offset=first)
-        for file in {one.file for one in self.extents}:
-            file.require()
+        try:
+            found = self._built(first, count)
+            if self.layout.kind in ("text", "views", "codes"):
+                found.validate(full=True)
+        except pa.ArrowException as error:
+            self._require()
+            path = next((extent.path for extent in self.extents), "")
+            raise FormatError(
+                f"{path}: rows from {self.first} of a {self.type} are damaged ({line_of(error)}): write them again",
+                path=path,
+            ) from None
+        if self.layout.kind == "codes" and not (codes or pa.types.is_dictionary(storage_of(self.type))):
+            found = found.dictionary_decode()
+        self._require()
         if isinstance(self.type, pa.BaseExtensionType):  # the folder has none
             return pa.ExtensionArray.from_storage(self.type, found)
         return found
 
-    def _code_type(self) -> Any:
-        return arrow().from_numpy_dtype(self.layout.dtype)
+    def _built(self, first: int, count: int) -> Any:
+        """Return rows as an array over the mapping, not checked."""
+        pa = arrow()
+        kind = storage_of(self.type)
+        valid = None if self.valid is None else self.valid.buffer
+        if self.layout.kind == "null":
+            return pa.nulls(count)
+        if self.layout.kind == "codes":
+            ordered = pa.types.is_dictionary(kind) and kind.ordered
+            code = pa.from_numpy_dtype(self.layout.dtype)
+            places = pa.Array.from_buffers(code, count, [valid, _buffer(self.codes)], offset=first)
+            return pa.DictionaryArray.from_arrays(places, self.dictionary, ordered=ordered, safe=False)
+        if self.layout.kind == "list":
+            width = self.layout.inner[0]
+            items = pa.Array.from_buffers(kind.value_type, self.rows * width, [None, _buffer(self.values)])
+            return pa.Array.from_buffers(kind, count, [valid], offset=first, children=[items])
+        if self.layout.kind == "text":
+            # a copy of the offsets: they were checked, and a file that is cut later must not lead anybody outside
+            start = first - first % 8
+            valid = None if valid is None else valid.slice(start // 8)
+            offsets = b"" if self.offsets is None else self.offsets.numpy()[start : first + count + 1].tobytes()
+            buffers = [valid, pa.py_buffer(offsets), _buffer(self.bytes)]
+            return pa.Array.from_buffers(kind, count, buffers, offset=first - start)
+        if self.layout.kind == "views":
+            buffers = [valid, _buffer(self.views), *(one.buffer for one in self.data)]
+            return pa.Array.from_buffers(kind, count, buffers, offset=first)
+        return pa.Array.from_buffers(kind, count, [valid, _buffer(self.values)], offset=first)
 
-    def _checked(self, found: Any) -> Any:
-        try:
-            found.validate(full=True)
-        except arrow().ArrowException as error:
-            files = {one.file for one in self.extents}
-            for file in files:
-                file.require()
-            path = next((file.path for file in files), "")
-            raise FormatError(
-                f"{path}: rows from {self.first} of a column of {self.type} are damaged ({error}): write it again",
-                path=path,
-            ) from None
-        return found
+    def _require(self) -> None:
+        """Raise MediumError if bytes of a file could not be read."""
+        for file in {one.file for one in self.extents}:
+            file.require()
 
 
 class _Home(Protocol):
@@ -321,3 +327,8 @@ def in_place_error(path: str) -> FormatError:
         "'NAME.ww') once and open that, or write the file without compression",
         path=path,
     )
+
+
+def line_of(error: BaseException) -> str:
+    """Return the first line of a message, for pyarrow appends where in its source it arose."""
+    return str(error).split("\n")[0][:200]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..array import Array, open_array
 from ..array.mapping import Mapping
-from ..errors import FormatError
+from ..errors import FormatError, MediumError
 from ..storage import FileMedium
 from .library import arrow
 
@@ -41,6 +41,8 @@ class MappedFile:
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)
+        if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would wait for its writer
+            raise FormatError(f"{self.path} is neither a file nor a folder: name one", path=self.path)
         self._medium = FileMedium(self.path, direct=False)
         try:
             self._mapping = Mapping(self._medium, self.path)
@@ -51,8 +53,12 @@ class MappedFile:
         self.buffer = arrow().foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
 
     def require(self) -> None:
-        """Raise MediumError if bytes could not be read, because the file was cut or the drive fails."""
+        """Raise MediumError if the file was cut, or bytes of it could not be read."""
         self._mapping.require()
+        size = os.fstat(self._medium.fileno()).st_size
+        if size < self.nbytes:  # nobody has touched what is gone yet
+            raise MediumError(f"{self.path} was truncated from {self.nbytes} to {size} bytes while it was open: "
+                              "restore it, and open the table again")  # fmt: skip
 
     def fileno(self) -> int:
         """Return the descriptor of the file."""

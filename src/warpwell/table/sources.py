@@ -86,6 +86,8 @@ def _of_path(path: str, columns: Sequence[str] | None, stack: contextlib.ExitSta
         numbers: Any = None if columns is None else [_index(table.schema, name, path) for name in columns]
         schema = table.schema if numbers is None else arrow().schema([table.schema.field(k) for k in numbers])
         return TableSource(schema, table.rows, table.batches(columns=numbers))
+    if not (os.path.isfile(path) or os.path.isdir(path)):
+        raise FormatError(f"{path} is neither a file nor a folder: name one", path=path)
     if os.path.isfile(path):
         with open(path, "rb") as file:
             head = file.read(8)

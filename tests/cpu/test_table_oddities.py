@@ -1,0 +1,221 @@
+"""Files of every odd kind: what is in them, or a clear error, and nothing left open. Files that are cut while open."""
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+from tests.cpu.test_table_arrow import mixed, write
+
+import warpwell as ww
+from warpwell.errors import ArgumentError, ClosedError, DTypeError, FormatError, MediumError, MissingFileError
+
+ROWS = pa.table({"a": pa.array([1, None, 3]), "s": ["x", "", "zzz"]})
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def delta_dictionaries(path: Path) -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    parts = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["x", "y"]),
+             pa.DictionaryArray.from_arrays(pa.array([2, 0], pa.int8()), ["x", "y", "z"])]  # fmt: skip
+    schema = pa.schema([("a", kind)])
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
+    with pa.ipc.new_file(str(path), schema, options=options) as out:
+        for part in parts:
+            out.write_batch(pa.record_batch([part], schema))
+
+
+def replaced_dictionaries(path: Path) -> None:
+    schema = pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))])
+    with pa.ipc.new_stream(str(path), schema) as out:
+        for words in (["x", "y"], ["p", "q"]):
+            part = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), words)
+            out.write_batch(pa.record_batch([part], schema))
+
+
+def sliced(path: Path) -> None:
+    write(path, mixed(100).slice(3, 50))
+
+
+def many_batches(path: Path) -> None:
+    write(path, mixed(100), rows=1)
+
+
+RIGHT: dict[str, Callable[[Path], object]] = {
+    "zero batches": lambda p: write(p, ROWS.slice(0, 0)),
+    "zero batches in a stream": lambda p: write(p, ROWS.slice(0, 0), stream=True),
+    "a batch without rows": lambda p: write_batches(p, [ROWS.slice(0, 0), ROWS, ROWS.slice(0, 0)]),
+    "no columns": lambda p: write(p, pa.table({})),
+    "a column of nulls": lambda p: write(p, pa.table({"a": pa.array([None, None], pa.int32())})),
+    "empty strings": lambda p: write(p, pa.table({"a": ["", "", ""]})),
+    "one row": lambda p: write(p, ROWS.slice(1, 1)),
+    "a batch a row": many_batches,
+    "sliced within a byte": sliced,
+    "delta dictionaries": delta_dictionaries,
+    "replaced dictionaries": replaced_dictionaries,
+    "aligned to 64 bytes": lambda p: write(p, mixed(77), allow_64bit=True),
+    "old metadata": lambda p: write(p, ROWS, metadata_version=pa.ipc.MetadataVersion.V4),
+    "an old stream": lambda p: write(p, ROWS, stream=True, use_legacy_format=True),
+    "feather, not compressed": lambda p: pyarrow.feather.write_feather(ROWS, str(p), compression="uncompressed"),
+    "an ordered dictionary": lambda p: write(p, pa.table({"a": pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None], pa.uint16()), ["b", "a"], ordered=True)})),
+    "a dictionary of numbers": lambda p: write(p, pa.table({"a": pa.array([1.5, 2.5, 1.5]).dictionary_encode()})),
+    "an extension type": lambda p: write(p, pa.table({"a": pa.array([b"0123456789abcdef"] * 3, pa.uuid())})),
+    "names that nobody expects": lambda p: write(p, pa.table({"": [1], "../x": [2], "ä\n": [3]})),
+    "lists with nulls": lambda p: write(p, pa.table({"a": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))})),
+}  # fmt: skip
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if pa.types.is_dictionary(found.type):
+        return bool(found.to_pylist() == wanted.to_pylist())
+    return bool(found.equals(wanted.combine_chunks()))
+
+
+def write_batches(path: Path, tables: list[Any]) -> None:
+    with pa.ipc.new_file(str(path), tables[0].schema) as out:
+        for table in tables:
+            for batch in table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]:
+                out.write_batch(batch)
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_files_that_are_read_right(tmp_path: Path, case: str) -> None:
+    path = tmp_path / "t.arrow"
+    RIGHT[case](path)
+    before = descriptors()
+    stream = not path.read_bytes().startswith(b"ARROW1")
+    with pa.OSFile(str(path)) as file:
+        wanted = (pa.ipc.open_stream if stream else pa.ipc.open_file)(file).read_all()
+    with ww.table.open(path) as t:
+        assert t.rows == len(wanted) and t.schema == wanted.schema
+        for number in range(len(t.names)):
+            found, column = t[number].arrow(), wanted.column(number)
+            assert same(found, column) and found.type == column.type
+            found.validate(full=True)
+            for first in range(0, t.rows, 7):
+                assert same(t[number].arrow(first, 1), column.slice(first, 1))
+        assert ww.table.check(path).sound
+    assert descriptors() == before
+
+
+def words(path: Path) -> bytes:
+    write(path, ROWS)
+    return path.read_bytes()
+
+
+def cut(part: float) -> Callable[[Path], object]:
+    return lambda p: p.write_bytes(words(p)[: int(len(words(p)) * part)])
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "nothing there": (lambda p: None, MissingFileError, "does not exist"),
+    "empty": (lambda p: p.write_bytes(b""), FormatError, "not an Arrow IPC file"),
+    "magic alone": (lambda p: p.write_bytes(b"ARROW1"), FormatError, "not an Arrow IPC file"),
+    "noise": (lambda p: p.write_bytes(np.random.default_rng(0).bytes(5000)), FormatError, "not an Arrow IPC file"),
+    "zeros": (lambda p: p.write_bytes(bytes(5000)), FormatError, "not an Arrow IPC file"),
+    "cut in the middle": (cut(0.5), FormatError, "truncated"),
+    "cut in the footer": (cut(0.95), FormatError, "truncated"),
+    "a stream that is cut": (
+        lambda p: p.write_bytes(write(p, ROWS, stream=True).read_bytes()[:-60]), FormatError, "truncated"),
+    "compressed with zstd": (lambda p: write(p, mixed(), compression="zstd"), FormatError, "ww.table.convert"),
+    "compressed with lz4": (lambda p: pyarrow.feather.write_feather(mixed(), str(p)), FormatError, "is compressed"),
+    "Parquet": (lambda p: pyarrow.parquet.write_table(ROWS, str(p)), FormatError, "a Parquet file"),
+    "Feather 1": (lambda p: p.write_bytes(b"FEA1" + bytes(100)), FormatError, "version 1"),
+    "a .npy file": (lambda p: p.write_bytes(b"\x93NUMPY\x01\x00" + bytes(200)), FormatError, "a .npy file"),
+    "CSV": (lambda p: p.write_text("a,b\n1,2\n" * 50), FormatError, "not an Arrow IPC file"),
+    "a folder": (lambda p: p.mkdir(), FormatError, "a folder, but not a table"),
+    "a pipe": (lambda p: os.mkfifo(p), FormatError, "neither a file"),
+    "a length of 2 GiB": (
+        lambda p: p.write_bytes(b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(64)), FormatError, "damaged"),
+    "a negative length": (
+        lambda p: p.write_bytes(b"\xff\xff\xff\xff\x01\x00\x00\x80" + bytes(64)), FormatError, "damaged"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_files_that_are_refused(tmp_path: Path, case: str) -> None:
+    make, error, said = WRONG[case]
+    path = tmp_path / "t.arrow"
+    make(path)
+    before = descriptors()
+    for opener in (ww.table.open, ww.table.check):
+        with pytest.raises(error, match=said):
+            opener(path)
+    assert descriptors() == before
+
+
+def test_columns_that_are_refused(tmp_path: Path) -> None:
+    pair = pa.array([[1, None]], pa.list_(pa.int8(), 2))
+    table = pa.table({"a": [1], "l": [[1, 2]], "m": pa.array([{"k": 1}]), "e": pair})
+    with ww.table.open(write(tmp_path / "t.arrow", table)) as t:
+        for name, said in (("l", "fixed_size_list"), ("m", "each of its fields"), ("e", "null items")):
+            with pytest.raises(DTypeError, match=said):
+                t[name].arrow()
+        assert t["a"].arrow().to_pylist() == [1]
+        for name in ("b", 7, -1, None):
+            with pytest.raises(ArgumentError):
+                t[name]
+        for first, rows in ((-1, 1), (0, 2), (2, None), (0.5, 1)):
+            with pytest.raises(ArgumentError):
+                t["a"].arrow(first, rows)
+    with pytest.raises(ClosedError):
+        t["a"]
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with ww.table.open(write(tmp_path / "u.arrow", twice)) as t:
+        with pytest.raises(ArgumentError, match="by its number"):
+            t["a"]
+        assert t[1].arrow().to_pylist() == [2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hostile_words(tmp_path: Path, stream: bool) -> None:
+    """In a process of its own: what goes wrong there could end this one."""
+    path = write(tmp_path / "t.arrow", mixed(10), stream=stream, rows=6)
+    done = subprocess.run([sys.executable, "-m", "tests.harness.tables.hostile", str(path), "0", "600"],
+                          capture_output=True, text=True, timeout=100)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    counts = eval(done.stdout)
+    assert set(counts) == {"read", "refused", "refused in part"} and counts["refused"] > 60
+
+
+def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.arrow", pa.table({"x": pa.array(np.ones(100_000)), "s": ["word"] * 100_000}))
+    t = ww.table.open(path, device="cpu")
+    kept, text = t["x"].runs[0].values.numpy(), t["s"].arrow(99_000, 1000)
+    os.truncate(path, 8192)
+    assert kept.sum() < 100_000  # zeros, and no signal
+    assert len(text.to_pylist()) == 1000
+    for name in ("x", "s"):
+        with pytest.raises(MediumError, match="truncated"):
+            t[name].arrow()
+    with pytest.raises(MediumError, match="truncated"):
+        t.close()
+    assert t.closed
+    t.close()
+
+
+def test_a_folder_whose_file_is_cut_while_it_is_open(tmp_path: Path) -> None:
+    path = tmp_path / "t.ww"
+    t = ww.table.convert(mixed(10_000), path)
+    assert t["f8"].arrow().equals(mixed(10_000)["f8"].combine_chunks())
+    os.truncate(path / "0" / "1-f8.values.npy", 4096)
+    with pytest.raises(MediumError, match="truncated"):
+        t["f8"].arrow()
+    os.truncate(path / "0" / "0-i4.values.npy", 4096)  # one that is not open yet
+    with pytest.raises(FormatError, match="truncated"):
+        t["i4"].arrow()
+    with pytest.raises(MediumError):
+        t.close()
