@@ -29,7 +29,8 @@ def faulty(**faults: Any) -> storage.Faulty:
 
 
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
-    options = {"cache": 100 * (PAGE + 8), "page_size": PAGE, "timeout": 2.0, **options}
+    # those that lose commands say how long they wait: others may not come to run for seconds on a machine in use
+    options = {"cache": 100 * (PAGE + 8), "page_size": PAGE, "timeout": 20.0, **options}
     return ww.open(medium, mode, dtype="i8", device="cpu", **options)
 
 
