@@ -1,7 +1,7 @@
 """Training from storage: rows of arrays and tables as training programs and their libraries ask for them.
 
 The idea: what a batch needs is known from its number. So a batch is the same whatever the number of workers, and a run
-that was killed goes on with the next number. Nothing here but `source.py` reads, and it reads rows by their numbers.
+that was killed goes on with the next number. Nothing here but `source.py` reads, by `warpwell.gather`.
 
 Files, in the order in which a row meets them:
 

@@ -24,17 +24,20 @@ class Records(Sequence[dict[str, Any]]):
     ----------
     fields : dict of ndarray
         Shape ``(rows, *shape)`` each.
+    dtypes : dict of numpy.dtype
+        Of the arrays on storage.
     """
 
-    def __init__(self, fields: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, fields: dict[str, NDArray[Any]], dtypes: dict[str, np.dtype[Any]]) -> None:
         self.fields = fields
+        self.dtypes = dtypes
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Records({name: rows[index] for name, rows in self.fields.items()})
+            return Records({name: rows[index] for name, rows in self.fields.items()}, self.dtypes)
         return {name: rows[index] for name, rows in self.fields.items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -119,11 +122,19 @@ class Dataset:
         ArgumentError, IndexRangeError
         MediumError
         """
-        return Records(self.take(rows_of(indices, self._rows, self.names[0])))
+        return Records(self.take(indices), {name: source.dtype for name, source in self._sources.items()})
 
-    def take(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return rows, whose numbers are in range, as new arrays ``(len(rows), *shape)``."""
-        return {name: source.take(rows) for name, source in self._sources.items()}
+    def take(self, rows: NDArray[Any] | Sequence[int]) -> dict[str, NDArray[Any]]:
+        """Return rows as new arrays ``(len(rows), *shape)``; negative numbers count from the end.
+
+        Raises
+        ------
+        ArgumentError, IndexRangeError
+        MediumError
+        """
+        rows = rows_of(rows, self._rows, self.names[0])
+        begun = {name: source.begin(rows) for name, source in self._sources.items()}  # all of them are read at once
+        return {name: result() for name, result in begun.items()}
 
     def close(self) -> None:
         """Close the files that this process has open (idempotent). A read opens them again."""
@@ -146,6 +157,5 @@ class Dataset:
 
     def get_many(self, keys: Any) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
         """Return rows as arrays, and that all were found."""
-        rows = rows_of(keys, self._rows, self.names[0])
-        return self.take(rows), np.ones(len(rows), np.bool_)
+        return self.take(keys), np.ones(len(keys), np.bool_)
 

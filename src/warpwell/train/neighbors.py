@@ -151,7 +151,7 @@ class Neighbors:
         first = 0
         for fanout in self.fanouts:
             edges, of = self._hop(new, fanout, draws)
-            found = self._edges.take(edges).astype(np.int64, copy=False)
+            found = self._edges.begin(edges)().astype(np.int64, copy=False)
             if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.graph.vertices:
                 raise errors.FormatError(f"{self._edges.path}: an edge leads to no vertex: make the graph again",
                                          path=self._edges.path)  # fmt: skip
@@ -182,7 +182,7 @@ class Neighbors:
 
     def _hop(self, nodes: Numbers, fanout: int, draws: _Draws) -> tuple[Numbers, Numbers]:
         """Return places of drawn edges, and the position in `nodes` of each's vertex."""
-        bounds = self._offsets.take(np.concatenate([nodes, nodes + 1])).reshape(2, -1)
+        bounds = self._offsets.begin(np.concatenate([nodes, nodes + 1]))().reshape(2, -1)
         degrees = bounds[1] - bounds[0]
         if len(degrees) and (int(degrees.min()) < 0 or int(bounds.min()) < 0 or int(bounds.max()) > self.graph.edges):
             raise errors.FormatError(f"{self._offsets.path}: an offset is wrong: make the graph again",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -68,8 +68,18 @@ class FeatureStore(_FeatureStore):
         source = self._source(attribute)
         index = attribute.index
         if isinstance(index, int | np.integer):
-            return tensor_of(source.take(rows_of([int(index)], source.rows, attribute.attr_name)))[0]
-        return tensor_of(source.take(_row_numbers(index, source.rows, attribute.attr_name)))
+            return self._read(source, rows_of([int(index)], source.rows, attribute.attr_name))()[0]
+        return self._read(source, _row_numbers(index, source.rows, attribute.attr_name))()
+
+    def _multi_get_tensor(self, attributes: list[Any]) -> list[Any]:
+        found = [(self._source(a), a) for a in attributes]
+        begun = [self._read(source, _row_numbers(a.index, source.rows, a.attr_name)) for source, a in found]
+        return [result() for result in begun]  # all of them are read at once
+
+    @staticmethod
+    def _read(source: Source, rows: NDArray[np.int64]) -> Callable[[], Any]:
+        result = source.begin(rows)
+        return lambda: tensor_of(result(), source.dtype)
 
     def _get_tensor_size(self, attribute: Any) -> tuple[int, ...]:
         source = self._source(attribute)

@@ -7,6 +7,7 @@ forked or spawned. Rows arrive in host memory.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from .. import errors, table
 from ..array import Array
+from ..array.gather import gather
 from ..array.opening import open_array
 from ..errors.options import checked_path
 from ..table.reading import Reads
@@ -30,14 +32,15 @@ class Source(Protocol):
     shape : tuple of int
         Of a row.
     dtype : numpy.dtype
+        That of an `Array`, which says whether uint16 items are the bits of bfloat16.
     """
 
     rows: int
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows, whose numbers are in range, as a new array."""
+    def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+        """Begin to read rows, whose numbers are in range; return what waits for them and returns a new array."""
 
     def close(self) -> None:
         """Close what `take` has opened in this process, and would open again."""
@@ -95,9 +98,9 @@ class MemorySource:
         self.shape = items.shape[1:]
         self.dtype = items.dtype
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows; see `Source`."""
-        return np.take(self._items, rows, axis=0)
+    def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+        """Read rows; see `Source`."""
+        return lambda: np.take(self._items, rows, axis=0)
 
     def close(self) -> None:
         """Do nothing; see `Source`."""
@@ -114,11 +117,11 @@ class OpenSource:
         self.shape = tuple(array.shape[1:])
         self.dtype = np.dtype(array.dtype)
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows; see `Source`."""
+    def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+        """Read rows; see `Source`."""
         if os.getpid() != self._pid:
             self._refuse()
-        return take(self._array, rows)
+        return _gathered(self._array, rows)
 
     def close(self) -> None:
         """Do nothing: who opened the array closes it."""
@@ -146,9 +149,9 @@ class FileSource:
         self.shape = tuple(array.shape[1:])
         self.dtype = np.dtype(array.dtype)
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows; see `Source`."""
-        return take(self._array(), rows)
+    def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+        """Read rows; see `Source`."""
+        return _gathered(self._array(), rows)
 
     def close(self) -> None:
         """Close the file; see `Source`."""
@@ -190,14 +193,15 @@ class ColumnSource:
             )
         self.shape, self.dtype = row.shape[1:], row.dtype
 
-    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Return rows; see `Source`."""
+    def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+        """Read rows; see `Source`."""
         pid = os.getpid()
         opened = self._opened
         if opened is None or opened[0] != pid:
             opened = self._opened = pid, table.open(self._path, device="cpu")
         once, places = np.unique(rows, return_inverse=True)
-        return self._read(opened[1][self._column], once)[places]
+        column = opened[1][self._column]
+        return lambda: self._read(column, once)[places]
 
     @staticmethod
     def _read(column: table.Column, rows: NDArray[np.int64]) -> NDArray[Any]:
@@ -214,6 +218,6 @@ class ColumnSource:
         return {**self.__dict__, "_opened": None}
 
 
-def take(array: Array, rows: NDArray[np.int64]) -> NDArray[Any]:
-    """Return rows of an array in host memory."""
-    return np.asarray(array[rows])
+def _gathered(array: Array, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+    future = gather(array, rows)
+    return lambda: np.asarray(future.result())

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..array.items import is_bits
 from ..errors.general import extra
 from .dataset import Records
 
@@ -35,14 +36,14 @@ def collate(batch: Any) -> dict[str, Any]:
         raise errors.ArgumentError(
             f"collate was given a {type(batch).__name__}: it is for warpwell.train.Dataset alone", name="collate_fn"
         )
-    return {name: tensor_of(rows) for name, rows in batch.fields.items()}
+    return {name: tensor_of(rows, batch.dtypes[name]) for name, rows in batch.fields.items()}
 
 
-def tensor_of(rows: NDArray[Any]) -> Any:
-    """Return a tensor over the memory of an array; bfloat16 of `ml_dtypes` is PyTorch's."""
+def tensor_of(rows: NDArray[Any], dtype: np.dtype[Any]) -> Any:
+    """Return a tensor over the memory of rows of an array of a dtype, bfloat16 too."""
     with needs("torch"):
         import torch  # slow, and an extra
-    if rows.dtype.name == "bfloat16":
+    if is_bits(dtype) or dtype.name == "bfloat16":
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(rows)
 

@@ -1,0 +1,197 @@
+"""Rows and neighbourhoods on storage for PyTorch and PyTorch Geometric; skipped where these are not installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.harness import train_sage as sage
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell import errors
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("torch_geometric")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of libraries that are not ours, which importing them brings
+    pytest.mark.timeout(240),
+]
+
+ROWS = 300
+X = np.random.default_rng(0).standard_normal((ROWS, 5), np.float32)
+WAYS = [(0, None), (2, "fork"), (2, "spawn")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("train")
+    sage.make(path)
+    np.save(path / "rows.npy", X)
+    rows = pa.table({"y": np.arange(ROWS)})
+    with pa.ipc.new_file(str(path / "t.arrow"), rows.schema) as file:
+        file.write_table(rows)
+    return path
+
+
+def dataset(folder: Path) -> ww.train.Dataset:
+    return ww.train.Dataset({"x": folder / "rows.npy", "y": ww.table.open(folder / "t.arrow")["y"]})
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_a_data_loader_delivers_rows(folder: Path, workers: int, method: str | None) -> None:
+    data = dataset(folder)
+    data.take(np.arange(3))  # the files are open before there are workers
+    for collate in (ww.train.collate, None):
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=64, num_workers=workers, multiprocessing_context=method, collate_fn=collate,
+            persistent_workers=workers > 0,
+        )  # fmt: skip
+        for _ in range(2):
+            batches = list(loader)
+            assert torch.equal(torch.cat([b["x"] for b in batches]), torch.from_numpy(X))
+            assert torch.cat([b["y"] for b in batches]).tolist() == list(range(ROWS))
+        del loader
+        if method == "spawn":
+            break  # each worker imports torch
+
+
+def test_collate_shares_memory_and_refuses_what_is_not_ours(folder: Path) -> None:
+    records = dataset(folder).__getitems__([1, 2])
+    tensors = ww.train.collate(records)
+    records.fields["x"][0, 0] = 77
+    assert tensors["x"][0, 0] == 77
+    with pytest.raises(errors.ArgumentError, match=r"warpwell\.train\.Dataset"):
+        ww.train.collate([{"x": 1}])
+
+
+def test_features_by_their_rows(folder: Path) -> None:
+    store = ww.train.FeatureStore({"x": folder / "rows.npy", ("paper", "y"): np.arange(ROWS)})
+    rows = torch.tensor([5, -1, 5, 0])
+    assert torch.equal(store[None, "x", rows], torch.from_numpy(X)[rows])
+    assert torch.equal(store[None, "x", 2:9:3], torch.from_numpy(X)[2:9:3])
+    assert torch.equal(store[None, "x", None], torch.from_numpy(X))
+    assert store["paper", "y", 7] == 7 and store.get_tensor_size("paper", "y") == (ROWS,)
+    assert torch.equal(store[None, "x", torch.arange(ROWS) % 2 == 0], torch.from_numpy(X)[::2])
+    assert {(a.group_name, a.attr_name) for a in store.get_all_tensor_attrs()} == {(None, "x"), ("paper", "y")}
+    with pytest.raises(errors.IndexRangeError, match="index 300"):
+        store[None, "x", torch.tensor([300])]
+    with pytest.raises(errors.ArgumentError, match="no feature"):
+        store[None, "z", rows]
+    with pytest.raises(errors.ArgumentError, match="row numbers"):
+        store[None, "x", torch.tensor([0.5])]
+    with pytest.raises(errors.ReadOnlyError):
+        store[None, "x", rows] = torch.zeros(4, 5)
+    store.close()
+    assert torch.equal(store[None, "x", rows], torch.from_numpy(X)[rows])
+
+
+def test_items_of_bfloat16_are_tensors_of_it(tmp_path: Path) -> None:
+    values = torch.arange(64).to(torch.bfloat16)
+    values.view(torch.int16).numpy().tofile(tmp_path / "b.raw")
+    store = ww.train.FeatureStore({"x": (tmp_path / "b.raw", {"dtype": "bfloat16"})})
+    found = store[None, "x", torch.tensor([3, 60])]
+    assert found.dtype == torch.bfloat16 and found.tolist() == [3, 60]
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_batches_are_those_of_their_numbers(folder: Path, workers: int, method: str | None) -> None:
+    wanted = sage.neighbors(folder)
+    x = torch.from_numpy(np.load(folder / "x.npy"))
+    numbers = [3, 11, 0, 8, 9]
+    for number, batch in zip(numbers, sage.loader(folder, numbers, workers, method), strict=True):
+        found = wanted[number]
+        assert batch.n_id.tolist() == found.nodes.tolist() and batch.e_id.tolist() == found.edges.tolist()
+        assert batch.edge_index.tolist() == [found.sources.tolist(), found.targets.tolist()]
+        assert batch.batch_size == sage.BATCH and batch.input_id.tolist() == found.nodes[: sage.BATCH].tolist()
+        assert batch.num_sampled_nodes == found.node_counts and torch.equal(batch.x, x[batch.n_id])
+
+
+def test_inputs_that_are_no_numbers_of_batches(folder: Path) -> None:
+    from torch_geometric.loader import NodeLoader
+
+    sampler = ww.train.NeighborSampler(sage.neighbors(folder))
+    features = ww.train.FeatureStore({"x": folder / "x.npy"})
+    with pytest.raises(errors.ArgumentError, match=r"sampler\.loader"):
+        next(iter(NodeLoader((features, None), sampler, input_nodes=torch.arange(9), batch_size=3)))
+    with pytest.raises(errors.ArgumentError, match="shuffle= is decided by Neighbors"):
+        sampler.loader(features, shuffle=True)
+
+
+def expected(folder: Path, steps: int) -> list[str]:
+    """Return the losses of plain indexing of tensors in memory over recorded batches."""
+    from torch_geometric.data import Data
+
+    recorded = [(b.n_id, b.edge_index, b.batch_size) for b in sage.loader(folder, range(steps), 0, None)]
+    x, y = (torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "y"))
+    training = sage.Training()
+    return [training.step(Data(x=x[n], y=y[n], edge_index=e, batch_size=size)) for n, e, size in recorded]
+
+
+def start(folder: Path, steps: int, workers: int, method: str | None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.harness.train_sage", str(folder), str(steps), str(workers), str(method)]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, stderr=subprocess.PIPE,
+                            start_new_session=True)  # fmt: skip
+
+
+def losses(folder: Path) -> list[str]:
+    path = folder / "losses.txt"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_a_run_that_is_killed_and_resumed_has_the_losses_of_memory(
+    tmp_path: Path, workers: int, method: str | None
+) -> None:
+    sage.make(tmp_path)
+    steps = 40
+    run = start(tmp_path, steps, workers, method)
+    until(lambda: len(losses(tmp_path)) >= 7 or run.poll() is not None, 120)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    assert 7 <= len(losses(tmp_path)) < steps
+    run = start(tmp_path, steps, workers, method)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 0, said
+    found: dict[int, set[str]] = {}
+    for line in losses(tmp_path):
+        number, loss = line.split()
+        found.setdefault(int(number), set()).add(loss)  # a step whose checkpoint was not saved is taken again
+    assert [found[k] for k in range(steps)] == [{loss} for loss in expected(tmp_path, steps)]
+
+
+@pytest.mark.parametrize(("workers", "method"), WAYS)
+def test_ctrl_c_ends_workers_and_program(tmp_path: Path, workers: int, method: str | None) -> None:
+    sage.make(tmp_path)
+    run = start(tmp_path, 100_000, workers, method)
+    until(lambda: len(losses(tmp_path)) >= 3 or run.poll() is not None, 120)
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does
+    _, said = run.communicate(timeout=30)
+    assert run.returncode not in (0, None) and "KeyboardInterrupt" in said
+    until(lambda: not alive(run.pid))
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_program_without_workers_imports_torch_only_where_it_is_asked_for(folder: Path) -> None:
+    program = f"""
+import sys, warpwell as ww
+data = ww.train.Dataset({{"x": {str(folder / 'rows.npy')!r}}})
+data[3]
+assert "torch" not in sys.modules
+"""
+    done: Any = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
