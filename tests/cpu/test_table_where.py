@@ -21,6 +21,23 @@ def written(tmp_path_factory):
     return path, table_queries.write(path, 1)
 
 
+@pytest.fixture(scope="module")
+def folder(written, tmp_path_factory):
+    """The same in a folder of two parts, some columns with codes."""
+    path, table = tmp_path_factory.mktemp("table") / "all.ww", written[1]
+    ww.table.convert(table[:1000], path, codes=["i32", "f32", "date32", "text", "at us", "u64"]).close()
+    ww.table.append(path, table[1000:])
+    with ww.table.open(path, device="cpu") as found:
+        return path, found.arrow()
+
+
+def test_filters_over_a_folder(folder):
+    path, table = folder
+    with ww.table.open(path, device="cpu") as opened:
+        assert {run.layout.kind for name in ("i32", "f32", "u64") for run in opened[name].runs} == {"codes"}
+        assert table_queries.first_difference(opened, table, 3, 100) is None
+
+
 def test_filters_select_what_pyarrow_selects(written):
     path, table = written
     with ww.table.open(path, device="cpu") as opened:

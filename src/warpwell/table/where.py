@@ -222,15 +222,25 @@ def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | Non
 
 
 def _place(extent: Extent | None) -> tuple[str, int] | None:
-    """Return what decides in which array of words an extent lies."""
-    return None if extent is None else (extent.path, extent.offset % 8)
+    """Return the file of an extent, and the byte of it where an array of words begins in which the extent does.
+
+    Not at byte 0 where it can be helped: a .npy file that is opened there is read as such.
+    """
+    return None if extent is None else (extent.path, extent.offset % 8 + (8 if extent.offset >= 8 else 0))
+
+
+def _word(extent: Extent | None) -> int:
+    """Return the word of its array where an extent begins; -1 if there is none."""
+    place = _place(extent)
+    return -1 if extent is None or place is None else (extent.offset - place[1]) // 8
 
 
 def _array(table: Home, extent: Extent | None) -> tuple[Array | None, int]:
     """Return the words of the file of an extent, as an array for kernels, and its last bytes as a word."""
-    if extent is None:
+    place = _place(extent)
+    if extent is None or place is None:
         return None, 0
-    file, begin = extent.file, extent.offset % 8
+    file, begin = extent.file, place[1]
     count = (file.nbytes - begin) // 8
     rest = file.buffer.slice(begin + 8 * count, file.nbytes - begin - 8 * count).to_pybytes()
     words = Extent(file, begin, np.dtype("<i8"), (count,))
@@ -265,7 +275,7 @@ def _launch(
                 known[id(run.dictionary)] = first, count
                 at += count
         buffers = _buffers(run)
-        values, valid, data = (-1 if one is None else one.offset // 8 for one in buffers)
+        values, valid, data = map(_word, buffers)
         nbytes = 0 if buffers[2] is None else buffers[2].nbytes
         record[:] = unit, start, run.rows, max(values, 0), valid, max(data, 0), nbytes, first, count
         unit += -(-run.rows // (64 * selecting.UNIT))
