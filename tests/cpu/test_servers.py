@@ -1,0 +1,112 @@
+"""Both servers of a cache keep the promises of `storage.serving`: our own controller, and a drive."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.harness.scripted_drive import ScriptedDrive
+
+from warpwell import errors
+from warpwell.drives import Drive
+from warpwell.drives.controller import DriveRings, NamespaceMedium
+from warpwell.queues import QueuePairs
+from warpwell.storage import RamMedium
+from warpwell.storage.controller import HostThreads
+from warpwell.storage.medium import Medium
+from warpwell.storage.serving import Rings, Server, Service
+
+PAGE = 4096
+ASKED = Rings(2, 128, 4)
+
+
+@dataclass
+class Served:
+    """A server, the rings that were made for it, and media that it takes."""
+
+    service: Service
+    rings: Rings
+    server: Server
+    media: list[Medium]
+
+
+@pytest.fixture(params=["our controller", "a drive"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with contextlib.ExitStack() as stack:
+        service: Any
+        media: list[Medium]
+        if request.param == "a drive":
+            wire = ScriptedDrive(arena=8 << 20)
+            wire.namespace["nsze"] = 63  # the last page is not whole
+            drive = stack.enter_context(Drive(wire))
+            service = DriveRings(drive)
+            media = [NamespaceMedium(drive.namespace(1), writable=True) for _ in range(3)]
+        else:
+            service = HostThreads(2)
+            media = [RamMedium(np.zeros(8 * PAGE, np.uint8), writable=True) for _ in range(3)]
+        rings = service.fit(ASKED, "cpu", PAGE)
+        pairs = QueuePairs(service.memory("cpu"), count=rings.queues, depth=rings.depth,
+                           staging_bytes=PAGE * rings.merge, lists=service.lists)  # fmt: skip
+        server = service.start(pairs, device="cpu", timeout=2.0)
+        stack.callback(server.close)
+        yield Served(service, rings, server, media)
+
+
+def test_rings_are_at_most_those_asked_for(served: Served) -> None:
+    rings = served.rings
+    assert 1 <= rings.queues <= ASKED.queues and rings.merge in (1, 2, 4) and rings.merge <= ASKED.merge
+    assert 4 <= rings.depth <= ASKED.depth and rings.depth & (rings.depth - 1) == 0
+
+
+def test_handles_are_numbers_of_arrays_and_used_again(served: Served) -> None:
+    server, media = served.server, served.media
+    handles = [server.attach(medium, PAGE) for medium in media]
+    assert len(set(handles)) == 3 and min(handles) > 0
+    for handle, medium in zip(handles, media, strict=True):
+        assert server.medium(handle) is medium
+        wire = server.wire(handle)
+        assert wire.nsid > 0 and medium.nbytes - PAGE < wire.nbytes <= medium.nbytes
+        assert 1 << wire.block_shift == max(512, medium.block)
+    server.detach(handles[1])
+    assert server.attach(media[1], PAGE) == handles[1]
+    assert server.medium(handles[0]) is media[0] and server.medium(handles[2]) is media[2]
+
+
+def test_launches_are_counted_side_by_side(served: Served) -> None:
+    server = served.server
+    server.attach(served.media[0], PAGE)
+    failed: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            for _ in range(50):
+                server.begin()
+                server.end()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=launch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed and server.failure() is None and server.failure(1, silent=True) is None
+    assert server.services() == server.services()
+
+
+def test_who_is_closed_serves_nothing_and_closes_again(served: Served) -> None:
+    server = served.server
+    server.attach(served.media[0], PAGE)
+    server.begin()
+    server.end()
+    server.close()
+    server.close()
+    for call in (server.begin, lambda: server.attach(served.media[1], PAGE)):
+        with pytest.raises(errors.ClosedError):
+            call()
+    assert not [t for t in threading.enumerate() if t.name == "warpwell-relay" and t.is_alive()]
