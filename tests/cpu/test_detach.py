@@ -90,6 +90,30 @@ def test_commands_in_flight_are_answered_though_others_use_the_cache() -> None:
         assert other[7] == 7
 
 
+def test_an_array_whose_drive_is_stalled_leaves_without_keeping_others_waiting() -> None:
+    done, out = np.zeros(3, np.int64), np.zeros(1, np.int64)
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=3.0) as cache:
+        medium = storage.Faulty(storage.RamMedium(np.arange(N)))
+        stalled, well = opened(cache, medium), opened(cache, storage.RamMedium(np.arange(N)))
+        ask_for[3](well, np.arange(3) * PER, done)  # compiles the kernels
+        read[1](well, np.array([5]), out)
+        medium.stop()
+        ask_for[3](stalled, np.arange(3) * PER, done)
+        assert cache.pairs.in_use() >= 3
+        closing = threading.Thread(target=stalled.close)
+        closing.start()
+        begun, longest, launches = time.monotonic(), 0.0, 0
+        while closing.is_alive() and time.monotonic() < begun + 30:
+            before = time.monotonic()
+            read[1](well, np.array([launches % N]), out)
+            assert out[0] == launches % N
+            longest, launches = max(longest, time.monotonic() - before), launches + 1
+        closing.join(60)
+        assert time.monotonic() - begun > 2.5, "the drive was not stalled"
+        assert longest < 1.5 and launches > 3
+        medium.resume()
+
+
 def test_opening_an_array_raises_no_error_of_another() -> None:
     with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=3.0) as cache:
         first = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=200_000.0))

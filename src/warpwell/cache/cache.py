@@ -206,7 +206,22 @@ class Cache:
             return nsid
 
     def detach(self, nsid: int) -> None:
-        """Write an array's dirty pages back and remove it from the cache."""
+        """Write an array's dirty pages back and remove it from the cache.
+
+        Launches on other arrays begin and end while commands to this one are awaited, but not while its pages are
+        written: that takes as long as the time-out where its medium does not answer.
+        """
+        until = None
+        try:
+            with contextlib.suppress(errors.WarpwellError, KeyError):  # told below, or another thread detaches it, too
+                if not self._closed and nsid in self._spaces and not self.process.forked:
+                    self.bulk.stop()
+                    until = None if self._drain(nsid) else time.monotonic()
+        finally:
+            self._leave(nsid, until)
+
+    def _leave(self, nsid: int, until: float | None) -> None:
+        """Detach an array; wait for its commands as `_drain` does."""
         with self._lock_without_prefetches(nsid):
             if self._closed or nsid not in self._spaces:
                 return
@@ -218,7 +233,7 @@ class Cache:
             finally:
                 # while others use the cache, or hold pages in it, its frames stay where they are
                 alone = self._in_flight == 0
-                settled = self._drain(None if alone else nsid) and alone
+                settled = self._drain(None if alone else nsid, until) and alone
                 if not written or self.pinned(nsid):
                     # what stayed dirty would fail everybody who comes upon it: there is no medium to write it to
                     self._drop(nsid)
@@ -648,17 +663,17 @@ class Cache:
         finally:
             self.end(flag)
 
-    def _drain(self, nsid: int | None = None) -> bool:
+    def _drain(self, nsid: int | None = None, until: float | None = None) -> bool:
         """Wait until no command is in flight, or none of an array; return False if the medium does not answer in time.
 
-        Commands refer to frames, so call this before the frames are laid out again; and to a medium, which nobody asks
-        for completions once it is detached.
+        In time is before `until`, or within the time-out. Commands refer to frames, so call this before the frames are
+        laid out again; and to a medium, which nobody asks for completions once it is detached.
         """
         pages = None
         if nsid is not None:
             space = self._spaces[nsid]
             pages = space.base, space.base + space.pages
-        deadline = None
+        deadline = until
         while self._core is not None and self.pairs.in_use(pages):
             if self.lost() or (deadline is not None and time.monotonic() > deadline):
                 return False
