@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.harness import interrupts
-from tests.harness.until import until
+from tests.harness.until import Stopwatch, until
 
 import warpwell as ww
 from warpwell import errors, storage
@@ -33,12 +33,12 @@ def handler() -> Iterator[None]:
 @contextlib.contextmanager
 def interrupted(times: int = 1) -> Iterator[None]:
     """Press Ctrl-C in the block, which must end with it, within a second."""
-    pressed: list[float] = []
+    pressed: list[Stopwatch] = []
 
     def press() -> None:
         for _ in range(times):
             time.sleep(0.2)
-            pressed.append(time.monotonic())
+            pressed.append(Stopwatch())
             os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press, daemon=True)
@@ -46,7 +46,7 @@ def interrupted(times: int = 1) -> Iterator[None]:
         with pytest.raises(KeyboardInterrupt):
             presser.start()
             yield
-        assert time.monotonic() - pressed[-1] < 1
+        assert pressed[-1].seconds < 1
     finally:
         with contextlib.suppress(KeyboardInterrupt):  # where the block failed before: no other test's
             presser.join()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.marked import MARK, command_of, marked
+from tests.harness.until import Stopwatch
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
@@ -69,11 +70,11 @@ class Run:
         return [pid for pid in marked(self.mark) if pid != self.process.pid]
 
     def nothing_is_left(self) -> float:
-        """Check that, soon, nothing is left of the run; return the seconds that it took."""
-        began = time.monotonic()
+        """Check that, soon, nothing is left of the run; return the seconds that it took (see `Stopwatch`)."""
+        began, watch = time.monotonic(), Stopwatch()
         while (left := self.left()) and time.monotonic() < began + LIMIT:
             time.sleep(0.02)
-        seconds = time.monotonic() - began
+        seconds = watch.seconds
         assert not left, [command_of(pid) for pid in left]
         while (files := self.files()) and time.monotonic() < began + LIMIT:
             time.sleep(0.02)  # who is the last to end removes them
