@@ -2,6 +2,7 @@
 
 import enum
 import importlib.util
+import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -154,6 +155,39 @@ def test_scratch_memory_is_not_cleared(tmp_path: Path, monkeypatch: pytest.Monke
     assert function(word.ctypes.data) == 7
     (code,) = function.inspect_llvm().values()
     assert "memset" not in code and "zeroinitializer" not in code
+
+
+LAPTOP = """
+import sys
+import numpy as np
+import warpwell as ww
+from warpwell.targets.compiler import cpu_bodies
+
+@ww.kernel
+def total(a, out):
+    for j in range(a.shape[0]):
+        out[0] += a[j]
+
+def misses():
+    return any("cache_access" in name for name in cpu_bodies._linked)
+
+for options in ({}, {"cache": "256KiB", "page_size": 4096}):
+    with ww.open(sys.argv[1], device="cpu", **options) as a:
+        out = np.zeros(1, np.int64)
+        total[1](a, out)
+        assert out[0] == 4950
+        assert misses() == bool(options), (options, list(cpu_bodies._linked))
+"""
+
+
+def test_only_what_a_kernel_calls_is_compiled_and_code_from_the_disk_finds_it(tmp_path: Path) -> None:
+    """The first kernel over a mapped file waited ten seconds for the miss path, which it does not call."""
+    np.save(tmp_path / "a.npy", np.arange(100))
+    for _ in range(2):  # compiled, and from the disk
+        done = subprocess.run(
+            [sys.executable, "-c", LAPTOP, str(tmp_path / "a.npy")], capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0, done.stderr
 
 
 @ww.device

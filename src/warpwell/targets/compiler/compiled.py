@@ -26,6 +26,9 @@ from numba.core.llvm_bindings import create_pass_builder
 from ..uninterrupted import uninterrupted
 from .code_cache import cache_folder, cache_key, one_process
 
+before_loading: list[Callable[[bytes], None]] = []
+"""Called with object code from the disk before it is loaded: what it names has to be known by then."""
+
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
     """Return a Numba dispatcher (no GIL) for the function `name` of the generated `source`.
@@ -143,6 +146,12 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
 
     class Implementation(CompileResultCacheImpl):
         _locator_classes = (Locator,)
+
+        def rebuild(self, target_context: Any, payload: Any) -> Any:
+            _, kind, data = payload[0]  # of the library: its name and what was kept
+            for call in before_loading if kind == "object" else ():
+                call(data[0])
+            return super().rebuild(target_context, payload)
 
     class CodeCache(FunctionCache):
         _impl_class = Implementation

@@ -21,7 +21,9 @@ from ..fault import FLAG
 from .callees import CalleeCompiler
 from .checked_arrays import install
 from .checksum import define_checksum
-from .compiled import compile_native
+from .compiled import before_loading, compile_native
+from .compiling import compiling
+from .ranges import bounded_ranges
 from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, symbol_of, to_bits
 
 
@@ -35,7 +37,8 @@ class CpuSeam(Seam):
         """Compile `function` (or load it) and name its address."""
         name = symbol_of(function)
         if name not in _linked:
-            _linked[name] = compile_native(function)
+            with compiling("the miss path"), bounded_ranges(False):  # it may be part of a launch's compilation
+                _linked[name] = compile_native(function)
             llvm.add_symbol(name, _linked[name].address)
         return name
 
@@ -420,10 +423,14 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
     return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))
 
 
-def link_all() -> None:
-    """Compile or load every linked function: code from the on-disk cache names them by symbol."""
+def _link_named(code: bytes) -> None:
+    """Compile or load the linked functions that object code from the disk names; LLVM would end the process."""
     for function in linked_functions():
-        seam.link(None, function)
+        if symbol_of(function).encode() + b"\0" in code:
+            seam.link(None, function)
+
+
+before_loading.append(_link_named)
 
 
 # -- blocks, which have one thread --------------------------------------------------------------------------

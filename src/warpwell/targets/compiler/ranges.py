@@ -22,10 +22,10 @@ _state = threading.local()
 
 
 @contextlib.contextmanager
-def bounded_ranges() -> Iterator[None]:
-    """Have loops over ranges of 64-bit integers compiled with their bounds, in this thread, within the block."""
+def bounded_ranges(on: bool = True) -> Iterator[None]:
+    """Have loops over ranges of 64-bit integers compiled with their bounds or not, in this thread, within the block."""
     before = getattr(_state, "on", False)
-    _state.on = True
+    _state.on = on
     try:
         yield
     finally:

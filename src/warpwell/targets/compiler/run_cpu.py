@@ -195,10 +195,6 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
         raise errors.ArgumentError(f"kernel {kernel.__name__!r} cannot take its arguments: {error}") from error
     if signature not in driver.overloads:
         check_arguments(kernel, arguments)
-        from .cpu_bodies import link_all
-
-        with compiling("the miss path"):
-            link_all()  # each time: modules that were imported since the kernel's first launch define functions, too
         with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"), bounded_ranges():
             driver.compile(signature)
 
