@@ -51,6 +51,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             part.replace(path)
     finally:
         remove(part)
+        if os.path.lexists(path):
+            remove(part.with_suffix(".old"))  # an interrupt came while `_exchange` removed it
         unfinished.discard(part)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,7 +138,7 @@ class _Statistics:
 
 
 class ColumnWriter:
-    """Writes one column of one part of a table.
+    """Writes one column of one part of a table. Files are created by `begin`, so that `close` is sure to close them.
 
     Parameters
     ----------
@@ -176,17 +176,22 @@ class ColumnWriter:
         self._most = MOST_CODES if self._must or size > 2 else 1 << 8
         self._places: dict[Any, int] | None = {} if codable and (self._must or (codes == "auto" and size > 1)) else None
         self._raw = folder / f"{self._stem}.codes.part"
-        self._coded = open(self._raw, "w+b") if self._places is not None else None
+        self._coded: IO[bytes] | None = None
+
+    def begin(self) -> None:
+        """Create the files; `close` closes them."""
         self._valid = _Bits(self._file("valid", _BYTE))
         if self._places is None:
-            self._begin()
+            self._begin_values()
+        else:
+            self._coded = open(self._raw, "w+b")
 
     def _file(self, what: str, dtype: np.dtype[Any], inner: tuple[int, ...] = ()) -> _CheckedFile:
         file = _CheckedFile(self._folder, f"{self._stem}.{what}.npy", dtype, inner)
         self._open.append(file)
         return file
 
-    def _begin(self) -> None:
+    def _begin_values(self) -> None:
         """Create the files of values."""
         layout = self.layout
         self._statistics: _Statistics | None = None
@@ -293,7 +298,7 @@ class ColumnWriter:
         pa = arrow()
         keys = self._keys()
         self._places = None
-        self._begin()
+        self._begin_values()
         for codes in self._raw_codes():
             null = codes < 0
             if self.layout.kind == "text":

@@ -169,6 +169,7 @@ def _write_part(
         for k, field in enumerate(schema):
             writers.append(ColumnWriter(folder, k, field.name, field.type, modes[k]))
             stack.callback(writers[-1].close)
+            writers[-1].begin()
         rows = 0
         for batch in source.batches:
             for writer, column in zip(writers, batch.columns, strict=True):

@@ -1,0 +1,178 @@
+"""`convert` and `append` that are killed or interrupted at each step: the old table or the new one, nothing else."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.cpu.test_table_arrow import mixed
+
+import warpwell as ww
+from warpwell.errors import SharingError
+from warpwell.table.convert import stored_schema
+
+NAMES = ["i4", "f8", "text"]
+OLD = mixed(900).select(NAMES)
+MORE = mixed(1111).select(NAMES)
+WATCHED = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
+
+step: Callable[[], None] | None = None
+"""What each step calls, while it is watched."""
+
+
+def _see(event: str, arguments: tuple[Any, ...]) -> None:
+    if step is not None and event in WATCHED:
+        step()
+
+
+sys.addaudithook(_see)
+
+
+@contextmanager
+def steps(end: int, what: Callable[[], None]) -> Iterator[list[int]]:
+    """Count steps: names that change, files that are opened or made durable; at number `end` call `what`."""
+    global step
+    count = [0]
+
+    def one() -> None:
+        count[0] += 1
+        if count[0] == end:
+            what()
+
+    def fsync(fd: int, real: Callable[[int], None] = os.fsync) -> None:
+        one()
+        real(fd)
+
+    real, os.fsync, step = os.fsync, fsync, one
+    try:
+        yield count
+    finally:
+        os.fsync, step = real, None
+
+
+def stored(*tables: Any) -> Any:
+    whole = pa.concat_tables(tables)
+    return whole.cast(stored_schema(whole.schema)).combine_chunks()
+
+
+def begin(place: Path) -> Path:
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    ww.table.convert(OLD, place / "t.ww", codes=["i4"]).close()
+    return place / "t.ww"
+
+
+def append(path: Path) -> None:
+    ww.table.append(path, MORE)
+
+
+def replace(path: Path) -> None:
+    ww.table.convert(MORE, path, codes=["i4"], overwrite=True).close()
+
+
+def create(path: Path) -> None:
+    ww.table.convert(MORE, path.with_name("new.ww"), codes=["i4"]).close()
+
+
+def states(act: Callable[[Path], None], path: Path) -> tuple[str, bool]:
+    """Return which of the two tables is there: "old" or "new"."""
+    if act is create:
+        other = path.with_name("new.ww")
+        if not other.exists():
+            return "old", True
+        path = other
+    with ww.table.open(path) as t:
+        found = t.arrow()
+    assert ww.table.check(path).sound
+    new = stored(OLD, MORE) if act is append else stored(MORE)
+    assert found.equals(new) or (act is not create and found.equals(stored(OLD)))
+    return ("new" if found.equals(new) else "old"), True
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("act", [append, create])
+def test_killed_at_each_step(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    """A folder that replaces another has no one step: see `warpwell.replacing`."""
+    path = begin(tmp_path / "d")
+    shutil.copytree(path, tmp_path / "kept")
+    seen = []
+    for end in range(1, 1000):
+        child = os.fork()
+        if child == 0:
+            with steps(end, lambda: os._exit(9)):
+                act(path)
+            os._exit(0)
+        done = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        seen.append(states(act, path)[0])
+        if done == 0:
+            break
+        assert done == 9
+        if act is append and end % 4 == 0:  # what was left does not stop the next one
+            append(path)
+            assert sorted(p.name for p in path.iterdir())[-2:] == ["schema.arrow", "table.json"]
+            assert not [p for p in path.iterdir() if p.name.startswith(".")]
+        if seen[-1] == "new" or end % 4 == 0:
+            for one in path.parent.iterdir():
+                shutil.rmtree(one)
+            shutil.copytree(tmp_path / "kept", path)
+    assert seen[0] == "old" and seen[-1] == "new" and len(seen) > 20
+    assert seen == sorted(seen, key=["old", "new"].index)
+
+
+@pytest.mark.parametrize("act", [append, create, replace])
+def test_interrupted_at_each_step(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    path = begin(tmp_path / "d")
+    shutil.copytree(path, tmp_path / "kept")
+    seen = []
+    for end in range(1, 1000):
+        try:
+            with steps(end, interrupt) as count:
+                act(path)
+        except KeyboardInterrupt:
+            pass
+        seen.append(states(act, path)[0])
+        names = {"t.ww", "new.ww"} if act is create and seen[-1] == "new" else {"t.ww"}
+        assert {p.name for p in path.parent.iterdir()} == names, end
+        parts = {"0", "1"} if act is append and seen[-1] == "new" else {"0"}
+        assert {p.name for p in path.iterdir()} == {*parts, "schema.arrow", "table.json"}, end
+        if count[0] < end:
+            break
+        if seen[-1] == "new":
+            for one in path.parent.iterdir():
+                shutil.rmtree(one)
+            shutil.copytree(tmp_path / "kept", path)
+    assert seen[0] == "old" and seen[-1] == "new" and len(seen) > 20
+
+
+def test_two_that_append(tmp_path: Path) -> None:
+    path = begin(tmp_path / "d")
+
+    def batches() -> Iterator[Any]:
+        yield from MORE.to_batches()
+        with pytest.raises(SharingError, match="somebody else appends"):
+            ww.table.append(path, MORE)
+
+    assert ww.table.append(path, pa.RecordBatchReader.from_batches(MORE.schema, batches())) == 1111
+    assert states(append, path)[0] == "new"
+
+
+def test_a_source_that_fails_in_the_middle(tmp_path: Path) -> None:
+    path = begin(tmp_path / "d")
+
+    def batches() -> Iterator[Any]:
+        yield from MORE.to_batches()
+        raise RuntimeError("the source broke")
+
+    for act in (lambda s: ww.table.append(path, s), lambda s: ww.table.convert(s, path.with_name("new.ww"))):
+        with pytest.raises((RuntimeError, ww.errors.FormatError), match="the source broke"):
+            act(pa.RecordBatchReader.from_batches(MORE.schema, batches()))
+    assert states(append, path)[0] == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["t.ww"] and not (path / "1").exists()
