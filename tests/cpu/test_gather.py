@@ -342,6 +342,42 @@ def test_the_break_even_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         ww.gather(a, [0])
 
 
+@pytest.mark.parametrize("kind", ["ram", "striped", "replicated", "latency", "python"])
+def test_rows_of_any_medium(tmp_path: Path, kind: str) -> None:
+    model = np.arange(1 << 15)
+    for k in range(3):
+        model.tofile(tmp_path / f"{k}")
+    stripes = [model.reshape(-1, 2, 64)[:, k].copy() for k in range(2)]
+    media: dict[str, Callable[[], Any]] = {
+        "ram": lambda: storage.RamMedium(model),
+        "striped": lambda: storage.Striped([storage.RamMedium(one) for one in stripes], 512),
+        "replicated": lambda: storage.Replicated([storage.FileMedium(tmp_path / f"{k}") for k in range(3)]),
+        "latency": lambda: storage.Latency(storage.FileMedium(tmp_path / "0"), latency_us=50.0),
+        "python": Whole,
+    }
+    rows = np.random.default_rng(2).integers(0, 1 << 12, 3000)
+    with ww.open(media[kind](), dtype="i8", shape=(1 << 12, 8), device="cpu", cache="64KiB", page_size=PAGE) as a:
+        assert (rows_of(a, rows) == model.reshape(-1, 8)[rows]).all()
+        assert (rows_of(a[100:], rows % 100) == model.reshape(-1, 8)[100 + rows % 100]).all()
+
+
+class Whole(storage.medium.PythonMedium):
+    """A medium in Python."""
+
+    def __init__(self) -> None:
+        super().__init__(8 << 15)
+
+    def read(self, offset: int, nbytes: int) -> Any:
+        return np.arange(1 << 15).view(np.uint8)[offset : offset + nbytes]
+
+
+def test_full_statistics_count_what_is_gathered(tmp_path: Path) -> None:
+    with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu", cache="64KiB", page_size=PAGE, stats="full") as a:
+        rows_of(a, np.arange(ROWS))
+        rows_of(a, np.arange(ROWS))
+        assert a.stats.bytes_wanted == 2 * 8 * ROWS and ROWS <= (a.stats.hits or 0) <= 2 * ROWS
+
+
 # -- what fails --------------------------------------------------------------------------------------------------------
 
 
@@ -564,6 +600,7 @@ def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pyt
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
         for _ in range(20):
             rows_of(a, np.arange(ROWS))
+        assert not a._part._streams and not a._part._launches, "whoever never flushes forgets them, too"
     until = time.monotonic() + 30
     while pool.threads and time.monotonic() < until:
         time.sleep(0.01)

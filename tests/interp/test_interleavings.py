@@ -11,6 +11,7 @@ from tests.harness.models.cache_model import CacheModel
 from tests.harness.models.drive_model import DriveModel
 from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
 from tests.harness.models.frame_model import FrameModel
+from tests.harness.models.gather_model import GatherModel
 from tests.harness.models.key_value_model import KeyValueModel
 from tests.harness.models.known_model import KnownModel
 from tests.harness.models.kv_device_model import StoreModel
@@ -48,8 +49,8 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        QueueModel, LiesModel, LossModel, RingModel, CacheModel, FrameModel, SpanModel, ResidentModel, PinModel,
-        KnownModel, KeyValueModel, StoreModel, DriveModel,
+        QueueModel, LiesModel, LossModel, RingModel, CacheModel, FrameModel, SpanModel, GatherModel, ResidentModel,
+        PinModel, KnownModel, KeyValueModel, StoreModel, DriveModel,
     ],
 )
 def test_a_seed_replays(model: type) -> None:

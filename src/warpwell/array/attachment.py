@@ -163,6 +163,13 @@ class Attachment:
         with self.cache.lock:
             self._streams.append(done)
 
+    def continued_over(self, done: Callable[[], bool]) -> None:
+        """Stop counting a launch that continued, at once instead of when somebody looks (where it is still counted)."""
+        with self.cache.lock:
+            if done in self._streams:
+                self._streams.remove(done)
+                self._launches -= 1
+
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Keep the array open for the block, as a launch does."""

@@ -89,6 +89,12 @@ _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
 _WORDS_OF = "array.spans.words"
 _BUFFERS = "array.spans.buffers"
+_ROWS = "array.gather.cached"
+_OWNED = "            owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE) & OWNER_PAGE\n"
+_ROW_LOOKED = (
+    "            good = owner == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0\n"
+)
+_ROW_COPIED = "frame_of(seen)) + first, whole)\n"
 
 _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
         for k in range(pages):
@@ -630,6 +636,25 @@ FAULTS = (
     Fault(
         "span-escapes", "spans", "items are given to the fold before the second look, and stay in its total",
         (Edit(_WORDS_OF, "folding", _FOLDED, _FOLDED.replace("if good", "if True")),),
+    ),
+    Fault(
+        "row-without-a-fence", "gather", "nothing orders the look at the word after the copy of a part of a row",
+        (Edit(_ROWS, "take_row", _ROW_COPIED + _FENCE.replace("        ", "            ", 1), _ROW_COPIED),),
+    ),
+    Fault(
+        "row-first-look-relaxed", "gather", "who sees its page VALID need not see the page's bytes",
+        (Edit(_ROWS, "take_row", "seen = load_acquire(word", "seen = load_relaxed(word"),),
+    ),
+    Fault(
+        "row-without-a-second-look", "gather", "the word is not looked at again",
+        (Edit(_ROWS, "take_row", " and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0", ""),),
+    ),
+    Fault(
+        "row-owner-last", "gather", "in a hashed table the frame's owner is loaded after the word was seen again",
+        (Edit(_ROWS, "take_row", _OWNED, ""),
+         Edit(_ROWS, "take_row", _ROW_LOOKED, _ROW_LOOKED.replace("owner == page + base + 1 and ", "") + _OWNED
+              + "            good = good and owner == page + base + 1\n")),
+        Focus(hashed=True),
     ),
     Fault(
         "drive-unlocked", "drive", "two threads have one queue of a drive",

@@ -26,6 +26,7 @@ from ...targets import (
     DEVICE,
     copy_bytes,
     copy_foreign,
+    device,
     div,
     fence,
     fetch_or,
@@ -46,51 +47,60 @@ FEW = 4
 """Pages that are not in the cache up to which the kernel reads them alone."""
 
 
+@device
+def take_row(core, space, place, nbytes, target, mark, itemsize):
+    """Copy `nbytes` bytes of an array from byte `place` of its file on to `target` (thread; `cpu` and `interp`).
+
+    The look at a page is that of spans (`warpwell.array.spans.buffers`): acquire its word, copy, fence, load the word
+    again; if that is another page's by now, or no page's, copy under a transient pin, which reads the page if it must.
+    Nothing that was not looked at twice reaches `target`. Return 0 if an error is latched.
+    """
+    buffer = scratch(BUFFER)
+    shift = field(core, at.C_PAGE_SHIFT)
+    base = field(space, at.S_BASE)
+    end = place + nbytes
+    last = (end - 1) >> shift
+    while place < end:
+        page = place >> shift
+        inside = place - (page << shift)
+        first = inside & -8
+        part = min(end - place, min((1 << shift) - inside, BUFFER - 8))
+        whole = (inside - first + part + 7) & -8
+        word = word_address(core, page + base)
+        seen = load_acquire(word, DEVICE)
+        good = seen & READABLE != 0
+        if good:
+            # the owner before the fence: who sees a later one also sees that the word has changed
+            owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE) & OWNER_PAGE
+            copy_foreign(buffer, frame_address(core, frame_of(seen)) + first, whole)
+            fence(DEVICE)
+            good = owner == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0
+        if itemsize != 0:
+            count(core, at.N_WANTED, part)
+            if good:
+                count(core, at.N_HITS, div(part, itemsize))
+        if good:
+            if seen & mark != mark:
+                fetch_or(word, mark, DEVICE)
+        elif slow.copy_run(space, page, first, whole, last, buffer) == 0:
+            return 0
+        copy_bytes(target, buffer + inside - first, part)
+        target += part
+        place += part
+    return 1
+
+
 @kernel
 def gather_rows(core, space, rows, places, n, origin, stride, nbytes, out, mark, itemsize):
     """Copy row ``rows[k]`` to row ``places[k]`` of `out` (one thread a row; `cpu` and `interp`).
 
-    The look at a page is that of spans (`warpwell.array.spans.buffers`): acquire its word, copy, fence, load the word
-    again; if that is another page's by now, or no page's, copy under a transient pin, which reads the page if it must.
     Row numbers are in range. `mark` is REF, or 0 for pages that are used once; `itemsize` is 0 unless statistics are
     full.
     """
     k = grid(1)
     if k < n:
-        buffer = scratch(BUFFER)
-        shift = field(core, at.C_PAGE_SHIFT)
-        base = field(space, at.S_BASE)
         place = origin + load_weak_as(rows + 8 * k, I8) * stride
-        target = out + load_weak_as(places + 8 * k, I8) * nbytes
-        end = place + nbytes
-        last = (end - 1) >> shift
-        while place < end:
-            page = place >> shift
-            inside = place - (page << shift)
-            first = inside & -8
-            part = min(end - place, min((1 << shift) - inside, BUFFER - 8))
-            whole = (inside - first + part + 7) & -8
-            word = word_address(core, page + base)
-            seen = load_acquire(word, DEVICE)
-            good = seen & READABLE != 0
-            if good:
-                # the owner before the fence: who sees a later one also sees that the word has changed
-                owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE)
-                copy_foreign(buffer, frame_address(core, frame_of(seen)) + first, whole)
-                fence(DEVICE)
-                good = owner & OWNER_PAGE == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0
-            if itemsize != 0:
-                count(core, at.N_WANTED, part)
-                if good:
-                    count(core, at.N_HITS, div(part, itemsize))
-            if good:
-                if seen & mark != mark:
-                    fetch_or(word, mark, DEVICE)
-            elif slow.copy_run(space, page, first, whole, last, buffer) == 0:
-                break
-            copy_bytes(target, buffer + inside - first, part)
-            target += part
-            place += part
+        take_row(core, space, place, nbytes, out + load_weak_as(places + 8 * k, I8) * nbytes, mark, itemsize)
 
 
 class Wave(NamedTuple):

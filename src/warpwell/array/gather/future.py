@@ -200,17 +200,20 @@ def begin(
     way = _through_cache if part.cached else _from_memory
     pieces, run = way(future, flat, places, address, nbytes)
 
+    is_over = future._over.is_set
+
     def over(error: BaseException | None, kept: tuple[Any, ...] = (keep, places)) -> None:
         future._over.set()
+        part.continued_over(is_over)
 
     if not (part.mapping is not None and part.forked):  # a forked child reads a mapping as it is, and closes nothing
         with part.launch(False):
             pass
-        part.launch_continues(future._over.is_set)
+        part.launch_continues(is_over)
     try:
         future._job = Job(pieces, len(os.sched_getaffinity(0)), run, over, here=array.device == "interp")
     except BaseException:
-        future._over.set()
+        over(None)
         raise
     return future
 
