@@ -465,19 +465,43 @@ def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
             raise ValueError("no")
 
     over: list[Any] = []
-    job = jobs.Job(100, 2, run, over.append)
+    crew = jobs.Crew(2)
+    job = jobs.Job(100, run, lambda: over.append(1), crew)
     while len(begun) < 2:
         time.sleep(1e-3)
     gate.set()
-    assert job.wait(30) and isinstance(job.error, ValueError) and over == [job.error] and len(begun) < 100
+    assert job.wait(30) and isinstance(job.error, ValueError) and over == [1] and len(begun) < 100
     gate.clear()
     begun.clear()
-    job = jobs.Job(100, 2, run, over.append)
+    job = jobs.Job(100, run, lambda: over.append(1), crew)
     while not begun:
         time.sleep(1e-3)
     assert job.cancel() and not job.wait(0.01)
     gate.set()
     assert job.wait(30) and len(begun) <= 3 and not job.cancel() and len(over) == 2
+
+
+def test_many_jobs_have_few_threads_and_their_order() -> None:
+    seen: list[tuple[int, int]] = []
+    most: list[int] = []
+    busy: list[int] = []
+    crew = jobs.Crew(3)
+
+    def run(job: int, piece: int) -> None:
+        busy.append(1)
+        most.append(len(busy))
+        seen.append((job, piece))
+        time.sleep(1e-3)
+        busy.pop()
+
+    made = [jobs.Job(5, lambda k, n=n: run(n, k), lambda: None, crew) for n in range(40)]
+    assert all(job.wait(60) for job in made) and len(seen) == 200 and max(most) <= 3
+    assert all(abs(n - k) <= 3 for n, (k, _) in enumerate(seen[::5])), "in the order in which they were begun"
+    slow = threading.Event()
+    stuck = [jobs.Job(1, lambda k: slow.wait(30) and None, lambda: None, crew) for _ in range(9)]
+    assert jobs.Job(1, lambda k: None, lambda: None, jobs.Crew(1)).wait(30), "those of another crew go on"
+    slow.set()
+    assert all(job.wait(30) for job in stuck)
 
 
 def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ... import errors
 from ...errors.options import checked_integer
 from ..array import Array
 from ..items import on_host
-from .future import Gather, begin, check, gather
+from .future import Gather, begin, check, crew_for, gather
 from .jobs import Job
 from .memory import RowCopy
 from .tensors import row_numbers
@@ -169,7 +169,7 @@ class RowBatches(Iterator[Any]):
 
         rest = np.flatnonzero(~found)
         batch.cold = begin(array, flat[rest], rest, result, address, result)
-        batch.copied = Job(1, 1, copy, lambda error: None, here=array.device == "interp")
+        batch.copied = Job(1, copy, lambda: None, crew_for(array))
         return batch
 
 

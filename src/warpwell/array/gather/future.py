@@ -17,7 +17,7 @@ from ..array import Array
 from ..items import on_host
 from . import break_even
 from .cached import CachedRows
-from .jobs import Job
+from .jobs import Crew, Job, crew_of
 from .memory import DONE, RowCopy
 from .tensors import on_a_gpu, row_numbers, tensor_of
 
@@ -202,7 +202,7 @@ def begin(
 
     is_over = future._over.is_set
 
-    def over(error: BaseException | None, kept: tuple[Any, ...] = (keep, places)) -> None:
+    def over(kept: tuple[Any, ...] = (keep, places)) -> None:
         future._over.set()
         part.continued_over(is_over)
 
@@ -211,11 +211,18 @@ def begin(
             pass
         part.launch_continues(is_over)
     try:
-        future._job = Job(pieces, len(os.sched_getaffinity(0)), run, over, here=array.device == "interp")
+        future._job = Job(pieces, run, over, crew_for(array))
     except BaseException:
-        over(None)
+        over()
         raise
     return future
+
+
+def crew_for(array: Array) -> Crew | None:
+    """Return who gathers from an array: a thread for each core; behind a cache two, whose waves take turns."""
+    if array.device == "interp":
+        return None
+    return crew_of(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
 
 
 def _from_memory(

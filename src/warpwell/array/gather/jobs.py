@@ -1,9 +1,10 @@
-"""`Job`: work in pieces, which service threads of the process carry out beside the caller.
+"""`Job`: work in pieces, which service threads of the process carry out beside the caller; `Crew`, who does that.
 
-A job is offered to the same threads that serve controllers (`warpwell.storage.service_pool`): they are started on
-demand, end when nothing is left to do, and a forked child has none of them. Each piece is native code without the
-interpreter lock for most of its time. A job that nobody waits for any more goes on; at the end of the program jobs are
-cancelled, because memory to which native code writes must outlive it.
+The jobs of one array are a queue, which its crew takes pieces from in order, as many at a time as its limit says. So
+however many are begun there are a few threads for each array, and an array whose medium is silent delays no other. The
+threads are those that serve controllers (`warpwell.storage.service_pool`): they are started on demand, end when nothing
+is left to do, and a forked child has none of them. A job that nobody waits for any more goes on; at the end of the
+program jobs are cancelled, because memory to which native code writes must outlive it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import ctypes
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from ... import errors
 from ...storage import service_pool
@@ -24,21 +28,68 @@ _END_SECONDS = 5.0
 _live: set[Job] = set()
 
 
+class Crew:
+    """Carries out the jobs of one array.
+
+    Parameters
+    ----------
+    limit : int
+        Most pieces at a time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.lock = threading.Lock()
+        self._limit = limit
+        self._jobs: deque[Job] = deque()
+        self._busy = 0
+        self._seats = service_pool.Seats(self._wanted, self._serve, lambda: None)
+
+    def take_on(self, job: Job) -> None:
+        """Carry out a job, after those that came before; here, if the interpreter ends and starts no thread."""
+        with self.lock:
+            self._jobs.append(job)
+        try:
+            service_pool.current().offer(self._seats)
+        except RuntimeError:
+            self._serve(0)
+
+    def _wanted(self) -> int:
+        waiting = 0
+        for job in tuple(self._jobs):
+            waiting += job.waiting
+            if waiting >= self._limit:
+                break
+        return min(self._limit, waiting + self._busy) if waiting else 0
+
+    def _serve(self, seat: int) -> None:
+        while True:
+            with self.lock:
+                while self._jobs and not self._jobs[0].waiting:
+                    self._jobs.popleft()
+                if not self._jobs:
+                    return
+                job, piece = self._jobs[0], self._jobs[0].take()
+                self._busy += 1
+            try:
+                job.carry_out(piece)
+            finally:
+                with self.lock:
+                    self._busy -= 1
+
+
 class Job:
-    """Work in pieces, the first of which begins at once.
+    """Work in pieces, which begins at once, or after jobs of its crew that came before.
 
     Parameters
     ----------
     pieces : int
         1 or more.
-    threads : int
-        Most pieces that are carried out at a time.
     run : callable
         ``run(k)`` carries out piece `k`; after an exception no further piece begins.
     over : callable
-        Is called once, by whoever ends the last piece, with the first exception or None; it raises nothing.
-    here : bool
-        Carry all out in this thread, before this returns.
+        Is called once, by whoever ends the last piece, before `wait` returns; it raises nothing.
+    crew : Crew or None
+        Who does it; None: all of it is done here, before this returns.
 
     Attributes
     ----------
@@ -49,26 +100,22 @@ class Job:
     """
 
     def __init__(
-        self, pieces: int, threads: int, run: Callable[[int], None], over: Callable[[BaseException | None], None],
-        *, here: bool = False,
-    ) -> None:  # fmt: skip
+        self, pieces: int, run: Callable[[int], None], over: Callable[[], None], crew: Crew | None
+    ) -> None:
         self.error: BaseException | None = None
         self.cancelled = False
-        self._pieces, self._threads = pieces, threads
+        self._pieces = self._left = pieces
         self._run, self._over = run, over
-        self._next, self._left = 0, pieces
-        self._lock = threading.Lock()
+        self._next = 0
+        self._lock = threading.Lock() if crew is None else crew.lock
         self._done = threading.Event()
         self._process = os.getpid()
-        self._seats = service_pool.Seats(self._wanted, self._serve, lambda: None)
-        if here:
-            self._serve(0)
-            return
         _live.add(self)
-        try:
-            service_pool.current().offer(self._seats)
-        except RuntimeError:  # no thread can be started where the interpreter ends
-            self._serve(0)
+        if crew is not None:
+            crew.take_on(self)
+            return
+        while self.waiting:
+            self.carry_out(self.take())
 
     def __hash__(self) -> int:
         return id(self)
@@ -101,21 +148,23 @@ class Job:
         self._skip(None)
         return True
 
-    def _wanted(self) -> int:
-        return min(self._threads, self._pieces) if self._next < self._pieces else 0
+    @property
+    def waiting(self) -> int:
+        """Pieces that have not begun."""
+        return self._pieces - self._next
 
-    def _serve(self, seat: int) -> None:
-        while True:
-            with self._lock:
-                piece = self._next
-                if piece >= self._pieces:
-                    return
-                self._next += 1
-            try:
-                self._run(piece)
-            except BaseException as error:  # raised by who waits; a service thread must not end by it
-                self._skip(error)
-            self._count(1)
+    def take(self) -> int:
+        """Return a piece that has not begun, to `carry_out` (the crew's lock held)."""
+        self._next += 1
+        return self._next - 1
+
+    def carry_out(self, piece: int) -> None:
+        """Carry out a piece."""
+        try:
+            self._run(piece)
+        except BaseException as error:  # raised by who waits; a service thread must not end by it
+            self._skip(error)
+        self._count(1)
 
     def _skip(self, error: BaseException | None) -> None:
         with self._lock:
@@ -131,7 +180,7 @@ class Job:
             last = self._left == 0
         if last:
             try:
-                self._over(self.error)
+                self._over()
             finally:
                 _live.discard(self)
                 self._done.set()
@@ -148,4 +197,23 @@ def _end() -> None:
 
 
 atexit.register(_end)
-os.register_at_fork(after_in_child=_live.clear)
+_crews: weakref.WeakKeyDictionary[Any, Crew] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def crew_of(owner: Any, limit: int) -> Crew:
+    """Return the crew of an array, for as long as `owner` lives."""
+    with _making:
+        found = _crews.get(owner)
+        if found is None:
+            found = _crews[owner] = Crew(limit)
+        return found
+
+
+def _after_fork() -> None:
+    global _crews, _making
+    _live.clear()  # they go on in the parent
+    _crews, _making = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
