@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 
 import numpy as np
 import polars as pl
@@ -123,3 +124,44 @@ def test_an_empty_table(tmp_path):
     assert lazy.filter(pl.col("a") > 1).collect().equals(pl.DataFrame({"a": []}, {"a": pl.Int64}))
     with ww.table.open(tmp_path / "t.arrow", device="cpu") as table:
         assert len(table.where([("a", ">", 1)]).take()) == 0
+
+
+def test_what_explain_counts_is_what_the_system_reads(tmp_path):
+    # rows far from one another, in a file that the page cache has dropped; pages of 4 KiB, and nothing beside them
+    rows, path = 1 << 19, tmp_path / "t.arrow"
+    random = np.random.default_rng(2)
+    table = pa.table({name: random.random(rows) for name in ("key", "a", "b")})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    with ww.table.open(path, device="cpu") as opened:
+        chosen = opened.where([("key", "<", 1e-3)])  # compiles
+        assert opened["a"].runs[0].values.numpy().sum() > 0
+    if not _dropped(path):
+        pytest.skip("the file system keeps its pages: tmpfs, or another process has them")
+    with ww.table.open(path, device="cpu") as opened:
+        before = _bytes_read()
+        again = opened.where([("key", "<", 1e-3)])
+        taken = again.take(["a", "b"])
+        read = _bytes_read() - before
+        said = sum(one.from_storage for one in again.explain())
+    assert len(taken) == len(chosen) and sum(one.read for one in again.explain()) >= said
+    assert abs(read - said) <= 0.03 * said + 64 * 1024, (read, said)
+
+
+def _bytes_read():
+    with open("/proc/self/io") as file:
+        return int(next(line for line in file if line.startswith("read_bytes")).split()[1])
+
+
+def _dropped(path):
+    before = _bytes_read()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(descriptor, 4096, 1 << 20)
+        found = _bytes_read() > before
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        return found
+    finally:
+        os.close(descriptor)
