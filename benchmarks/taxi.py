@@ -1,0 +1,213 @@
+"""The six questions of the paper about taxi trips, beside DuckDB, Polars and pyarrow: warm, cold, and for more rows.
+
+Q0 is the mean distance of the trips of at least 30 miles, and each next question adds the mean of one column. Rows are
+bootstrapped from months of green taxis (``../shared/data/green*.parquet``, or the glob in ``TAXI_MONTHS``), or made up.
+Medians of alternated runs; cold is a new process after fsync and DONTNEED. Prints JSON lines, and with ``--picture``
+draws the sweep.
+
+    python benchmarks/taxi.py --quick
+    python benchmarks/taxi.py --rows 100000000 --folder /drive/taxi --picture sweep.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+COLUMNS = ["trip_distance", "total_amount", "extra", "ehail_fee", "tolls_amount", "mta_tax"]
+BATCH = 1 << 20
+
+
+def make(folder: Path, rows: int) -> None:
+    """Write the same rows as an Arrow file, zstd Parquet, two folders of ours, and a file of DuckDB's."""
+    import duckdb
+    import pyarrow.parquet as parquet
+
+    import warpwell as ww
+
+    months_of = os.environ.get("TAXI_MONTHS", str(Path(__file__).parents[2] / "shared/data/green*.parquet"))
+    files = sorted(glob.glob(months_of))
+    random = np.random.default_rng(1)
+    if files:
+        months = [parquet.read_table(one, columns=COLUMNS) for one in files]
+        source = pa.table([
+            pa.chunked_array([part for month in months for part in month[name].cast(pa.float64()).chunks]).fill_null(0)
+            for name in COLUMNS
+        ], names=COLUMNS)  # fmt: skip
+    else:
+        miles = np.round(random.lognormal(0.6, 0.9, 100_000), 2)
+        source = pa.table([miles, 4 * miles, *(random.choice([0, 0.5, 2.5], 100_000) for _ in range(4))], names=COLUMNS)
+    values = [one.to_numpy() for one in source.columns]
+    schema = pa.schema([(name, pa.float64()) for name in COLUMNS])
+    arrow = folder / "trips.arrow"
+    with pa.ipc.new_file(arrow, schema) as writer, parquet.ParquetWriter(
+        folder / "trips.parquet", schema, compression="zstd"
+    ) as other:
+        for start in range(0, rows, BATCH):
+            chosen = random.integers(0, len(source), min(BATCH, rows - start))
+            batch = pa.record_batch([one[chosen] for one in values], schema=schema)
+            writer.write_batch(batch)
+            other.write_batch(batch)
+    ww.table.convert(str(arrow), folder / "trips.ww").close()
+    ww.table.convert(str(arrow), folder / "coded.ww", codes="auto").close()
+    with duckdb.connect(str(folder / "trips.duckdb")) as base:
+        base.execute(f"create table trips as select * from read_parquet('{folder / 'trips.parquet'}')")
+
+
+def question(folder: Path, system: str, count: int, least: float) -> list[float]:
+    """Return the means of the first `count` columns over trips of at least so many miles."""
+    names = COLUMNS[:count]
+    if system.startswith("ours"):
+        import warpwell as ww
+
+        name = {"file": "trips.arrow", "folder": "trips.ww", "coded": "coded.ww"}[system.split()[1]]
+        if "where" in system:
+            with ww.table.open(folder / name, device="cpu") as table:
+                taken = table.where([(COLUMNS[0], ">=", least)]).take(names).numpy()
+                return [float(taken[one].mean()) for one in names]
+        return _polars(ww.table.scan(folder / name), names, least)
+    if system.startswith("polars"):
+        import polars as pl
+
+        lazy = pl.scan_ipc(folder / "trips.arrow") if "ipc" in system else pl.scan_parquet(folder / "trips.parquet")
+        return _polars(lazy, names, least)
+    if system == "pyarrow":
+        import pyarrow.compute as pc
+        import pyarrow.dataset as ds
+
+        found = ds.dataset(folder / "trips.arrow", format="ipc").to_table(names, filter=ds.field(COLUMNS[0]) >= least)
+        return [pc.mean(found[one]).as_py() for one in names]
+    import duckdb
+
+    means = ", ".join(f"avg({one})" for one in names)
+    file = str(folder / "trips.duckdb")
+    with duckdb.connect(file if system == "duckdb" else ":memory:", read_only=system == "duckdb") as base:
+        what = "trips" if system == "duckdb" else f"read_parquet('{folder / 'trips.parquet'}')"
+        return list(base.execute(f"select {means} from {what} where {COLUMNS[0]} >= {least}").fetchone())
+
+
+def _polars(lazy, names, least):
+    import polars as pl
+
+    return list(lazy.filter(pl.col(COLUMNS[0]) >= least).select(pl.col(names).mean()).collect().row(0))
+
+
+SYSTEMS = ["ours file scan", "ours folder scan", "ours coded scan", "ours file where", "ours coded where", "duckdb",
+           "duckdb parquet", "polars parquet", "polars ipc", "pyarrow"]  # fmt: skip
+
+
+def measured(folder: Path, system: str, count: int, least: float) -> tuple[float, list[float]]:
+    start = time.perf_counter()
+    found = question(folder, system, count, least)
+    return time.perf_counter() - start, found
+
+
+def drop(folder: Path) -> None:
+    """Drop the files from the page cache."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+
+def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, int]:
+    """Return the time of a question in a new process, its imports done, and the bytes that it read."""
+    drop(folder)
+    code = (
+        "import sys, json; sys.path.insert(0, sys.argv[1]); import taxi; from pathlib import Path\n"
+        "import polars, pyarrow.dataset, duckdb, warpwell.table\n"
+        "read = lambda: int([l for l in open('/proc/self/io') if l.startswith('read_bytes')][0].split()[1])\n"
+        "before, (folder, system, count, least) = read(), sys.argv[2:]\n"
+        "took, _ = taxi.measured(Path(folder), system, int(count), float(least))\n"
+        "print(json.dumps([took, read() - before]))"
+    )
+    given = [str(Path(__file__).parent), str(folder), system, str(count), str(least)]
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=True)
+    took, read = json.loads(done.stdout.splitlines()[-1])
+    return took, read
+
+
+def say(**values: object) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000_000)
+    parser.add_argument("--folder", type=Path, default=Path("taxi-benchmark"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="a million rows, one repeat")
+    parser.add_argument("--no-cold", action="store_true")
+    parser.add_argument("--picture", type=Path, help="draw the sweep over selectivities")
+    options = parser.parse_args()
+    rows, repeats = (1_000_000, 1) if options.quick else (options.rows, options.repeats)
+    folder = options.folder / str(rows)
+    if not (folder / "trips.duckdb").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        make(folder, rows)
+    for count in (1, 6):
+        times: dict[str, list[float]] = {one: [] for one in SYSTEMS}
+        expected = question(folder, "pyarrow", count, 30.0)
+        for _ in range(repeats + 1):
+            for system, taken in times.items():
+                took, found = measured(folder, system, count, 30.0)
+                assert np.allclose(found, expected, rtol=1e-9), (system, found, expected)
+                taken.append(took)
+        for system, taken in times.items():
+            say(question=f"Q{count - 1}", state="warm", system=system, rows=rows, seconds=statistics.median(taken[1:]))
+    if options.no_cold:
+        return
+    for count in (1, 6):
+        runs: dict[str, list[tuple[float, int]]] = {one: [] for one in SYSTEMS}
+        for _ in range(repeats):
+            for system, done in runs.items():
+                done.append(cold(folder, system, count, 30.0))
+        for system, done in runs.items():
+            say(question=f"Q{count - 1}", state="cold", system=system, rows=rows,
+                seconds=statistics.median(one[0] for one in done), read_mb=round(done[0][1] / 1e6, 1))  # fmt: skip
+    sweep(folder, rows, repeats, options.picture)
+
+
+def sweep(folder: Path, rows: int, repeats: int, picture: Path | None) -> None:
+    """Ask Q5, cold, of more and more rows, and draw where reading rows meets reading columns."""
+    import warpwell as ww
+
+    with ww.table.open(folder / "trips.ww", device="cpu") as table:
+        miles = np.sort(table[COLUMNS[0]].arrow().to_numpy(zero_copy_only=False))
+    chosen = ("ours folder scan", "ours coded scan", "duckdb", "polars parquet")
+    lines: dict[str, list[tuple[float, float]]] = {one: [] for one in chosen}
+    for share in (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2):
+        least = float(miles[-max(1, int(rows * share))])
+        real = float((miles >= least).mean())
+        for system, line in lines.items():
+            seconds = statistics.median(cold(folder, system, 6, least)[0] for _ in range(repeats))
+            line.append((real, seconds))
+            say(question="Q5", state="cold", system=system, rows=rows, selectivity=real, seconds=seconds)
+    if picture is not None:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        for system, line in lines.items():
+            plt.loglog(*zip(*line, strict=True), marker="o", label=system)
+        plt.xlabel("share of the rows that match")
+        plt.ylabel("seconds, Q5, cold")
+        plt.legend()
+        plt.savefig(picture, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
