@@ -41,7 +41,7 @@ class DataLoader:
 
     Parameters
     ----------
-    store : Store
+    store : Store or warpwell.train.Dataset
         With a schema, batches are dicts of arrays ``(rows, *shape)``: NumPy arrays in C order, or device arrays
         (DLPack) of a store on a GPU. Without one, batches are lists of bytes.
     batch_size : int
