@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -22,8 +23,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-os.environ["WARPWELL_QUIET"] = "1"  # what programs that are compiled for the first time say on standard error
 HERE = Path(__file__).parent
+
+# What somebody has set for programs of theirs is none of the tests': devices, checks, the socket of a running service.
+for name in [name for name in os.environ if name.startswith("WARPWELL_") and name != "WARPWELL_CACHE_DIR"]:
+    del os.environ[name]
+os.environ["WARPWELL_QUIET"] = "1"  # what programs that are compiled for the first time say on standard error
+
+# Nor is a home: compiled code stays in the checkout, and what schedulers learnt in an earlier run is forgotten.
+if not os.environ.get("WARPWELL_CACHE_DIR"):
+    os.environ["WARPWELL_CACHE_DIR"] = str(HERE.parent / "build" / "cache")  # for workers and programs, too
+    shutil.rmtree(HERE.parent / "build" / "cache" / "warpwell" / "scheduler", ignore_errors=True)
 
 # Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.
 gc.set_threshold(20_000, 20, 50)
