@@ -56,7 +56,7 @@ class Blocked(PythonMedium):
 
 
 def test_many_arrays_share_threads() -> None:
-    arrays = [opened(k) for k in range(500)]
+    arrays = [opened(k) for k in range(150)]
     try:
         for k, a in enumerate(arrays):
             assert total(a) == WANT + 64 * k
