@@ -1,6 +1,7 @@
 """Folders of tables: what is converted is read again, by us and by plain NumPy; append, codes, statistics."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,67 @@ def test_a_description_that_is_damaged(tmp_path: Path, key: str, value: Any) -> 
     (path / "table.json").write_text(json.dumps({**found, key: value}))
     with pytest.raises(FormatError):
         ww.table.open(path)
+
+
+def test_memory_is_bounded(tmp_path: Path) -> None:
+    """Of 160 MB, in pieces of 1 MB, a fraction is in memory."""
+    items = np.arange(131_072.0)
+
+    def batches() -> Iterator[Any]:
+        for k in range(160):
+            yield pa.record_batch({"x": items + k})
+
+    def memory(what: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) >> 10 for line in lines if line.startswith(what))
+
+    with ww.table.convert(mixed(10), tmp_path / "small.ww", codes="auto") as t:
+        t.arrow()  # loads what is compiled
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak begins anew
+    before = memory("VmRSS")
+    schema = pa.schema({"x": pa.float64()})
+    steps: list[tuple[str, int, int]] = []
+    with ww.table.convert(pa.RecordBatchReader.from_batches(schema, batches()), tmp_path / "t.ww", codes="auto",
+                          progress=lambda *step: steps.append(step)) as t:  # fmt: skip
+        assert memory("VmHWM") - before < 80
+        assert t.rows == 160 * 131_072 and t["x"].arrow(t.rows - 1, 1).to_pylist() == [131_071.0 + 159]
+    assert steps[-1] == ("convert", t.rows, 0) and len(steps) == 160
+
+
+def test_sources(tmp_path: Path) -> None:
+    """Files, folders of files, frames: what each reads as is what pyarrow, Polars and pandas say of it."""
+    table = pa.table({"a": [1, 2, None], "s": ["x", None, "z"], "d": [0.5, 1.5, 2.5]})
+    pq = pytest.importorskip("pyarrow.parquet")
+    csv = pytest.importorskip("pyarrow.csv")
+    feather = pytest.importorskip("pyarrow.feather")
+    pq.write_table(table, tmp_path / "a.parquet")
+    csv.write_csv(table, tmp_path / "a.csv", csv.WriteOptions(quoting_style="none"))
+    feather.write_feather(table, str(tmp_path / "a.feather"))  # compressed
+    with pa.ipc.new_stream(str(tmp_path / "a.arrows"), table.schema,
+                           options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:  # fmt: skip
+        out.write_table(table)
+    (tmp_path / "months" / "m=1").mkdir(parents=True)
+    (tmp_path / "months" / "m=2").mkdir()
+    for month in ("m=2", "m=1"):
+        pq.write_table(table, tmp_path / "months" / month / "a.parquet")
+    (tmp_path / "a.tsv").write_text("a\ts\td\n1\tx\t0.5\n2\t\t1.5\n\tz\t2.5\n")
+    polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
+    dataset = pytest.importorskip("pyarrow.dataset")
+    frame = pandas.DataFrame({"a": pandas.array([1, 2, None], "Int64"), "s": ["x", None, "z"], "d": [0.5, 1.5, 2.5]})
+    sources = [tmp_path / "a.parquet", tmp_path / "a.csv", tmp_path / "a.feather", str(tmp_path / "a.arrows"),
+               tmp_path / "a.tsv", table, table.to_batches()[0], polars.from_arrow(table), frame,
+               dataset.dataset(tmp_path / "a.parquet"), [tmp_path / "a.parquet"]]  # fmt: skip
+    for k, source in enumerate(sources):
+        with ww.table.convert(source, tmp_path / f"{k}.ww", columns=["d", "a", "s"]) as t:
+            found = t.arrow().to_pydict()
+            text = [s or None for s in found.pop("s")]  # CSV tells no empty string from none
+            assert (found, text) == ({"d": [0.5, 1.5, 2.5], "a": [1, 2, None]}, ["x", None, "z"]), source
+    with ww.table.convert(tmp_path / "months", tmp_path / "m.ww") as t:
+        assert t["m"].arrow().to_pylist() == [1, 1, 1, 2, 2, 2] and t["a"].nulls == 2
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1" + bytes(99))
+    for source, said in ((tmp_path / "none", "does not exist"), (tmp_path / "bad.parquet", "cannot be read"),
+                         (3, "no source of rows"), ([], "no source of rows")):  # fmt: skip
+        with pytest.raises((ArgumentError, FormatError, FileNotFoundError), match=said):
+            ww.table.convert(source, tmp_path / "x.ww")
+        assert not (tmp_path / "x.ww").exists()
