@@ -273,6 +273,12 @@ def test_a_row_out_of_range_is_named_with_its_place(opened: Any, tmp_path: Path,
         assert rows_of(a, [1, 2]).tolist() == [1, 2], "and the array can be used"
 
 
+def test_rows_of_other_libraries(tmp_path: Path) -> None:
+    with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
+        for rows in ([5, 1], (5, 1), memoryview(np.array([5, 1])), Exporter(np.array([5, 1]), code=0)):
+            assert rows_of(a, rows).tolist() == [5, 1]
+
+
 def test_rows_may_be_changed_while_they_are_gathered(tmp_path: Path) -> None:
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
         rows = np.arange(ROWS)
@@ -556,16 +562,23 @@ def test_a_forked_child_gathers_from_a_mapping_and_not_through_a_cache(tmp_path:
     path = saved(tmp_path, np.arange(ROWS))
     with ww.open(path, device="cpu") as a, ww.open(path, device="cpu", cache="64KiB", page_size=PAGE) as b:
         begun = ww.gather(a, [1])
+        begun.result(110)
         assert rows_of(b, [3]).tolist() == [3]
 
         def work() -> bool:
+            assert begun.done()
             with pytest.raises(errors.ForkError):
                 begun.result()
             with pytest.raises(errors.ForkError):
                 ww.gather(b, [1])
             return not begun.cancel() and rows_of(a, [4, 499]).tolist() == [4, 499]
 
-        assert in_child(work)
+        with a._part.cache.lock:  # as a thread of the parent may, at the moment of the fork
+            child_is_fine = threading.Thread(target=lambda: fine.append(in_child(work)))
+            fine: list[bool] = []
+            child_is_fine.start()
+            child_is_fine.join(60)
+        assert fine == [True]
         assert begun.result(60).tolist() == [1] and rows_of(a, [2]).tolist() == [2]
 
 

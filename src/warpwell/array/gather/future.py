@@ -201,12 +201,15 @@ def begin(
     pieces, run = way(future, flat, places, address, nbytes)
 
     is_over = future._over.is_set
+    # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
+    counted = part.mapping is None or not part.forked
 
     def over(kept: tuple[Any, ...] = (keep, places)) -> None:
         future._over.set()
-        part.continued_over(is_over)
+        if counted:
+            part.continued_over(is_over)
 
-    if not (part.mapping is not None and part.forked):  # a forked child reads a mapping as it is, and closes nothing
+    if counted:
         with part.launch(False):
             pass
         part.launch_continues(is_over)

@@ -122,8 +122,8 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the job is over."""
-        return self._done.is_set()
+        """Whether the job is over, or is another process's."""
+        return self._process != os.getpid() or self._done.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is over, up to `timeout` seconds; return whether it is.

@@ -144,8 +144,9 @@ def row_numbers(rows: Any) -> NDArray[Any]:
     ArgumentError, DTypeError
     """
     try:
-        found = np.asarray(rows)
-    except (TypeError, ValueError, RuntimeError) as error:
+        plain = hasattr(rows, "__array__") or not hasattr(rows, "__dlpack__")
+        found = np.asarray(rows) if plain else np.from_dlpack(rows)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise errors.ArgumentError(f"rows cannot be read as an array ({error}): give int64 row numbers") from error
     if found.ndim == 0:
         raise errors.ArgumentError(f"rows is one number, {rows!r:.40}: give a list of them, or read a[{rows!r:.20}]",
