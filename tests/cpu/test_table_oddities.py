@@ -108,7 +108,7 @@ def test_files_that_are_read_right(tmp_path: Path, case: str) -> None:
             for first in range(0, t.rows, 7):
                 assert same(t[number].arrow(first, 1), column.slice(first, 1))
         assert ww.table.check(path).sound
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def words(path: Path) -> bytes:
@@ -154,7 +154,7 @@ def test_files_that_are_refused(tmp_path: Path, case: str) -> None:
     for opener in (ww.table.open, ww.table.check):
         with pytest.raises(error, match=said):
             opener(path)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_columns_that_are_refused(tmp_path: Path) -> None:
@@ -184,11 +184,11 @@ def test_columns_that_are_refused(tmp_path: Path) -> None:
 def test_hostile_words(tmp_path: Path, stream: bool) -> None:
     """In a process of its own: what goes wrong there could end this one."""
     path = write(tmp_path / "t.arrow", mixed(10), stream=stream, rows=6)
-    done = subprocess.run([sys.executable, "-m", "tests.harness.tables.hostile", str(path), "0", "600"],
+    done = subprocess.run([sys.executable, "-m", "tests.harness.tables.hostile", str(path), "0", "300"],
                           capture_output=True, text=True, timeout=100)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     counts = eval(done.stdout)
-    assert set(counts) == {"read", "refused", "refused in part"} and counts["refused"] > 60
+    assert set(counts) == {"read", "refused", "refused in part"} and counts["refused"] > 30
 
 
 def test_a_file_that_is_cut_while_it_is_open(tmp_path: Path) -> None:
