@@ -33,7 +33,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the lines of a page's shell blocks as words: one entry for each command of a line."""
     for block in blocks(page, "sh"):
         for number, line in enumerate(block.code.replace("\\\n", "").splitlines(), block.line):
-            lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|>")
+            lexer = shlex.shlex(line, posix=False, punctuation_chars=";&|>")  # a quoted ">" stays in its quotes
             lexer.whitespace_split = True
             words = list(lexer)
             command: list[str] = []
@@ -43,7 +43,7 @@ def commands(page: Path) -> Iterator[tuple[int, list[str]]]:
                         yield number, command
                     command = []
                 else:
-                    command.append(word)
+                    command += shlex.split(word, comments=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
