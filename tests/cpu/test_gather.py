@@ -98,6 +98,8 @@ def test_any_list_of_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(break_even.VARIABLE, str(hole))
         patch.setattr(cached, "ROWS", most)
+        patch.setattr(future, "PIECE_BYTES", 64)
+        patch.setattr(future, "MOST_BYTES", 134 * most)
         patch.setattr(memory.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
             with ww.open(path, device="cpu", **options) as a:
