@@ -119,7 +119,10 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *map(str, options)]) == 0
     text = capsys.readouterr().out
     assert "ww.atomic_add(degree, edges[i], 1)" in text
-    assert "read over wanted" in text
+    assert "read over wanted" in text and "bit for bit" in text
+    losses, query = said["training"]["losses"], said["query"]
+    assert min(losses[3:]) < 0.8 * losses[0]
+    assert 0 < query["rows"] and 0 < query["bytes_wanted"] <= query["bytes_read"]
 
 
 @pytest.mark.parametrize("compiling", [pytest.param(False, marks=pytest.mark.long), True])

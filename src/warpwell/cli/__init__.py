@@ -7,6 +7,7 @@ In the order in which a command line meets them::
     interrupt.py  Ctrl-C ends a command within a second
     output.py     how a command prints: a table or JSON, progress, notes
     demo.py       ``demo``: a graph larger than the cache, checked against SciPy
+    demo_rows.py  its query, and its training
     info.py       ``info``: devices, versions, and what is missing
     bench/        ``bench``: micro-benchmarks
     graph/        ``graph ...``

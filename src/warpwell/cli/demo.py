@@ -1,4 +1,4 @@
-"""``warpwell demo``: a graph much larger than the cache, traversed on demand and checked against SciPy."""
+"""``warpwell demo``: a graph much larger than the cache, traversed on demand; a query, and some steps of training."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..cache.sizes import format_size
 from ..errors import ArgumentError, WarpwellError
 from ..errors.general import extra
 from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
+from . import demo_rows
 from .arguments import new_file
 from .graph.run import describe, open_graph
 from .interrupt import scratch
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     picture = new_file(arguments.out, "--out")
     if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ArgumentError(f"--out {picture}: give a name that ends in .png, .svg or .pdf")
-    missing = [name for name in ("scipy", "matplotlib") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("scipy", "matplotlib", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
     started = time.perf_counter()
@@ -71,9 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
         degree = _run_code(graph, arguments.cache, device)
         if not np.array_equal(degree, np.bincount(destinations, minlength=graph.vertices)):
             raise WarpwellError("the in-degrees differ from NumPy's: please report this with `warpwell info`")
+        _say(output, "writing a table with a row for each vertex; a query, and training on its rows ...")
+        path, columns = demo_rows.write(folder, graph, search.levels)
+        runs["query"] = demo_rows.query(path, columns)
+        runs["training"] = demo_rows.learn(path, graph, columns)
         _draw(picture, runs, search.levels)
     values = {"command": "demo", "verified": True, "picture": str(picture),
-              "total_seconds": time.perf_counter() - started, "bfs": runs["bfs"], "cc": runs["cc"]}  # fmt: skip
+              "total_seconds": time.perf_counter() - started, **runs}  # fmt: skip
     if arguments.json:
         output.result("demo", values)
         return 0
@@ -136,6 +141,14 @@ def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
     }
     output.table(title, ("", "breadth-first search", "components"),
                  [(name, cell(runs["bfs"]), cell(runs["cc"])) for name, cell in rows.items()])  # fmt: skip
+    query, training = runs["query"], runs["training"]
+    output.screen.print(
+        f"\nquery: {query['rows']} of the table's rows, their features equal NumPy's: wanted "
+        f"{_size(query['bytes_wanted'])} and read {_size(query['bytes_read'])} of {_size(query['table_bytes'])}, in "
+        f"{query['seconds']:.2f} s\ntraining: {training['steps']} steps of {training['batch_size']} vertices and their "
+        f"sampled neighbours in {training['seconds']:.2f} s, loss {training['losses'][0]:.3f} to "
+        f"{training['losses'][-1]:.3f}: from storage and from memory the same, bit for bit"
+    )
 
 
 def _size(nbytes: int | None) -> str:
@@ -147,13 +160,13 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _draw(path: Path, runs: dict[str, dict[str, Any]], levels: NDArray[np.int64]) -> None:
-    """Draw the vertices of each level, and bytes on storage, wanted and read."""
+    """Draw the vertices of each level; bytes on storage, wanted and read; and losses."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right, last) = pyplot.subplots(1, 3, figsize=(15, 4), layout="constrained")
     counts = np.bincount(levels[levels >= 0])
     left.bar(np.arange(counts.size), counts, color="#4477aa")
     left.set(xlabel="level", ylabel="vertices", title="breadth-first search", yscale="log")
@@ -163,10 +176,15 @@ def _draw(path: Path, runs: dict[str, dict[str, Any]], levels: NDArray[np.int64]
     for key, name in (("bfs", "BFS"), ("cc", "components")):
         bars.append((f"{name}: wanted", runs[key]["bytes_wanted"] or 0, "#228833"))
         bars.append((f"{name}: read", runs[key]["bytes_read"], "#ee6677"))
+    query = runs["query"]
+    bars.append(("table", query["table_bytes"], "#999999"))
+    bars += [("query: wanted", query["bytes_wanted"], "#228833"), ("query: read", query["bytes_read"], "#ee6677")]
     names, sizes, colours = zip(*reversed(bars), strict=True)
     drawn = right.barh(names, [n / 2**20 for n in sizes], color=colours)
     right.bar_label(drawn, [format_size(n) for n in sizes], padding=3)
     right.margins(x=0.25)
     right.set(xlabel="MiB", title="what was read on demand")
+    last.plot(runs["training"]["losses"], color="#4477aa")
+    last.set(xlabel="step", ylabel="loss", title="training on rows from storage")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

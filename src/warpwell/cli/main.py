@@ -73,7 +73,7 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    demo = command(commands, "demo", "demo", "traverse a graph larger than the cache, checked against SciPy")
+    demo = command(commands, "demo", "demo", "search a graph larger than the cache, query a table, train on its rows")
     demo.add_argument("--scale", type=int, default=17, metavar="N", help="2**N vertices (default 17)")
     demo.add_argument("--out", default="demo.png", metavar="FILE", help="file of the picture (default demo.png)")
     graph_arguments.how_to_run(demo, cache="1MiB")
