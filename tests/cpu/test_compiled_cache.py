@@ -1,7 +1,10 @@
 """Compiled code: what it is kept under on disk, and what it leaves out."""
 
 import enum
+import errno
+import fcntl
 import importlib.util
+import os
 import subprocess
 import sys
 import types
@@ -17,7 +20,7 @@ from numba.core.codegen import JITCodeLibrary
 
 import warpwell as ww
 from warpwell.targets import BLOCK, copy_foreign, load_relaxed, scratch
-from warpwell.targets.compiler import compiled
+from warpwell.targets.compiler import code_cache, compiled
 from warpwell.targets.compiler.code_cache import cache_key, one_process
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import seam_for
@@ -279,6 +282,37 @@ def test_a_process_that_holds_a_lock_for_ever_stops_no_other(tmp_path: Path, mon
         assert function(3) == 2
     assert [path.suffix for path in folder.iterdir()].count(".nbi") == 0, "what it may not write is not kept"
     assert again(3) == 2 and len(again.stats.cache_misses) == 1
+
+
+def test_the_lock_is_one_that_nfs_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS makes flock a lock of bytes, which needs a file that may be written: nothing was kept in a home on NFS."""
+    flock = fcntl.flock
+
+    def of_nfs(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(code_cache.fcntl, "flock", of_nfs)
+    with one_process(tmp_path / "a.lock") as held:
+        assert held
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("left", [0, 40])
+def test_files_that_were_cut_are_written_anew(
+    suffix: str, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a loss of power: every launch failed until somebody deleted the folder."""
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    first = dispatcher(plus)
+    assert first(1) == 2
+    (path,) = tmp_path.rglob(f"*{suffix}")
+    os.truncate(path, left)
+    again = dispatcher(plus)
+    assert again(1) == 2 and sum(again.stats.cache_misses.values()) == 1
+    later = dispatcher(plus)
+    assert later(1) == 2 and sum(later.stats.cache_hits.values()) == 1
 
 
 def test_signatures_that_two_processes_keep_at_once_are_not_mixed_up(

@@ -206,6 +206,13 @@ def test_out_is_filled_and_returned(opened: Any, tmp_path: Path) -> None:
         assert rows_of(a, rows, out=other) is other and (other.memory == model[rows]).all()
 
 
+class Immutable(Exporter):
+    """What Arrow and JAX share by DLPack without saying that nobody may change it."""
+
+
+Immutable.__module__ = "pyarrow.lib"
+
+
 def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
     read_only = np.zeros((2, 6), "f4")
     read_only.flags.writeable = False
@@ -215,6 +222,8 @@ def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
         "order": (np.zeros((6, 2), "f4").T, errors.ArgumentError, "C order"),
         "step": (np.zeros((2, 12), "f4")[:, ::2], errors.ArgumentError, "C order"),
         "read-only": (read_only, errors.ArgumentError, "read-only"),
+        "immutable": (Immutable(np.zeros((2, 6), "f4"), 2), errors.ArgumentError, "read-only"),
+        "Warpwell's": (None if a is None else a[0:2], errors.ArgumentError, "assign"),
         "list": ([[0.0] * 6] * 2, errors.ArgumentError, "list"),
         "bytes": (b"x" * 48, errors.ArgumentError, "bytes"),
         "kind": (Exporter(np.zeros((2, 6), "f4"), code=0), errors.DTypeError, "32-bit"),

@@ -140,6 +140,10 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     if out is None:
         result = np.empty(shape, on_host(array.dtype))
         return begin(array, numbers, None, result, int(result.ctypes.data), result)
+    if isinstance(out, Array):  # what rows of it share by DLPack is a copy
+        raise errors.ArgumentError(
+            f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it", name="out"
+        )
     tensor = tensor_of(out, "out")
     tensor.require(shape, array.dtype, array.name)
     _require_apart(array, tensor.address, math.prod(shape) * array.dtype.itemsize)

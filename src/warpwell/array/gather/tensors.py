@@ -19,6 +19,8 @@ from ..items import BFLOAT16, code_of, on_host
 HOST = (1, 3)
 """DLPack's numbers of host memory: plain, and pinned for CUDA."""
 CUDA = (2, 13)
+IMMUTABLE = ("pyarrow", "jaxlib", "tensorflow")
+"""Libraries whose arrays nobody may change; what they share by DLPack does not say it."""
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
@@ -107,7 +109,8 @@ def tensor_of(given: Any, name: str) -> Tensor:
     strides = None if not tensor.strides else tuple(tensor.strides[k] for k in range(tensor.ndim))
     return Tensor(
         int(tensor.data or 0) + tensor.byte_offset, shape, (tensor.code, tensor.bits * tensor.lanes),
-        strides is None or _follows(shape, strides), True, where in HOST, (capsule, given),
+        strides is None or _follows(shape, strides), type(given).__module__.partition(".")[0] not in IMMUTABLE,
+        where in HOST, (capsule, given),
     )  # fmt: skip
 
 

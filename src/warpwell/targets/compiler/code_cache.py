@@ -51,7 +51,10 @@ def one_process(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[b
     descriptor, held = -1, False
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what may be written alone
+        except PermissionError:  # another user's
+            descriptor = os.open(path, os.O_RDONLY)
         held = _locked(descriptor, time.monotonic() + seconds)
     try:
         yield held

@@ -18,7 +18,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from numba import njit, types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
@@ -129,6 +129,24 @@ def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
     compiled.compile = compile_once
 
 
+class _Files(IndexDataCacheFile):
+    """Files of which a loss of power, or another program, may have left a part: then they are written anew."""
+
+    def _load_index(self) -> Any:
+        try:
+            return super()._load_index()
+        except OSError:
+            raise
+        except Exception:  # whatever pickle raises
+            return {}
+
+    def load(self, key: Any) -> Any:
+        try:
+            return super().load(key)
+        except Exception:
+            return None
+
+
 def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCache:
     class Locator(_CacheLocator):
         def get_cache_path(self) -> str:
@@ -156,9 +174,15 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
     class CodeCache(FunctionCache):
         _impl_class = Implementation
 
+        def __init__(self, function: Callable[..., Any]) -> None:
+            super().__init__(function)
+            self._cache_file = _Files(str(folder), self._impl.filename_base, folder.name)
+
         def keeps(self, signature: Any, context: Any) -> bool:
             """Tell whether there is code for these types: it may be loaded meanwhile."""
-            name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
+            name = None
+            with contextlib.suppress(OSError):
+                name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
             return name is not None and os.path.exists(self._cache_file._data_path(name))
 
         def save_overload(self, signature: Any, data: Any) -> None:
