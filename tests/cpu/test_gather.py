@@ -693,6 +693,11 @@ def test_batches_are_taken_as_far_ahead_as_was_said(tmp_path: Path) -> None:
         next(batches)
 
 
+def test_the_place_of_a_wrong_row_is_that_in_its_batch(opened: Any, tmp_path: Path) -> None:
+    with opened(saved(tmp_path, np.arange(ROWS))) as a, pytest.raises(errors.IndexRangeError, match="at place 3 of"):
+        list(ww.rows(a, [[1, 5, 1, ROWS]], hot=[1, 5]))
+
+
 def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
     def broken() -> Any:
         yield [1]

@@ -142,8 +142,9 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
         return begin(array, numbers, None, result, int(result.ctypes.data), result)
     if isinstance(out, Array):  # what rows of it share by DLPack is a copy
         raise errors.ArgumentError(
-            f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it", name="out"
-        )
+            f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it",
+            name="out",
+        )  # fmt: skip
     tensor = tensor_of(out, "out")
     tensor.require(shape, array.dtype, array.name)
     _require_apart(array, tensor.address, math.prod(shape) * array.dtype.itemsize)
@@ -255,7 +256,7 @@ def _from_memory(
         else:
             wrong = copier.copy(first, end)
         if wrong != DONE:
-            raise _out_of_range(array, rows, wrong)
+            raise _out_of_range(array, rows, places, wrong)
         part.require_sound()
 
     return max(1, -(-rows.size // each)), run
@@ -273,15 +274,19 @@ def _through_cache(
         if not rows.size:
             return
         if int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]:
-            raise _out_of_range(array, rows, int(np.flatnonzero((rows < 0) | (rows >= array.shape[0]))[0]))
+            wrong = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
+            raise _out_of_range(array, rows, places, int(wrong[0]))
         if nbytes:
             copier.copy(rows, places, break_even.of_cache(array, measure=rows.size >= MEASURED))
 
     return 1, run
 
 
-def _out_of_range(array: Array, rows: NDArray[Any], place: int) -> errors.IndexRangeError:
-    row, extent = int(rows[place]), array.shape[0]
+def _out_of_range(
+    array: Array, rows: NDArray[Any], places: NDArray[np.int64] | None, wrong: int
+) -> errors.IndexRangeError:
+    row, extent = int(rows[wrong]), array.shape[0]
+    place = wrong if places is None else int(places[wrong])  # rows that are packed are not in this list
     advice = "gather counts from 0 (a[rows] takes negative numbers)" if row < 0 else "compare the numbers with len(a)"
     return errors.IndexRangeError(
         f"row {row} at place {place} of the list is out of range for array {array.name!r} of {extent} rows: {advice}",
