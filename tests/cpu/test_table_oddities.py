@@ -1,9 +1,12 @@
 """Files of every odd kind: what is in them, or a clear error, and nothing left open. Files that are cut while open."""
 
+import datetime
 import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,3 +222,114 @@ def test_a_folder_whose_file_is_cut_while_it_is_open(tmp_path: Path) -> None:
         t["i4"].arrow()
     with pytest.raises(MediumError):
         t.close()
+
+
+def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
+    names = [f"c{k}" for k in range(12)]
+    rows = pa.table({name: pa.array(range(100)) for name in names})
+    ww.table.convert(rows, tmp_path / "t.ww").close()
+    ww.table.append(tmp_path / "t.ww", rows)
+    wrong: list[BaseException] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    before = descriptors()
+    try:
+        for _ in range(6):
+            with ww.table.open(tmp_path / "t.ww") as t:
+                ready = threading.Barrier(3)
+
+                def use(t: ww.table.Table = t, ready: threading.Barrier = ready) -> None:
+                    ready.wait(30)
+                    try:
+                        for name in names:
+                            assert len(t.where([(name, "<", 5)])) == 10
+                    except BaseException as error:
+                        wrong.append(error)
+
+                threads = [threading.Thread(target=use) for _ in range(3)]
+                for one in threads:
+                    one.start()
+                for one in threads:
+                    one.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert descriptors() == before
+
+
+def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
+    rows = pa.table({f"c{k}": pa.array(range(100)) for k in range(12)})
+    ww.table.convert(rows, tmp_path / "t.ww").close()
+    before, wrong = descriptors(), []
+    for round_ in range(10):
+        t = ww.table.open(tmp_path / "t.ww")
+        ready = threading.Barrier(3)
+
+        def use(t: ww.table.Table = t, ready: threading.Barrier = ready) -> None:
+            ready.wait(30)
+            try:
+                for k in range(12):
+                    assert t[k].runs
+            except ClosedError:
+                pass
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=use) for _ in range(2)]
+        for one in threads:
+            one.start()
+        ready.wait(30)
+        time.sleep(0.0005 * round_)
+        t.close()
+        for one in threads:
+            one.join()
+    del t, use, threads
+    assert not wrong
+    assert descriptors() == before
+
+
+def test_more_files_than_the_limit_of_a_shell(tmp_path: Path) -> None:
+    program = """if True:
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+        import pyarrow as pa, warpwell as ww
+        rows = pa.table({f"c{k}": [k] for k in range(100)})
+        ww.table.convert(rows, sys.argv[1]).close()
+        ww.table.append(sys.argv[1], rows)
+        with ww.table.open(sys.argv[1]) as t:
+            assert t.arrow().num_rows == 2
+        assert ww.table.check(sys.argv[1]).sound
+    """
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "t.ww")], check=True, timeout=120)
+
+
+def test_coded_dates_that_python_does_not_have(tmp_path: Path) -> None:
+    days = pa.array([-(2**31), 0, 2**31 - 1], pa.date32())
+    late = pa.array([-(2**53), 0, 2**53], pa.date64())
+    with ww.table.convert(pa.table({"d": days, "m": late}), tmp_path / "t.ww", codes=["d", "m"]) as t:
+        for name in ("d", "m"):
+            assert t.where([(name, ">", datetime.date(2000, 1, 1))]).numpy().tolist() == [2]
+            rows = t.where([(name, "!=", datetime.date(1970, 1, 1))])
+            assert rows.numpy().tolist() == [0, 2]
+            column = days if name == "d" else late
+            assert t[name].arrow().equals(column)
+            assert rows.take(name)[name].combine_chunks().equals(column.take([0, 2]))
+    write(tmp_path / "t.arrow", pa.table({"m": late.dictionary_encode()}))
+    with ww.table.open(tmp_path / "t.arrow") as t:
+        assert t["m"].arrow().equals(late.dictionary_encode())
+    ww.table.append(tmp_path / "t.ww", pa.table({"d": days, "m": late.dictionary_encode()}))
+
+
+def test_values_of_no_bytes_are_not_compared(tmp_path: Path) -> None:
+    write(tmp_path / "t.arrow", pa.table({"b": pa.array([b"", None], pa.binary(0))}))
+    with ww.table.open(tmp_path / "t.arrow") as t, pytest.raises(DTypeError, match="'b'"):
+        t.where([("b", "==", b"")])
+
+
+def test_two_columns_of_one_name_have_no_numpy_arrays_by_name(tmp_path: Path) -> None:
+    rows = pa.table([[1, 2], [3, 4], [5, 6]], ["a", "a", "b"])
+    with ww.table.convert(rows, tmp_path / "t.ww") as t:
+        taken = t.where([("b", ">", 5)]).take()
+        assert taken.arrow().equals(rows.slice(1))
+        with pytest.raises(ArgumentError, match="one name"):
+            taken.numpy()

@@ -58,6 +58,10 @@ class NpyWriter:
         self._file = open(self.path, "wb", buffering=0)
         self._file.seek(HEADER_BYTES)
 
+    def fileno(self) -> int:
+        """Return the descriptor of the file."""
+        return self._file.fileno()
+
     def append(self, items: npt.NDArray[Any]) -> None:
         """Append rows, shape ``(n, *inner)``; they are converted to the file's dtype, which must hold them."""
         write_array(self._file, np.asarray(items, self.dtype), self.path, self._advice)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError, FormatError
-from .column import ColumnRun, checked_extent, in_place_error, line_of
+from .column import ColumnRun, checked_extent, in_place_error, line_of, validate
 from .extent import Extent, MappedFile
 from .layout import Layout, layout_of
 from .library import arrow
@@ -166,7 +166,7 @@ class ArrowFile:
         place = len(values), *((b.address, b.size) for b in values.buffers() if b is not None)
         if place not in self._dictionaries:
             try:
-                values.validate(full=True)
+                validate(values)
             except arrow().ArrowException as error:
                 raise FormatError(f"{self._file.path}: the dictionary of {what} is damaged ({line_of(error)}): write "
                                   "the file again", path=self._file.path) from None  # fmt: skip

@@ -90,7 +90,7 @@ class ColumnRun:
         try:
             found = self._built(first, count)
             if self.layout.kind in ("text", "views", "codes"):
-                found.validate(full=True)
+                validate(found)
         except pa.ArrowException as error:
             self._require()
             path = next((extent.path for extent in self.extents), "")
@@ -318,6 +318,19 @@ def checked_extent(
     if at is None:
         raise in_place_error(file.path)
     return Extent(file, at, extent.dtype, shape)
+
+
+def validate(array: Any) -> None:
+    """Check what leads from an array elsewhere: offsets, codes, bytes of strings; raise pyarrow.ArrowException.
+
+    Of dates and times any integer will do, as it does where they have no codes.
+    """
+    pa = arrow()
+    values = array.dictionary if isinstance(array, pa.DictionaryArray) else array
+    if pa.types.is_temporal(values.type):
+        plain = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+        array = plain if values is array else pa.DictionaryArray.from_arrays(array.indices, plain, safe=False)
+    array.validate(full=True)
 
 
 def in_place_error(path: str) -> FormatError:

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError, DTypeError, FormatError
 from ..graph.npy import NpyWriter
 from ..kv.log.checksum import crc32c
+from ..storage.file import allow_more_files
+from .column import validate
 from .layout import Layout, layout_of, storage_of
 from .library import arrow
 
@@ -53,6 +55,7 @@ class _CheckedFile:
     def __init__(self, folder: Path, name: str, dtype: np.dtype[Any], inner: tuple[int, ...] = ()) -> None:
         self.name = name
         self.npy = NpyWriter(folder / name, dtype, inner, FULL_ADVICE)
+        allow_more_files(self.npy.fileno())
         self._sums: list[int] = []
         self._filled = CHECKED_BYTES
 
@@ -397,7 +400,7 @@ def _stored(array: Any, kind: Any, name: str) -> Any:
         array = array.storage
     try:
         if pa.types.is_dictionary(array.type):
-            array.validate(full=True)
+            validate(array)
             array = array.dictionary_decode()
             return _stored(array, kind, name)
         array.validate(full=layout_of(array.type, name).kind in ("text", "views"))

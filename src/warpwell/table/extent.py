@@ -14,6 +14,7 @@ from ..array import Array, open_array
 from ..array.mapping import Mapping
 from ..errors import FormatError, MediumError
 from ..storage import FileMedium
+from ..storage.file import allow_more_files
 from .library import arrow
 
 
@@ -45,6 +46,7 @@ class MappedFile:
             raise FormatError(f"{self.path} is neither a file nor a folder: name one", path=self.path)
         self._medium = FileMedium(self.path, direct=False)
         try:
+            allow_more_files(self._medium.fileno())
             self._mapping = Mapping(self._medium, self.path)
         except BaseException:
             self._medium.close()

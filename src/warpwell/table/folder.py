@@ -16,6 +16,7 @@ open keeps it, and a crash leaves the old one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -24,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from ..array.header import read_npy
-from ..errors import FormatError, StoreVersionError
+from ..errors import ClosedError, FormatError, StoreVersionError
 from ..json_file import read_json
 from ..kv.log.checksum import crc32c
-from .column import ColumnRun
+from .column import ColumnRun, validate
 from .column_files import STATISTICS_ROWS, statistics_dtype
 from .extent import Extent, MappedFile
 from .layout import Layout, layout_of
@@ -147,14 +148,24 @@ class TableFolder:
         """Return the runs of a column, one a part with rows; raise FormatError."""
         field = self.schema.field(number)
         layout = layout_of(field.type, field.name)
-        self._require_place()
         found, first = [], 0
-        for part in self._parts:
-            if part["rows"]:
-                folder = os.path.join(self._path, str(part["folder"]))
-                found.append(self._run(folder, first, part["rows"], part["columns"][number], field, layout))
-            first += part["rows"]
+        try:
+            self._require_place()
+            for part in self._parts:
+                if part["rows"]:
+                    folder = os.path.join(self._path, str(part["folder"]))
+                    found.append(self._run(folder, first, part["rows"], part["columns"][number], field, layout))
+                first += part["rows"]
+        except (OSError, FormatError):
+            self._require_open()  # another thread closes: a descriptor may be another file's by now
+            raise
+        self._require_open()
         return tuple(found)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            self._close_files()
+            raise ClosedError(f"table {self._path} is closed: open it again")
 
     def _run(
         self, folder: str, first: int, rows: int, column: dict[str, Any], field: Any, layout: Layout
@@ -188,7 +199,7 @@ class TableFolder:
 
     def _codes_are_bytes(self, folder: str, files: dict[str, Any]) -> bool:
         path = os.path.join(folder, files["codes"]["name"])
-        return bool(self._header(path).dtype == _BYTE)
+        return bool(self._header(path)[1].dtype == _BYTE)
 
     def _dictionary(self, extent: Any, layout: Layout, kind: Any) -> Any:
         """Return the values of codes, copied into memory and checked."""
@@ -205,20 +216,30 @@ class TableFolder:
             raise FormatError(f"{places.path} has no offsets: convert the source again", path=places.path)
         found = pa.Array.from_buffers(kind, count, [None, *(pa.py_buffer(one.tobytes()) for one in buffers)])
         try:
-            found.validate(full=True)
+            validate(found)
         except pa.ArrowException as error:
             raise FormatError(f"{places.path} is damaged ({str(error)[:100]}): convert the source again",
                               path=places.path) from None  # fmt: skip
         return found
 
-    def _header(self, path: str) -> Any:
-        if path not in self._files:
-            self._files[path] = MappedFile(path)
-        return read_npy(Path(path), self._files[path].fileno())
+    def _header(self, path: str) -> tuple[MappedFile, Any]:
+        file = self._files.get(path)
+        if file is None:
+            opened = MappedFile(path)
+            file = self._files.setdefault(path, opened)
+            if file is not opened:  # another thread was faster
+                opened.close()
+        return file, read_npy(Path(path), file.fileno())
+
+    def _close_files(self) -> None:
+        """Close all files, each once: a descriptor that is closed twice may be another file's by then."""
+        while self._files:
+            with contextlib.suppress(KeyError):  # another thread took the last
+                self._files.popitem()[1].close()
 
     def _extent(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Extent:
         """Return the array in a file, which has this dtype and shape; with None, any length."""
-        header = self._header(path)
+        file, header = self._header(path)
         wanted = header.shape if shape is None and len(header.shape) == 1 else shape
         if header.dtype != dtype or header.shape != wanted:
             raise FormatError(
@@ -226,7 +247,7 @@ class TableFolder:
                 "the source again",
                 path=path,
             )
-        return Extent(self._files[path], header.origin, dtype, header.shape)
+        return Extent(file, header.origin, dtype, header.shape)
 
     def _require_place(self) -> None:
         """Raise FormatError if another folder has taken the place."""
@@ -241,7 +262,7 @@ class TableFolder:
 
     def require(self) -> None:
         """Raise MediumError if bytes could not be read."""
-        for file in self._files.values():
+        for file in list(self._files.values()):
             file.require()
 
     def close(self) -> None:
@@ -249,5 +270,4 @@ class TableFolder:
         if not self._closed:
             self._closed = True
             os.close(self._folder)
-            for file in self._files.values():
-                file.close()
+            self._close_files()

@@ -200,7 +200,7 @@ def keys_of(name: str, kind: Any) -> Keys:
     if types.is_decimal(kind) and kind.bit_width <= 128:
         return _integers(1 << (kind.bit_width - 1), lambda value: _decimal(value, kind.precision, kind.scale))
     if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind) \
-            or types.is_fixed_size_binary(kind):  # fmt: skip
+            or (types.is_fixed_size_binary(kind) and kind.byte_width):  # fmt: skip
         text = types.is_string(kind) or types.is_large_string(kind)
         return Keys(b"", b"", None, lambda value: _bytes(value, text))
     clock = _clock(types, kind)
@@ -306,8 +306,8 @@ def _exact(nanoseconds: int, step: int, kind: Any) -> int:
 def _date(value: Any) -> int:
     if isinstance(value, np.datetime64):
         return _numpy_nanoseconds(value)
-    if hasattr(value, "value") and hasattr(value, "as_py"):
-        value = value.as_py()
+    if hasattr(value, "value") and hasattr(value, "as_py"):  # of a dictionary; Python has no years above 9999
+        return int(value.value) * (_DAY if arrow().types.is_date32(value.type) else 10**6)
     if isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
         raise TypeError("give a datetime.date")
     return (value - _EPOCH).days * _DAY

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..array import Array
-from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, checked_integer
+from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError, checked_integer
 from ..errors.options import checked_path
 from .arrow_ipc import ArrowFile
 from .column import Column, ColumnRun, bounds
@@ -91,7 +91,7 @@ class Table:
 
     def _number(self, name: str | int) -> int:
         if not isinstance(name, str):
-            return checked_integer(name, "the number of a column", least=0, most=len(self.names) - 1)
+            return checked_integer(name, "the number of a column", least=0, most=len(self.schema) - 1)
         found = self.schema.get_all_field_indices(name)
         if len(found) == 1:
             return int(found[0])
@@ -157,9 +157,17 @@ class Table:
         """Open an extent for kernels, with the table's options; once, and `close` closes it."""
         self.require_open()
         key = extent.path, extent.offset, extent.nbytes
-        if key not in self._arrays:
-            self._arrays[key] = extent.array(**self._options)
-        return self._arrays[key]
+        found = self._arrays.get(key)
+        if found is None:
+            opened = extent.array(**self._options)
+            found = self._arrays.setdefault(key, opened)
+            if found is not opened:  # another thread was faster
+                opened.close()
+            if self._closed:  # by another thread, which may not have seen this one
+                with contextlib.suppress(SharingError):  # a launch has it, and closes it with itself
+                    found.close()
+                self.require_open()
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.path, self._options)

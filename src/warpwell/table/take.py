@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatError
-from .column import Column, ColumnRun
+from ..errors import ArgumentError, FormatError
+from .column import Column, ColumnRun, validate
 from .extent import Extent
 from .layout import storage_of
 from .library import arrow, polars
@@ -54,6 +54,8 @@ class Taken:
         Arrays without nulls share no memory with Arrow, can be written, and go to other libraries by DLPack.
         """
         found = {}
+        if len(set(self.names)) != len(self.names):
+            raise ArgumentError("two columns have one name: take them one after another, by their numbers")
         for name in self.names:
             column = self._table.column(name)
             kind = storage_of(column.type)
@@ -202,7 +204,7 @@ def _bytes(extent: Extent | None, starts: NDArray[np.int64], offsets: NDArray[np
 
 def _sound(name: str, run: ColumnRun, found: Any) -> Any:
     try:
-        found.validate(full=True)
+        validate(found)
     except arrow().ArrowException as error:
         file = run.extents[0].file
         file.require()

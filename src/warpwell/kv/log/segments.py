@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...storage.file import allow_more_files
 from .checksum import crc32c_many
 from .files import Files, closing_on_error, read_at, write_new
 from .format import MAX_SEGMENT, MAX_VALUE, PAGE, SEGMENT_FILE, SUPERBLOCK, UNIT, Superblock, file_name, locations
@@ -126,8 +126,8 @@ class Segments:
 
     def _adopt(self, segment: int, fd: int) -> None:
         self._fds[segment] = fd
-        if fd > 200 and fd > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
-            _allow_more_files()
+        if fd > 200:
+            allow_more_files(fd)
         for callback in self._callbacks:
             callback(segment, fd)
 
@@ -295,11 +295,3 @@ def _zeros(most: int) -> list[bytes]:
         # another list, whole at once: writers of other stores, and signal handlers, may be in here, too
         pads = _pads = [bytes(n) for n in range(most + 1)]
     return pads
-
-
-def _allow_more_files() -> None:
-    """Raise the soft limit of open files, because each segment keeps one open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard > soft:
-        wanted = min(max(2 * soft, 4096), 1 << 20 if hard == resource.RLIM_INFINITY else hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
