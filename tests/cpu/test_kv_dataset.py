@@ -182,6 +182,12 @@ def test_a_dataset_is_a_sequence(store: Any) -> None:
     for odd in (slice(0, 2), 1.7, "a", None):
         with pytest.raises(ArgumentError, match="whole number"):
             dataset[odd]  # type: ignore[index]
+    for lists in ([True, False], np.array([True, False]), np.array([[1, 2], [3, 4]]), [np.array([1])], 5, None):
+        with pytest.raises(ArgumentError, match="whole number"):
+            dataset.__getitems__(lists)
+    for far in ([2**70], np.array([2**64 - 1], np.uint64), iter([N])):
+        with pytest.raises(IndexRangeError, match="of a dataset"):
+            dataset.__getitems__(far)
     assert repr(dataset) == f"<Dataset of {store.path!r}: {N} records>"
     for no_store in (None, store.path):
         with pytest.raises(ArgumentError, match=r"kv\.open"):

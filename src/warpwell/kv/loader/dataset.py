@@ -98,21 +98,40 @@ def rows_of(indices: Sequence[int] | np.ndarray[Any, Any], size: int, name: str)
     ------
     ArgumentError, IndexRangeError
     """
-    try:
-        if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
-            rows = indices.astype(np.int64)
-        else:
+    if isinstance(indices, np.ndarray) and indices.dtype.kind in "iu" and indices.ndim == 1:
+        rows = (np.minimum(indices, size) if indices.dtype.kind == "u" else indices).astype(np.int64)
+    else:
+        try:
+            indices = list(indices)
             rows = np.array([operator.index(i) for i in indices], np.int64)
-    except TypeError:
-        wrong = next(i for i in indices if not hasattr(i, "__index__"))
-        raise errors.ArgumentError(
-            f"index {wrong!r} of a dataset: give a whole number, or a list of them to __getitems__()", name="index"
-        ) from None
+        except (TypeError, OverflowError):
+            wrong = next((i for i in indices if not _fits(i)), indices) if isinstance(indices, list) else indices
+            if wrong is not indices and isinstance(wrong, int):
+                raise _outside(wrong, size, name) from None
+            raise _no_number(wrong) from None
+        if indices and isinstance(indices[0], bool):  # True would be row 1
+            raise _no_number(indices[0])
     rows[rows < 0] += size
     outside = np.flatnonzero((rows < 0) | (rows >= size))
     if outside.size:
-        index = int(indices[int(outside[0])])
-        raise errors.IndexRangeError(
-            f"index {index} of a dataset of {size} records", array=name, index=index, size=size
-        )
+        raise _outside(int(indices[int(outside[0])]), size, name)
     return rows
+
+
+def _fits(index: Any) -> bool:
+    try:
+        return -(2**63) <= operator.index(index) < 2**63
+    except TypeError:
+        return False
+
+
+def _outside(index: int, size: int, name: str) -> errors.IndexRangeError:
+    return errors.IndexRangeError(f"index {index} of a dataset of {size} records", array=name, index=index, size=size)
+
+
+def _no_number(index: Any) -> errors.ArgumentError:
+    hint = ", np.flatnonzero(mask) of a mask" if isinstance(index, bool | np.bool_) else ""
+    return errors.ArgumentError(
+        f"index {index!r:.60} of a dataset: give a whole number, or a list of them to __getitems__(){hint}",
+        name="index",
+    )
