@@ -101,3 +101,24 @@ def test_a_table_for_people(path, capsys):
     assert main(["table", "query", path, "--device", "cpu", "--where", "place", "=", "Soho", "--columns", "day"]) == 0
     out = capsys.readouterr().out.split()
     assert {"2", "match", "4", "2024-01-05"} <= {*out}
+
+
+def test_values_that_python_or_json_does_not_have(capsys, tmp_path):
+    ends = [float("-inf"), float("inf")]
+    rows = pa.table({"at": pa.array([2**62, 0], pa.timestamp("s")), "x": ends, "b": [b"\xff", b""]})
+    ww.table.convert(rows, tmp_path / "t.ww").close()
+
+    def strict(word):
+        raise AssertionError(word)
+
+    for verb in (["head"], ["query", "--where", "x", "<", "inf", "--device", "cpu"]):
+        assert main(["table", verb[0], str(tmp_path / "t.ww"), *verb[1:]]) == 0
+        capsys.readouterr()
+        assert main(["table", verb[0], str(tmp_path / "t.ww"), *verb[1:], "--json"]) == 0
+        text = capsys.readouterr().out
+        assert "-Infinity" in str(json.loads(text, parse_constant=strict)) and str(2**62) in text
+    out = str(tmp_path / "rows.csv")
+    given = ["--where", "x", "<", "0", "--device", "cpu", "--out", out]
+    assert main(["table", "query", str(tmp_path / "t.ww"), *given]) == 2
+    assert "--columns" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["t.ww"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
 
 from ... import table
@@ -21,10 +22,10 @@ def run(arguments: argparse.Namespace) -> int:
         wanted: Any = names(arguments.columns)
         columns = [opened[name] for name in (range(len(opened.names)) if wanted is None else wanted)]
         rows = min(rows, opened.rows)
-        shown = []
+        shown: list[dict[str, Any]] = []
         for column in columns:
             try:
-                values = column.arrow(0, rows).to_pylist()
+                values: Any = listed(column.arrow(0, rows))
                 about: dict[str, int | None] = {"nulls": column.nulls, "runs": len(column.runs)}
             except DTypeError:
                 values, about = None, {"nulls": None, "runs": None}
@@ -46,12 +47,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def listed(array: Any) -> list[Any]:
+    """Return the values of an Arrow array; dates and times that Python does not have as text."""
+    try:
+        return list(array.to_pylist())
+    except (ArithmeticError, ValueError):  # years above 9999
+        import pyarrow as pa  # an extra
+
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        return list(array.cast(kind).cast(pa.string()).to_pylist())
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON has it: others than numbers and text as text."""
     if isinstance(value, list):
         return [plain(one) for one in value]
-    if isinstance(value, float) and value != value:
-        return "NaN"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, bytes):
         return value.hex()
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import decimal
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ...table import ColumnReads, Matches, Table, Taken
 from ..arguments import new_file
 from ..output import Output
 from .arguments import names
-from .head import cell, plain
+from .head import cell, listed, plain
 
 _SHOWN = 20
 """Rows that are printed if nobody says how many."""
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(output: Output, name: str, rows: Matches, taken: Taken, found: int) -> None:
     """Print rows."""
     numbers = rows.numpy().tolist()
-    values = {one: taken[one].to_pylist() for one in taken.names}
+    values = {one: listed(taken[one]) for one in taken.names}
     if output.as_json:
         output.result("", {"command": "query", "table": name, "matches": found, "rows": numbers,
                            "columns": {one: [plain(v) for v in column] for one, column in values.items()}})  # fmt: skip
@@ -90,7 +91,7 @@ def _write(rows: Any, path: Path) -> None:
     """Write rows to a file, whole or not at all."""
     import pyarrow as pa  # an extra
 
-    with storage_full(path), replacing(path) as part:
+    with storage_full(path), replacing(path) as part, _as_argument_errors(path):
         if path.suffix == ".parquet":
             import pyarrow.parquet as parquet
 
@@ -105,6 +106,18 @@ def _write(rows: Any, path: Path) -> None:
         else:
             with pa.ipc.new_file(part, rows.schema) as writer:
                 writer.write_table(rows.unify_dictionaries())
+
+
+@contextlib.contextmanager
+def _as_argument_errors(path: Path) -> Iterator[None]:
+    """Turn pyarrow's complaints, of values that a format does not have, into ArgumentError."""
+    import pyarrow as pa  # an extra
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise ArgumentError(f"--out {path}: {path.suffix} files do not have such values ({error}): choose columns with "
+                            "--columns, or write .arrow") from None  # fmt: skip
 
 
 # -- filters ----------------------------------------------------------------------------------------------------
