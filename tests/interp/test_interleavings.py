@@ -86,6 +86,7 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("cache", 7, 3, []),
         ("frame", 7, 3, []),
         ("spans", 7, 3, []),
+        ("gather", 7, 3, []),
         ("resident", 7, 3, []),
         ("pins", 7, 3, []),
         ("known", 7, 3, []),
