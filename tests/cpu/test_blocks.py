@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import threading
 import types
 from typing import Any
@@ -11,10 +13,12 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.targets.atomics import own_launch_flag
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
 from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.compiler.virtual import returns_early, virtual_copy
+from warpwell.targets.native import native
 
 
 @ww.device
@@ -290,3 +294,28 @@ def test_an_abort_ends_loops_that_ask_of_this_launch_alone() -> None:
     for blocks in runs:
         blocks.end()
     assert [x.tolist() for x in xs] == [[0, 1], [1, 0]]
+
+
+@native
+def flag_of_this_thread(a, b, c, d, e, f):
+    return own_launch_flag()
+
+
+@ww.kernel
+def refuses(x):
+    if x[0] == 0:
+        raise ValueError("an empty item")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_worked_flags_no_launch_afterwards(fails: bool) -> None:
+    """A file that was cut, read by this thread later, stored to a context that had been freed: a segmentation fault."""
+    x = np.zeros(100)
+    blocks = BlockLaunch(refuses[1] if fails else add[100], (x,) if fails else (x, 100), "cpu")
+    blocks.begin()
+    control = blocks.new_control()
+    control.words[TARGET] = 1
+    with pytest.raises(ValueError, match="empty") if fails else contextlib.nullcontext():
+        blocks.work(control.address, 0)
+    ask = ctypes.CFUNCTYPE(ctypes.c_int64, *6 * [ctypes.c_int64])(flag_of_this_thread.address)
+    assert ask(0, 0, 0, 0, 0, 0) == 0

@@ -30,6 +30,7 @@ def driver(context, control, worker, total, threads{parameters}):
         fetch_add(control + 8 * DONE, 1, DEVICE)
     fetch_add(control + 8 * LEFT, 1, DEVICE)
     fetch_add(control + 8 * LIVE, -1, DEVICE)
+    set_context(0)
 """
 
 
@@ -49,10 +50,15 @@ def driver(blocks: Any) -> Any:
 
 def work(blocks: Any, control: int, worker: int) -> None:
     """Run blocks until none is left; see `BlockLaunch.work`."""
-    from ..compiler.run_cpu import host_arrays  # imports the compiler
+    from ..compiler.cpu_bodies import forget_context  # imports the compiler
+    from ..compiler.run_cpu import host_arrays
 
     context = np.zeros(8, np.int64)
     context[1:4] = (*blocks.launch.shape, 1, 1)[:3]  # code divides by them
     context[FLAG] = blocks.flag.address
     values = host_arrays(blocks.values)
-    driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
+    try:
+        driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
+    except BaseException:
+        forget_context()
+        raise

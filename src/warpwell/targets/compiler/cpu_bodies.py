@@ -250,8 +250,17 @@ seam.word(a.own_launch_flag, 0, _own_launch_flag)
 
 
 def set_context(address: int) -> None:
-    """Make `address` the calling thread's context (stub; native launch code only)."""
+    """Make `address` the calling thread's context, and 0 none (stub; native launch code only).
+
+    A thread must have none when its context is freed: a file that is cut later, while this thread reads it, would flag
+    a launch that is over, in memory of others.
+    """
     raise RuntimeError("set_context is compiled launch code")
+
+
+def forget_context() -> None:
+    """Have no context in the calling thread: for launch code that an exception ended."""
+    _libc.pthread_setspecific(_tls_key, None)
 
 
 def _set_context(builder: Any, args: Any) -> None:

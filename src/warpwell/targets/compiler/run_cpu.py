@@ -47,12 +47,14 @@ def driver(context, counter, total, chunk, interrupted{parameters}):
     while True:
         start = fetch_add(counter, chunk, DEVICE)
         if start >= total:
-            return
+            break
         for index in range(start, min(start + chunk, total)):
             if load_relaxed(interrupted, SYSTEM) != 0:
+                set_context(0)
                 return
             store_relaxed(context, index, BLOCK)
             function({arguments})
+    set_context(0)
 """
 
 
@@ -104,6 +106,8 @@ def run(
     launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
 ) -> Callable[[], bool] | None:
     """Run a launch that is compiled, and wait for it; after a second Ctrl-C return what tells whether it is over."""
+    from .cpu_bodies import forget_context  # imports the compiler
+
     driver = launch.kernel.compiled["cpu", len(values)]
     # small chunks balance the load, large ones spare the counter
     chunk = max(1, min(1024, total // (THREADS * 8)))
@@ -121,6 +125,7 @@ def run(
         try:
             driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
         except BaseException as error:  # handed to the caller below
+            forget_context()
             failures.append(error)
         finally:
             ended.append(context)
