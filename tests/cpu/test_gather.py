@@ -480,6 +480,7 @@ def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
         gate.wait(30)
         if k == 0:
             raise ValueError("no")
+        time.sleep(0.01)  # the other thread comes to raise, on a busy machine, too
 
     over: list[Any] = []
     crew = jobs.Crew(2)

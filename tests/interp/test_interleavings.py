@@ -23,8 +23,8 @@ from tests.harness.models.span_model import SpanModel
 
 from warpwell.cache import word
 
-CHUNKS = 2
-RUNS = 100
+CHUNKS = 4
+RUNS = 50
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, CHUNKS))])
