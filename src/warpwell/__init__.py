@@ -32,8 +32,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     cli/         the `warpwell` command
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import errors  # modules within import it from here, which must not wait for those that wait for them
 from . import registry as _registry
@@ -157,7 +156,10 @@ _FROM = {
     "targets.kernel": "kernel",
     "targets.compiler.run_cuda": "numba_cuda",
 }
-_HOMES = {name.split("=")[0]: (home, name.split("=")[-1]) for home, names in _FROM.items() for name in names.split()}
+_HOMES = {
+    name.partition("=")[0]: f"{home}:{name.partition('=')[2]}" if home else name
+    for home, names in _FROM.items() for name in names.split()
+}  # fmt: skip
 
 # What a room asks for by name because it lies in a room above it; see `warpwell.registry`.
 _PROVIDED = {
@@ -184,20 +186,4 @@ for _kind, _names in _PROVIDED.items():
         _registry.register(_kind, _name, _path)
 
 if not TYPE_CHECKING:  # whoever checks types is told of wrong names
-
-    def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home, inside = _HOMES[name]
-        with _registry.importing:
-            if home:
-                found = getattr(importlib.import_module(f".{home}", __name__), inside)
-            else:
-                found = importlib.import_module(f".{name}", __name__)
-        globals()[name] = found
-        return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    __getattr__, __dir__ = _registry.on_first_use(__name__, _HOMES)

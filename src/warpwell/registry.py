@@ -11,6 +11,8 @@ stand-in   a service whose objects have a class of their own here         that c
 scheduler  ``"pool"``: what ``Scheduler(devices=...)`` returns            the class
 policies   ``"compared"``: policies beside the scheduler's own            a dict: name, and what makes the policy
 ========== ============================================================== ============================================
+
+A folder whose names bring more than most of its users need has them imported by `on_first_use`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ArgumentError
@@ -99,3 +103,32 @@ def load(path: str) -> Any:
     for attribute in name.split("."):
         found = getattr(found, attribute)
     return found
+
+
+def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package, some of whose names are imported when they are first used.
+
+    Parameters
+    ----------
+    package : str
+        Its ``__name__``.
+    homes : mapping of str to str
+        Where in the package a name is: ``"module"``, ``"module:"`` if it has the same name there, ``"module:other"``.
+    """
+
+    def getattr_(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, colon, inside = homes[name].partition(":")
+        with importing:
+            found: Any = importlib.import_module(f"{package}.{module}")
+        if colon:
+            found = getattr(found, inside or name)
+        vars(sys.modules[package])[name] = found
+        return found
+
+    def dir_() -> list[str]:
+        module = sys.modules[package]
+        return sorted({*module.__all__, *(name for name in vars(module) if name.startswith("__"))})
+
+    return getattr_, dir_

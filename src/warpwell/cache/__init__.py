@@ -19,7 +19,7 @@ Files, in the order in which an access meets them (all is device code, except ca
 - partition.py    how a cache's memory is split into records, page table and frames
 - launches.py     the record of each launch, and the exception for its latched error
 - statistics.py   counters: hits, misses, evictions, bytes
-- sizes.py        sizes such as "256MiB": parse and format
+- sizes.py        sizes such as "256MiB": parse and format; batches of things that have sizes
 """
 
 from .cache import Cache

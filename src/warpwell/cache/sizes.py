@@ -1,11 +1,13 @@
-"""Parse and format sizes in bytes, such as "256MiB"."""
+"""Sizes in bytes, such as "256MiB": parse and format them; batches of things that have sizes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import errors
 from .layout import BLOCK
@@ -63,3 +65,15 @@ def format_size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+def batches_of(sizes: NDArray[np.int64], most: int, count: int) -> Iterator[slice]:
+    """Yield slices of a list of sizes whose sum is `most` at most, or that are one, with `count` sizes at most."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
+        stop = min(stop, start + count)
+        yield slice(start, stop)
+        start = stop

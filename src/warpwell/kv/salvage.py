@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..cache.sizes import batches_of
 from .keys import Keys
 from .log.checksum import check_file, crc32c, crc32c_many
 from .log.files import read_at
@@ -37,7 +38,6 @@ from .log.format import (
     SUPERBLOCK,
     Superblock,
     file_name,
-    in_batches,
     key_len_of,
     marked_len_of,
     offset_of,
@@ -145,7 +145,7 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
                 whole = not manifest.kinds and all((key_len_of(slots[:, 3]) == 8).all() for slots in found)
                 for place, slots in zip(folders, found, strict=True):
                     slots = slots[np.argsort(slots[:, 2], kind="stable")]
-                    for some in in_batches(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+                    for some in batches_of(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
                         _put(made, place, slots[some], whole, report)
                         done += len(slots[some])
                         if progress is not None:

@@ -19,8 +19,9 @@ In the order in which a call meets them; see ``docs/pool.md``:
     several.py       `several`: lists in messages, shortened
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .. import registry
 from .communicator import communicator
 
 if TYPE_CHECKING:
@@ -28,17 +29,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Tuning", "communicator"]
 
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import `Tuning` when it is first used: the launcher needs none of what it brings."""
-        if name != "Tuning":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from .copy.plan import Tuning
-
-        return Tuning
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+if not TYPE_CHECKING:  # the launcher needs none of what it brings
+    __getattr__, __dir__ = registry.on_first_use(__name__, {"Tuning": "copy.plan:"})

@@ -12,7 +12,7 @@ In the order in which a call meets them:
     scheduler_agent.py   AgentScheduler: the scheduler of one device, in the process of its agent
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import registry
 
@@ -24,18 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PoolHandle", "PoolScheduler", "RemoteArray", "RemoteStore"]
 
-_HOMES = {
-    "PoolHandle": "scheduler_handle", "PoolScheduler": "scheduler", "RemoteArray": "array", "RemoteStore": "store",
-}  # fmt: skip
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import a name when it is first used: an agent that opens an array needs neither stores nor schedulers."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return registry.load(f"{__name__}.{_HOMES[name]}:{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+if not TYPE_CHECKING:  # an agent that opens an array needs neither stores nor schedulers
+    __getattr__, __dir__ = registry.on_first_use(__name__, {
+        "PoolHandle": "scheduler_handle:", "PoolScheduler": "scheduler:",
+        "RemoteArray": "array:", "RemoteStore": "store:",
+    })  # fmt: skip

@@ -12,7 +12,7 @@ Files, in the order in which a row meets them:
 - pyg.py        `FeatureStore` and `NeighborSampler`, for PyTorch Geometric
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import registry
 from .dataset import Dataset, Records
@@ -24,16 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataset", "FeatureStore", "Neighborhood", "NeighborSampler", "Neighbors", "Records", "collate"]
 
-_HOMES = {"FeatureStore": "pyg", "NeighborSampler": "pyg", "collate": "tensors"}
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Import what needs PyTorch when it is first used."""
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return registry.load(f"{__name__}.{_HOMES[name]}:{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = registry.on_first_use(  # what needs PyTorch
+        __name__, {"FeatureStore": "pyg:", "NeighborSampler": "pyg:", "collate": "tensors:"}
+    )

@@ -19,6 +19,7 @@ from ...cache import access as slow
 from ...cache import layout as at
 from ...cache.layout import OWNER_PAGE
 from ...cache.lookup import count, owner_address, word_address
+from ...cache.sizes import batches_of
 from ...cache.transfer import frame_address
 from ...cache.word import IDENTITY, READABLE, REF, frame_of
 from ...queues.submission import field
@@ -121,18 +122,12 @@ def waves(starts: NDArray[np.int64], nbytes: int, page: int, most: int) -> Itera
     before[0], before[1:] = -1, last[:-1]
     begin = np.maximum(first, before + 1)
     fresh = np.maximum(0, last - begin + 1)
-    total = np.cumsum(fresh)
-    low = 0
-    while low < len(starts):
-        done = int(total[low - 1]) if low else 0
-        high = max(low + 1, int(np.searchsorted(total, done + most, "right")))
-        high = min(high, low + ROWS)
-        counts = fresh[low:high]
+    for some in batches_of(fresh, most, ROWS):
+        counts = fresh[some]
         number = int(counts.sum())
         # of each row, its pages that are new: begin, begin + 1, ...
-        pages = np.repeat(begin[low:high] - (np.cumsum(counts) - counts), counts) + np.arange(number)
-        yield Wave(low, high, pages)
-        low = high
+        pages = np.repeat(begin[some] - (np.cumsum(counts) - counts), counts) + np.arange(number)
+        yield Wave(some.start, some.stop, pages)
 
 
 def over_holes(pages: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -12,10 +12,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache.sizes import batches_of
 from ...errors import ArgumentError, KeyLengthError
 from ...replacing import storage_full
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix
-from ..log.format import in_batches
 from ..store import Store
 from .import_npz import INTEGERS, KEYS, LENGTHS, OFFSETS, VALUES
 from .importers import Progress
@@ -193,7 +193,7 @@ class _Entries:
 
     def batches(self) -> Iterator[tuple[int, Keys]]:
         """Yield batches of keys whose values fit into memory, and the number of keys so far."""
-        for some in in_batches(self.sizes, BATCH_BYTES, BATCH_RECORDS):
+        for some in batches_of(self.sizes, BATCH_BYTES, BATCH_RECORDS):
             yield some.stop, self.keys.take(some)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...array.header import check_dtype
 from ...array.npz import NpzMember
+from ...cache.sizes import batches_of
 from ...errors import FormatError
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 
@@ -110,12 +111,9 @@ class NpzSource:
             check_value(int(sizes.max()), f"{self.path}: record {start + int(sizes.argmax())}")
             keys = self._keys(start, count)
             keys = keys if isinstance(keys, list) else list(keys)
-            first = 0
-            while first < count:  # a few large values may stand among many small ones
-                last = first + max(1, int(np.searchsorted(np.cumsum(sizes[first:]), 1 << 24, side="right")))
-                some = [values.read(n).tobytes() for n in sizes[first:last].tolist()]
-                yield Batch(_uniform(keys[first:last]), some, int(sizes[first:last].sum()))
-                first = last
+            for some in batches_of(sizes, 1 << 24, count):  # a few large values may stand among many small ones
+                taken = [values.read(n).tobytes() for n in sizes[some].tolist()]
+                yield Batch(_uniform(keys[some]), taken, int(sizes[some].sum()))
             begin, start = int(ends[-1]), start + count
         self._finish()
 

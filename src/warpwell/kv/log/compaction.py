@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cache.sizes import batches_of
 from .checksum import crc32c_many
 from .files import read_at
-from .format import SUPERBLOCK, crc_of, footprint, in_batches, marked_len_of, offset_of, segment_of, size_of
+from .format import SUPERBLOCK, crc_of, footprint, marked_len_of, offset_of, segment_of, size_of
 from .log import Log
 from .recovery import join, value_damaged
 
@@ -90,7 +91,7 @@ def compact(
     if not victims:
         return CompactionReport((), 0, 0, 0)
     total, done, moved = int(size_of(slots[:, 3]).sum()), 0, 0
-    for some in in_batches(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
+    for some in batches_of(size_of(slots[:, 3]), _BATCH_BYTES, _BATCH_RECORDS):
         batch = slots[some]
         values = _read(log, batch)
         moved += _move(log, batch, values, lookup, relocate)

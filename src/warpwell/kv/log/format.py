@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,18 +229,6 @@ def marked_len_of(loc1: Any) -> Any:
 def crc_of(loc1: Any) -> Any:
     """Return the CRC-32C of the value."""
     return loc1 >> CRC_SHIFT & 0xFFFFFFFF
-
-
-def in_batches(sizes: NDArray[np.int64], nbytes: int, count: int) -> Iterator[slice]:
-    """Split records into batches with at most so many bytes of values (or one record) and at most `count` records."""
-    ends = np.cumsum(sizes)
-    start = 0
-    while start < len(sizes):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + nbytes, "right")))
-        stop = min(stop, start + count)
-        yield slice(start, stop)
-        start = stop
 
 
 def footprint(sizes: Any) -> Any:

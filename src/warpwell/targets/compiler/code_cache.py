@@ -1,5 +1,7 @@
 """Compiled code on disk: `cache_folder`, where it is kept, and `cache_key`, which tells one function's from others'.
 
+It is only read where it cannot be written, and damage is noticed (`read_kept`, `write_kept`).
+
 Of several processes that need the same code, `one_process` lets one compile it while the others wait.
 """
 
@@ -13,6 +15,7 @@ import hashlib
 import os
 import pathlib
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -76,6 +79,29 @@ def _locked(descriptor: int, until: float) -> bool:
                 return False
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+
+
+_DIGEST = 32  # bytes before what is kept
+
+
+def read_kept(path: pathlib.Path) -> bytes | None:
+    """Return what `write_kept` kept; None where there is no file, or one that is damaged: LLVM would crash."""
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
+            return data[_DIGEST:]
+    return None
+
+
+def write_kept(path: pathlib.Path, data: bytes) -> None:
+    """Write a file that appears whole, or, after a loss of power, damaged; others may read it if the user lets them."""
+    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        temporary.write_bytes(hashlib.sha256(data).digest() + data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def cache_folder() -> pathlib.Path:

@@ -1,8 +1,8 @@
 """Compiled host code: dispatchers made from generated source, kept in an on-disk cache.
 
 Of processes that start together one compiles a function for some types, for seconds, and the others load what it kept.
-What is kept is written by one process at a time: Numba's index names files by numbers, and two processes that added
-signatures at once would give both the same, so that one's code would be loaded for the other's types.
+Files are named by types, not by the numbers of an index as Numba's are: two processes that keep code at once, without
+locks where the file system has none, cannot give two signatures one file.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import os
 import pathlib
-import tempfile
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding as llvm
 from numba import njit, types
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
+from numba.core.serialize import dumps
 
 from ..uninterrupted import uninterrupted
-from .code_cache import cache_folder, cache_key, one_process
+from .code_cache import cache_folder, cache_key, one_process, read_kept, write_kept
 
 before_loading: list[Callable[[bytes], None]] = []
 """Called with object code from the disk before it is loaded: what it names has to be known by then."""
@@ -103,10 +103,8 @@ def compile_native(function: Callable[..., int]) -> Any:
 
 def _keep(compiled: Any, function: Callable[..., Any], key: str | None) -> None:
     """Let what Numba compiles for `function` be kept on disk under a key, and one process compile what others need."""
-    if key is None:
-        return
-    folder = cache_folder() / key
-    with contextlib.suppress(OSError):  # a cache that cannot be written: compile each time
+    if key is not None:
+        folder = cache_folder() / key
         compiled._cache = _cache_in(folder, function)
         _compile_once(compiled, folder)
 
@@ -129,22 +127,25 @@ def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
     compiled.compile = compile_once
 
 
-class _Files(IndexDataCacheFile):
-    """Files of which a loss of power, or another program, may have left a part: then they are written anew."""
+class _Files:
+    """One file for each signature, named after it: whoever keeps the same writes the same file, and needs no lock."""
 
-    def _load_index(self) -> Any:
-        try:
-            return super()._load_index()
-        except OSError:
-            raise
-        except Exception:  # whatever pickle raises
-            return {}
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+
+    def path(self, key: Any) -> pathlib.Path:
+        return self._folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:24]}.nbc"
 
     def load(self, key: Any) -> Any:
-        try:
-            return super().load(key)
-        except Exception:
-            return None
+        if (found := read_kept(self.path(key))) is not None:
+            with contextlib.suppress(Exception):  # whatever pickle raises where a module that it names has changed
+                kept, data = pickle.loads(found)
+                if kept == key:  # types may look the same
+                    return data
+        return None
+
+    def save(self, key: Any, data: Any) -> None:
+        write_kept(self.path(key), dumps((key, data)))
 
 
 def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCache:
@@ -176,22 +177,17 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
 
         def __init__(self, function: Callable[..., Any]) -> None:
             super().__init__(function)
-            self._cache_file = _Files(str(folder), self._impl.filename_base, folder.name)
+            self._cache_file = _Files(folder)
+
+        def _index_key(self, signature: Any, codegen: Any) -> Any:
+            return signature, codegen.magic_tuple()  # the folder tells the rest
 
         def keeps(self, signature: Any, context: Any) -> bool:
             """Tell whether there is code for these types: it may be loaded meanwhile."""
-            name = None
-            with contextlib.suppress(OSError):
-                name = self._cache_file._load_index().get(self._index_key(signature, context.codegen()))
-            return name is not None and os.path.exists(self._cache_file._data_path(name))
+            return self._cache_file.path(self._index_key(signature, context.codegen())).exists()
 
         def save_overload(self, signature: Any, data: Any) -> None:
-            # a disk that is full by now keeps nobody from a launch
-            with one_process(folder / "index.lock") as alone, contextlib.suppress(OSError):
-                if alone:
-                    super().save_overload(signature, data)
+            with contextlib.suppress(OSError):  # a cache that cannot be written, or is full by now, stops no launch
+                super().save_overload(signature, data)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass  # a folder that cannot be written raises here, not in the middle of a launch
     return CodeCache(function)

@@ -12,19 +12,15 @@ import ctypes
 import functools
 import hashlib
 import inspect
-import os
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm
 
 from ..uninterrupted import uninterrupted
-from .code_cache import cache_folder, one_process
+from .code_cache import cache_folder, one_process, read_kept, write_kept
 
 _SYMBOL = "warpwell_function"
-_DIGEST = 32  # bytes before the object file
 _engines: list[Any] = []  # a thread may be in their code until the process ends
 
 
@@ -70,10 +66,10 @@ def _kept(function: Callable[..., int], machine: Any) -> bytes:
     about = f"{llvm.get_host_cpu_name()} {_features()}"  # homes may be shared by hosts
     processor = hashlib.sha256(about.encode()).hexdigest()[:8]
     path = cache_folder() / f"{function.__module__}.{function.__name__}.{processor}.o"
-    if (found := _read(path)) is not None:
+    if (found := read_kept(path)) is not None:
         return found
     with one_process(path.with_suffix(".lock")):
-        if (found := _read(path)) is not None:
+        if (found := read_kept(path)) is not None:
             return found
         from .compiled import object_file
         from .hooks import seam_for
@@ -82,28 +78,5 @@ def _kept(function: Callable[..., int], machine: Any) -> bytes:
             seam_for("cpu")
             made = object_file(function, _SYMBOL, machine)
         with contextlib.suppress(OSError):
-            _write(path, made)
+            write_kept(path, made)
         return made
-
-
-def _read(path: Path) -> bytes | None:
-    """Return a whole file; None where there is none, or one that is damaged: LLVM would crash."""
-    with contextlib.suppress(OSError):
-        data = path.read_bytes()
-        if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
-            return data[_DIGEST:]
-    return None
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that is whole whenever it is there, and that others may read if the user lets them."""
-    temporary = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(hashlib.sha256(data).digest() + data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -106,8 +106,6 @@ def run(
     launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
 ) -> Callable[[], bool] | None:
     """Run a launch that is compiled, and wait for it; after a second Ctrl-C return what tells whether it is over."""
-    from .cpu_bodies import forget_context  # imports the compiler
-
     driver = launch.kernel.compiled["cpu", len(values)]
     # small chunks balance the load, large ones spare the counter
     chunk = max(1, min(1024, total // (THREADS * 8)))
@@ -125,6 +123,8 @@ def run(
         try:
             driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
         except BaseException as error:  # handed to the caller below
+            from .cpu_bodies import forget_context  # imports the compiler
+
             forget_context()
             failures.append(error)
         finally:
