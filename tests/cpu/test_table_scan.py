@@ -57,10 +57,10 @@ def _first_rows_of_matches(path, schema, names, predicate, n_rows, *rest):
 FAULTS = {
     "rows are counted after the predicate": ("_frames", _first_rows_of_matches),
     "rows of a chunk are taken as those of the table": ("take", lambda c, n, r: _TAKE(c, n - n[:1] // 500 * 500, r)),
-    "null is true": ("_evaluated", lambda f, p: _EVALUATED(f, p.fill_null(True))),
+    "null is true": ("evaluated", lambda f, p: _EVALUATED(f, p.fill_null(True))),
     "columns come in the table's order": ("_frame", lambda n, a: _FRAME(n, a[::-1])),
 }
-_FRAMES, _TAKE, _EVALUATED, _FRAME = module._frames, module.take, module._evaluated, module._frame
+_FRAMES, _TAKE, _EVALUATED, _FRAME = module._frames, module.take, module.evaluated, module._frame
 
 
 @pytest.mark.parametrize("fault", FAULTS)

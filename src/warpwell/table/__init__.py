@@ -18,10 +18,12 @@ Files, in the order in which a column meets them:
 - column_files.py  the files of one column: values, codes, checksums, statistics
 - check.py       `check`: compare a table with its checksums
 - validity.py    `is_valid`, for kernels
+- statistics.py  which blocks of rows their least and greatest values leave out
 - where.py       `Table.where`: filters as pyarrow has them, and `Matches`
 - key_sets.py    a filter as sets of keys
 - selecting.py   the kernel that finds the rows whose keys are in a set
 - take.py        `Taken`: columns of rows that are known
+- predicates.py  the same for predicates of Polars
 - scan.py        `scan`: a table as a LazyFrame of Polars
 - reading.py     `Reads`: which pages a query reads, and how the system is asked for them
 """

@@ -95,6 +95,11 @@ class Reads:
             if 0 <= low <= high <= run.bytes.nbytes:  # else whoever follows them raises
                 self._bytes(column, run.bytes, low, high)
 
+    def whole(self, column: str, extent: Extent) -> None:
+        """Count all bytes of an extent that helps to decide, but has no items that the query uses."""
+        start = np.array([extent.offset])
+        self.add(column, extent.file, 0, pages_of(start, start + extent.nbytes))
+
     def _rows(self, column: str, extent: Extent | None, first: int, end: int) -> None:
         if extent is not None and extent.nbytes:
             width = extent.nbytes // extent.shape[0]

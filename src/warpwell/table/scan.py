@@ -1,8 +1,8 @@
 """`scan`: a table as a Polars LazyFrame, of which a query reads the columns that it names where rows match.
 
 Polars hands down the columns, the first rows, and a predicate that it computes row by row, and which it evaluates
-itself here, on columns where they lie. Its expressions are not parsed. The other columns are read in the rows that are
-left.
+itself here, on columns where they lie, but for blocks of rows whose least and greatest values exclude a match
+(`predicates`). Its expressions are not parsed. The other columns are read in the rows that are left.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DTypeError
 from .column import Column, ColumnRun
-from .layout import storage_of
 from .library import arrow, polars
+from .predicates import evaluated, has_codes, may_match, of_dictionary
 from .reading import Reads
+from .statistics import Ranges
 from .table import Table, open_table
 from .take import take
 
@@ -101,18 +102,20 @@ def _frames(
         end = table.rows if n_rows is None else min(table.rows, n_rows)
         most = max(1, batch_size or CHUNK)
         roots = [] if predicate is None else list(dict.fromkeys(predicate.meta.root_names()))
-        step = min(CHUNK, most) if predicate is None else CHUNK
-        empty = True
         columns = {name: table[name] for name in dict.fromkeys([*names, *roots])}
         first = names if predicate is None else roots
-        _announce(columns, first, 0, min(step, end), reads)
-        for start in range(0, end, step):
-            stop = min(start + step, end)
-            _announce(columns, first, stop, min(stop + step, end), reads)  # while these are looked at
+        wanted = [(0, end)] if not roots else may_match(columns, predicate, reads).ranges(end)
+        groups = _groups(wanted, min(CHUNK, most) if predicate is None else CHUNK)
+        empty = True
+        following = next(groups, None)
+        _announce(columns, first, following, reads)
+        while following is not None:
+            group, following = following, next(groups, None)
+            _announce(columns, first, following, reads)  # while these are looked at
             if predicate is None:
-                found = _whole(columns, names, start, stop)
+                found = _whole(columns, names, group)
             else:
-                found = _matching(columns, names, roots, predicate, start, stop, reads)
+                found = _matching(columns, names, roots, predicate, group, reads)
             if found is not None and len(found):
                 empty = False
                 yield from found.iter_slices(most) if len(found) > most else (found,)
@@ -120,31 +123,47 @@ def _frames(
             yield polars().DataFrame(schema={name: schema[name] for name in names})
 
 
+def _groups(wanted: Ranges, most: int) -> Iterator[Ranges]:
+    """Yield rows in groups of at most so many."""
+    group: Ranges = []
+    count = 0
+    for start, end in wanted:
+        while start < end:
+            stop = min(end, start + most - count)
+            group.append((start, stop))
+            count += stop - start
+            start = stop
+            if count == most:
+                yield group
+                group, count = [], 0
+    if group:
+        yield group
+
+
 def _matching(
-    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, start: int, stop: int,
-    reads: Reads,
-) -> Any:  # fmt: skip
-    """Return the rows of [start, stop) for which a predicate is true; None if there are none."""
+    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, group: Ranges, reads: Reads
+) -> Any:
+    """Return the rows of a group for which a predicate is true; None if there are none."""
     if not roots:
-        return _whole(columns, names, start, stop) if polars().select(predicate).item() is True else None
+        return _whole(columns, names, group) if polars().select(predicate).item() is True else None
     frame = None
     if len(roots) == 1:
-        mask = _mask_of_codes(columns[roots[0]], predicate, start, stop)
+        mask = _mask_of_codes(columns[roots[0]], predicate, group)
     if len(roots) != 1 or mask is None:
-        frame = _whole(columns, roots, start, stop)
-        mask = _evaluated(frame, predicate)
+        frame = _whole(columns, roots, group)
+        mask = evaluated(frame, predicate)
     count = int(np.count_nonzero(mask))
     if not count:
         return None
-    if count == stop - start:
-        return _whole(columns, names, start, stop)
-    if count * _DENSE > stop - start:
-        return _whole(columns, names, start, stop).filter(polars().Series(mask))
-    numbers = np.flatnonzero(mask)
+    if count == len(mask):
+        return _whole(columns, names, group)
+    if count * _DENSE > len(mask):
+        return _whole(columns, names, group).filter(polars().Series(mask))
+    numbers = _numbers(group, np.flatnonzero(mask))
     rest = [name for name in names if frame is None or name not in roots]
     parts = {}
     if rest:
-        taken = take([columns[name] for name in rest], numbers + start, reads)
+        taken = take([columns[name] for name in rest], numbers, reads)
         parts = {one.name: one for one in _frame(rest, taken.columns)}
     if frame is not None:
         kept = frame.filter(polars().Series(mask))
@@ -152,27 +171,28 @@ def _matching(
     return polars().DataFrame([parts[name] for name in names])
 
 
-def _evaluated(frame: Any, predicate: Any) -> NDArray[np.bool_]:
-    """Return which rows of a frame a predicate is true for; null is not."""
-    name = "predicate" + "_" * (1 + max(map(len, frame.columns)))
-    mask = frame.select(predicate.alias(name)).get_column(name).fill_null(False)
-    if len(mask) != len(frame):  # of constants alone
-        mask = frame.with_columns(mask).get_column(name)
-    return np.asarray(mask.to_numpy(), np.bool_)
+def _numbers(group: Ranges, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows at places of a group."""
+    starts = np.array([start for start, _ in group], np.int64)
+    before = np.cumsum([0, *(end - start for start, end in group[:-1])])
+    which = np.searchsorted(before, places, "right") - 1
+    return np.asarray(places - before[which] + starts[which])
 
 
-def _mask_of_codes(column: Column, predicate: Any, start: int, stop: int) -> NDArray[np.bool_] | None:
-    """Return which rows a predicate over a column with codes is true for; None if it has no codes.
+def _mask_of_codes(column: Column, predicate: Any, group: Ranges) -> NDArray[np.bool_] | None:
+    """Return which rows of a group a predicate over a column with codes is true for; None if it has no codes.
 
     The predicate is evaluated once for each value of the dictionary: what Polars hands down, it computes row by row.
     """
-    found = np.zeros(stop - start, np.bool_)
-    for run, first, end in _runs(column, start, stop):
-        if run.codes is None or arrow().types.is_dictionary(storage_of(column.type)):
+    parts = []
+    known: dict[int, NDArray[np.bool_]] = {}
+    for run, first, end in _runs(column, group):
+        if not has_codes(column, run):
             return None
-        nothing = arrow().nulls(1, run.dictionary.type)
-        values = arrow().chunked_array([run.dictionary, nothing])
-        of_value = _evaluated(_frame([column.name], [values]), predicate)
+        if id(run.dictionary) not in known:
+            known[id(run.dictionary)] = of_dictionary(column.name, run, predicate)
+        of_value = known[id(run.dictionary)]
+        assert run.codes is not None
         codes = run.codes.numpy()[first:end]
         if len(codes) and not (0 <= codes.min() and codes.max() < len(of_value) - 1):
             run.arrow(first, end - first)  # raises, but where null rows have codes of no value
@@ -182,20 +202,19 @@ def _mask_of_codes(column: Column, predicate: Any, start: int, stop: int) -> NDA
             rows = np.arange(first, end)
             valid = (run.valid.numpy()[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1
             mask = np.where(valid == 1, mask, of_value[-1])
-        at = run.first + first - start
-        found[at : at + end - first] = mask
+        parts.append(mask)
         for file in {one.file for one in run.extents}:
             file.require()
-    return found
+    return np.concatenate(parts)
 
 
-def _whole(columns: dict[str, Column], names: Sequence[str], start: int, stop: int) -> Any:
-    """Return rows [start, stop) of columns as a frame, without a copy where Polars can use Arrow's buffers."""
+def _whole(columns: dict[str, Column], names: Sequence[str], group: Ranges) -> Any:
+    """Return rows of columns as a frame, without a copy where Polars can use Arrow's buffers."""
     if not names:
-        return polars().DataFrame(height=stop - start)
+        return polars().DataFrame(height=sum(end - start for start, end in group))
     return _frame(names, [
         arrow().chunked_array(
-            [run.arrow(first, end - first) for run, first, end in _runs(columns[name], start, stop)],
+            [run.arrow(first, end - first) for run, first, end in _runs(columns[name], group)],
             type=columns[name].type,
         )
         for name in names
@@ -206,20 +225,21 @@ def _frame(names: Sequence[str], arrays: Sequence[Any]) -> Any:
     return polars().from_arrow(arrow().table(list(arrays), names=list(names)), rechunk=False)
 
 
-def _runs(column: Column, start: int, stop: int) -> Iterator[tuple[ColumnRun, int, int]]:
-    """Yield the runs in which rows [start, stop) lie, and which of the run's own rows these are."""
+def _runs(column: Column, group: Ranges) -> Iterator[tuple[ColumnRun, int, int]]:
+    """Yield the runs in which rows lie, and which of the run's own rows these are."""
     runs = column.runs
-    at = max(0, bisect_right(runs, start, key=lambda run: run.first) - 1)
-    while at < len(runs) and runs[at].first < stop:
-        run = runs[at]
-        first, end = max(start - run.first, 0), min(stop - run.first, run.rows)
-        if end > first:
-            yield run, first, end
-        at += 1
+    for start, stop in group:
+        at = max(0, bisect_right(runs, start, key=lambda run: run.first) - 1)
+        while at < len(runs) and runs[at].first < stop:
+            run = runs[at]
+            first, end = max(start - run.first, 0), min(stop - run.first, run.rows)
+            if end > first:
+                yield run, first, end
+            at += 1
 
 
-def _announce(columns: dict[str, Column], names: Sequence[str], start: int, stop: int, reads: Reads) -> None:
-    """Have rows [start, stop) of columns read."""
-    for name in names:
-        for run, first, end in _runs(columns[name], start, stop):
+def _announce(columns: dict[str, Column], names: Sequence[str], group: Ranges | None, reads: Reads) -> None:
+    """Have rows of columns read."""
+    for name in names if group else ():
+        for run, first, end in _runs(columns[name], group or []):
             reads.span(name, run, first, end)

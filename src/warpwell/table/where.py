@@ -12,9 +12,11 @@ from ..array import Array
 from ..errors import ArgumentError
 from . import selecting
 from .column import Column, ColumnRun
+from .column_files import STATISTICS_ROWS
 from .extent import Extent
 from .key_sets import Flips, codes_of, encoded, intersection, set_of
 from .reading import ColumnReads, Reads, together
+from .statistics import Blocks, blocks_of, by_keys, spans
 from .take import Taken, announce, damaged, pieces, take
 
 _KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
@@ -178,30 +180,75 @@ def _rows(runs: Sequence[ColumnRun], mask: NDArray[np.int64] | None) -> NDArray[
 
 
 def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
-    """Return the mask of the rows that match all sets; only the first column is read whole."""
-    mask: NDArray[np.int64] | None = None
+    """Return the mask of the rows that match all sets; the first column is read in all blocks that may match."""
+    blocks = Blocks(table[next(iter(sets))].runs)
+    codes: _Codes = {}
     for name, flips in sets.items():
+        blocks.kept &= _kept(table[name], flips, codes, reads)
+    mask = None if blocks.all else _mask_of(blocks, table[next(iter(sets))].runs)
+    for number, (name, flips) in enumerate(sets.items()):
         column = table[name]
-        if mask is None:
-            for run in column.runs:
-                reads.span(name, run, 0, run.rows)
+        if number == 0:
+            for place, run in enumerate(column.runs):
+                for first, end in spans(blocks.of_run(place)):
+                    reads.span(name, run, first, min(end, run.rows))
         else:
+            assert mask is not None
             rows = _rows(column.runs, mask)
             if not len(rows):
                 return mask
             announce([(column, list(pieces(column.runs, rows)))], reads)
-        mask = _evaluate(table, column, flips, mask)
+        mask = _evaluate(table, column, flips, codes, mask)
     assert mask is not None
     return mask
 
 
+_Codes = dict[tuple[str, int], Flips]
+"""The set of codes of a column and a dictionary."""
+
+
+def _kept(column: Column, flips: Flips, codes: _Codes, reads: Reads) -> NDArray[np.bool_]:
+    """Return which blocks of a column may have keys of a set."""
+
+    def kept(run: ColumnRun, records: NDArray[Any]) -> NDArray[np.bool_]:
+        return by_keys(records, flips if run.layout.kind != "codes" else _set_of_codes(column, run, flips, codes))
+
+    return blocks_of(column, kept, reads)
+
+
+def _set_of_codes(column: Column, run: ColumnRun, flips: Flips, codes: _Codes) -> Flips:
+    """Return the set of the codes whose values are in a set; looked for once for each dictionary."""
+    key = column.name, id(run.dictionary)
+    if key not in codes:
+        codes[key] = codes_of(column.name, run.type, run.dictionary, flips, _least_code(run))
+    return codes[key]
+
+
+def _mask_of(blocks: Blocks, runs: Sequence[ColumnRun]) -> NDArray[np.int64]:
+    """Return the mask of all rows of the blocks that are kept; bits behind a run's rows may be set, too."""
+    starts = _words(runs)
+    parts = [
+        np.repeat(-blocks.of_run(number).astype(np.int64), STATISTICS_ROWS // 64)[: starts[number + 1] - starts[number]]
+        for number in range(len(runs))
+    ]
+    return np.concatenate(parts)
+
+
+def _least_code(run: ColumnRun) -> int:
+    """Return the key of code 0."""
+    dtype = run.layout.dtype
+    return 0 if dtype is None or dtype.kind == "i" else -(1 << (8 * dtype.itemsize - 1))
+
+
 def _evaluate(
-    table: Home, column: Column, flips: Flips, before: NDArray[np.int64] | None
+    table: Home, column: Column, flips: Flips, codes: _Codes, before: NDArray[np.int64] | None
 ) -> NDArray[np.int64]:
     """Return the mask of rows whose keys are in a set, of those of the mask before."""
     runs = column.runs
     starts = _words(runs)
     mask = np.zeros(starts[-1], np.int64) if before is None else before.copy()
+    if before is not None and not mask.any():
+        return mask
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, run in enumerate(runs):
         if run.layout.kind == "null":
@@ -209,7 +256,7 @@ def _evaluate(
         else:
             groups.setdefault(tuple(_place(one) for one in _buffers(run)), []).append(number)
     for numbers in groups.values():
-        _launch(table, column, [(runs[k], starts[k]) for k in numbers], flips, mask, before is not None)
+        _launch(table, column, [(runs[k], starts[k]) for k in numbers], flips, codes, mask, before is not None)
     return mask
 
 
@@ -248,8 +295,8 @@ def _array(table: Home, extent: Extent | None) -> tuple[Array | None, int]:
 
 
 def _launch(
-    table: Home, column: Column, runs: Sequence[tuple[ColumnRun, int]], flips: Flips, mask: NDArray[np.int64],
-    joined: bool,
+    table: Home, column: Column, runs: Sequence[tuple[ColumnRun, int]], flips: Flips, codes: _Codes,
+    mask: NDArray[np.int64], joined: bool,
 ) -> None:  # fmt: skip
     """Launch the kernel over runs whose buffers lie in the same arrays."""
     layout = runs[0][0].layout
@@ -267,11 +314,9 @@ def _launch(
         if layout.kind == "codes":
             first, count = known.get(id(run.dictionary), (-1, 0))
             if first < 0:
-                signed = layout.dtype is not None and layout.dtype.kind == "i"
-                least = 0 if signed or layout.dtype is None else -(1 << (8 * layout.dtype.itemsize - 1))
-                codes, _ = encoded(codes_of(column.name, run.type, run.dictionary, flips, least), False)
-                tables.append(codes)
-                first, count = len(words) + at, len(codes)
+                places, _ = encoded(_set_of_codes(column, run, flips, codes), False)
+                tables.append(places)
+                first, count = len(words) + at, len(places)
                 known[id(run.dictionary)] = first, count
                 at += count
         buffers = _buffers(run)
