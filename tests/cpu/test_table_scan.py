@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 import os
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.harness import table_frames, table_queries
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.table import predicates, statistics
 
 module = importlib.import_module("warpwell.table.scan")
 
@@ -23,11 +25,15 @@ def written(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "all.arrow"
     table = table_queries.write(path, 3)
     if request.param == "folder":
-        table = table.select(list(dict.fromkeys((*table_frames.NUMBERS, *table_frames.OTHERS))))
+        names = list(dict.fromkeys((*table_frames.NUMBERS, *table_frames.OTHERS)))
+        table = table_queries.clustered(table.select(names))  # many blocks of rows cannot match
         path = path.parent / "all.ww"
-        with ww.table.convert(table, path, codes=["i32", "date32", "text"]) as converted:
-            table = converted.arrow()
-    return path, pl.from_arrow(table)
+        with table_queries.small_blocks():
+            with ww.table.convert(table, path, codes=["i32", "date32", "text", "u8"]) as converted:
+                table = converted.arrow()
+            yield path, pl.from_arrow(table)
+    else:
+        yield path, pl.from_arrow(table)
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +79,59 @@ def test_a_planted_fault_is_found(written, monkeypatch, fault):
     except (pl.exceptions.PolarsError, TypeError, ValueError):
         return
     assert found is not None
+
+
+BLOCK_FAULTS = {
+    "NaN is left out": (statistics, "HAS_NAN", 0),
+    "null is no code": (predicates, "by_codes", lambda r, matches, null: _BY_CODES(r, matches, False)),
+    "the greatest code is outside": (predicates, "by_codes", lambda r, m, null: _BY_CODES(_less(r), m, null)),
+    "least and greatest are exchanged": (predicates, "_test", lambda p, i: _exchanged(_TEST(p, i))),
+    "either part is both": (predicates, "_is", lambda part, make, *g: _IS(part, _JOINS.get(make, make), *g)),
+}
+_BY_CODES, _TEST, _IS = predicates.by_codes, predicates._test, predicates._is
+_JOINS = {operator.and_: operator.or_, operator.or_: operator.and_}
+
+
+def _less(records):
+    found = records.copy()
+    found["greatest"] = np.maximum(found["greatest"], 1) - 1
+    return found
+
+
+def _exchanged(test):
+    return test and (lambda least, greatest: test(greatest, least))
+
+
+_KNOWN = [
+    pl.col("f64") > 100.0, pl.col("f64") == 30.0, pl.lit(7) > pl.col("i64"), pl.col("i64").is_between(2, 9),
+    pl.col("text") == "ab", pl.col("text").is_null(), pl.col("u8").is_in([7]), pl.col("u8") >= 254,
+    (pl.col("i64") < 0) & (pl.col("f64") * 2 > 3), (pl.col("i64") == 0) | (pl.col("u64") == 7),
+    pl.col("date32") < pl.date(1950, 1, 1),
+]  # fmt: skip
+_UNKNOWN = [pl.col("f64") * 2 > 200.0, (pl.col("i64") < 0) | (pl.col("f64") * 2 > 3), pl.col("binary") == b"a"]
+
+
+def _blocks(path, frame):
+    """Return, for each predicate, whether all matching rows are kept, and whether all blocks are."""
+    with ww.table.open(path) as table:
+        columns = {name: table[name] for name in table.names}
+        for predicate in _KNOWN + _UNKNOWN:
+            blocks = predicates.may_match(columns, predicate, ww.table.Reads())
+            rows = np.concatenate([np.arange(*one) for one in blocks.ranges(len(table))] or [[]])
+            yield set(np.flatnonzero(predicates.evaluated(frame, predicate))) <= set(rows), blocks.all
+
+
+@pytest.mark.parametrize("fault", BLOCK_FAULTS)
+@pytest.mark.parametrize("written", ["folder"], indirect=True)
+def test_a_block_left_out_wrongly_is_found(written, monkeypatch, fault):
+    monkeypatch.setattr(*BLOCK_FAULTS[fault])
+    assert not all(sound for sound, _ in _blocks(*written))
+
+
+@pytest.mark.parametrize("written", ["folder"], indirect=True)
+def test_blocks_that_cannot_match_are_left_out(written):
+    known, unknown = (len(one) for one in (_KNOWN, _UNKNOWN))
+    assert list(_blocks(*written)) == [(True, False)] * known + [(True, True)] * unknown
 
 
 def test_only_the_pages_of_matching_rows_are_read(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from tests.harness import table_queries
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.table import key_sets, where
+from warpwell.table import key_sets, statistics, where
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,14 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(written, tmp_path_factory):
-    """The same in a folder of two parts, some columns with codes."""
-    path, table = tmp_path_factory.mktemp("table") / "all.ww", written[1]
-    ww.table.convert(table[:1000], path, codes=["i32", "f32", "date32", "text", "at us", "u64"]).close()
-    ww.table.append(path, table[1000:])
-    with ww.table.open(path, device="cpu") as found:
-        return path, found.arrow()
+    """The same in a folder of two parts, some columns with codes, in which many blocks cannot match."""
+    path, table = tmp_path_factory.mktemp("table") / "all.ww", table_queries.clustered(written[1])
+    with table_queries.small_blocks():
+        ww.table.convert(table[:1000], path, codes=["i32", "f32", "date32", "text", "at us", "u64"]).close()
+        ww.table.append(path, table[1000:])
+        with ww.table.open(path, device="cpu") as found:
+            table = found.arrow()
+        yield path, table
 
 
 def test_filters_over_a_folder(folder):
@@ -36,6 +38,48 @@ def test_filters_over_a_folder(folder):
     with ww.table.open(path, device="cpu") as opened:
         assert {run.layout.kind for name in ("i32", "f32", "u64") for run in opened[name].runs} == {"codes"}
         assert table_queries.first_difference(opened, table, 3, 100) is None
+
+
+def test_blocks_that_cannot_match_are_not_read(folder):
+    path, table = folder
+    with ww.table.open(path, device="cpu") as opened:
+        blocks = -(-1000 // 64) + -(-(len(table) - 1000) // 64)
+        for name, literal in (("i32", 7), ("f64", 30.0), ("u16", 7), ("f32", 2.25)):
+            flips = key_sets.set_of(name, opened[name].type, "==", literal)
+            kept = where._kept(opened[name], flips, {}, ww.table.Reads())
+            with_nan = sum(1 for run in opened[name].runs for one in run.statistics.numpy() if one["flags"] & 2)
+            assert len(kept) == blocks and 0 < kept.sum() <= with_nan + blocks // 4, name
+
+
+BLOCK_FAULTS = {
+    "NaN is left out": (statistics, "HAS_NAN", 0),
+    "blocks are those of the run before": (statistics, "by_keys", lambda r, flips: np.roll(_BY_KEYS(r, flips), 1)),
+    "only the least counts": (statistics, "by_keys", lambda r, flips: _BY_KEYS(_narrowed(r, "least"), flips)),
+    "only the greatest counts": (statistics, "by_keys", lambda r, flips: _BY_KEYS(_narrowed(r, "greatest"), flips)),
+    "unsigned integers begin at 0": (statistics, "_keys", lambda items: _keys_of_signed(items)),
+}
+_BY_KEYS, _KEYS = statistics.by_keys, statistics._keys
+
+
+def _keys_of_signed(items):
+    return _KEYS(items.view(f"<i{items.itemsize}") if items.dtype.kind == "u" else items)
+
+
+def _narrowed(records, end):
+    found = records.copy()
+    found["least"] = found["greatest"] = records[end]
+    return found
+
+
+@pytest.mark.parametrize("fault", BLOCK_FAULTS)
+def test_a_block_left_out_wrongly_is_found(folder, monkeypatch, fault):
+    path, table = folder
+    module, name, value = BLOCK_FAULTS[fault]
+    monkeypatch.setattr(module, name, value)
+    if hasattr(where, name):
+        monkeypatch.setattr(where, name, value)
+    with ww.table.open(path, device="cpu") as opened:
+        assert table_queries.first_difference(opened, table, 3, 100) is not None
 
 
 def test_filters_select_what_pyarrow_selects(written):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import decimal
 import functools
+import importlib
 import operator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 
 BATCHES = (1, 63, 0, 64, 65, 700, 1100)
 """Rows of record batches: around the words of a mask."""
@@ -80,6 +84,29 @@ def write(path: Path, seed: int) -> pa.Table:
             writer.write_batch(pa.RecordBatch.from_arrays(parts, schema=table.schema))
             start += rows
     return table
+
+
+def clustered(table: pa.Table) -> pa.Table:
+    """Return a table with each column sorted for itself, so that blocks of rows have few values; nulls are spread."""
+    columns = []
+    for column in table.columns:
+        kind = column.type
+        if any(one(kind) for one in (pa.types.is_floating, pa.types.is_integer, pa.types.is_date, pa.types.is_string)):
+            values = column.combine_chunks()
+            order = pc.sort_indices(values.cast(pa.float32()) if pa.types.is_float16(kind) else values)
+            turned = np.roll(order.to_numpy(), len(order) // 3)  # the least is in the middle, and NaN beside it
+            column = pa.chunked_array([values.take(pa.array(turned))])
+        columns.append(column)
+    return pa.table(columns, names=table.column_names)
+
+
+@contextlib.contextmanager
+def small_blocks(rows: int = 64) -> Iterator[None]:
+    """Have tables that are written and read meanwhile keep least and greatest of so few rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("column_files", "folder", "statistics", "where"):
+            patch.setattr(importlib.import_module(f"warpwell.table.{module}"), "STATISTICS_ROWS", rows)
+        yield
 
 
 def clause(table: pa.Table, random: np.random.Generator) -> tuple[str, str, Any]:
