@@ -7,7 +7,7 @@
 Files, in the order in which a column meets them:
 
 - library.py     pyarrow and Polars, imported when they are first needed
-- layout.py      which buffers the values of an Arrow type have
+- layout.py      which buffers the values of an Arrow type have; `is_valid`, for kernels
 - extent.py      `Extent`: items in a file, as a view of its mapping and as an array for kernels
 - column.py      `Column`, and the runs in which its rows lie
 - arrow_ipc.py   Arrow IPC files, opened where they are
@@ -17,7 +17,6 @@ Files, in the order in which a column meets them:
 - convert.py     `convert` and `append`: write a folder, whole or not at all
 - column_files.py  the files of one column: values, codes, checksums, statistics
 - check.py       `check`: compare a table with its checksums
-- validity.py    `is_valid`, for kernels
 - statistics.py  which blocks of rows their least and greatest values leave out
 - where.py       `Table.where`: filters as pyarrow has them, and `Matches`
 - key_sets.py    a filter as sets of keys
@@ -32,12 +31,12 @@ from .check import TableCheck, check
 from .column import Column, ColumnRun
 from .convert import append, convert
 from .extent import Extent
+from .layout import is_valid
 from .reading import ColumnReads, Reads
 from .scan import scan
 from .table import Table
 from .table import open_table as open  # reads as table.open, like io.open
 from .take import Taken
-from .validity import is_valid
 from .where import Matches
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""`layout_of`: which buffers the values of an Arrow type have, and what their items are."""
+"""`layout_of`: which buffers the values of an Arrow type have; `is_valid`, by which kernels read one of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DTypeError
+from ..targets import device
 from .library import arrow
 
 VIEW_BYTES = 16
@@ -109,3 +110,17 @@ def _flat(kind: Any) -> Layout | None:
 def _shown(kind: Any) -> str:
     text = str(kind)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+@device
+def is_valid(bits: Any, row: int) -> int:
+    """Return 1 if row `row` is not null, else 0. Each thread calls it alone; it orders nothing.
+
+    Parameters
+    ----------
+    bits : array of uint8
+        `Column.valid`, or ``run.valid.array()``, with rows counted from the run's first.
+    row : int
+    """
+    found: int = (bits[row >> 3] >> (row & 7)) & 1
+    return found
