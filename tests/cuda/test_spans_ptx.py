@@ -80,6 +80,24 @@ def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str,
     assert sorted(rows) == [1, 4]
 
 
+@ww.kernel
+def fold_together(a, out):
+    out[0] = ww.fold_block(mix, 0, a, out[1], out[2])
+
+
+@pytest.mark.parametrize("static", [{}, {"hashed": True}], ids=str)
+def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, object]) -> None:
+    text = run_cuda.ptx(fold_together, (view(shift=9, **static), np.zeros(4, np.int64)))
+    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    steps = {"acquire": "ld.acquire.gpu", "data": "ld.relaxed.gpu.global.v2.u64", "fence": "fence.acq_rel.gpu",
+             "barrier": "bar.warp.sync", "look": "ld.relaxed.gpu.global.u64"}  # fmt: skip
+    asked = next(k for k, line in enumerate(lines) if "activemask" in line)
+    seen = [name for line in lines[asked:] for name, text in steps.items() if text in line]
+    if static:
+        seen.remove("look")  # at the frame's owner
+    assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
+
+
 @pytest.mark.parametrize("table", [np.zeros(4, np.int64), view(hashed=True), view(cached=False)])
 def test_arrays_among_the_arguments_compile(table: object) -> None:
     assert run_cuda.ptx(by_tables, (view(), table, np.zeros(4), np.zeros(4, np.int64)))

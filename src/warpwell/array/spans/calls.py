@@ -171,7 +171,7 @@ def _alone():
 def _in_warp():
     # a vote of all lanes, not activemask: bar.warp.sync joins lanes that came apart for itself alone, and each part
     # would count itself
-    mask = ballot(ALL_LANES, True)
+    mask = ballot(words.ALL_LANES, True)
     return popc(mask & ((1 << lane_id()) - 1)), popc(mask)
 
 
@@ -299,9 +299,6 @@ BUFFERED = {"cpu"}
 """Targets whose threads copy pages to buffers; others read words into registers."""
 
 
-ALL_LANES = 0xFFFFFFFF
-
-
 def _choose_fold(scope: int) -> Maker:
     def choose(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
         return _together(scope, _folding(target, scope, source)) if _walkable(source) else None
@@ -313,7 +310,7 @@ def _folding(target: str, scope: int, source: Any) -> Maker:
     if target in BUFFERED and _behind_cache(source):
         walk = buffers.folding(_windows(target, source))
     elif _by_words(target, scope) and (stored := _stored(source)) is not None:
-        walk = words.folding(stored, _PLACES[scope])
+        walk = words.folding(stored, _PLACES[scope], scope > 0)
     else:
         walk = buffers.folding_memory(_windows(target, source), _PLACES[scope])
     return _clipped_fold(source, walk)
@@ -337,9 +334,9 @@ def _together(scope: int, walk: Maker) -> Maker:
     @device
     def together(f, start, source, lo, hi, *args):
         # lanes that came apart before would each take the whole run; lanes that have left the kernel count as there
-        syncwarp(ALL_LANES)
+        syncwarp(words.ALL_LANES)
         out = walk(f, start, source, lo, hi, *args)
-        syncwarp(ALL_LANES)
+        syncwarp(words.ALL_LANES)
         return out
 
     return together
@@ -373,9 +370,9 @@ def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
     if target in BUFFERED and (_behind_cache(into) or _behind_cache(source)):
         walk = buffers.mapping(_window(target, into, stores=True), _windows(target, source))
     elif _by_words(target, scope) and to is not None and not _read_only(into):
-        walk = words.storing(to, of, None if of else _items(source), place)
+        walk = words.storing(to, of, None if of else _items(source), place, scope > 0)
     elif _by_words(target, scope) and of is not None and not _read_only(into):
-        walk = words.handing(of, _access(into, "setitem"), place)
+        walk = words.handing(of, _access(into, "setitem"), place, scope > 0)
     else:
         walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), place)
     return _clipped_map(into, source, walk)

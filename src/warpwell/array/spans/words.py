@@ -30,18 +30,24 @@ from ...cache.lookup import count, hashed
 from ...cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
 from ...targets import (
     DEVICE,
+    activemask,
+    ballot,
     device,
     fence,
     fetch_or_as,
+    lane_id,
     load_acquire,
     load_pair,
     load_relaxed,
+    shfl,
+    syncwarp,
 )
 from ..items import item_of
 
 Maker = Callable[..., Any]
 
 I8 = np.dtype(np.int64)
+ALL_LANES = 0xFFFFFFFF
 GROUP_BYTES = 16
 ROWS = 4
 """Rows that are in flight together: 64 bytes a lane."""
@@ -95,8 +101,11 @@ class Look(NamedTuple):
 
 
 @functools.cache
-def looking(array: Stored, group: int) -> Look:
-    """Return the device functions for an array behind a cache, of which a lane takes groups of `group` items."""
+def looking(array: Stored, group: int, shared: bool) -> Look:
+    """Return the device functions for an array behind a cache, of which a lane takes groups of `group` items.
+
+    `shared` tells whether the lanes of a warp share a run.
+    """
     size, shift, small = array.size, array.shift, array.small
     nbytes = group * size
     see, same, touch = pages_of(array.hashed)
@@ -148,7 +157,7 @@ def looking(array: Stored, group: int) -> Look:
     load_four = loader(nbytes)
     cold = _brought(size, shift), _pinned(size, nbytes, shift), *_store(size, group, shift, small)
     if small:
-        return Look(_always, _four_pages(array, load), one, *cold)
+        return Look(_always, _four_pages(array, load, nbytes, shared), one, *cold)
     return Look(together, four, one, *cold)
 
 
@@ -263,9 +272,20 @@ def loader(nbytes: int) -> Maker:
     return load_four
 
 
-def _four_pages(array: Stored, load: Maker) -> Maker:
-    """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
+def _four_pages(array: Stored, load: Maker, nbytes: int, shared: bool) -> Maker:
+    """Return `Look.four` where each group may lie in a page of its own: four pages, one fence.
+
+    A load that acquires ends before the next one begins, so four of them take four times as long as one. Where lanes
+    share their rows, all of a warp come together, and each row lies in one page, a lane looks at one page for all:
+
+    - Lane r acquires the word of row r, and loads it again. A barrier of the warp orders all lanes' groups behind the
+      first, and the second behind all lanes' fences: a lane that loaded a group of who filled the frame anew
+      synchronizes with it by its fence, and the barrier hands that on to the lane that looks again.
+    - The other lanes do what these four do: nobody has to tell them apart.
+    """
     size, shift = array.size, array.shift
+    row = 32 * nbytes
+    shared = shared and row <= 1 << shift
     see, same, touch = pages_of(array.hashed)
     complete, data_of, frame_place = places_of(array.placed, shift)
 
@@ -278,6 +298,33 @@ def _four_pages(array: Stored, load: Maker) -> Maker:
         return (view.origin + i * size) >> shift
 
     @device
+    def by_rows(view, i, step):
+        """Tell whether all lanes of a warp are here, with each row of theirs in one page."""
+        if activemask() != ALL_LANES:
+            return False
+        begin = view.origin + i * size - nbytes * lane_id()
+        apart = (begin ^ shfl(ALL_LANES, begin, 0)) | ((begin | (step * size)) & (row - 1))
+        return ballot(ALL_LANES, apart == 0) == ALL_LANES
+
+    @device
+    def four_rows(view, i, step):
+        own = page(view, i + (lane_id() & 3) * step)
+        seen = see(view, own)
+        syncwarp(ALL_LANES)
+        s, t = shfl(ALL_LANES, seen, 0), shfl(ALL_LANES, seen, 1)
+        u, v = shfl(ALL_LANES, seen, 2), shfl(ALL_LANES, seen, 3)
+        a, b = load(address(view, i, s))
+        c, d = load(address(view, i + step, t))
+        e, f = load(address(view, i + 2 * step, u))
+        g, h = load(address(view, i + 3 * step, v))
+        fence(DEVICE)
+        syncwarp(ALL_LANES)
+        good = ballot(ALL_LANES, same(view, own, seen)) == ALL_LANES
+        if good and lane_id() < 4:
+            touch(view, own, seen)
+        return good, (a, b, c, d, e, f, g, h)
+
+    @device
     def four_pages(view, i, step):
         j, k, m = i + step, i + 2 * step, i + 3 * step
         if complete(view):
@@ -286,6 +333,8 @@ def _four_pages(array: Stored, load: Maker) -> Maker:
             e, f = load(data_of(view) + view.origin + k * size)
             g, h = load(data_of(view) + view.origin + m * size)
             return True, (a, b, c, d, e, f, g, h)
+        if shared and by_rows(view, i, step):
+            return four_rows(view, i, step)
         s, t = see(view, page(view, i)), see(view, page(view, j))
         u, v = see(view, page(view, k)), see(view, page(view, m))
         a, b = load(address(view, i, s))
@@ -436,16 +485,18 @@ def tally_of(full: bool, size: int) -> Maker:
 
 
 @functools.cache
-def folding(source: Stored, place: Maker) -> Maker:
+def folding(source: Stored, place: Maker, shared: bool) -> Maker:
     """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
 
     Parameters
     ----------
     place : callable
         Device function to the caller's rank, and among how many threads.
+    shared : bool
+        Whether the lanes of a warp share a run.
     """
     group = GROUP_BYTES // source.size
-    look = looking(source, group)
+    look = looking(source, group, shared)
     together, four, one, brought, pinned = look[:5]
     unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
 
@@ -498,7 +549,7 @@ def folding(source: Stored, place: Maker) -> Maker:
 
 
 @functools.cache
-def storing(target: Stored, source: Stored | None, items: Maker, place: Maker) -> Maker:
+def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source, behind a cache or not.
 
     Parameters
@@ -508,11 +559,13 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker) -
         Device function ``(source, i)`` to a tuple of items, where the source is not behind a cache.
     place : callable
         Device function to the caller's rank, and among how many threads.
+    shared : bool
+        Whether the lanes of a warp share a run.
     """
     if source is None:
         return _storing_items(target, items, place)
     group = GROUP_BYTES // max(target.size, source.size)
-    into, of = (looking(kind, group) for kind in (target, source))
+    into, of = (looking(kind, group, shared) for kind in (target, source))
     together, together_into, store_four, store_one = of.together, into.together, into.store_four, into.store_one
     four, one, brought, pinned = of[1:5]
     unpack, pack, tally = _unpack(source.code), _pack(target.code), tally_of(source.full, source.size)
@@ -571,7 +624,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker) -
 
 def _storing_items(target: Stored, items: Maker, place: Maker) -> Maker:
     group = GROUP_BYTES // target.size
-    store_one = looking(target, group).store_one
+    store_one = looking(target, group, False).store_one
     pack = _pack(target.code)
 
     @device
@@ -590,7 +643,7 @@ def _storing_items(target: Stored, items: Maker, place: Maker) -> Maker:
 
 
 @functools.cache
-def handing(source: Stored, put: Maker, place: Maker) -> Maker:
+def handing(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source behind a cache elsewhere.
 
     Parameters
@@ -600,9 +653,11 @@ def handing(source: Stored, put: Maker, place: Maker) -> Maker:
         Device function ``(target, i, value)``.
     place : callable
         Device function to the caller's rank, and among how many threads.
+    shared : bool
+        Whether the lanes of a warp share a run.
     """
     group = GROUP_BYTES // source.size
-    look = looking(source, group)
+    look = looking(source, group, shared)
     together, four, one, brought, pinned = look[:5]
     unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
 
