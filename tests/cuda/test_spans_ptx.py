@@ -98,6 +98,15 @@ def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, obj
     assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
 
 
+def test_kernels_with_spans_may_use_more_registers() -> None:
+    @ww.kernel
+    def reads(a, out):
+        out[0] = a[0]
+
+    assert [run_cuda.max_registers(k) for k in (fold_all, by_tables, fold_together, reads)] == [64, 64, 64, 32]
+    assert run_cuda.max_registers(ww.kernel(fold_all.function, max_registers=40)) == 40
+
+
 @pytest.mark.parametrize("table", [np.zeros(4, np.int64), view(hashed=True), view(cached=False)])
 def test_arrays_among_the_arguments_compile(table: object) -> None:
     assert run_cuda.ptx(by_tables, (view(), table, np.zeros(4), np.zeros(4, np.int64)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -11,6 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # importing Warpwell compiles nothing and imports no compiler.
 _registered: list[tuple[str, tuple[Any, ...]]] = []
 _seams: list[Any] = []
+_registers: dict[Callable[..., Any], int] = {}
 _marked: set[int] = set()
 """Identities of the functions among them, which live for ever."""
 
@@ -78,14 +80,20 @@ class ArrayKind(NamedTuple):
     """Whether the items follow each other in C order, and subscripts check nothing."""
 
 
-def chosen(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any] | None]) -> None:
+def chosen(stub: Callable[..., Any], choose: Callable[..., Callable[..., Any] | None], registers: int = 0) -> None:
     """Make ``stub(*args)`` in device code mean the device function that ``choose(target, *kinds)`` returns.
 
     `target` is "cpu" or "cuda". A kind is a `StructKind`, an `ArrayKind`, the Python function where the argument is a
     device function, a tuple of kinds for a tuple, and None for anything else. A chooser that knows no function for them
-    returns None or raises `DTypeError`.
+    returns None or raises `DTypeError`. `registers` are what a thread of a kernel that calls it wants on `cuda`.
     """
+    _registers[stub] = registers
     _register("chosen", stub, choose)
+
+
+def registers_wanted(value: Any) -> int:
+    """Return the registers a thread that a function wants of the kernels that call it; 0 where it wants none."""
+    return _registers.get(value, 0) if isinstance(value, FunctionType) else 0
 
 
 def subscribe(seam: Any) -> None:

@@ -341,7 +341,7 @@ def kernel(
     function : callable
         Device code; see `Kernel`.
     max_registers : int, optional
-        Upper bound of registers a thread on `cuda`.
+        Upper bound of registers a thread on `cuda`: 32, or 64 where the kernel calls spans, unless given.
     block : int, optional
         Threads of a block, on `cuda`, of a block kernel: it is launched over blocks, and finds its place with
         `block_index` and `thread_index` (see `warpwell.targets.block`).

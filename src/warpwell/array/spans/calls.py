@@ -309,20 +309,11 @@ def _choose_fold(scope: int) -> Maker:
 def _folding(target: str, scope: int, source: Any) -> Maker:
     if target in BUFFERED and _behind_cache(source):
         walk = buffers.folding(_windows(target, source))
-    elif _by_words(target, scope) and (stored := _stored(source)) is not None:
+    elif (stored := _stored(source)) is not None:
         walk = words.folding(stored, _PLACES[scope], scope > 0)
     else:
         walk = buffers.folding_memory(_windows(target, source), _PLACES[scope])
     return _clipped_fold(source, walk)
-
-
-def _by_words(target: str, scope: int) -> bool:
-    """Tell whether threads of a scope read groups of items into registers; others take item by item.
-
-    Warps of a GPU do not yet: results of one test on a GPU were wrong with an earlier form of it, and the form that
-    mends this has not passed all of its tests there.
-    """
-    return target != "cuda" or scope != 1
 
 
 @functools.cache
@@ -369,9 +360,9 @@ def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
     of, to = _stored(source), _stored(into)
     if target in BUFFERED and (_behind_cache(into) or _behind_cache(source)):
         walk = buffers.mapping(_window(target, into, stores=True), _windows(target, source))
-    elif _by_words(target, scope) and to is not None and not _read_only(into):
+    elif to is not None and not _read_only(into):
         walk = words.storing(to, of, None if of else _items(source), place, scope > 0)
-    elif _by_words(target, scope) and of is not None and not _read_only(into):
+    elif of is not None and not _read_only(into):
         walk = words.handing(of, _access(into, "setitem"), place, scope > 0)
     else:
         walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), place)
@@ -536,9 +527,12 @@ def _kind_of(value: Any) -> Any:
     return value if callable(value) else None
 
 
+REGISTERS = 64
+"""Four groups of 16 bytes are in flight, besides their addresses and the pages' words."""
+
 for _scope, (_fold, _map, _fill) in enumerate(
     ((fold, map, fill), (fold_warp, map_warp, fill_warp), (fold_block, map_block, fill_block))
 ):
-    chosen(_fold, _choose_fold(_scope))
-    chosen(_map, _choose_map(_scope))
-    chosen(_fill, _choose_fill(_scope))
+    chosen(_fold, _choose_fold(_scope), REGISTERS)
+    chosen(_map, _choose_map(_scope), REGISTERS)
+    chosen(_fill, _choose_fill(_scope), REGISTERS)

@@ -84,6 +84,8 @@ class Look(NamedTuple):
     Item i begins the lane's first group; its other groups are `step` items apart.
     """
 
+    first_group: Maker
+    """``(view, lo)`` to the item that the first lane begins at: up to a row before lo, in the same page."""
     together: Maker
     """``(view, i, step)``: whether the groups of four rows can be read, or stored, at once."""
     four: Maker
@@ -156,9 +158,12 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
 
     load_four = loader(nbytes)
     cold = _brought(size, shift), _pinned(size, nbytes, shift), *_store(size, group, shift, small)
+    row = 32 * nbytes
+    if small and shared and row <= 1 << shift:
+        return Look(_first_group(size, group, row), *_rows_of(array, load, nbytes), one, *cold)
     if small:
-        return Look(_always, _four_pages(array, load, nbytes, shared), one, *cold)
-    return Look(together, four, one, *cold)
+        return Look(_first_group(size, group, 0), _always, _four_pages(array, load), one, *cold)
+    return Look(_first_group(size, group, 0), together, four, one, *cold)
 
 
 @device
@@ -272,57 +277,16 @@ def loader(nbytes: int) -> Maker:
     return load_four
 
 
-def _four_pages(array: Stored, load: Maker, nbytes: int, shared: bool) -> Maker:
-    """Return `Look.four` where each group may lie in a page of its own: four pages, one fence.
-
-    A load that acquires ends before the next one begins, so four of them take four times as long as one. Where lanes
-    share their rows, all of a warp come together, and each row lies in one page, a lane looks at one page for all:
-
-    - Lane r acquires the word of row r, and loads it again. A barrier of the warp orders all lanes' groups behind the
-      first, and the second behind all lanes' fences: a lane that loaded a group of who filled the frame anew
-      synchronizes with it by its fence, and the barrier hands that on to the lane that looks again.
-    - The other lanes do what these four do: nobody has to tell them apart.
-    """
+def _four_pages(array: Stored, load: Maker) -> Maker:
+    """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
     size, shift = array.size, array.shift
-    row = 32 * nbytes
-    shared = shared and row <= 1 << shift
     see, same, touch = pages_of(array.hashed)
-    complete, data_of, frame_place = places_of(array.placed, shift)
-
-    @device
-    def address(view, i, seen):
-        return frame_place(view, seen) + ((view.origin + i * size) & ((1 << shift) - 1))
+    complete, data_of, _ = places_of(array.placed, shift)
+    address = _address(array)
 
     @device
     def page(view, i):
         return (view.origin + i * size) >> shift
-
-    @device
-    def by_rows(view, i, step):
-        """Tell whether all lanes of a warp are here, with each row of theirs in one page."""
-        if activemask() != ALL_LANES:
-            return False
-        begin = view.origin + i * size - nbytes * lane_id()
-        apart = (begin ^ shfl(ALL_LANES, begin, 0)) | ((begin | (step * size)) & (row - 1))
-        return ballot(ALL_LANES, apart == 0) == ALL_LANES
-
-    @device
-    def four_rows(view, i, step):
-        own = page(view, i + (lane_id() & 3) * step)
-        seen = see(view, own)
-        syncwarp(ALL_LANES)
-        s, t = shfl(ALL_LANES, seen, 0), shfl(ALL_LANES, seen, 1)
-        u, v = shfl(ALL_LANES, seen, 2), shfl(ALL_LANES, seen, 3)
-        a, b = load(address(view, i, s))
-        c, d = load(address(view, i + step, t))
-        e, f = load(address(view, i + 2 * step, u))
-        g, h = load(address(view, i + 3 * step, v))
-        fence(DEVICE)
-        syncwarp(ALL_LANES)
-        good = ballot(ALL_LANES, same(view, own, seen)) == ALL_LANES
-        if good and lane_id() < 4:
-            touch(view, own, seen)
-        return good, (a, b, c, d, e, f, g, h)
 
     @device
     def four_pages(view, i, step):
@@ -333,8 +297,6 @@ def _four_pages(array: Stored, load: Maker, nbytes: int, shared: bool) -> Maker:
             e, f = load(data_of(view) + view.origin + k * size)
             g, h = load(data_of(view) + view.origin + m * size)
             return True, (a, b, c, d, e, f, g, h)
-        if shared and by_rows(view, i, step):
-            return four_rows(view, i, step)
         s, t = see(view, page(view, i)), see(view, page(view, j))
         u, v = see(view, page(view, k)), see(view, page(view, m))
         a, b = load(address(view, i, s))
@@ -352,6 +314,84 @@ def _four_pages(array: Stored, load: Maker, nbytes: int, shared: bool) -> Maker:
         return good, (a, b, c, d, e, f, g, h)
 
     return four_pages
+
+
+@functools.cache
+def _address(array: Stored) -> Maker:
+    """Return ``(view, i, seen)`` to where item i is in the frame that a page's word names."""
+    size, inside = array.size, (1 << array.shift) - 1
+    frame_place = places_of(array.placed, array.shift)[2]
+
+    @device
+    def address(view, i, seen):
+        return frame_place(view, seen) + ((view.origin + i * size) & inside)
+
+    return address
+
+
+def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
+    """Return `Look.together` and `Look.four` of lanes that share their rows, each row in one page: four looks a warp.
+
+    A load that acquires ends before the next one begins, so four of them take four times as long as one. Therefore:
+
+    - Lane r acquires the word of row r, and loads it again. A barrier of the warp orders all lanes' groups behind the
+      first, and the second behind all lanes' fences: a lane that loaded a group of who filled the frame anew
+      synchronizes with it by its fence, and the barrier hands that on to the lane that looks again.
+    - The other lanes do what these four do: nobody has to tell them apart.
+    """
+    size, shift, row = array.size, array.shift, 32 * nbytes
+    see, same, touch = pages_of(array.hashed)
+    complete, data_of, _ = places_of(array.placed, shift)
+    load_four, address = loader(nbytes), _address(array)
+
+    @device
+    def by_rows(view, i, step):
+        """Tell whether all lanes of a warp are here, with each row of theirs in one page."""
+        if activemask() != ALL_LANES:
+            return False
+        begin = view.origin + i * size - nbytes * lane_id()
+        apart = (begin ^ shfl(ALL_LANES, begin, 0)) | ((begin | (step * size)) & (row - 1))
+        return ballot(ALL_LANES, apart == 0) == ALL_LANES
+
+    @device
+    def four_rows(view, i, step):
+        if complete(view):
+            return True, load_four(data_of(view) + view.origin + i * size, step * size)
+        own = (view.origin + (i + (lane_id() & 3) * step) * size) >> shift
+        seen = see(view, own)
+        syncwarp(ALL_LANES)
+        s, t = shfl(ALL_LANES, seen, 0), shfl(ALL_LANES, seen, 1)
+        u, v = shfl(ALL_LANES, seen, 2), shfl(ALL_LANES, seen, 3)
+        a, b = load(address(view, i, s))
+        c, d = load(address(view, i + step, t))
+        e, f = load(address(view, i + 2 * step, u))
+        g, h = load(address(view, i + 3 * step, v))
+        fence(DEVICE)
+        syncwarp(ALL_LANES)
+        good = ballot(ALL_LANES, same(view, own, seen)) == ALL_LANES
+        if good and lane_id() < 4:
+            touch(view, own, seen)
+        return good, (a, b, c, d, e, f, g, h)
+
+    return by_rows, four_rows
+
+
+@functools.cache
+def _first_group(size: int, group: int, row: int) -> Maker:
+    """Return ``(view, lo)`` to the item that the first lane begins at: a group's first, or a whole row's."""
+    if not row:
+
+        @device
+        def first_group(view, lo):
+            return lo & -group
+    else:
+        shift = size.bit_length() - 1
+
+        @device
+        def first_group(view, lo):
+            return (((view.origin + (lo << shift)) & -row) - view.origin) >> shift
+
+    return first_group
 
 
 # -- through the slow path -----------------------------------------------------------------------------------------
@@ -497,7 +537,7 @@ def folding(source: Stored, place: Maker, shared: bool) -> Maker:
     """
     group = GROUP_BYTES // source.size
     look = looking(source, group, shared)
-    together, four, one, brought, pinned = look[:5]
+    first_group, together, four, one, brought, pinned = look[:6]
     unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
 
     @device
@@ -518,7 +558,7 @@ def folding(source: Stored, place: Maker, shared: bool) -> Maker:
         rank, lanes = place()
         step = group * lanes
         total = start
-        i = (lo & -group) + group * rank
+        i = first_group(view, lo) + group * rank
         again = False
         while i < hi:
             if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
@@ -530,7 +570,7 @@ def folding(source: Stored, place: Maker, shared: bool) -> Maker:
                     continue
             else:
                 good, first, second = one(view, i)
-                begin, end = max(lo - i, 0), min(hi - i, group)
+                begin, end = min(max(lo - i, 0), group), min(hi - i, group)
                 tally(view, end - begin, good)
                 if good or again:
                     if not good:
@@ -567,7 +607,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
     group = GROUP_BYTES // max(target.size, source.size)
     into, of = (looking(kind, group, shared) for kind in (target, source))
     together, together_into, store_four, store_one = of.together, into.together, into.store_four, into.store_one
-    four, one, brought, pinned = of[1:5]
+    first_group, _, four, one, brought, pinned = of[:6]
     unpack, pack, tally = _unpack(source.code), _pack(target.code), tally_of(source.full, source.size)
 
     @device
@@ -581,7 +621,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
     def map_words(f, target, source, lo, hi, *args):
         rank, lanes = place()
         step = group * lanes
-        i = (lo & -group) + group * rank
+        i = first_group(source, lo) + group * rank
         again = False
         while i < hi:
             if (
@@ -604,13 +644,13 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
                     continue
             else:
                 good, first, second = one(source, i)
-                begin, end = max(lo - i, 0), min(hi - i, group)
+                begin, end = min(max(lo - i, 0), group), min(hi - i, group)
                 tally(source, end - begin, good)
                 if good or again:
                     if not good:
                         first, second = pinned(source, i)
                     first, second = map_group(f, first, second, begin, end, args)
-                    if not store_one(target, i, lo, hi, first, second):
+                    if begin < end and not store_one(target, i, lo, hi, first, second):
                         break
                     i += step
                     again = False
@@ -658,7 +698,7 @@ def handing(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
     """
     group = GROUP_BYTES // source.size
     look = looking(source, group, shared)
-    together, four, one, brought, pinned = look[:5]
+    first_group, together, four, one, brought, pinned = look[:6]
     unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
 
     @device
@@ -670,7 +710,7 @@ def handing(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
     def hand_words(f, target, view, lo, hi, *args):
         rank, lanes = place()
         step = group * lanes
-        i = (lo & -group) + group * rank
+        i = first_group(view, lo) + group * rank
         again = False
         while i < hi:
             if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
@@ -685,7 +725,7 @@ def handing(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
                     continue
             else:
                 good, first, second = one(view, i)
-                begin, end = max(lo - i, 0), min(hi - i, group)
+                begin, end = min(max(lo - i, 0), group), min(hi - i, group)
                 tally(view, end - begin, good)
                 if good or again:
                     if not good:

@@ -246,10 +246,10 @@ def _figures(of: Sample | Prediction) -> dict[str, float]:
 
 def registers_of(launch: Launch) -> int:
     """Return the registers a thread: of the compiled kernel where it was compiled for a GPU, else its upper bound."""
-    from ...targets.compiler.run_cuda import MAX_REGISTERS  # deferred: a scheduler may start without a compiler
+    from ...targets.compiler.run_cuda import max_registers  # deferred: a scheduler may start without a compiler
 
     for key, dispatcher in launch.kernel.compiled.items():
         if isinstance(key, tuple) and key[:1] == ("cuda",):
             for overload in getattr(dispatcher, "overloads", {}).values():
                 return int(overload.regs_per_thread)
-    return launch.kernel.max_registers or MAX_REGISTERS
+    return max_registers(launch.kernel)

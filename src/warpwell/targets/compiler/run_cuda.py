@@ -20,13 +20,13 @@ from ..struct import DeviceStruct
 from ..uninterrupted import Interrupts, interruptible
 from .compiling import compiling, explained
 from .hooks import seam_for
-from .virtual import asks, launch_copy
+from .virtual import asks, launch_copy, registers
 
 GENERATED = "warpwell.targets.compiler.compiled"
 """The module that generated launch code belongs to."""
 
 MAX_REGISTERS = 32
-"""Registers a thread at most, unless a kernel says otherwise (``@kernel(max_registers=...)``).
+"""Registers a thread at most, unless a kernel says otherwise (``@kernel(max_registers=...)``), or walks spans.
 
 A read that hits needs no more; the miss path, held to them, spills where it waits anyway. With 32, all 2,048 threads
 of a multiprocessor are resident: sequential hits are 1.7 times as fast as with 64 (H200). Kernels that compute
@@ -296,6 +296,14 @@ def asks_flag(kernel: Any) -> bool:
     return bool(kernel.compiled[key])
 
 
+def max_registers(kernel: Any) -> int:
+    """Return the registers a thread of a kernel at most: what it says, or what the functions that it calls want."""
+    key = "cuda-registers"
+    if key not in kernel.compiled:
+        kernel.compiled[key] = kernel.max_registers or max(MAX_REGISTERS, registers(kernel.function))
+    return int(kernel.compiled[key])
+
+
 def compiled(kernel: Any, dims: int, count: int) -> Any:
     """Return the numba-cuda dispatcher of a kernel for launches of `dims` dimensions."""
     key = ("cuda", dims, count)
@@ -304,7 +312,7 @@ def compiled(kernel: Any, dims: int, count: int) -> Any:
 
         options: dict[str, Any] = {
             "extensions": [numba_cuda],
-            "max_registers": kernel.max_registers or MAX_REGISTERS,
+            "max_registers": max_registers(kernel),
         }
         kernel.compiled[key] = cuda.jit(**options)(_wrapper(kernel, dims, count))
     return kernel.compiled[key]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ... import errors
 from .. import atomics, block
-from ..device import device
+from ..device import device, registers_wanted
 from .bytecode import VERSIONED, attributes, is_bound, is_primitive, names_of, said
 
 _VIRTUAL: dict[Any, Any] = {atomics.grid: block.virtual_grid, block.block_index: block.virtual_block_index}
@@ -177,13 +177,23 @@ class _Copier:
 
 def _waits(value: Any, seen: set[int]) -> bool:
     """Tell whether a function is a barrier, or comes to one."""
-    if value is block.barrier:
-        return True
+    return any(found is block.barrier for found in _reached(value, seen))
+
+
+def registers(function: Callable[..., Any]) -> int:
+    """Return the most registers a thread that a device function, or one that it calls, wants; 0 where none does."""
+    return max(map(registers_wanted, _reached(function, set())))
+
+
+def _reached(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield a function, and all that it and those that it calls name."""
+    yield value
     value = getattr(value, "py_func", value)
     if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
-        return False
+        return
     seen.add(id(value))
-    return any(_waits(found, seen) for _, found, _ in said(value))
+    for _, found, _ in said(value):
+        yield from _reached(found, seen)
 
 
 def _refuse_compiled(value: Any) -> None:

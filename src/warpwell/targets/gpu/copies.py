@@ -68,7 +68,7 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
             array, span = shared[id(value)]
             pairs.append((value, span))
             return array
-        copy = cuda.to_device(value, stream=stream or 0)
+        copy = _copied(value, stream)
         pairs.append((value, copy))
         return HostArray(value, copy)
 
@@ -87,7 +87,7 @@ def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
             out.append(array)
             pairs.append((value, span))
         elif isinstance(value, np.ndarray):
-            out.append(cuda.to_device(value))
+            out.append(_copied(value))
             pairs.append((value, out[-1]))
         elif hasattr(value, "__cuda_array_interface__") and not is_cuda_ndarray(value):
             out.append(cuda.as_cuda_array(value))
@@ -107,10 +107,24 @@ def copy_out(pairs: Pairs, stream: Any = None) -> None:
             if there not in spans:
                 spans.add(there)
                 there.copy_to_host()
-        else:
+        elif _is_whole(array):
             there.copy_to_host(array, stream=stream or 0)
+        else:
+            values = there.copy_to_host(stream=stream or 0)
+            if stream is not None:
+                stream.synchronize()
+            array[...] = values
     if stream is not None:
         stream.synchronize()
+
+
+def _copied(array: Any, stream: Any = None) -> Any:
+    """Return the copy of an array; where it has gaps between its items, the copy has none."""
+    return cuda.to_device(array if _is_whole(array) else np.ascontiguousarray(array), stream=stream or 0)
+
+
+def _is_whole(array: Any) -> bool:
+    return bool(array.flags.c_contiguous or array.flags.f_contiguous)
 
 
 def _shared(values: Sequence[Any]) -> dict[int, tuple[Any, SpanOnGpu]]:
