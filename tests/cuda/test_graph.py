@@ -36,10 +36,10 @@ def pages() -> PageSetView:
 def test_kernels_that_read_edges_compile(full: bool) -> None:
     w, e, lengths = WORDS, edges(full), edges(full, dtype="<f4")
     for kernel, arguments, update in (
-        (search._push, (e, w, LABELS, BITS, w, 0, 0, (0, 0), 0, 0, w), ".or.b32"),
-        (search._pull, (e, w, LABELS, BITS, BITS, 0, (0, 0), 0, 0, 0, 1, w), "vote.sync.ballot"),
-        (components._link_runs, (e, w, LABELS, 0, 0, w), ".min.s32"),
-        (components._link_rest, (e, w, LABELS, w, 0, (0, 0), w), ".min.s32"),
+        (search._push, (e, w, LABELS, BITS, w, 0, 0, 0, 0, w), ".or.b32"),
+        (search._push_pages, (e, w, LABELS, BITS, pages(), 0, 0, 0, 0, w), ".or.b32"),
+        (search._pull_pages, (e, w, LABELS, BITS, BITS, pages(), 0, 0, 0, 0, w), ".or.b32"),
+        (components._link_pages, (e, w, LABELS, 0, pages(), 0, 0, 0, w), ".min.s32"),
         (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
         (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),
@@ -56,15 +56,18 @@ def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
     w, e = WORDS, edges(False, cached=False)
     for kernel, arguments in (
         (search._push_levels, (e, w, LABELS, BITS, w, 0, 0, 0, 0, 0, w)),
-        (search._collect, (w, LABELS, 0, w, 0, 0, 0, w)),
+        (search._pull, (e, w, LABELS, BITS, BITS, 0, 0, 1, w)),
+        (search._copy, (BITS, BITS)),
+        (search._collect, (w, LABELS, 0, w, 0, 0, w)),
         (search._mark, (w, w, LABELS, 0, pages(), pages())),
         (components._link_first, (e, w, LABELS, 0, w)),
         (shortest_paths._relax, (e, e, w, LABELS, BITS, w, 0, np.int64(0), 0, LABELS, w)),
-        (components._mark_runs, (pages(), 0, 0)),
+        (components._link_rest, (e, w, LABELS, w, 0, w)),
+        (components._mark_runs, (pages(), 0, 0, 0)),
         (components._mark_rest, (w, LABELS, 0, pages())),
         (components._compress, (LABELS, 0)),
         (components._sample, (LABELS, 1, 0, w)),
-        (components._select, (w, LABELS, 0, 0, 0, 0, w, 0, w)),
+        (components._select, (w, LABELS, 0, w, 0, w)),
         (shortest_paths._select, (w, LABELS, BITS, 1.0, w, 0, 0, 1, LABELS, w)),
         (shortest_paths._select, (w, RANKS, BITS, 1.0, w, 0, 0, 1, RANKS, w)),
         (ranks._list, (w, 0, 0, w, 0, w)),

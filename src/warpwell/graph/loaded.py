@@ -118,6 +118,12 @@ class LoadedGraph:
         """Destinations of a page."""
         return max(1, self.edges.cache.page_size // self.edges.dtype.itemsize)
 
+    def pages_of(self, edges: Array) -> tuple[int, int, int]:
+        """Return the number of pages of an array of edges, how many begin on the first one, and on each other one."""
+        size, item = edges.cache.page_size, edges.dtype.itemsize
+        head = min(edges.size, -(-(size - edges._origin % size) // item))
+        return 1 + -(-(edges.size - head) // self.page_items), head, self.page_items
+
     def waves(self, pages: PageSet, count: int) -> Iterator[tuple[int, int]]:
         """Yield windows [first, end) that cover all edges, while `count` marked pages of them are read ahead.
 

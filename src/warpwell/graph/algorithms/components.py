@@ -24,7 +24,6 @@ from ...targets import (
     kernel,
     lane_id,
     load_relaxed_as,
-    rem,
     store_relaxed_as,
     syncwarp,
     warp_size,
@@ -32,7 +31,7 @@ from ...targets import (
 from ...targets.arrays import to_device, to_host, zeros
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
-from .run import Run, try_waves
+from .run import Run
 from .work_items import (
     ITEMS,
     N_COUNTERS,
@@ -40,11 +39,12 @@ from .work_items import (
     append,
     most_items,
     neighbour_at,
+    page_start,
     start_of,
     vertex_at,
     vertex_dtype,
+    vertex_from,
     vertex_of,
-    vertices_of,
 )
 
 SAMPLED_NEIGHBOURS = 2
@@ -124,39 +124,42 @@ def _link_first(edges, offsets, parents, count, counters):
             at += 1
 
 
-@device
-def _sampled(index):
-    """Return the first edge of a sampled piece (thread)."""
-    return (div(index, RUN) * RUN * SAMPLED_RUNS + rem(index, RUN)) * PIECE
+@kernel
+def _mark_runs(pages, runs, length, edges):
+    """Mark the pages of every so manieth run of `length` edges (thread a run)."""
+    run = grid(1)
+    if run < runs:
+        at = run * length * SAMPLED_RUNS
+        pages.add_range(at, min(at + length, edges))
 
 
 @kernel
-def _mark_runs(pages, pieces, edges):
-    """Mark the pages of sampled pieces (thread a piece)."""
-    index = grid(1)
-    if index < pieces:
-        at = _sampled(index)
-        pages.add_range(at, min(at + PIECE, edges))
+def _link_pages(edges, offsets, parents, largest, pages, count, head, items, counters):
+    """Link vertices outside of the component `largest` with their neighbours in marked pages.
 
-
-@kernel
-def _link_runs(edges, offsets, parents, piece, end, counters):
-    """Link the ends of all edges of sampled pieces [piece, end); a warp takes a piece."""
+    A warp takes one of `count` pages, so that as many are on their way as warps run, and no two wait for one.
+    """
     mask = activemask()
-    index = piece + div(grid(1), warp_size())
-    if index < end:
-        at = _sampled(index) + lane_id()
-        stop = min(_sampled(index) + PIECE, edges.size)
-        vertex = 0
-        if at < stop:
-            vertex = vertex_at(offsets, at, parents.size)
+    page = div(grid(1), warp_size())
+    at = i64(0)
+    stop = i64(0)
+    if page < count:
+        at = page_start(page, head, items, edges.size)
+        if pages.has(at):
+            stop = page_start(page + 1, head, items, edges.size)
+    if at < stop:
+        vertex = vertex_at(offsets, at, parents.size)
+        at += lane_id()
         while any_sync(mask, at < stop):
             if at < stop:
-                neighbour = neighbour_at(edges, at, parents.size, counters)
-                while offsets[vertex + 1] <= at:
-                    vertex += 1
-                if neighbour >= 0:
-                    _link(vertex, neighbour, parents)
+                vertex = vertex_from(offsets, vertex, at, parents.size)
+                # one that is in its tree by now has nothing to add: its other neighbours link themselves
+                if _parent(parents, vertex) != largest:
+                    neighbour = neighbour_at(edges, at, parents.size, counters)
+                    if neighbour >= 0:
+                        _link(vertex, neighbour, parents)
+                elif warp_size() == 1:
+                    at = offsets[vertex + 1] - 1
             syncwarp(mask)
             at += warp_size()
 
@@ -190,26 +193,25 @@ def _mark_rest(offsets, parents, largest, pages):
 
 
 @kernel
-def _select(offsets, parents, largest, done, vertex, end, items, base, counters):
-    """Append the items of those of vertices [vertex, end) outside of the component `largest` (thread a vertex)."""
+def _select(offsets, parents, largest, items, count, counters):
+    """Append the items of those of `count` vertices outside of `largest` that have more than the first neighbours."""
     mask = activemask()
-    v = vertex + grid(1)
-    found = v < end and parents[v] != largest and offsets[v + 1] - offsets[v] > done
+    v = grid(1)
+    found = v < count and parents[v] != largest and offsets[v + 1] - offsets[v] > SAMPLED_NEIGHBOURS
     if any_sync(mask, found):
-        append(mask, found, v, offsets, items, base, counters)
+        append(mask, found, v, offsets, items, 0, counters)
 
 
 @kernel
-def _link_rest(edges, offsets, parents, items, count, window, counters):
-    """Link vertices with their neighbours in a window: a warp takes one item, its lanes neighbouring edges."""
+def _link_rest(edges, offsets, parents, items, count, counters):
+    """Link vertices with their neighbours: a warp takes one item, its lanes neighbouring edges."""
     mask = activemask()
     index = div(grid(1), warp_size())
     if index < count:
         item = items[index]
         vertex = vertex_of(item)
         at = start_of(item, offsets[vertex])
-        stop = min(at + PIECE, offsets[vertex + 1], window[1])
-        at = max(at, window[0])
+        stop = min(at + PIECE, offsets[vertex + 1])
         lane = lane_id()
         while at < stop:
             if at + lane < stop:
@@ -308,53 +310,49 @@ def _compile(loaded: LoadedGraph, s: _State, pages: Any) -> None:
     edges, offsets, where, one = loaded.edges, loaded.offsets, loaded.device, loaded.warp
     if pages is None:
         _link_first[one](edges, offsets, s.parents, 0, s.counters)
+        _link_rest[one](edges, offsets, s.parents, s.items, 0, s.counters)
+        _select[one](offsets, s.parents, 0, s.items, 0, s.counters, device=where)
     else:
-        _link_runs[one](edges, offsets, s.parents, 0, 0, s.counters)
-        _mark_runs[one](pages, 0, 0)
+        _link_pages[one](edges, offsets, s.parents, -1, pages, 0, 0, 0, s.counters)
+        _mark_runs[one](pages, 0, 0, 0)
         _mark_rest[one](offsets, s.parents, 0, pages)
-        try_waves(pages, edges)
-    _link_rest[one](edges, offsets, s.parents, s.items, 0, (0, 0), s.counters)
+        pages.clear()
     _compress[one](s.parents, 0, device=where)
     _sample[one](s.parents, 1, 0, s.picks, device=where)
-    _select[one](offsets, s.parents, 0, 0, 0, 0, s.items, 0, s.counters, device=where)
+
+
+def _link_marked(run: Run, s: _State, largest: int, pages: Any) -> None:
+    """Link vertices outside of a component with their neighbours in marked pages, and remove the marks."""
+    loaded = run.loaded
+    shape = loaded.pages_of(loaded.edges)
+    run.launch(
+        _link_pages, shape[0] * loaded.warp, loaded.edges, loaded.offsets, s.parents, largest, pages, *shape, s.counters
+    )
+    pages.clear()
 
 
 def _link_sampled(run: Run, s: _State, pages: Any) -> None:
-    """Link the ends of every so manieth run of edges, which are read once, in order."""
-    loaded, edges = run.loaded, run.loaded.graph.edges
-    runs, rest = divmod(-(-edges // PIECE), RUN * SAMPLED_RUNS)
-    pieces = runs * RUN + min(rest, RUN)
-    index = np.arange(pieces, dtype=np.int64)
-    starts = (index // RUN * RUN * SAMPLED_RUNS + index % RUN) * PIECE
-    run.launch(_mark_runs, pieces, pages, pieces, edges)
-    for window in loaded.waves(pages, pages.count()):
-        piece, end = (int(k) for k in np.searchsorted(starts, window))
-        run.launch(
-            _link_runs, (end - piece) * loaded.warp, loaded.edges, loaded.offsets, s.parents, piece, end, s.counters
-        )
+    """Link the ends of every so manieth run of edges."""
+    edges, length = run.loaded.graph.edges, RUN * PIECE
+    runs = -(-edges // (length * SAMPLED_RUNS))
+    run.launch(_mark_runs, runs, pages, runs, length, edges)
+    _link_marked(run, s, -1, pages)
 
 
 def _link_others(run: Run, s: _State, pages: Any) -> None:
     """Link the other neighbours of vertices outside of the largest component."""
-    loaded, graph = run.loaded, run.loaded.graph
-    run.launch(_sample, s.picks.size, s.parents, graph.vertices // s.picks.size, s.picks.size, s.picks)
+    loaded, vertices = run.loaded, run.loaded.graph.vertices
+    run.launch(_sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks)
     largest = _most_frequent(run.read(s.picks))
-    done, windows = SAMPLED_NEIGHBOURS, iter([(0, graph.edges)])
     if pages is not None:
-        run.launch(_mark_rest, graph.vertices, loaded.offsets, s.parents, largest, pages)
-        count = pages.count()
-        done, windows = 0, loaded.waves(pages, count) if count else iter(())
-    offsets, before = graph.map(graph.offsets_path), 0
-    for window in windows:
-        vertex, end = vertices_of(offsets, window)
-        run.launch(
-            _select, end - vertex, loaded.offsets, s.parents, largest, done, vertex, end, s.items, -before, s.counters
-        )
-        total = int(run.read(s.counters)[ITEMS])
-        count, before = total - before, total
-        run.launch(
-            _link_rest, count * loaded.warp, loaded.edges, loaded.offsets, s.parents, s.items, count, window, s.counters
-        )
+        run.launch(_mark_rest, vertices, loaded.offsets, s.parents, largest, pages)
+        _link_marked(run, s, largest, pages)
+        return
+    run.launch(_select, vertices, loaded.offsets, s.parents, largest, s.items, vertices, s.counters)
+    count = int(run.read(s.counters)[ITEMS])
+    run.launch(
+        _link_rest, count * loaded.warp, loaded.edges, loaded.offsets, s.parents, s.items, count, s.counters
+    )
 
 
 def _most_frequent(labels: NDArray[Any]) -> int:

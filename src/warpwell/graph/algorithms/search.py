@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ...cache import Statistics
 from ...errors import ArgumentError
 from ...targets import (
     activemask,
+    any_sync,
     ballot,
     device,
     div,
@@ -29,13 +30,15 @@ from ...targets import (
     load_relaxed_as,
     popc,
     shfl,
+    store_relaxed_as,
+    syncwarp,
     warp_size,
 )
 from ...targets.arrays import to_device, to_host, zeros
 from ...targets.block import barrier, block_threads, thread_index
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
-from .run import Run, try_waves
+from .run import Run
 from .work_items import (
     BEGIN,
     DEGREES,
@@ -54,12 +57,13 @@ from .work_items import (
     insert,
     most_items,
     neighbour_at,
+    page_start,
     start_array,
     start_of,
-    sum_below,
+    vertex_at,
     vertex_dtype,
+    vertex_from,
     vertex_of,
-    vertices_of,
     words_of,
 )
 
@@ -69,8 +73,6 @@ TO_PUSH = 18
 """Push again once the frontier has fewer than one in so many vertices (beta of GAP)."""
 FEW_PAGES = 64
 """A level with fewer pages pushes from storage without asking which pages it needs."""
-NOT_LISTED = -(1 << 62)
-"""As base of a list: what is found is not appended."""
 NEAR = 8
 """Neighbours that a thread looks at by itself when it pulls, before its warp helps: most vertices need fewer."""
 SMALL = 1 << 14
@@ -106,16 +108,12 @@ class BFSResult:
 
 
 @device
-def _visit(edges, offsets, levels, visited, items, index, window, base, level, mask, counters):
-    """Set the level of an item's neighbours and append theirs (all lanes of mask, a whole warp, with the same index).
-
-    Of the item's edges those in the window ``(first, end)`` are followed. With a base below 0 nothing is appended.
-    """
+def _visit(edges, offsets, levels, visited, items, index, base, level, mask, counters):
+    """Set the level of an item's neighbours and append theirs (a whole warp, all lanes of mask with one index)."""
     item = items[index]
     vertex = vertex_of(item)
     at = start_of(item, offsets[vertex])
-    stop = min(at + PIECE, offsets[vertex + 1], window[1])
-    at = max(at, window[0])
+    stop = min(at + PIECE, offsets[vertex + 1])
     lane = lane_id()
     while at < stop:
         neighbour = -1
@@ -128,13 +126,7 @@ def _visit(edges, offsets, levels, visited, items, index, window, base, level, m
         # the lanes meet here, so their next edges are read as one
         some = ballot(mask, found)
         if some != 0:
-            degrees = 0
-            if base == NOT_LISTED:
-                if found:
-                    degrees = offsets[neighbour + 1] - offsets[neighbour]
-                degrees = sum_below(mask, degrees)
-            else:
-                degrees = append(mask, found, neighbour, offsets, items, base, counters)
+            degrees = append(mask, found, neighbour, offsets, items, base, counters)
             if lane == warp_size() - 1:
                 atomic_add(counters, DEGREES, degrees)
                 atomic_add(counters, FOUND, popc(some))
@@ -142,12 +134,12 @@ def _visit(edges, offsets, levels, visited, items, index, window, base, level, m
 
 
 @kernel
-def _push(edges, offsets, levels, visited, items, begin, end, window, base, level, counters):
+def _push(edges, offsets, levels, visited, items, begin, end, base, level, counters):
     """Visit the neighbours of items [begin, end); a warp takes one item, its lanes neighbouring edges."""
     mask = activemask()
     index = begin + div(grid(1), warp_size())
     if index < end:
-        _visit(edges, offsets, levels, visited, items, index, window, base, level, mask, counters)
+        _visit(edges, offsets, levels, visited, items, index, base, level, mask, counters)
 
 
 @kernel(block=1024)
@@ -164,7 +156,7 @@ def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level
         now += 1
         index = first + div(thread_index(), warp_size())
         while index < last:
-            _visit(edges, offsets, levels, visited, items, index, (0, edges.size), base, now, mask, counters)
+            _visit(edges, offsets, levels, visited, items, index, base, now, mask, counters)
             index += div(block_threads(), warp_size())
         if thread_index() == 0:
             counters[STOP] = failed()
@@ -184,12 +176,13 @@ def _push_levels(edges, offsets, levels, visited, items, begin, end, base, level
 
 
 @device
-def _look(edges, visited, at, stop, near, mask, vertices, counters):
+def _look(edges, visited, at, stop, mask, vertices, counters):
     """Tell whether one of the caller's edges [at, stop) leads into a set that nobody changes (all lanes of mask).
 
-    Each lane looks at `near` of its own edges; then the whole warp looks at those of one lane after the other.
+    Each lane looks at `NEAR` of its own edges; then the whole warp looks at those of one lane after the other.
     """
     lane = lane_id()
+    near = NEAR
     hit = False
     one = -1
     low = 0
@@ -232,37 +225,32 @@ def _look(edges, visited, at, stop, near, mask, vertices, counters):
 
 
 @kernel
-def _pull(edges, offsets, levels, visited, after, near, window, level, word, words, warps, counters):
-    """Put vertices with a neighbour in `visited` into `after`; a warp takes words `word`, + `warps`, ... below `words`.
+def _pull(edges, offsets, levels, visited, after, level, words, warps, counters):
+    """Put vertices with a neighbour in `visited` into `after`; a warp takes every so manieth of `words` words.
 
-    A vertex outside of `visited` with such a neighbour has one on the level before. Nobody changes `visited`, and
-    `after` has no other vertices than it but those that this level has found in an earlier window of edges.
+    A vertex outside of `visited` with such a neighbour has one on the level before. Nobody changes `visited`.
     """
     mask = activemask()
     lane = lane_id()
-    word += div(grid(1), warp_size())
+    word = div(grid(1), warp_size())
     found = 0
     degrees = 0
     while word < words:
-        seen = i64(visited[word]) | i64(after[word])
+        seen = i64(visited[word])
         fresh = 0
         k = lane
         while k < WORD:
             vertex = WORD * word + k
             at = 0
             stop = 0
-            degree = 0
             if vertex < levels.size and (seen >> k) & 1 == 0:
                 at = offsets[vertex]
                 stop = offsets[vertex + 1]
-                degree = stop - at
-                at = max(at, window[0])
-                stop = min(stop, window[1])
-            hit = _look(edges, visited, at, stop, near, mask, levels.size, counters)
+            hit = _look(edges, visited, at, stop, mask, levels.size, counters)
             if hit:
                 levels[vertex] = level
                 found += 1
-                degrees += degree
+                degrees += stop - at
             fresh |= ballot(mask, hit) << (k - lane)
             k += warp_size()
         if lane == 0:
@@ -272,12 +260,83 @@ def _pull(edges, offsets, levels, visited, after, near, window, level, word, wor
     add_all(mask, counters, DEGREES, degrees)
 
 
+@device
+def _visit_page(edges, offsets, levels, visited, after, at, stop, pull, level, mask, counters):
+    """Follow the edges [at, stop) of a page in one direction; see `_push_pages` and `_pull_pages` (all lanes of mask).
+
+    A warp has a page of its own, so that as many pages are on their way as warps run, and no two wait for one.
+    """
+    found = 0
+    degrees = 0
+    vertex = vertex_at(offsets, at, levels.size)
+    at += lane_id()
+    while any_sync(mask, at < stop):
+        if at < stop:
+            vertex = vertex_from(offsets, vertex, at, levels.size)
+            if pull:
+                follows = not contains(after, vertex)
+            else:
+                follows = load_relaxed_as(element_address(levels, vertex), levels.dtype) == level - 1
+            fresh = -1
+            if follows:
+                neighbour = neighbour_at(edges, at, levels.size, counters)
+                if neighbour >= 0:
+                    if pull:
+                        if contains(visited, neighbour) and insert(after, vertex):
+                            fresh = vertex
+                    elif insert(visited, neighbour):
+                        fresh = neighbour
+            if fresh >= 0:
+                store_relaxed_as(element_address(levels, fresh), level, levels.dtype)
+                found += 1
+                degrees += offsets[fresh + 1] - offsets[fresh]
+            if warp_size() == 1 and (not follows or (pull and fresh >= 0)):
+                at = offsets[vertex + 1] - 1  # nothing else is wanted of this vertex
+        # the lanes meet here, so their next edges are read as one
+        syncwarp(mask)
+        at += warp_size()
+    add_all(mask, counters, FOUND, found)
+    add_all(mask, counters, DEGREES, degrees)
+
+
 @kernel
-def _collect(offsets, levels, level, items, vertex, end, base, counters):
-    """Append the items of those of vertices [vertex, end) on a level, nearly in vertex order (thread a vertex)."""
+def _push_pages(edges, offsets, levels, visited, pages, count, head, items, level, counters):
+    """Put the neighbours of the level before `level` into `visited`; a warp takes one of `count` pages, if marked."""
     mask = activemask()
-    v = vertex + grid(1)
-    found = v < end and levels[v] == level
+    page = div(grid(1), warp_size())
+    if page < count:
+        at = page_start(page, head, items, edges.size)
+        if pages.has(at):
+            stop = page_start(page + 1, head, items, edges.size)
+            _visit_page(edges, offsets, levels, visited, visited, at, stop, False, level, mask, counters)
+
+
+@kernel
+def _pull_pages(edges, offsets, levels, visited, after, pages, count, head, items, level, counters):
+    """Put vertices with a neighbour in `visited` into `after`, which holds `visited`; see `_push_pages`."""
+    mask = activemask()
+    page = div(grid(1), warp_size())
+    if page < count:
+        at = page_start(page, head, items, edges.size)
+        if pages.has(at):
+            stop = page_start(page + 1, head, items, edges.size)
+            _visit_page(edges, offsets, levels, visited, after, at, stop, True, level, mask, counters)
+
+
+@kernel
+def _copy(bitmap, to):
+    """Copy a set of vertices (thread a word)."""
+    word = grid(1)
+    if word < bitmap.size:
+        to[word] = bitmap[word]
+
+
+@kernel
+def _collect(offsets, levels, level, items, count, base, counters):
+    """Append the items of those of `count` vertices on a level, nearly in vertex order (thread a vertex)."""
+    mask = activemask()
+    v = grid(1)
+    found = v < count and levels[v] == level
     if ballot(mask, found) != 0:
         append(mask, found, v, offsets, items, base, counters)
 
@@ -387,19 +446,25 @@ class _State:
 
 def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
     """Compile what a search of the graph launches, by launches that change nothing."""
-    edges, offsets, where, window = loaded.edges, loaded.offsets, loaded.device, (0, 0)
-    _push[loaded.warp](edges, offsets, s.levels, s.visited, s.items, 0, 0, window, 0, 0, s.counters)
-    _collect[loaded.warp](offsets, s.levels, 0, s.items, 0, 0, 0, s.counters, device=where)
+    edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
+    _push[loaded.warp](edges, offsets, s.levels, s.visited, s.items, 0, 0, 0, 0, s.counters)
+    _collect[loaded.warp](offsets, s.levels, 0, s.items, 0, 0, s.counters, device=where)
     if loaded.in_memory:
         _push_levels[1](edges, offsets, s.levels, s.visited, s.items, 0, 0, 0, 0, 0, s.counters)
+        if loaded.graph.in_edges:
+            _pull[loaded.warp](
+                loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, 0, 1, s.counters
+            )
+        return
+    _push_pages[loaded.warp](edges, offsets, s.levels, s.visited, sets[0], 0, 0, 0, 0, s.counters)
     if loaded.graph.in_edges:
-        _pull[loaded.warp](
-            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, window, 0, 0, 0, 1, s.counters
+        _pull_pages[loaded.warp](
+            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, sets[1], 0, 0, 0, 0, s.counters
         )
-    if sets:
-        _mark[loaded.warp](offsets, offsets, s.levels, -2, *sets)
-        for one in sets:
-            try_waves(one, edges)
+        _copy[loaded.warp](s.visited, s.visited, device=where)
+    _mark[loaded.warp](offsets, offsets, s.levels, -2, *sets)
+    for one in sets:
+        one.clear()
 
 
 class _Search:
@@ -408,7 +473,6 @@ class _Search:
     def __init__(self, run: Run, state: _State, sets: Sequence[Any], degree: int) -> None:
         self.run, self.state, self.sets = run, state, sets
         self.loaded, self.graph = run.loaded, run.loaded.graph
-        self.vertex_offsets = self.graph.map(self.graph.offsets_path)
         self.counts = np.zeros(N_COUNTERS, np.int64)
         self.level = 0
         self.listed: tuple[int, int] | None = None
@@ -434,7 +498,7 @@ class _Search:
                 pulling = self.loaded.graph.in_edges and self.edges * TO_PULL > self.left
             before = self.found
             if pulling:
-                self._pull([(0, self.graph.edges)])
+                self._pull()
             elif self.edges <= SMALL:
                 self._push_small()
             else:
@@ -451,21 +515,14 @@ class _Search:
         self.found, self.edges = int(counts[FOUND]), int(counts[DEGREES])
         self.left -= self.edges
 
-    def _list(self, first: int = 0, end: int | None = None) -> tuple[int, int]:
-        """List the items of those of vertices [first, end) that are in the frontier."""
-        s, end = self.state, self.graph.vertices if end is None else end
+    def _list(self) -> tuple[int, int]:
+        """List the items of the frontier."""
+        s, vertices = self.state, self.graph.vertices
         self.run.launch(
-            _collect, end - first, self.loaded.offsets, s.levels, self.level, s.items, first, end,
-            -int(self.counts[ITEMS]), s.counters,
+            _collect, vertices, self.loaded.offsets, s.levels, self.level, s.items, vertices, -int(self.counts[ITEMS]),
+            s.counters,
         )  # fmt: skip
         return 0, int(self._read()[ITEMS])
-
-    def _launch_push(self, listed: tuple[int, int], window: tuple[int, int], base: int) -> None:
-        s, loaded = self.state, self.loaded
-        self.run.launch(
-            _push, (listed[1] - listed[0]) * loaded.warp, loaded.edges, loaded.offsets, s.levels, s.visited, s.items,
-            *listed, window, base, self.level + 1, s.counters,
-        )  # fmt: skip
 
     def _push(self) -> None:
         """Follow the edges of the frontier."""
@@ -473,8 +530,12 @@ class _Search:
         if begin == end:
             self.found = 0  # nothing leads on
             return
+        s, loaded = self.state, self.loaded
         base = end - int(self.counts[ITEMS])
-        self._launch_push((begin, end), (0, self.graph.edges), base)
+        self.run.launch(
+            _push, (end - begin) * loaded.warp, loaded.edges, loaded.offsets, s.levels, s.visited, s.items, begin, end,
+            base, self.level + 1, s.counters,
+        )  # fmt: skip
         self._next(self._read())
         self.listed = end, base + int(self.counts[ITEMS])
 
@@ -492,26 +553,21 @@ class _Search:
         self.level, self.edges = int(self.counts[LEVEL]), int(self.counts[FRONTIER])
         self.found = self.listed[1] - self.listed[0]
 
-    def _pull(self, windows: Iterable[tuple[int, int]]) -> None:
+    def _pull(self) -> None:
         """Look from all vertices that are not found for one that is."""
-        s, loaded, before = self.state, self.loaded, self.counts
-        near = NEAR if loaded.in_memory else 0
-        for window in windows:
-            first, end = vertices_of(self.graph.map(self.graph.in_offsets_path), window)
-            word, words = first // WORD, words_of(end)
-            warps = min(words - word, WARPS)
-            self.run.launch(
-                _pull, warps * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, near,
-                window, self.level + 1, word, words, warps, s.counters,
-            )  # fmt: skip
+        s, loaded, words = self.state, self.loaded, words_of(self.graph.vertices)
+        warps = min(words, WARPS)
+        self.run.launch(
+            _pull, warps * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after,
+            self.level + 1, words, warps, s.counters,
+        )  # fmt: skip
         s.visited, s.after = s.after, s.visited
-        self._read()
-        self._next(self.counts - before)
+        self._next(self._read())
         self.listed = None
 
     def _from_storage(self) -> None:
         """Visit one level in the direction that reads fewer pages."""
-        s, loaded = self.state, self.loaded
+        s, loaded, warp = self.state, self.loaded, self.loaded.warp
         if self.edges // loaded.page_items + 2 * self.found <= FEW_PAGES:
             self._push()
             return
@@ -520,18 +576,23 @@ class _Search:
             _mark, self.graph.vertices, loaded.offsets, loaded.in_offsets if loaded.graph.in_edges else loaded.offsets,
             s.levels, self.level, pushed, pulled,
         )  # fmt: skip
-        pages = pushed.count(), pulled.count()
-        if loaded.graph.in_edges and pages[1] < pages[0]:
-            pushed.clear()
-            self._pull(loaded.waves(pulled, pages[1]) if pages[1] else [])
-            return
-        pulled.clear()
-        before = self.counts
-        for window in loaded.waves(pushed, pages[0]):
-            listed = self._list(*vertices_of(self.vertex_offsets, window))
-            self._launch_push(listed, window, NOT_LISTED)
-        self._read()
-        self._next(self.counts - before)
+        if loaded.graph.in_edges and pulled.count() < pushed.count():
+            shape = loaded.pages_of(loaded.in_edges)
+            self.run.launch(_copy, s.visited.size, s.visited, s.after)
+            self.run.launch(
+                _pull_pages, shape[0] * warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, pulled,
+                *shape, self.level + 1, s.counters,
+            )  # fmt: skip
+            s.visited, s.after = s.after, s.visited
+        else:
+            shape = loaded.pages_of(loaded.edges)
+            self.run.launch(
+                _push_pages, shape[0] * warp, loaded.edges, loaded.offsets, s.levels, s.visited, pushed, *shape,
+                self.level + 1, s.counters,
+            )  # fmt: skip
+        for pages in self.sets:
+            pages.clear()
+        self._next(self._read())
         self.listed = None
 
 

@@ -33,6 +33,8 @@ WORD = 32
 """Vertices of a word of a bitmap."""
 WARPS = 1 << 14
 """Warps of kernels that go through all words of a bitmap; each takes every so manieth of them."""
+WALK = 64
+"""Vertices without edges of a page that are passed one by one, before the next vertex is searched."""
 _DEGREES = 36
 """Bits of a sum of degrees in a warp."""
 
@@ -157,6 +159,26 @@ def vertex_at(offsets, edge, vertices):
         else:
             high = middle
     return low
+
+
+@device
+def vertex_from(offsets, vertex, edge, vertices):
+    """Return the vertex that an edge leaves, which is `vertex` or a later one, mostly a near one (thread)."""
+    steps = 0
+    while offsets[vertex + 1] <= edge:
+        vertex += 1
+        steps += 1
+        if steps == WALK:
+            return vertex_at(offsets, edge, vertices)
+    return vertex
+
+
+@device
+def page_start(page, head, items, edges):
+    """Return the first edge of a page of edges: the first page has `head` of them, each other one `items` (thread)."""
+    if page == 0:
+        return i64(0)
+    return min(i64(head) + (page - 1) * items, i64(edges))
 
 
 @device
