@@ -190,6 +190,30 @@ def test_what_cannot_be_reset_loses_the_bus(kernel: FakeVfio, monkeypatch: pytes
                 transport.reset()
 
 
+def test_what_was_reset_is_used_again(kernel: FakeVfio) -> None:
+    with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
+        address, state = transport.native_store()
+        store = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6)(address)
+        transport.lose("it is a test")
+        with transport.despite_loss():
+            assert transport.reset_function() and kernel.asked[-1] == "reset"
+            os.pwrite(kernel.device, bytes(2), CONFIGURATION_AT + 4)  # a reset takes the bus away
+            transport.restore()
+            assert kernel.command == 0x406 and transport.read32(0) == 0
+        with pytest.raises(errors.DriveLostError):
+            transport.read32(0)
+        assert store(state, 0x1000, 7, 0, 0, 0) == -1
+        transport.pass_generation()
+        transport.revive()
+        assert store(state, 0x1000, 7, 0, 0, 0) == 0 and bar[0x1000] == 7 and transport.alive()
+        kernel.can_reset = transport._can_reset = False
+        transport.lose("again")
+        assert not transport.reset_function()
+        transport.close()
+        transport.revive()  # of a closed one nothing is used again
+        assert store(state, 0x1000, 8, 0, 0, 0) == -1 and bar[0x1000] == 7
+
+
 def test_a_child_has_neither_descriptors_nor_registers(kernel: FakeVfio) -> None:
     with opened(kernel) as transport:
         ours, theirs = os.pipe()

@@ -386,3 +386,98 @@ def test_a_flush_that_fails_loses_the_drive_for_the_rings() -> None:
         wire.status.clear()
         with pytest.raises(errors.DriveLostError):  # although the drive would say that all is well
             medium.sync()
+
+
+# -- started again after a loss ---------------------------------------------------------------------------------------
+
+
+def lost_drive() -> tuple[ScriptedDrive, Drive]:
+    wire = ScriptedDrive()
+    drive = Drive(wire)
+    drive.namespace(1).write(3, np.full(512, 7, np.uint8))
+    wire.lose("of a test")
+    return wire, drive
+
+
+def test_a_drive_is_started_again() -> None:
+    wire, drive = lost_drive()
+    with drive:
+        kept = drive.arena.allocate(4096).address  # freed while it was lost
+        drive.recover()
+        assert (drive.lost, wire.generation, wire.resets, wire.closes) == (None, 1, 0, 0)
+        assert (drive.namespace(1).read(3, 1) == 7).all() and drive.spare_queues == 2
+        assert kept in {drive.arena.allocate(4096).address for _ in range(200)}
+        wire.lose("too late", 0)  # by somebody who has seen it die
+        assert drive.lost is None
+    with pytest.raises(errors.ClosedError):
+        drive.recover()
+
+
+def test_a_function_is_reset_where_the_controller_cannot_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire, drive = lost_drive()
+    drive.timeout = 0.05
+    wire.obeys = False
+    with drive:
+        with pytest.raises(errors.DriveLostError, match="not disabled within"):
+            drive.recover()
+        assert drive.lost is not None and "of a test" in str(drive.lost) and wire.generation == 0
+        asked: list[str] = []
+
+        def reset() -> bool:
+            asked.append("reset")
+            wire.obeys, wire.registers[reg.CC], wire.registers[reg.CSTS], wire._rings = True, 0, 0, {}
+            return True
+
+        monkeypatch.setattr(wire, "reset_function", reset)
+        monkeypatch.setattr(wire, "restore", lambda: asked.append("restore"))
+        drive.recover()
+        assert asked == ["restore", "reset", "restore"] and drive.lost is None
+        assert (drive.namespace(1).read(3, 1) == 7).all()
+
+
+def test_another_drive_that_comes_back_is_refused() -> None:
+    wire, drive = lost_drive()
+    with drive:
+        wire.controller["sn"] = b"another"
+        wire.controller["mdts"] = 1
+        with pytest.raises(errors.DriveLostError, match=r"another one .*serial is 'another'.*max_transfer is 8192"):
+            drive.recover()
+        assert drive.lost is not None and drive.serial == "" and drive.max_transfer > 8192
+        held = drive.arena.allocate(4096).address  # it is enabled: what is freed waits
+        assert held not in {drive.arena.allocate(4096).address for _ in range(20)}
+        wire.controller["sn"], wire.controller["mdts"] = b"", 0
+        medium = NamespaceMedium(Drive(other := ScriptedDrive()).namespace(1), writable=True)
+        drive.recover()
+        assert drive.lost is None
+    other.lose("of a test")
+    medium.namespace.drive.recover()
+    other.namespace["nsze"] = 63
+    with pytest.raises(errors.DriveError, match=r"came back as another one .blocks is 63, and was 64"):
+        medium.renew()
+    medium.namespace.drive.close()
+
+
+def test_a_drive_that_somebody_does_not_leave_stays_lost() -> None:
+    class Guest:
+        leaves = False
+
+        def leave(self) -> bool:
+            return self.leaves
+
+    guest = Guest()
+    wire, drive = lost_drive()
+    with drive:
+        drive.serve(guest)
+        for _ in range(2):
+            with pytest.raises(errors.DriveError, match="does not leave it"):
+                drive.recover()
+        assert drive.lost is not None and wire.registers[reg.CC] & 1
+        guest.leaves = True
+        with drive.held(), pytest.raises(errors.DriveError, match="signal's handler"):
+            drive._in_io = True
+            try:
+                drive.recover()
+            finally:
+                drive._in_io = False
+        drive.recover()
+        assert drive.lost is None

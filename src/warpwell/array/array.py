@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import Cache, Statistics, Ticket
+from ..cache.written import joined
 from ..targets.arrays import to_host
 from ..targets.compiler.hooks import seam_for
 from ..targets.fault import LaunchFlag, PlainFlag
@@ -350,6 +351,37 @@ class Array(OnStorage):
         """
         self._require_open()
         self._part.flush()
+
+    def recover(self, *, accept_loss: bool = False) -> list[range]:
+        """Go on after the loss of the drive that serves the array; return the rows that are in doubt.
+
+        The drive is reset and started again, if nobody has done that. The cache stays: what kernels have changed there,
+        and what was written since the last `flush`, will be written again. Rows in doubt are in pages that were written
+        after the last flush and have left the cache: the drive may have their old items or the new ones. While there
+        are any, launches on the array raise `DriveLostError`, and so does `flush`, after it has written. With
+        `accept_loss` the array goes on: write these rows again.
+
+        Where the drive is not lost, nothing happens. A row is one of the array's first dimension.
+
+        Raises
+        ------
+        DriveLostError
+            The drive does not come back: a QEMU that has ended, for example. The array is lost as before.
+        DriveError
+            Another drive or namespace has come back. As before.
+        SharingError
+            A launch uses the cache: wait for it.
+        """
+        self._require_open()
+        self.cache.recover()
+        if (failure := self.medium.failure()) is not None:
+            raise failure
+        row, page = self._strides[0] if self._strides else self.dtype.itemsize, self.cache.page_size
+        rows = self.shape[0] if self.shape else 1
+        doubts = self.cache.doubts(self._nsid, accept=accept_loss)
+        found = [(max(0, first * page - self._origin) // row, -(-max(0, end * page - self._origin) // row))
+                 for first, end in doubts]  # fmt: skip
+        return [range(first, min(end, rows)) for first, end in joined(found) if first < min(end, rows)]
 
     def close(self) -> None:
         """Flush and release everything (idempotent). A derived array closes nothing.

@@ -17,6 +17,7 @@ Files, in the order in which an access meets them (all is device code, except ca
 - cache.py        `Cache` on the host: arrays, launches, maintenance, closing
 - prefetch.py     `Bulk`: prefetches with tickets, and bytes read past the cache
 - partition.py    how a cache's memory is split into records, page table and frames
+- written.py      pages written since the last flush: what a lost drive may have lost
 - launches.py     the record of each launch, and the exception for its latched error
 - statistics.py   counters: hits, misses, evictions, bytes
 - sizes.py        sizes such as "256MiB": parse and format; batches of things that have sizes

@@ -31,6 +31,7 @@ from .partition import PageSpace, Partition, ResidentPool
 from .prefetch import Bulk, Ticket
 from .sizes import parse_page_size, parse_size
 from .statistics import Statistics
+from .written import Pages, Written, text_of
 
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
@@ -141,14 +142,14 @@ class Cache:
         self.launches = Launches(self.memory)
         self._views: CacheLaunch | None = None
         self.moves = 0
-        self._stats = self.memory.allocate(8 * at.STATS_WORDS)
+        self._stats = self.memory.allocate(8 * (at.STATS_WORDS + at.WRITTEN_WORDS))
+        self._written = Written(self._stats)
         self._core: Block | None = None
         self._in_flight = 0
         self._pending: list[tuple[set[int], Exception]] = []
         self._streamed = False
         """A launch may go on in a stream, or its error wait in `_pending`."""
         self._lock = threading.RLock()
-        self._rewound = False
         self._pools: list[tuple[int, int]] = []
         self._resident: list[ResidentPool | None] = []
         self.hashed = False
@@ -196,6 +197,7 @@ class Cache:
             wire = self.controller.wire(nsid)
             pages = -(-wire.nbytes // self.page_size)
             self._spaces[nsid] = PageSpace(name, nsid, pages, wire.nbytes, share, host, writable, wire[:2])
+            self._written.begin(nsid)
             try:
                 self._lay_out()
             except BaseException:
@@ -295,6 +297,7 @@ class Cache:
             for k, resident in enumerate(parts.resident)
         ]
         self._order = [space.nsid for space in parts.spaces]
+        self._written.renumbered(self._order)
 
     # -- what views are made of -----------------------------------------------------------------------------
 
@@ -393,6 +396,8 @@ class Cache:
         with self._lock:
             self.require_open()
             self._require_controller(nsid)
+            if stores and nsid is not None:
+                self._require_no_doubt(nsid)
             self._reap()
             self._tell(nsid)
             self._enter(flag, stores=stores)
@@ -512,7 +517,7 @@ class Cache:
     # -- maintenance: each method runs kernels until what is asked for is done, or cannot be --------------------
 
     def flush(self, nsid: int | None = None) -> None:
-        """Write dirty pages back (of one array, or all) and make them durable."""
+        """Write dirty pages back (of one array, or all) and make them durable; then tell what is in doubt."""
         with self._lock:
             self.require_open()
             written = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
@@ -526,7 +531,10 @@ class Cache:
                     maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}"
                 )
                 if not space.host:
+                    count = self._written.count()
                     self.controller.medium(space.nsid).sync()
+                    self._written.flushed(space.nsid, count)
+            self._require_no_doubt(*(space.nsid for space in written))
 
     def evict(self, nsid: int, first: int, end: int) -> None:
         """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
@@ -703,40 +711,62 @@ class Cache:
         )
 
     def _require_controller(self, nsid: int | None) -> None:
-        """Raise where controller or medium is lost, or was, and writes to the array, or to any, with it (lock held)."""
+        """Raise where controller or medium is lost (lock held)."""
         if error := self.lost():
             raise error
         if nsid is not None and (failure := self.controller.medium(nsid).failure()) is not None:
             raise failure
-        written = [s.name for s in self._spaces.values() if s.writable and nsid in (None, s.nsid)]
-        if self._rewound and written:
-            raise errors.DriveLostError(
-                f"the controller of {written[0]!r} was lost while the array was open: pages that were evicted and not "
-                "flushed may be gone. Close the array, open it again, and write what you wrote since the last flush()"
-            )
+
+    def _require_no_doubt(self, *nsids: int) -> None:
+        """Raise where pages of one of these arrays are in doubt."""
+        for nsid in nsids:
+            if doubts := self._written.doubts(nsid):
+                raise errors.DriveLostError(
+                    f"the drive of array {self._spaces[nsid].name!r} was lost: its pages {text_of(doubts)} of "
+                    f"{self.page_size} bytes were written after the last flush(), had left the cache, and may be gone. "
+                    "All others are as they should be. recover(accept_loss=True) returns the rows that are in doubt, "
+                    "and lets the array go on: write these again"
+                )
 
     def recover(self) -> None:
-        """Give back what a lost controller had, and rewind the queues for the next one.
+        """Bring a lost controller back, or do nothing if it is not lost; see `warpwell.queues.loss`.
 
-        Call it when the controller is silent for good: it writes neither to rings nor to staging any more. Pages that
-        were being read are read again by who needs them. From then on arrays that are open for writing refuse
-        launches and `flush`, because pages that were evicted and not flushed may be gone.
+        Pages that were being read are read again by who needs them. Pages that kernels have changed stay as they are,
+        and those that were written since the last flush are written again; `doubts` tells which cannot be, because they
+        were evicted.
 
         Raises
         ------
+        DriveLostError
+            It does not come back, and is lost as before.
         SharingError
-            A launch is in flight, or ids are still taken.
+            A launch is in flight, or a controller cannot be brought back.
         """
+        self.require_open()
         self.bulk.stop()
-        with self._lock:
-            self._require_idle("recover the cache")
-            self._rewound = True
+        with self._lock, interruptible(lambda: None):
+            self.require_open()
+            if self.lost() is None:
+                return
+            self._require_idle("recover the array")
+            self.controller.silence()
             self.pairs.abort()
             for _ in range(self.pairs.ids):
                 if self._core is None or not self.pairs.in_use():
                     break
                 self._settle_alone()
             self.pairs.rewind()
+            if self._core is not None:
+                self._written.lost(self._spaces.values(), self._core, self._words, self.frames)
+            self.controller.restart()
+
+    def doubts(self, nsid: int, *, accept: bool = False) -> list[Pages]:
+        """Return the pages of an array that a loss has put in doubt, as ranges; with `accept` forget them."""
+        with self._lock:
+            found = self._written.doubts(nsid)
+            if accept:
+                self._written.accept(nsid)
+            return found
 
     def _settle_alone(self) -> None:
         """Settle ids that have completed, without a controller (lock held)."""

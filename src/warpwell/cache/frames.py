@@ -28,7 +28,7 @@ from warpwell.targets import (
 
 from . import layout as at
 from .latch import latch
-from .lookup import count, owner_address, queue_of, space_of, word_address
+from .lookup import count, note_written, owner_address, queue_of, space_of, word_address
 from .stash import take_free
 from .transfer import copy, frame_address, host_page, leave_writeback, start, unwritten, wait
 from .word import (
@@ -178,7 +178,7 @@ def write_back(core, launched, page, frame, mask, lane, leader):
         copy(target, frame_address(core, frame), 1 << shift, mask, lane)
         syncwarp(mask)
         if lane == leader:
-            count(core, at.N_WRITEBACKS, 1)
+            note_written(core, page)
         return True
     queue = queue_of(core, page)
     cid = -1
@@ -206,7 +206,7 @@ def write_back(core, launched, page, frame, mask, lane, leader):
             latch(launched, at.WRITE_ERROR, field(space, at.S_NSID), page, status)
             unwritten(word)
         else:
-            count(core, at.N_WRITEBACKS, 1)
+            note_written(core, page)
     return status == 0
 
 

@@ -150,3 +150,5 @@ N_HITS = 8
 N_WANTED = 9
 N_RETRIES = 10
 STATS_WORDS = 16
+WRITTEN_WORDS = 1 << 13
+"""Words of the ring behind the statistics: numbers of the pages that were written last (`cache.written`)."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from warpwell.queues.layout import I8, Q_WORDS
 from warpwell.queues.submission import field
 from warpwell.targets import (
+    DEVICE,
     device,
     fetch_add_as,
     rem,
+    store_relaxed,
 )
 
 from . import layout as at
@@ -70,6 +72,14 @@ def nsid_of(core, page):
 def owner_address(core, frame):
     """Return the address of a frame's owner word (thread)."""
     return field(core, at.C_OWNERS) + 8 * frame
+
+
+@device
+def note_written(core, page):
+    """Count a page that was written, and keep its number for a loss of the drive (thread; before its word changes)."""
+    stats = field(core, at.C_STATS)
+    place = fetch_add_as(stats + 8 * at.N_WRITEBACKS, 1, I8)
+    store_relaxed(stats + 8 * (at.STATS_WORDS + (place & (at.WRITTEN_WORDS - 1))), page, DEVICE)
 
 
 @device

@@ -8,8 +8,8 @@ Loss. Whatever finds the drive gone (the relay, a command of the host, a launch 
 commands in flight) declares its `Transport` lost. From then on memory of the arena that is freed waits for a reset
 (`DmaArena.hold`). The queues are lost, too (`warpwell.queues.loss`), which ends launches; the error that they raise
 names the drive. Their command ids stay taken, so their staging is given to nobody: data that arrive late meet nobody
-else's. The array refuses everything until it is opened again, on a drive that was opened again; changes that were not
-flushed may be gone.
+else's. The array refuses everything until `Cache.recover` has brought it back (`warpwell.queues.loss`), or until it is
+opened again, on a drive that was opened again.
 
 Close deletes each submission queue and then its completion queue, after which the drive knows their memory no more. A
 drive that refuses is lost, too: the arena keeps the memory until it is reset.
@@ -120,6 +120,18 @@ class NamespaceMedium(PythonMedium):
         self.namespace = namespace
         self.description = f"namespace {namespace.nsid} of {namespace.drive.model}, by the rings of kernels"
 
+    def renew(self) -> None:
+        """Take the namespace from a drive that was recovered; raise `DriveError` if it is another one."""
+        old, new = self.namespace, self.namespace.drive.namespace(self.namespace.nsid)
+        for name in ("block", "blocks", "guid", "writable"):
+            if getattr(old, name) != getattr(new, name):
+                raise errors.DriveError(
+                    f"namespace {old.name} came back as another one ({name} is {getattr(new, name)!r}, and was "
+                    f"{getattr(old, name)!r}): close the array and look at the drive",
+                    drive=old.drive.address, namespace=old.nsid,
+                )  # fmt: skip
+        self.namespace = new
+
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Read `nbytes` bytes from byte `offset`."""
         return self.namespace.read_bytes(offset, nbytes)
@@ -153,22 +165,31 @@ class DriveController:
         self.drive = drive
         self.pairs = pairs
         self._media: dict[int, tuple[Medium, Wire]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # taken after the drive's, never before
         self._closed = False
-        self._queues: list[int] = []
-        try:
-            doorbells: list[tuple[int, int]] = []
-            for k, (port, (tail, head)) in enumerate(zip(pairs.ports, pairs.doorbells().tolist(), strict=True)):
-                qid = drive.create_pair(int(port[at.P_SQ]), int(port[at.P_CQ]), pairs.depth)
-                self._queues.append(qid)
-                pairs.set_queue_id(k, qid)
-                # the head first: it makes room for what the new commands answer
-                doorbells.append((head, completion_doorbell(qid, drive.stride)))
-                doorbells.append((tail, submission_doorbell(qid, drive.stride)))
-            self.relay = Relay(drive.transport, doorbells, self._gone)
-        except BaseException:
-            self._delete_queues()
-            raise
+        self._start()
+
+    def _start(self) -> None:
+        """Create the drive's queues over the rings, which are new or rewound, and a relay for them."""
+        drive, pairs = self.drive, self.pairs
+        with drive.held():
+            generation, queues = drive.transport.generation, list[int]()
+            try:
+                doorbells: list[tuple[int, int]] = []
+                for k, (port, (tail, head)) in enumerate(zip(pairs.ports, pairs.doorbells().tolist(), strict=True)):
+                    qid = drive.create_pair(int(port[at.P_SQ]), int(port[at.P_CQ]), pairs.depth)
+                    queues.append(qid)
+                    pairs.set_queue_id(k, qid)
+                    # the head first: it makes room for what the new commands answer
+                    doorbells.append((head, completion_doorbell(qid, drive.stride)))
+                    doorbells.append((tail, submission_doorbell(qid, drive.stride)))
+                relay = Relay(drive.transport, doorbells, self._gone)
+            except BaseException:
+                self._delete_queues(queues, generation)
+                raise
+            with self._lock:
+                self.relay, self._queues, self.generation = relay, queues, generation
+            drive.serve(self)
 
     # -- namespaces -----------------------------------------------------------------------------------------
 
@@ -234,23 +255,29 @@ class DriveController:
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> errors.DriveLostError | None:
         """Return why the drive is lost, or None. A launch that was `silent` with commands in flight loses it."""
-        transport = self.drive.transport
-        if transport.lost is None:
-            if loss := self.pairs.loss():
-                transport.lose(loss.why)
-            elif silent and (waiting := self.pairs.in_use()):
-                transport.lose(f"{waiting} commands of kernels got no answer within the time-out")
-            else:
-                return None
-        self._gone()
+        transport, loss = self.drive.transport, self.pairs.loss()
+        with self._lock:
+            generation = self.generation
+            if generation == transport.generation and transport.lost is None:
+                if loss:
+                    transport.lose(loss.why, generation)
+                elif silent and (waiting := self.pairs.in_use()):
+                    transport.lose(f"{waiting} commands of kernels got no answer within the time-out", generation)
+                else:
+                    return None
+            lost = transport.lost if generation == transport.generation else None
+            if lost is not None:
+                self._gone()
+        why = str(lost) if lost else f"drive {self.drive.address} was lost" + (f" ({loss.why})" if loss else "")
         in_flight = self.pairs.in_use()
         command = self._in_flight() or "read or write"
         media = [self._media[nsid]] if nsid in self._media else list(self._media.values())
         namespace = media[0][1].nsid if len(media) == 1 else None
         where = "all namespaces" if namespace is None else f"namespace {namespace}"
         return errors.DriveLostError(
-            f"{transport.lost}. {in_flight} commands in flight ({command}, {where}) are given up, as if they had ended "
-            f"with {describe(ABORTED_BY_HOST)}; what was not flushed may be lost. Open drive and array again",
+            f"{why}. {in_flight} commands in flight ({command}, {where}) are given up, as if they had ended "
+            f"with {describe(ABORTED_BY_HOST)}; what was not flushed may be lost. Call recover() on the array, or open "
+            "drive and array again",
             drive=self.drive.address, namespace=namespace, command=command, status=ABORTED_BY_HOST,
         )  # fmt: skip
 
@@ -262,6 +289,31 @@ class DriveController:
         """End the waits of device code."""
         self.pairs.lose(str(self.drive.lost))
 
+    # -- being brought back after a loss: see `warpwell.queues.loss` -----------------------------------------
+
+    def leave(self) -> bool:
+        """End launches and relay for good; see `drive.User`."""
+        self._gone()
+        return self.relay.stop()
+
+    def silence(self) -> None:
+        """Start the lost drive again, if nobody has: its controller of then writes to these rings no more."""
+        self.drive.recover()
+
+    def restart(self) -> None:
+        """Create the drive's queues over the rewound rings, if its namespaces are what they were.
+
+        Raises
+        ------
+        DriveError
+            A namespace is gone, or has another size or format; or the drive has not queues enough any more.
+        """
+        with self.drive.held():
+            for medium, _ in self._media.values():
+                if isinstance(medium, NamespaceMedium):
+                    medium.renew()
+            self._start()
+
     # -- life -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -271,16 +323,16 @@ class DriveController:
                 return
             self._closed = True
         if not self.relay.stop():  # it stays, and keeps the rings: nobody else gets the words that it still reads
-            self.drive.transport.lose("the thread that rings its doorbells does not end: reset it and open it again")
-        self._delete_queues()
+            self.drive.transport.lose("the thread that rings its doorbells does not end", self.generation)
+        self._delete_queues(self._queues, self.generation)
 
-    def _delete_queues(self) -> None:
+    def _delete_queues(self, queues: list[int], generation: int) -> None:
         transport = self.drive.transport
         try:
-            for qid in self._queues if transport.lost is None else ():
-                self.drive.delete_pair(qid)
+            for qid in queues if transport.lost is None else ():
+                self.drive.delete_pair(qid, generation)
         except errors.DriveError as error:
-            transport.lose(f"queues could not be deleted ({error})")
+            transport.lose(f"queues could not be deleted ({error})", generation)
 
     def _require_open(self) -> None:
         if self._closed:

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,8 @@ COMMAND_SECONDS = 30.0
 tidies up may take seconds, and one that is given up loses what was not flushed."""
 SHUTDOWN_SECONDS = 5.0
 """How long a drive may take at least to shut down, as under Linux."""
+LEAVE_SECONDS = 5.0
+"""How long threads that used a drive when it was lost may take to leave it."""
 HOST_BYTES = 1 << 17
 """Bytes of one read or write of the host, at most."""
 LEAST_SECONDS = 1.0
@@ -54,6 +56,16 @@ ALLOWED = frozenset(
     }
 )
 """Admin commands that this class sends: none of them changes what is stored."""
+
+
+class User(Protocol):
+    """Has queues of a drive on which threads without the interpreter lock ring doorbells."""
+
+    def leave(self) -> bool:
+        """End all use of a lost drive for good: no register and no memory of it is touched afterwards.
+
+        Return whether that is so within `LEAVE_SECONDS` or so. Called with `Drive.held`; may be called again.
+        """
 
 
 class Drive:
@@ -106,13 +118,15 @@ class Drive:
         self._in_io = False
         self._admin: HostQueue | None = None
         self._closed = False
+        self._wanted = queues
+        self._users: weakref.WeakSet[User] = weakref.WeakSet()
         self.timeout = LEAST_SECONDS
         _all.add(self)
         try:
             self._read_capabilities()
             self._enable()
             self._identify()
-            self.queues = self._ask_for_queues(queues)
+            self.queues = self._ask_for_queues()
         except BaseException:
             with contextlib.suppress(errors.DriveError):
                 self.close()
@@ -184,9 +198,9 @@ class Drive:
         self.max_transfer = min(MAX_TRANSFER, self._unit << mdts) if 0 < mdts < 32 else MAX_TRANSFER
         self.volatile_cache = bool(int(found["vwc"]) & 1)
 
-    def _ask_for_queues(self, wanted: int) -> int:
-        answer = self._run(admin.set_queues(wanted), "set features (number of queues)")
-        return min(wanted, admin.queues_granted(answer.dw0))
+    def _ask_for_queues(self) -> int:
+        answer = self._run(admin.set_queues(self._wanted), "set features (number of queues)")
+        return min(self._wanted, admin.queues_granted(answer.dw0))
 
     def _refusal(self, why: str, nsid: int | None = None) -> errors.DriveError:
         return errors.DriveError(f"drive {self.address} cannot be used: {why}", drive=self.address, namespace=nsid)
@@ -215,6 +229,106 @@ class Drive:
             except errors.DriveError:
                 transport.reset()
             self.arena.release()
+
+    # -- starting again after a loss ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the drive from being closed, stopped or recovered by other threads for the block."""
+        with interruptible(lambda: None), self._lock:
+            yield
+
+    def serve(self, user: User) -> None:
+        """Have `user` leave before the controller is started again after a loss (within `held`)."""
+        self._users.add(user)
+
+    def recover(self) -> None:
+        """Start a controller that was lost again, in place; do nothing if it is not lost.
+
+        It is disabled, or reset, and enabled. All that was made on it before is of the past and raises
+        `DriveLostError`: take namespaces, queues and media from the drive again. Arrays that it serves keep their
+        caches; `Array.recover` calls this, and brings them back. What was written and not flushed may be gone.
+
+        Raises
+        ------
+        DriveLostError
+            It does not come back (a QEMU that has ended never does), or another drive answers. It is lost as before;
+            call `recover` again, or close it.
+        DriveError
+            A thread does not leave it; or a signal's handler called this in the middle of a command.
+        ForkError, ClosedError
+        """
+        transport = self.transport
+        with transport.despite_loss():
+            transport.check()
+        with self.held():
+            if self._closed:
+                raise errors.ClosedError(f"drive {self.address} is closed: open it again")
+            if self._in_io:
+                raise errors.DriveError(
+                    f"drive {self.address}: a signal's handler recovers it in the middle of a command of its thread: "
+                    "let the handler set a flag instead",
+                    drive=self.address,
+                )
+            if transport.lost is None:
+                return
+            try:
+                self._in_io = True
+                self._end_users()
+                with transport.despite_loss():
+                    self._silence()
+                    self._start_again()
+                transport.revive()
+            finally:
+                self._in_io = False
+
+    def _end_users(self) -> None:
+        """Wait until no thread touches registers or memory of the lost controller any more."""
+        hosts = [queue for queue in (self._admin, *self._pairs.values()) if queue is not None]
+        left = [user.leave() for user in tuple(self._users)] + [queue.leave(LEAVE_SECONDS) for queue in hosts]
+        if not all(left):
+            raise errors.DriveError(
+                f"drive {self.address} cannot be recovered: a thread that used it does not leave it: end this process",
+                drive=self.address,
+            )
+
+    def _silence(self) -> None:
+        """Disable the controller, or reset it. Then nobody writes to its memory, and its generation passes."""
+        transport = self.transport
+        try:
+            transport.restore()
+            self._disable()
+        except errors.DriveError:
+            if not transport.reset_function():
+                raise
+            transport.restore()
+            self._disable()
+        transport.pass_generation()
+        self._users.clear()
+        self._pairs.clear()
+        self._admin = self._io = self._buffer = None
+        self.arena.release()
+
+    def _start_again(self) -> None:
+        """Enable the controller and look whether it is the same, with the same limits; else raise."""
+        def known() -> dict[str, Any]:
+            return {name: getattr(self, name) for name in ("serial", "model", "entries", "max_transfer", "stride")}
+
+        before = known()
+        try:
+            self._read_capabilities()
+            self._enable()
+            self._identify()
+            self.queues = self._ask_for_queues()
+            changed = [f"{name} is {now!r}, and was {before[name]!r}" for name, now in known().items()
+                       if now != before[name]]  # fmt: skip
+            if changed:
+                raise self.transport.lose(f"it came back as another one ({', '.join(changed)}): close it")
+        except BaseException:
+            self.arena.hold()  # it may be enabled
+            raise
+        finally:
+            vars(self).update(before)
 
     def close(self) -> None:
         """Delete its queues, stop it and release all resources (idempotent); what is unflushed may be lost.
@@ -341,8 +455,10 @@ class Drive:
             self._pairs[qid] = None
             return qid
 
-    def delete_pair(self, qid: int) -> None:
+    def delete_pair(self, qid: int, generation: int | None = None) -> None:
         """Delete an I/O queue pair: the submission queue, then the completion queue.
+
+        If its `generation` (`Transport.generation`) has passed, it is gone, and nothing is done.
 
         Raises
         ------
@@ -350,6 +466,8 @@ class Drive:
             The controller refuses: its rings must stay until `stop`.
         """
         with interruptible(lambda: None), self._lock:
+            if generation not in (None, self.transport.generation):
+                return
             self._run(admin.delete_submission_queue(qid), "delete I/O submission queue")
             self._run(admin.delete_completion_queue(qid), "delete I/O completion queue")
             self._pairs.pop(qid, None)
@@ -387,13 +505,15 @@ class Drive:
         return Namespace(self, errors.checked_integer(nsid, "namespace", most=0xFFFFFFFE))
 
     @contextlib.contextmanager
-    def io(self) -> Iterator[tuple[HostQueue, Block]]:
+    def io(self, generation: int) -> Iterator[tuple[HostQueue, Block]]:
         """Own the queue on which namespaces read and write for the host, and its buffer: data, then a page of list.
 
         They are made at the first use. Ctrl-C waits for the end of the block.
 
         Raises
         ------
+        DriveLostError
+            The `generation` of who asks has passed.
         DriveError
             A signal's handler is in the middle of a block of its own thread: its data would take the place of that's.
         """
@@ -404,6 +524,7 @@ class Drive:
                     "same thread: let the handler set a flag instead",
                     drive=self.address,
                 )
+            self.transport.require(generation)
             try:
                 self._in_io = True
                 if self._io is None:
@@ -468,10 +589,14 @@ class Namespace:
         False where the drive says that it is write-protected.
     guid : str
         What identifies it wherever the drive is plugged in: NGUID, else EUI-64, in hexadecimal; empty without either.
+    generation : int
+        `Transport.generation` when it was made: once the drive has been lost and recovered, `read`, `write` and `flush`
+        raise `DriveLostError`. A flush of now would acknowledge what was written to the drive of then.
     """
 
     def __init__(self, drive: Drive, nsid: int) -> None:
         self.drive = drive
+        self.generation = drive.transport.generation
         self.nsid = nsid
         self.name = f"{drive.address}/{nsid}"
         if nsid not in (there := drive.namespaces()):
@@ -533,7 +658,7 @@ class Namespace:
         lba, count = self._range(lba, count)
         out = np.empty(count * self.block, np.uint8)
         for first, blocks, data in self._chunks(lba, count, out):
-            with self.drive.io() as (queue, buffer):
+            with self.drive.io(self.generation) as (queue, buffer):
                 self._run(queue, READ, "read", first, blocks, buffer)
                 data[:] = buffer.view(np.dtype(np.uint8))[: data.size]
         return out
@@ -547,13 +672,13 @@ class Namespace:
         if raw.size % self.block:
             raise errors.ArgumentError(f"{raw.size} bytes are no whole blocks of {self.block}", name="data")
         for first, blocks, part in self._chunks(*self._range(lba, raw.size // self.block), raw):
-            with self.drive.io() as (queue, buffer):
+            with self.drive.io(self.generation) as (queue, buffer):
                 buffer.view(np.dtype(np.uint8))[: part.size] = part
                 self._run(queue, WRITE, "write", first, blocks, buffer)
 
     def flush(self) -> None:
         """Wait until everything that was written is durable. Raises as `read`."""
-        with self.drive.io() as (queue, _):
+        with self.drive.io(self.generation) as (queue, _):
             self._run(queue, FLUSH, "flush", 0, 0, None)
 
     def read_bytes(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
@@ -592,7 +717,7 @@ class Namespace:
             raise
         except errors.DriveError as error:
             raise self.drive.transport.lose(
-                f"{error}; what was written since the last flush may be lost: open it again and compare"
+                f"{error}; what was written since the last flush may be lost", self.generation
             ) from None
 
     def _blocks_of(self, offset: int, nbytes: int) -> tuple[int, int, int]:

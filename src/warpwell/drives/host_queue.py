@@ -67,6 +67,7 @@ class HostQueue:
 
     def __init__(self, transport: Transport, entries: int) -> None:
         self.transport = transport
+        self.generation = transport.generation
         self.qid = -1
         self.entries = entries
         self.submission = transport.arena.allocate(COMMAND_BYTES * entries)
@@ -107,8 +108,9 @@ class HostQueue:
         self.transport.check()
         with interruptible(lambda: None), self._lock:
             if self._busy:  # this thread's own command
-                raise self.transport.lose(f"a signal's handler ran {name} in the middle of another command")
+                raise self._lose(f"a signal's handler ran {name} in the middle of another command")
             self.transport.check()
+            self.transport.require(self.generation)
             self._cid = (self._cid + 1) & 0x7FFF
             command["cid"] = self._cid
             self._commands[self._tail] = np.frombuffer(command.tobytes(), np.int64)
@@ -128,11 +130,21 @@ class HostQueue:
                     f"{error} (queue {self.qid}, {name})", drive=error.drive, namespace=nsid, command=name
                 ) from None
             except BaseException:  # of another signal's handler: the answer would be taken for that of the next command
-                self.transport.lose(f"{name} was abandoned: open the drive again")
+                self._lose(f"{name} was abandoned")
                 raise
             finally:
                 self._busy = False
             return answer
+
+    def leave(self, seconds: float) -> bool:
+        """Wait until no thread has a command here, which a loss ends; return whether that is so in time."""
+        if not self._lock.acquire(timeout=seconds):
+            return False
+        self._lock.release()
+        return not self._busy
+
+    def _lose(self, why: str) -> errors.DriveLostError:
+        return self.transport.lose(why, self.generation)
 
     def _wait(self, name: str, until: float, seconds: float) -> int:
         """Return the second word of the next completion."""
@@ -149,13 +161,13 @@ class HostQueue:
                 look = now + LOOK_SECONDS
                 self.transport.examine()
             if now > until:
-                raise self.transport.lose(f"{name} was not completed within {seconds:g} s: reset it and open it again")
+                raise self._lose(f"{name} was not completed within {seconds:g} s")
             time.sleep(0.00005 if spins < 4 * SPINS else 0.001)
 
     def _check(self, word: int, name: str) -> None:
         found = {"cid": word1_cid(word), "sqid": word1_sqid(word), "sqhd": word1_sqhd(word)}
         expected = {"cid": self._cid, "sqid": self.qid, "sqhd": self._tail}
         if found != expected:
-            raise self.transport.lose(
+            raise self._lose(
                 f"it completed {name} with {found} and not {expected}: it does not keep to the specification"
             )

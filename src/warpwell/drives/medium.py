@@ -90,7 +90,7 @@ from ..targets import (
 from ..targets.interp.interpreter import current
 from ..targets.memory import private_block
 from ..targets.native import native_but_interpreted
-from .drive import COMMAND_SECONDS, Drive, Namespace
+from .drive import COMMAND_SECONDS, LEAVE_SECONDS, Drive, Namespace
 
 for _function in (command_word0, command_word6, status_dnr, word1_cid, word1_phase, word1_sqid, word1_status):
     device(_function)
@@ -249,17 +249,28 @@ class DriveMedium(Medium):
         self._watch: threading.Thread | None = None
         self._table = SlotTable()
         self._pairs: list[_Pair] = []
-        try:
-            for number in range(queues):
-                try:
-                    self._pairs.append(_Pair(drive, self.depth, self._part))
-                except errors.DriveError:
-                    if not number or drive.lost is not None:
-                        raise
-                    break  # the drive, or its memory, has no more
-        except BaseException:
-            self.close()
-            raise
+        self._generation = namespace.generation
+        with drive.held():
+            try:
+                drive.transport.require(namespace.generation)
+                self._make_pairs(queues)
+            except BaseException:
+                self.close()
+                raise
+            self._describe()
+
+    def _make_pairs(self, queues: int) -> None:
+        drive = self._drive
+        for number in range(queues):
+            try:
+                self._pairs.append(_Pair(drive, self.depth, self._part))
+            except errors.DriveError:
+                if not number or drive.lost is not None:
+                    raise
+                break  # the drive, or its memory, has no more
+
+    def _describe(self) -> None:
+        drive = self._drive
         self.queues = len(self._pairs)
         self.description = (
             f"{self.name}: {drive.model}, {self.queues} queues of {self.depth}, blocks of {self.block}"
@@ -268,6 +279,7 @@ class DriveMedium(Medium):
         self._state = private_block(8 * (M_FIRST + Q_WORDS * self.queues))
         self._fill_state()
         _media[self._state.address] = self
+        drive.serve(self)
 
     @property
     def _part(self) -> int:
@@ -330,16 +342,24 @@ class DriveMedium(Medium):
             return None
         reason = int(self._state.words[M_LOST])
         transport = self._drive.transport
+        if self._generation != transport.generation:
+            self._state.words[M_LOST] = reason or LOST_TOLD
+            return errors.DriveLostError(
+                f"drive {self._drive.address} was lost, and has been started again since: what was not flushed may be "
+                f"lost; close what uses {self.name}, and make a medium of drive.namespace({self.namespace.nsid}) again",
+                drive=self._drive.address, namespace=self.namespace.nsid,
+            )  # fmt: skip
         if reason == LOST_STORE and transport.lost is None:
             until = time.monotonic() + ENDING_SECONDS
             while transport.alive() and time.monotonic() < until:
                 time.sleep(0.001)
-            transport.lose("its registers cannot be written: open it again")
+            transport.lose("its registers cannot be written", self._generation)
         elif reason == LOST_ANSWER:
             answer = int(self._state.words[M_ANSWER])
             transport.lose(
                 f"it completed a command that is not in flight (queue {word1_sqid(answer)}, cid {word1_cid(answer)}): "
-                "it does not keep to the specification"
+                "it does not keep to the specification",
+                self._generation,
             )
         if transport.lost is None:
             return None
@@ -371,18 +391,23 @@ class DriveMedium(Medium):
         if hasattr(self, "_state"):
             _media.pop(self._state.address, None)
             self._state.words[M_LOST] = LOST_TOLD
-            if not self._await_threads():  # its memory may not become another's
-                self._drive.transport.lose("a thread does not leave its queues: reset it and open it again")
+            if not self._await_threads(self.seconds):  # its memory may not become another's
+                self._drive.transport.lose("a thread does not leave its queues", self._generation)
                 _left.extend(self._pairs)
         while self._pairs:
             self._pairs.pop().close()
 
-    def _await_threads(self) -> bool:
+    def leave(self) -> bool:
+        """Give up what is in flight, for good; see `drive.User`."""
+        self._state.words[M_LOST] = self._state.words[M_LOST] or LOST_TOLD
+        return self._await_threads(LEAVE_SECONDS)
+
+    def _await_threads(self, seconds: float) -> bool:
         """Wait until no native thread looks at rings and buffers: who takes a lock from now on finds the drive lost.
 
         Return whether all have left in time.
         """
-        until = time.monotonic() + self.seconds
+        until = time.monotonic() + seconds
         self._answered = [pair.host_memory for pair in self._pairs]
         for k in range(len(self._pairs)):
             while self._state.words[M_FIRST + Q_WORDS * k + Q_LOCK]:
@@ -420,7 +445,7 @@ class DriveMedium(Medium):
             return IDLE_SECONDS if transport.lost is None else 0.0
         age = (time.monotonic_ns() - int(since.min())) * 1e-9
         if age > self.seconds:
-            transport.lose(f"a command was not completed within {self.seconds:g} s: reset it and open it again")
+            transport.lose(f"a command was not completed within {self.seconds:g} s", self._generation)
         elif age > QUIET_SECONDS:
             transport.examine()
         return WATCH_SECONDS if transport.lost is None else 0.0
@@ -483,6 +508,7 @@ class _Pair:
                 first = (table - self._lists.address) // 8
                 self._lists.words[first : first + pages - 1] = [dma(buffer + PAGE * p) for p in range(1, pages)]
         self.depth, self.ids = depth, ids
+        self._generation = drive.transport.generation
         self.qid = drive.create_pair(self._submission.address, self._completion.address, depth)
 
     def fill(self, words: NDArray[np.int64]) -> None:
@@ -502,7 +528,7 @@ class _Pair:
         """Delete the queues, and drop the memory: a lost drive's waits in quarantine."""
         try:
             if self._drive.lost is None:
-                self._drive.delete_pair(self.qid)
+                self._drive.delete_pair(self.qid, self._generation)
         except errors.DriveLostError:
             pass
         except errors.DriveError:

@@ -12,7 +12,8 @@ Rules of the socket, which native threads use as well:
 - Answers come in order and carry no name, so they are counted by their ends of line. Whoever stores natively leaves the
   count of answers that are owed in the state words, and the next access skips so many.
 - An access that was left in the middle (by an exception of a signal handler) cannot know what is owed. The next one
-  asks for something with an answer of its own, ``endianness``, and skips all that come before it.
+  stores a number that nobody has used yet in the port of configuration addresses, and skips all answers before that
+  number.
 - Every access has a deadline. A QEMU that was stopped never answers; that loses the drive.
 """
 
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import select
 import socket
@@ -49,6 +51,10 @@ ARENA_SLOT = 5
 NVME_IDS = (0x00101B36, 0x58458086)
 """Vendor and device of QEMU's controller, and with use-intel-id."""
 ARENA_IDS = 0x11101AF4
+
+_ENDED = "its QEMU has ended: start another one"
+
+_marks = itertools.count()
 
 _ERRORCHECK = 2
 """PTHREAD_MUTEX_ERRORCHECK: releasing a lock of another thread's does nothing."""
@@ -158,15 +164,23 @@ class QtestTransport(Transport):
         return at.store.address, self._state.address
 
     def alive(self) -> bool:
+        generation = self.generation
         if self.lost is None and _readable(self._pidfd):
-            self.lose("its QEMU has ended: start another one")
+            self.lose(_ENDED, generation)
         if self.lost is None and not self._closed and self._words[at.S_LOST]:
-            self.lose("its QEMU did not take a store to a doorbell")
+            self.lose("its QEMU did not take a store to a doorbell", generation)
         return self.lost is None
 
-    def lose(self, why: str) -> errors.DriveLostError:
+    def _cut(self) -> None:
         self._words[at.S_LOST] = 1
-        return super().lose(why)
+
+    def _mend(self) -> None:
+        self._words[at.S_LOST] = self._closed
+
+    def restore(self) -> None:
+        if _readable(self._pidfd):
+            raise self.lose(_ENDED)
+        self._place()
 
     def reset(self) -> None:
         """End QEMU: its memory and its controller are gone then."""
@@ -238,8 +252,10 @@ class QtestTransport(Transport):
 
     def _get_in_step(self, until: float) -> None:
         self._words[at.S_OWED] = 0
-        self._send("endianness")
-        while self._line(until) not in ("OK little", "OK big"):
+        mark = 0x80F0_0000 | (next(_marks) & 0x3FFFF) << 2  # of a bus that there is not
+        self._send(f"outl 0xcf8 {mark:#x}")
+        self._send("inl 0xcf8")
+        while not (line := self._line(until)).startswith("OK 0x") or int(line[3:], 16) != mark:
             pass
 
     def _answer(self, until: float) -> str:
@@ -282,9 +298,8 @@ class QtestTransport(Transport):
             self._require_open()
             raise
         if left <= 0 or not poll.poll(left * 1000):
-            if not self.alive():
-                self._raise_lost()
-            raise self.lose(f"its QEMU has not answered for {self._seconds:g} s")
+            self.alive()  # knows better why
+            raise self.lose(_ENDED if _readable(self._pidfd) else f"its QEMU has not answered for {self._seconds:g} s")
         try:
             got = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -292,7 +307,7 @@ class QtestTransport(Transport):
         except OSError:
             got = b""
         if not got:
-            raise self.lose("its QEMU has ended: start another one")
+            raise self.lose(_ENDED)
         self._received += got
 
 

@@ -95,6 +95,7 @@ class Relay:
     ) -> None:
         require_processor()
         self._transport = transport
+        self._generation = transport.generation
         self._lost = lost
         self._block = private_block(8 * (R_TABLE + WORD_WORDS * len(doorbells)))
         self._words = self._block.words
@@ -174,7 +175,7 @@ class Relay:
                     return
                 if why == GONE:
                     self._transport.alive()  # knows better why
-                    self._transport.lose("a doorbell could not be rung")
+                    self._transport.lose("a doorbell could not be rung", self._generation)
                     return
                 if why == PARK and not self._park(begun):
                     return
@@ -185,7 +186,7 @@ class Relay:
                 self._running = False
                 told = bool(self._words[R_STOP])
             if not told:
-                self._transport.lose("the thread that rings its doorbells ended")
+                self._transport.lose("the thread that rings its doorbells ended", self._generation)
                 self._lost()
 
     def _park(self, begun: int) -> bool:
@@ -211,7 +212,7 @@ class Relay:
             transport.examine()
         except errors.WarpwellError as error:
             if transport.lost is None:
-                transport.lose(f"its status cannot be read: {error}")
+                transport.lose(f"its status cannot be read: {error}", self._generation)
         return transport.lost is None
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from .. import errors
-from ..nvme.registers import ALL_ONES, CSTS, csts_fatal
+from ..nvme.registers import ALL_ONES, CSTS, csts_fatal, csts_ready
 from .arena import DmaArena
 
 
@@ -31,12 +31,16 @@ class Transport(ABC):
     ----------
     lost : DriveLostError or None
         Why the controller is not used any more.
+    generation : int
+        How often it was started again after a loss. What was made before (queues, namespaces, media) keeps the number
+        of its time, and refuses when that has passed.
     """
 
     def __init__(self, address: str, arena: DmaArena) -> None:
         self.address = address
         self.arena = arena
         self.lost: errors.DriveLostError | None = None
+        self.generation = 0
         self._pid = os.getpid()
         self._losing = threading.RLock()  # a signal's handler may come back for it
         self._despite = threading.local()
@@ -92,12 +96,15 @@ class Transport(ABC):
         ------
         DriveLostError, ForkError, ClosedError
         """
+        generation = self.generation
         if self.alive():
             status = self.read32(CSTS)
             if status == ALL_ONES:
-                self.lose("its registers read as all ones: it is not there any more")
+                self.lose("its registers read as all ones: it is not there any more", generation)
             elif csts_fatal(status):
-                self.lose(f"it reports a fatal error (CSTS {status:#x}): reset it and open it again")
+                self.lose(f"it reports a fatal error (CSTS {status:#x})", generation)
+            elif not csts_ready(status):
+                self.lose(f"it is not enabled any more (CSTS {status:#x}): something has reset it", generation)
         self.check()
 
     @abstractmethod
@@ -114,13 +121,54 @@ class Transport(ABC):
     def close(self) -> None:
         """Give the controller up (idempotent). It must be disabled, or reset."""
 
-    def lose(self, why: str) -> errors.DriveLostError:
-        """Declare the controller lost, once; return the error. Freed memory waits for a reset from now on."""
+    def lose(self, why: str, generation: int | None = None) -> errors.DriveLostError:
+        """Declare the controller lost, once; return the error. Freed memory waits for a reset from now on.
+
+        What was seen in a `generation` that has passed loses nothing: the controller was started again since.
+        """
         with self._losing:
+            told = errors.DriveLostError(f"drive {self.address} is lost: {why}", drive=self.address)
+            if generation not in (None, self.generation):
+                return told
             if self.lost is None:
+                self._cut()
                 self.arena.hold()
-                self.lost = errors.DriveLostError(f"drive {self.address} is lost: {why}", drive=self.address)
-            return self.lost
+                self.lost = told
+            return told if self._is_despite() else self.lost
+
+    # -- being started again: see `Drive.recover` ------------------------------------------------------------------
+
+    def _cut(self) -> None:  # noqa: B027  # a native store that asks `check` needs neither
+        """Let native stores fail from now on."""
+
+    def _mend(self) -> None:  # noqa: B027
+        """Let native stores reach the controller again."""
+
+    def restore(self) -> None:  # noqa: B027
+        """Give the controller its addresses and the bus again, which a reset has taken; raises as `read32`."""
+
+    def reset_function(self) -> bool:
+        """Reset the controller by force, so that it can be started again; return whether that can be done."""
+        return False
+
+    def pass_generation(self) -> None:
+        """Begin a new generation; the controller is silent, and still lost."""
+        with self._losing:
+            self.generation += 1
+
+    def revive(self) -> None:
+        """Use the controller again: it was started anew in a generation that nobody has used."""
+        with self._losing:
+            self._mend()
+            self.lost = None
+
+    def require(self, generation: int) -> None:
+        """Raise `DriveLostError` for what was made in a generation that has passed."""
+        if generation != self.generation:
+            raise errors.DriveLostError(
+                f"drive {self.address} was lost and has been started again since: what was not flushed may be gone. "
+                "Take namespaces, queues and media from the drive again; call recover() on arrays", drive=self.address
+            )  # fmt: skip
 
     def check(self) -> None:
         """Raise where the drive cannot be used: it is lost, or the parent's.
@@ -134,8 +182,11 @@ class Transport(ABC):
                 f"drive {self.address} was opened in process {self._pid}, and this is {os.getpid()}, forked from it: "
                 "use it there, or use the spawn method and open another drive"
             )
-        if self.lost is not None and not getattr(self._despite, "loss", False):
+        if self.lost is not None and not self._is_despite():
             self._raise_lost()
+
+    def _is_despite(self) -> bool:
+        return getattr(self._despite, "loss", False)
 
     @contextlib.contextmanager
     def despite_loss(self) -> Iterator[None]:

@@ -255,14 +255,29 @@ class VfioTransport(Transport):
     def native_store(self) -> tuple[int, int]:
         return store.address, self._state.address
 
-    def lose(self, why: str) -> errors.DriveLostError:
+    def _cut(self) -> None:
         self._state.words[0] = 0
-        return super().lose(why)
+
+    def _mend(self) -> None:
+        with self._lock:
+            self._state.words[0] = 0 if self._closed else self._at
 
     def alive(self) -> bool:
+        generation = self.generation
         if self.lost is None and self.read32(CSTS) == ALL_ONES:
-            self.lose("its registers read as all ones: it is not there any more")
+            self.lose("its registers read as all ones: it is not there any more", generation)
         return self.lost is None
+
+    def restore(self) -> None:
+        self.check()
+        with self._lock:
+            self._require_open()
+            self._command(_COMMAND_USED)
+
+    def reset_function(self) -> bool:
+        with self._lock:
+            self._require_open()
+            return self._reset()
 
     def reset(self) -> None:
         self.lose("it was reset: open it again")
@@ -298,14 +313,20 @@ class VfioTransport(Transport):
 
     def _stop(self) -> None:
         """Reset the function, or else take the bus from it (lock held)."""
-        if self._can_reset:
-            with contextlib.suppress(OSError):
-                fcntl.ioctl(self._device, _DEVICE_RESET)
-                return
+        if self._reset():
+            return
         if self._command(_COMMAND_USED & ~_BUS_MASTER) & _BUS_MASTER:
             raise errors.DriveError(
                 f"drive {self.address} can neither be reset nor stopped: end this process, which frees its memory",
                 drive=self.address)  # fmt: skip
+
+    def _reset(self) -> bool:
+        """Reset the function; return whether that could be done (lock held)."""
+        if self._can_reset:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self._device, _DEVICE_RESET)
+                return True
+        return False
 
     def _command(self, value: int) -> int:
         """Write the PCI command register, and return what it reads as then."""

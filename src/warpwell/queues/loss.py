@@ -17,6 +17,21 @@ The protocol, from the loss to the next command:
    their phases), doorbells, tickets, tails, heads, turns, marks, locks, the ready ring, the loss record. A word that is
    forgotten makes an old completion new, or a new one old. Only then the next controller gets the rings.
 
+Where a drive serves the queues (`warpwell.drives.Drive.recover`, `warpwell.cache.Cache.recover`), 3 and 5 are made of:
+
+a. *Leave.* The loss is latched for all users of the drive: nobody begins a launch, a command or a queue. Relays are
+   joined, native threads of media are seen outside of their queues, commands of the host have ended with an error. Who
+   does not leave keeps the drive from being recovered.
+b. *Disable*, or reset the function; RDY is 0. From here on nobody writes to the arena.
+c. *A new generation* begins, before the drive is enabled, and before it counts as there again. Whatever was made in an
+   older one (queue, namespace, medium, rings of another cache) refuses from now on, whatever becomes of the drive: its
+   latched loss, and its late threads, do not lose the drive of now; it deletes no queue: another one may have the id.
+d. *Enable*, and look whether it is the same drive with the same limits and namespaces. Only now the loss is lifted.
+e. Each cache, for itself and with no launch in flight: abort, settle, rewind; create queues; a new relay; and last of
+   all it takes over the generation, under the lock under which others ask whether it is lost.
+f. *Flush.* A Flush acknowledges what was written in its own generation alone: it is refused in another one, under the
+   lock that `recover` holds. What a flushed drive has never acknowledged is written again, or named (`cache.written`).
+
 What is in flight is told by ids in use, never by words that a controller writes. An entry is believed only if its sqid
 is the ring's, its sqhd is below the depth, and its cid, generation and all, is that of a command in flight. Then the
 worst that a lie can do is to end a command early, which nobody can see. A completion that comes twice is noticed, also

@@ -331,6 +331,13 @@ class Controller:
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: what fails is told by the status of each command."""
 
+    def silence(self) -> None:
+        """Refuse: threads of this process are not lost, and would go on."""
+        raise errors.SharingError("threads of this process serve the queues: close the arrays, and open them again")
+
+    def restart(self) -> None:
+        """Do nothing: the threads serve as ever."""
+
     @property
     def commands(self) -> int:
         """Commands received so far, of all namespaces."""

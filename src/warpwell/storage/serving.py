@@ -63,6 +63,18 @@ class Server(Protocol):
         `nsid` is what a launch waited for, and `silent` says that it waited for the time-out in vain.
         """
 
+    def silence(self) -> None:
+        """Make sure that what was lost writes neither to rings nor to staging any more.
+
+        Raises
+        ------
+        WarpwellError
+            It cannot be made sure of; nothing was changed.
+        """
+
+    def restart(self) -> None:
+        """Serve the pairs again, which were rewound. Raise, and stay lost, if that cannot be."""
+
     def close(self) -> None:
         """Stop (bounded wait). Memory that may still be written to outlives this; commands in flight never complete."""
 

@@ -204,6 +204,14 @@ class ScriptedController:
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: what is known of a loss stands in the queues."""
 
+    def silence(self) -> None:
+        """End the process."""
+        self.stop()
+
+    def restart(self) -> None:
+        """Start a process that does all right."""
+        self.serve()
+
     def close(self) -> None:
         """Stop the process."""
         self.stop()

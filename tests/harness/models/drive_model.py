@@ -7,6 +7,7 @@ once, with the data of its range; a lost drive touches no buffer of a command th
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -44,13 +45,16 @@ class DriveModel:
         self._buffers.words[:] = FILL
         drive = SimpleNamespace(
             model="model", entries=DEPTH, max_transfer=BLOCK, lost=None, stride=4, address="model",
-            arena=SimpleNamespace(allocate=self._allocate), create_pair=self._create, delete_pair=lambda qid: None,
+            arena=SimpleNamespace(allocate=self._allocate), create_pair=self._create,
+            delete_pair=lambda qid, generation: None, held=contextlib.nullcontext, serve=lambda user: None,
             transport=SimpleNamespace(
-                dma=lambda address: address, native_store=lambda: (self._bells.address, 0), lost=None
+                dma=lambda address: address, native_store=lambda: (self._bells.address, 0), lost=None, generation=0,
+                require=lambda generation: None,
             ),
         )  # fmt: skip
         space = Namespace.__new__(Namespace)  # no drive is asked what it has
-        space.__dict__.update(drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1)
+        space.__dict__.update(drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1,
+                              generation=0)  # fmt: skip
         self._rings: list[tuple[int, int]] = []
         native_functions[self._bells.address] = self._store
         self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)

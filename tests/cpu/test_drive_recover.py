@@ -1,0 +1,257 @@
+"""A drive that was lost is started again within the process: what was flushed stays, what was not is kept or named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from tests.harness.arrays.kernels import read, write
+from tests.harness.drive_losses import Comeback
+from tests.harness.drives import needs_qemu
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.cache import written
+from warpwell.drives import Drive, DriveMedium
+from warpwell.drives.controller import NamespaceMedium
+from warpwell.drives.superblock import head_of
+from warpwell.nvme import registers as reg
+from warpwell.testing.qemu import QemuDrive, QemuNamespace
+
+pytestmark = needs_qemu
+
+ITEMS = 1 << 15
+DATA = np.arange(ITEMS)
+PAGE = 512
+"""Items of a page."""
+OPTIONS = {"device": "cpu", "page_size": 4096, "cache": "64KiB", "timeout": 20.0}
+
+
+@pytest.fixture
+def qemu(tmp_path) -> Iterator[QemuDrive]:
+    image = tmp_path / "disk"
+    image.write_bytes(head_of(DATA.shape, DATA.dtype) + DATA.tobytes() + bytes(1 << 16))
+    second = tmp_path / "second"
+    second.write_bytes(image.read_bytes())
+    with QemuDrive([QemuNamespace(path=image), QemuNamespace(path=second)], seconds=0.5, queues=6) as made:
+        yield made
+
+
+@pytest.fixture
+def drive(qemu: QemuDrive) -> Iterator[Drive]:
+    with qemu.open() as made:
+        yield made
+
+
+def opened(drive: Drive, mode: str = "r", nsid: int = 1, **options) -> ww.Array:
+    return ww.open(drive.namespace(nsid), mode, **{**OPTIONS, **options})
+
+
+def values(a: ww.Array, rows: np.ndarray) -> np.ndarray:
+    out = np.full(rows.size, -1)
+    read[rows.size](a, rows, out)
+    return out
+
+
+def lose(drive: Drive, a: ww.Array | None = None) -> None:
+    """Reset the controller behind everybody's back, and have somebody notice."""
+    drive.transport.write32(reg.CC, 0)
+    with pytest.raises(errors.DriveLostError, match="something has reset it"):
+        drive.transport.examine()
+    if a is not None:
+        with pytest.raises(errors.DriveLostError, match=r"recover\(\) on the array"):
+            values(a, np.array([0]))
+
+
+# -- what stays, and what is named --------------------------------------------------------------------------------
+
+
+def test_losses_lose_nothing_that_was_flushed_and_name_what_they_may_have_lost() -> None:
+    seen = Comeback(3).run(12)
+    assert seen.lost == [] and seen.runs == 12
+    assert seen.dropped > 100 and seen.doubtful > 100, seen  # there was something to lose
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_many_losses() -> None:
+    seen = Comeback(4).run(200)
+    assert seen.lost == [] and seen.runs == 200
+
+
+@pytest.mark.parametrize("planted", ["_dirty_again", "ranges_of", "flushed"])
+def test_a_loss_that_is_not_told_is_found(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    if planted == "_dirty_again":  # pages that are still there are taken for written
+        monkeypatch.setattr(written, planted, lambda choose, core, words, frames: np.arange(1 << 20))
+    elif planted == "ranges_of":  # pages that are gone are not named
+        monkeypatch.setattr(written, planted, lambda pages: [])
+    else:  # what was written is taken for flushed at once
+        monkeypatch.setattr(written.Written, "lost", lambda self, *_: None)
+    assert Comeback(3).run(6).lost
+
+
+def test_pages_in_doubt_are_named_until_that_is_accepted(drive: Drive) -> None:
+    with opened(drive, "r+") as a:
+        other = opened(drive, "r+", nsid=2, cache=a.cache, page_size=None, timeout=None)
+        rows = np.array([3, 4, 5, 9]) * PAGE
+        write[4](a, rows, -rows)
+        a.flush()
+        write[4](a, rows + 1, -rows - 1)
+        a.evict(3 * PAGE, 5 * PAGE)  # written, and not flushed
+        lose(drive, a)
+        doubtful = a.recover()
+        first = doubtful[0].start
+        # the array does not begin at the beginning of a page
+        assert len(doubtful) == 1 and first <= 3 * PAGE and 5 * PAGE <= doubtful[0].stop <= first + 3 * PAGE
+        with pytest.raises(errors.DriveLostError, match=r"accept_loss=True"):
+            values(a, rows)
+        with pytest.raises(errors.DriveLostError, match=r"its pages \d+-\d+ of 4096 bytes"):
+            a.flush()  # after it has written what it has
+        assert np.array_equal(values(other, rows), rows) and other.recover() == []
+        assert a.recover(accept_loss=True) == doubtful and a.recover() == []
+        assert np.array_equal(values(a, rows), -rows)
+        a.flush()
+        a.evict()
+        assert values(a, rows + 1)[-1] == -rows[-1] - 1
+        other.close()
+
+
+def test_a_flush_does_not_acknowledge_what_another_generation_has_taken(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody recovers the drive between the writes of a flush and its Flush, which would succeed."""
+    with opened(drive, "r+") as a:
+        write[1](a, np.array([7]), np.array([70]))
+        sync = NamespaceMedium.sync
+
+        def meanwhile(medium: NamespaceMedium) -> None:
+            monkeypatch.setattr(NamespaceMedium, "sync", sync)
+            lose(drive)
+            drive.recover()
+            sync(medium)
+
+        monkeypatch.setattr(NamespaceMedium, "sync", meanwhile)
+        with pytest.raises(errors.DriveLostError, match="started again since"):
+            a.flush()
+        assert a.recover() == []  # it is in the cache
+        written_before = a.stats.writebacks
+        a.flush()
+        assert a.stats.writebacks == written_before + 1
+
+
+# -- what was made before -----------------------------------------------------------------------------------------
+
+
+def test_each_cache_is_recovered_by_itself(drive: Drive) -> None:
+    one, two, three = (opened(drive, nsid=k, queues=1) for k in (1, 2, 1))
+    rows = np.arange(0, ITEMS, 999)
+    values(one, rows)
+    lose(drive, one)
+    assert one.recover() == []
+    for _ in range(2):
+        with pytest.raises(errors.DriveLostError, match="was lost"):
+            values(two, rows)
+        assert np.array_equal(values(one, rows), rows)  # nobody has lost it again
+    spare = drive.spare_queues
+    three.close()  # its queues are of the past: now they are another's
+    assert drive.spare_queues == spare and drive.lost is None
+    assert two.recover() == [] and np.array_equal(values(two, rows), rows)
+    assert np.array_equal(values(one, rows[::-1].copy()), rows[::-1])
+    two.close()
+    one.close()
+
+
+def test_namespaces_queues_and_media_of_before_refuse(drive: Drive) -> None:
+    space, queue = drive.namespace(1), drive.host_queue()
+    medium = DriveMedium(drive.namespace(2), queues=1)
+    a = ww.open(medium, "r", dtype=np.int64, **OPTIONS)
+    rows = np.arange(0, ITEMS, 999)
+    before = values(a, rows)
+    lose(drive)
+    drive.recover()
+    drive.recover()  # nothing to do
+    assert drive.lost is None
+    for use in (lambda: space.read(0, 1), space.flush, medium.sync, a.recover, lambda: values(a, rows),
+                lambda: medium.read(0, 512)):  # fmt: skip
+        with pytest.raises(errors.DriveLostError, match="started again since"):
+            use()
+    again = drive.host_queue()  # of the same id
+    drive.delete_pair(queue.qid, queue.generation)
+    assert queue.qid == again.qid and again.qid in drive._pairs
+    a.close()
+    medium.close()
+    assert again.qid in drive._pairs
+    with DriveMedium(drive.namespace(2), queues=1) as new, ww.open(new, "r", dtype=np.int64, **OPTIONS) as b:
+        assert np.array_equal(values(b, rows), before)
+    assert drive.namespace(1).read(0, 1).size == 512
+
+
+def test_threads_that_recover_and_launch_at_once(drive: Drive) -> None:
+    arrays = [opened(drive, nsid=k, queues=1) for k in (1, 2)]
+    rows = np.arange(0, ITEMS, 37)
+    assert all(np.array_equal(values(a, rows), rows) for a in arrays)
+    wrong: list[object] = []
+    done = threading.Event()
+
+    def work(a: ww.Array) -> None:
+        while not done.is_set():
+            try:
+                if not np.array_equal(values(a, rows), rows):
+                    wrong.append("items")
+            except errors.DriveLostError:
+                try:
+                    wrong.extend(a.recover())
+                except errors.SharingError:
+                    time.sleep(0.001)  # another thread's launch has not ended yet
+                except errors.DriveLostError:
+                    pass  # lost again
+            except BaseException as error:
+                wrong.append(error)
+                raise
+
+    threads = [threading.Thread(target=work, args=(a,)) for a in arrays * 2]
+    for thread in threads:
+        thread.start()
+    for k in range(6):
+        time.sleep(0.1)
+        if k % 2:
+            drive.transport.set_bus_master(False)
+        else:
+            drive.transport.write32(reg.CC, 0)
+        assert until(lambda: drive.transport.lost is None and drive.transport.generation > k, seconds=20)
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    for a in arrays:
+        a.close()
+
+
+# -- what does not come back --------------------------------------------------------------------------------------
+
+
+def test_a_qemu_that_has_ended_does_not_come_back(qemu: QemuDrive, drive: Drive) -> None:
+    with pytest.raises(errors.DriveLostError, match="not flushed"), opened(drive, "r+") as a:
+        write[1](a, np.array([7]), np.array([70]))
+        qemu.kill()
+        began = time.monotonic()
+        for use in (lambda: values(a, np.array([ITEMS - 1])), a.recover, drive.recover, a.flush):
+            with pytest.raises(errors.DriveLostError, match="its QEMU has ended"):
+                use()
+        assert time.monotonic() - began < 5
+
+
+def test_a_qemu_that_stands_still_comes_back_when_it_goes_on(qemu: QemuDrive, drive: Drive) -> None:
+    with opened(drive, "r+") as a:
+        write[1](a, np.array([7]), np.array([70]))
+        qemu.stop()
+        recoveries: list[Callable[[], object]] = [lambda: values(a, np.array([ITEMS - 1])), a.recover, a.recover]
+        for use in recoveries:
+            with pytest.raises(errors.DriveLostError, match="not answered"):
+                use()
+        qemu.cont()
+        assert a.recover() == [] and values(a, np.array([7, 8])).tolist() == [70, 8]
