@@ -51,11 +51,16 @@ def may_match(columns: dict[str, Column], predicate: Any, reads: Reads) -> Block
 
 def evaluated(frame: Any, predicate: Any) -> NDArray[np.bool_]:
     """Return which rows of a frame a predicate is true for; null is not."""
+    return np.asarray(mask_of(frame, predicate).to_numpy(), np.bool_)
+
+
+def mask_of(frame: Any, predicate: Any) -> Any:
+    """Return the same as a `polars.Series` without nulls."""
     name = "predicate" + "_" * (1 + max(map(len, frame.columns)))
-    mask = frame.select(predicate.alias(name)).get_column(name).fill_null(False)
+    mask = frame.select(predicate.alias(name).fill_null(False)).get_column(name)
     if len(mask) != len(frame):  # of constants alone
         mask = frame.with_columns(mask).get_column(name)
-    return np.asarray(mask.to_numpy(), np.bool_)
+    return mask
 
 
 def of_dictionary(name: str, run: ColumnRun, predicate: Any) -> NDArray[np.bool_]:

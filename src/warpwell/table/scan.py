@@ -2,23 +2,29 @@
 
 Polars hands down the columns, the first rows, and a predicate that it computes row by row, and which it evaluates
 itself here, on columns where they lie, but for blocks of rows whose least and greatest values exclude a match
-(`predicates`). Its expressions are not parsed. The other columns are read in the rows that are left.
+(`predicates`): in chunks, which several threads look at. Its expressions are not parsed. The other columns are read in
+the rows that are left, of several chunks together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..array.gather.jobs import Crew, Job
 from ..errors import ArgumentError, DTypeError
 from .column import Column, ColumnRun
 from .library import arrow, polars
-from .predicates import evaluated, has_codes, may_match, of_dictionary
+from .predicates import has_codes, mask_of, may_match, of_dictionary
 from .reading import Reads
 from .statistics import Ranges
 from .table import Table, open_table
@@ -26,6 +32,12 @@ from .take import take
 
 CHUNK = 1 << 20
 """Rows on which a predicate is evaluated at a time."""
+AHEAD = 4
+"""Chunks that are looked at before the one that is used."""
+GROUP_ROWS = 1 << 16
+"""Most rows of several chunks that are taken together."""
+IDLE_ROWS = 1 << 12
+"""Rows that are taken at once if nothing is being taken."""
 _DENSE = 8
 """If more than one row of so many matches, whole columns are read and filtered."""
 
@@ -102,91 +114,222 @@ def _frames(
         end = table.rows if n_rows is None else min(table.rows, n_rows)
         most = max(1, batch_size or CHUNK)
         roots = [] if predicate is None else list(dict.fromkeys(predicate.meta.root_names()))
-        columns = {name: table[name] for name in dict.fromkeys([*names, *roots])}
-        first = names if predicate is None else roots
-        wanted = [(0, end)] if not roots else may_match(columns, predicate, reads).ranges(end)
-        groups = _groups(wanted, min(CHUNK, most) if predicate is None else CHUNK)
         empty = True
-        following = next(groups, None)
-        _announce(columns, first, following, reads)
-        while following is not None:
-            group, following = following, next(groups, None)
-            _announce(columns, first, following, reads)  # while these are looked at
-            if predicate is None:
-                found = _whole(columns, names, group)
-            else:
-                found = _matching(columns, names, roots, predicate, group, reads)
-            if found is not None and len(found):
-                empty = False
-                yield from found.iter_slices(most) if len(found) > most else (found,)
+        columns = {name: table[name] for name in dict.fromkeys([*names, *roots])}
+        if roots:
+            made = _matching(columns, names, roots, predicate, end, reads)
+        else:
+            made = _unfiltered(columns, names, predicate, end, min(CHUNK, most), reads)
+        with contextlib.closing(made):  # before the table
+            for found in made:
+                if len(found):
+                    empty = False
+                    yield from found.iter_slices(most) if len(found) > most else (found,)
         if empty:
             yield polars().DataFrame(schema={name: schema[name] for name in names})
 
 
-def _groups(wanted: Ranges, most: int) -> Iterator[Ranges]:
-    """Yield rows in groups of at most so many."""
-    group: Ranges = []
+def _unfiltered(
+    columns: dict[str, Column], names: Sequence[str], predicate: Any, end: int, step: int, reads: Reads
+) -> Generator[Any, None, None]:
+    """Yield all rows of [0, end), but none if there is a predicate, of constants alone, and it is not true."""
+    if predicate is None or polars().select(predicate).item() is True:
+        for chunk in _chunks(columns, names, [(0, end)], step, reads):
+            yield _whole(columns, names, chunk)
+
+
+def _chunks(
+    columns: dict[str, Column], names: Sequence[str], wanted: Ranges, most: int, reads: Reads
+) -> Iterator[Ranges]:
+    """Yield rows in chunks of at most so many; the next is read while one is looked at."""
+    chunks = _cut(wanted, most)
+    following = next(chunks, None)
+    _announce(columns, names, following, reads)
+    while following is not None:
+        chunk, following = following, next(chunks, None)
+        _announce(columns, names, following, reads)
+        yield chunk
+
+
+def _cut(wanted: Ranges, most: int) -> Iterator[Ranges]:
+    """Yield rows in chunks of at most so many."""
+    chunk: Ranges = []
     count = 0
     for start, end in wanted:
         while start < end:
             stop = min(end, start + most - count)
-            group.append((start, stop))
+            chunk.append((start, stop))
             count += stop - start
             start = stop
             if count == most:
-                yield group
-                group, count = [], 0
-    if group:
-        yield group
+                yield chunk
+                chunk, count = [], 0
+    if chunk:
+        yield chunk
 
 
 def _matching(
-    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, group: Ranges, reads: Reads
-) -> Any:
-    """Return the rows of a group for which a predicate is true; None if there are none."""
-    if not roots:
-        return _whole(columns, names, group) if polars().select(predicate).item() is True else None
-    frame = None
+    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, end: int, reads: Reads
+) -> Generator[Any, None, None]:
+    """Yield the rows of [0, end) for which a predicate is true.
+
+    Chunks are looked at by several threads, and where few rows match, those of several chunks are taken together, so
+    that many of their pages are read at once.
+    """
+    wanted = may_match(columns, predicate, reads).ranges(end)
+    several = sum(stop - start for start, stop in wanted) > CHUNK
+    crew = Crew(len(os.sched_getaffinity(0))) if several else None
+    with _Coming(crew) as coming, _Coming(crew) as looking:
+        group: list[_Found] = []
+        for found in _ahead(columns, names, roots, predicate, wanted, reads, looking):
+            few = found.whole is None
+            rows = sum(len(one.numbers) for one in group)
+            if group and (
+                not few or rows + len(found.numbers) > GROUP_ROWS or (found.kept is None) != (group[0].kept is None)
+                or (rows >= IDLE_ROWS and coming.idle)
+            ):  # fmt: skip
+                coming.begin(partial(_taken, columns, names, group, reads))
+                group = []
+            while len(coming) > (1 if few else 0):
+                yield coming.next()
+            if not few:
+                yield found.whole
+            elif len(found.numbers):
+                group.append(found)
+        if group:
+            coming.begin(partial(_taken, columns, names, group, reads))
+        while len(coming):
+            yield coming.next()
+
+
+class _Coming:
+    """What other threads find out, in the order in which it was begun."""
+
+    def __init__(self, crew: Crew | None) -> None:
+        self._crew = crew
+        self._begun: deque[tuple[Job, list[Any]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being found."""
+        return all(job.done for job, _ in self._begun)
+
+    def begin(self, find: Callable[[], Any]) -> None:
+        """Begin to find something."""
+        found: list[Any] = []
+        self._begun.append((Job(1, lambda piece: found.append(find()), lambda: None, self._crew), found))
+
+    def next(self) -> Any:
+        """Wait for what was begun first, and return it, or raise what was raised."""
+        job, found = self._begun[0]
+        job.wait()
+        self._begun.popleft()
+        if job.error is not None:
+            raise job.error
+        return found[0]
+
+    def __enter__(self) -> _Coming:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for begun in self._begun:
+            begun[0].cancel()
+        for begun in self._begun:
+            begun[0].wait()
+
+
+@dataclass
+class _Found:
+    """Rows of a chunk that match: all columns, if they are many, or else their numbers.
+
+    Attributes
+    ----------
+    whole : polars.DataFrame or None
+    numbers : ndarray of int64
+    kept : polars.DataFrame or None
+        Columns that were read to find these rows.
+    """
+
+    whole: Any
+    numbers: NDArray[np.int64]
+    kept: Any
+
+
+def _ahead(
+    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, wanted: Ranges,
+    reads: Reads, looking: _Coming,
+) -> Iterator[_Found]:  # fmt: skip
+    """Yield what is found in each chunk; a few chunks ahead are looked at, at first one."""
+    most = 0
+    for chunk in _chunks(columns, roots, wanted, CHUNK, reads):
+        looking.begin(partial(_looked, columns, names, roots, predicate, chunk))
+        if len(looking) > most:
+            yield looking.next()
+            most = min(most + 1, AHEAD)
+    while len(looking):
+        yield looking.next()
+
+
+def _looked(
+    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, chunk: Ranges
+) -> _Found:
+    """Return the rows of a chunk for which a predicate is true."""
+    mask, frame = None, None
     if len(roots) == 1:
-        mask = _mask_of_codes(columns[roots[0]], predicate, group)
-    if len(roots) != 1 or mask is None:
-        frame = _whole(columns, roots, group)
-        mask = evaluated(frame, predicate)
-    count = int(np.count_nonzero(mask))
-    if not count:
-        return None
-    if count == len(mask):
-        return _whole(columns, names, group)
+        mask = _mask_of_codes(columns[roots[0]], predicate, chunk)
+    if mask is None:
+        frame = _whole(columns, roots, chunk)
+        mask = mask_of(frame, predicate)
+    count = mask.sum()
     if count * _DENSE > len(mask):
-        return _whole(columns, names, group).filter(polars().Series(mask))
-    numbers = _numbers(group, np.flatnonzero(mask))
-    rest = [name for name in names if frame is None or name not in roots]
-    parts = {}
+        whole = _whole(columns, names, chunk)
+        return _Found(whole if count == len(mask) else whole.filter(mask), np.zeros(0, np.int64), None)
+    places = _true(mask)
+    return _Found(None, _numbers(chunk, places), None if frame is None else frame[places])
+
+
+def _taken(columns: dict[str, Column], names: Sequence[str], group: Sequence[_Found], reads: Reads) -> Any:
+    """Return the rows of some chunks as a frame."""
+    kept = None if group[0].kept is None else polars().concat([one.kept for one in group])
+    rest = [name for name in names if kept is None or name not in kept.columns]
+    parts = {} if kept is None else {name: kept.get_column(name) for name in kept.columns}
     if rest:
-        taken = take([columns[name] for name in rest], numbers, reads)
-        parts = {one.name: one for one in _frame(rest, taken.columns)}
-    if frame is not None:
-        kept = frame.filter(polars().Series(mask))
-        parts |= {name: kept.get_column(name) for name in roots}
+        taken = take([columns[name] for name in rest], np.concatenate([one.numbers for one in group]), reads)
+        parts |= {one.name: one for one in _frame(rest, taken.columns)}
     return polars().DataFrame([parts[name] for name in names])
 
 
-def _numbers(group: Ranges, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the rows at places of a group."""
-    starts = np.array([start for start, _ in group], np.int64)
-    before = np.cumsum([0, *(end - start for start, end in group[:-1])])
+def _true(mask: Any) -> NDArray[np.int64]:
+    """Return which rows of a mask, a Series without nulls, are true; few are: most of its bytes are 0."""
+    bits = mask.to_arrow()
+    if bits.offset:
+        return np.flatnonzero(mask.to_numpy())
+    found = np.frombuffer(bits.buffers()[1], np.uint8)[: (len(bits) + 7) >> 3]
+    some = np.flatnonzero(found != 0)
+    ones = np.flatnonzero(np.unpackbits(found[some], bitorder="little"))
+    rows = (some[ones >> 3] << 3) + (ones & 7)
+    return np.asarray(rows[: np.searchsorted(rows, len(bits))], np.int64)
+
+
+def _numbers(chunk: Ranges, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the rows at places of a chunk."""
+    starts = np.array([start for start, _ in chunk], np.int64)
+    before = np.cumsum([0, *(end - start for start, end in chunk[:-1])])
     which = np.searchsorted(before, places, "right") - 1
     return np.asarray(places - before[which] + starts[which])
 
 
-def _mask_of_codes(column: Column, predicate: Any, group: Ranges) -> NDArray[np.bool_] | None:
-    """Return which rows of a group a predicate over a column with codes is true for; None if it has no codes.
+def _mask_of_codes(column: Column, predicate: Any, chunk: Ranges) -> Any:
+    """Return which rows of a chunk a predicate over codes is true for, as a Series; None if it has no codes.
 
     The predicate is evaluated once for each value of the dictionary: what Polars hands down, it computes row by row.
     """
     parts = []
     known: dict[int, NDArray[np.bool_]] = {}
-    for run, first, end in _runs(column, group):
+    for run, first, end in _runs(column, chunk):
         if not has_codes(column, run):
             return None
         if id(run.dictionary) not in known:
@@ -205,16 +348,16 @@ def _mask_of_codes(column: Column, predicate: Any, group: Ranges) -> NDArray[np.
         parts.append(mask)
         for file in {one.file for one in run.extents}:
             file.require()
-    return np.concatenate(parts)
+    return polars().Series(np.concatenate(parts))
 
 
-def _whole(columns: dict[str, Column], names: Sequence[str], group: Ranges) -> Any:
+def _whole(columns: dict[str, Column], names: Sequence[str], chunk: Ranges) -> Any:
     """Return rows of columns as a frame, without a copy where Polars can use Arrow's buffers."""
     if not names:
-        return polars().DataFrame(height=sum(end - start for start, end in group))
+        return polars().DataFrame(height=sum(end - start for start, end in chunk))
     return _frame(names, [
         arrow().chunked_array(
-            [run.arrow(first, end - first) for run, first, end in _runs(columns[name], group)],
+            [run.arrow(first, end - first) for run, first, end in _runs(columns[name], chunk)],
             type=columns[name].type,
         )
         for name in names
@@ -225,10 +368,10 @@ def _frame(names: Sequence[str], arrays: Sequence[Any]) -> Any:
     return polars().from_arrow(arrow().table(list(arrays), names=list(names)), rechunk=False)
 
 
-def _runs(column: Column, group: Ranges) -> Iterator[tuple[ColumnRun, int, int]]:
+def _runs(column: Column, chunk: Ranges) -> Iterator[tuple[ColumnRun, int, int]]:
     """Yield the runs in which rows lie, and which of the run's own rows these are."""
     runs = column.runs
-    for start, stop in group:
+    for start, stop in chunk:
         at = max(0, bisect_right(runs, start, key=lambda run: run.first) - 1)
         while at < len(runs) and runs[at].first < stop:
             run = runs[at]
@@ -238,8 +381,8 @@ def _runs(column: Column, group: Ranges) -> Iterator[tuple[ColumnRun, int, int]]
             at += 1
 
 
-def _announce(columns: dict[str, Column], names: Sequence[str], group: Ranges | None, reads: Reads) -> None:
+def _announce(columns: dict[str, Column], names: Sequence[str], chunk: Ranges | None, reads: Reads) -> None:
     """Have rows of columns read."""
-    for name in names if group else ():
-        for run, first, end in _runs(columns[name], group or []):
+    for name in names if chunk else ():
+        for run, first, end in _runs(columns[name], chunk or []):
             reads.span(name, run, first, end)
