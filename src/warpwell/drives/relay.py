@@ -240,7 +240,7 @@ def _native_loop() -> Any:
     from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
 
     seam_for("cpu")
-    return dispatcher(serve)
+    return dispatcher(serve, now=True)
 
 
 @device

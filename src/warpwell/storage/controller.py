@@ -352,14 +352,14 @@ class Controller:
 
     def begin(self, pairs: QueuePairs | None = None) -> None:
         """Note that a launch on some pairs (default: the first ones) begins: wake the threads."""
+        if not self.interpreted:
+            _native_loop()  # compiled before the time-outs of a launch begin; without the lock, since it takes seconds
         with self._lock:
             self._require_open()
             client = self._client(pairs)
-            if self.interpreted:
-                self._count_launch(client, 1)
-                return
-            _native_loop()
             self._count_launch(client, 1)
+            if self.interpreted:
+                return
             try:
                 self._pool.offer(self._seats)
             except BaseException:
@@ -470,7 +470,7 @@ def _native_loop() -> Any:
     from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
 
     seam_for("cpu")
-    return dispatcher(arbitration.serve)
+    return dispatcher(arbitration.serve, now=True)
 
 
 def service_threads(device: str) -> int:

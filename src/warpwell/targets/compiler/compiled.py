@@ -13,6 +13,7 @@ import inspect
 import pathlib
 import pickle
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -21,6 +22,7 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from ..uninterrupted import uninterrupted
@@ -41,10 +43,18 @@ def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[.
     return dispatcher(namespace[name], user=user, salt=source)
 
 
-def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "") -> Any:
-    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe."""
+def dispatcher(
+    function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "", now: bool = False
+) -> Any:
+    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe.
+
+    A function of 64-bit words may be compiled `now`, otherwise it is when it is first called.
+    """
     compiled = njit(nogil=True, error_model="numpy")(function)
     _keep(compiled, function, cache_key(user if user is not None else function, salt))
+    if now:
+        with uninterrupted():
+            compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
     return compiled
 
 
@@ -168,8 +178,15 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
 
         def rebuild(self, target_context: Any, payload: Any) -> Any:
             _, kind, data = payload[0]  # of the library: its name and what was kept
-            for call in before_loading if kind == "object" else ():
-                call(data[0])
+            if kind == "object":
+                for call in before_loading:
+                    call(data[0])
+                if b"NRT_" in data[0]:  # Numba's runtime: counted references
+                    rtsys.initialize(target_context)
+                if b"_numba_hashsecret" in data[0]:
+                    import_module("numba.cpython.hashing")
+            else:
+                target_context.refresh()
             return super().rebuild(target_context, payload)
 
     class CodeCache(FunctionCache):
@@ -185,6 +202,11 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
         def keeps(self, signature: Any, context: Any) -> bool:
             """Tell whether there is code for these types: it may be loaded meanwhile."""
             return self._cache_file.path(self._index_key(signature, context.codegen())).exists()
+
+        def load_overload(self, signature: Any, context: Any) -> Any:
+            # without Numba's own first step: it imports all that Numba can compile, a third of the processor time from
+            # the start of a process to its first result
+            return self._load_overload(signature, context)
 
         def save_overload(self, signature: Any, data: Any) -> None:
             with contextlib.suppress(OSError):  # a cache that cannot be written, or is full by now, stops no launch
