@@ -505,7 +505,7 @@ class Drive:
         return Namespace(self, errors.checked_integer(nsid, "namespace", most=0xFFFFFFFE))
 
     @contextlib.contextmanager
-    def io(self, generation: int) -> Iterator[tuple[HostQueue, Block]]:
+    def io(self, generation: int | None = None) -> Iterator[tuple[HostQueue, Block]]:
         """Own the queue on which namespaces read and write for the host, and its buffer: data, then a page of list.
 
         They are made at the first use. Ctrl-C waits for the end of the block.
@@ -513,7 +513,7 @@ class Drive:
         Raises
         ------
         DriveLostError
-            The `generation` of who asks has passed.
+            The `generation` of who asks, if it has one, has passed.
         DriveError
             A signal's handler is in the middle of a block of its own thread: its data would take the place of that's.
         """
@@ -524,7 +524,8 @@ class Drive:
                     "same thread: let the handler set a flag instead",
                     drive=self.address,
                 )
-            self.transport.require(generation)
+            if generation is not None:
+                self.transport.require(generation)
             try:
                 self._in_io = True
                 if self._io is None:
