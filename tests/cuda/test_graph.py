@@ -13,7 +13,7 @@ from warpwell.graph import LoadedGraph, bfs, build, connected_components, genera
 from warpwell.graph.algorithms import components, run, search, shortest_paths
 from warpwell.graph.algorithms import pagerank as ranks
 from warpwell.graph.algorithms import triangles as counts
-from warpwell.graph.algorithms.work_items import PIECE
+from warpwell.graph.algorithms.work_items import NO_PAGES, PIECE
 from warpwell.targets.compiler import run_cuda
 
 WORDS = np.zeros(8, np.int64)
@@ -37,9 +37,9 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
     w, e, lengths = WORDS, edges(full), edges(full, dtype="<f4")
     for kernel, arguments, update in (
         (search._push, (e, w, LABELS, BITS, w, 0, 0, 0, 0, w), ".or.b32"),
-        (search._push_pages, (e, w, LABELS, BITS, pages(), 0, 0, 0, 0, w), ".or.b32"),
-        (search._pull_pages, (e, w, LABELS, BITS, BITS, pages(), 0, 0, 0, 0, w), ".or.b32"),
-        (components._link_pages, (e, w, LABELS, 0, pages(), 0, 0, 0, w), ".min.s32"),
+        (search._push_pages, (e, w, LABELS, BITS, pages(), NO_PAGES, 0, w), ".or.b32"),
+        (search._pull_pages, (e, w, LABELS, BITS, BITS, pages(), NO_PAGES, 0, w), ".or.b32"),
+        (components._link_pages, (e, w, LABELS, 0, pages(), pages(), NO_PAGES, w), ".min.s32"),
         (shortest_paths._relax_staged, (e, e, w, LABELS, BITS, w, 0, LABELS, 1, np.int64(0), 0, LABELS, w), ".min.s32"),
         (shortest_paths._relax, (e, lengths, w, RANKS, BITS, w, 0, np.float64(0), 0.0, RANKS, w), ".min.s64"),
         (ranks._gather, (e, w, w, 0, (0, 0), RANKS, RANKS, w), ".add.f64"),

@@ -82,7 +82,7 @@ class LoadedGraph:
         }  # fmt: skip
         self._opened: dict[Path, Any] = {} if edges is None else {self.graph.edges_path: edges}
         self._lent = edges
-        self._closed = False
+        self._closed = self._back = False
         try:
             self.edges = self._array(self.graph.edges_path)
             self.offsets = self._offsets(self.graph.offsets_path)
@@ -118,11 +118,18 @@ class LoadedGraph:
         """Destinations of a page."""
         return max(1, self.edges.cache.page_size // self.edges.dtype.itemsize)
 
-    def pages_of(self, edges: Array) -> tuple[int, int, int]:
-        """Return the number of pages of an array of edges, how many begin on the first one, and on each other one."""
+    def sweep(self, edges: Array) -> tuple[int, int, int, int, int]:
+        """Return how kernels go through the pages of an array of edges, whose warps take one each.
+
+        That is the number of pages, the first page and the step to the next one, and how many edges begin on page 0 and
+        on each other one. Every second sweep begins with the last page: it meets what the one before left in the cache,
+        before it reads others in its place.
+        """
         size, item = edges.cache.page_size, edges.dtype.itemsize
         head = min(edges.size, -(-(size - edges._origin % size) // item))
-        return 1 + -(-(edges.size - head) // self.page_items), head, self.page_items
+        count = 1 + -(-(edges.size - head) // self.page_items)
+        self._back = not self._back
+        return (count, 0, 1, head, self.page_items) if self._back else (count, count - 1, -1, head, self.page_items)
 
     def waves(self, pages: PageSet, count: int) -> Iterator[tuple[int, int]]:
         """Yield windows [first, end) that cover all edges, while `count` marked pages of them are read ahead.

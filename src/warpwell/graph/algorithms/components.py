@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,12 @@ from .run import Run
 from .work_items import (
     ITEMS,
     N_COUNTERS,
+    NO_PAGES,
     PIECE,
     append,
     most_items,
     neighbour_at,
+    page_of,
     page_start,
     start_of,
     vertex_at,
@@ -134,19 +137,20 @@ def _mark_runs(pages, runs, length, edges):
 
 
 @kernel
-def _link_pages(edges, offsets, parents, largest, pages, count, head, items, counters):
-    """Link vertices outside of the component `largest` with their neighbours in marked pages.
+def _link_pages(edges, offsets, parents, largest, pages, done, sweep, counters):
+    """Link vertices outside of the component `largest` with their neighbours in marked pages that are not `done`.
 
-    A warp takes one of `count` pages, so that as many are on their way as warps run, and no two wait for one.
+    A warp takes a page, so that as many are on their way as warps run, and no two wait for one.
     """
     mask = activemask()
-    page = div(grid(1), warp_size())
+    index = div(grid(1), warp_size())
     at = i64(0)
     stop = i64(0)
-    if page < count:
-        at = page_start(page, head, items, edges.size)
-        if pages.has(at):
-            stop = page_start(page + 1, head, items, edges.size)
+    if index < sweep[0]:
+        page = page_of(sweep, index)
+        at = page_start(sweep, page, edges.size)
+        if pages.has(at) and not done.has(at):
+            stop = page_start(sweep, page + 1, edges.size)
     if at < stop:
         vertex = vertex_at(offsets, at, parents.size)
         at += lane_id()
@@ -266,22 +270,22 @@ def connected_components(
             counters=zeros(where, N_COUNTERS),
             picks=zeros(where, min(SAMPLES, vertices)),
         )
-        pages = None if loaded.in_memory else edges.page_set()
+        sets = () if loaded.in_memory else (edges.page_set(), edges.page_set())
         report("compile", 0, 1)
-        _compile(loaded, state, pages)
+        _compile(loaded, state, sets)
         report("compile", 1, 1)
 
         before, started = edges.stats, time.perf_counter()
-        with Run(loaded, edges, *(() if pages is None else (pages,))) as run:
+        with Run(loaded, edges, *sets) as run:
             report("link", 0, 2)
-            if pages is None:
-                run.launch(_link_first, vertices, edges, loaded.offsets, state.parents, vertices, state.counters)
+            if sets:
+                _link_sampled(run, state, sets)
             else:
-                _link_sampled(run, state, pages)
+                run.launch(_link_first, vertices, edges, loaded.offsets, state.parents, vertices, state.counters)
             run.launch(_compress, vertices, state.parents, vertices)
             report("link", 1, 2)
             if not run.failed:
-                _link_others(run, state, pages)
+                _link_others(run, state, sets)
             run.launch(_compress, vertices, state.parents, vertices)
             report("link", 2, 2)
         seconds = time.perf_counter() - started
@@ -305,48 +309,49 @@ class _State:
     picks: Any
 
 
-def _compile(loaded: LoadedGraph, s: _State, pages: Any) -> None:
+def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
     """Compile what is launched, by launches that change nothing: every vertex is its own parent."""
     edges, offsets, where, one = loaded.edges, loaded.offsets, loaded.device, loaded.warp
-    if pages is None:
+    if not sets:
         _link_first[one](edges, offsets, s.parents, 0, s.counters)
         _link_rest[one](edges, offsets, s.parents, s.items, 0, s.counters)
         _select[one](offsets, s.parents, 0, s.items, 0, s.counters, device=where)
     else:
-        _link_pages[one](edges, offsets, s.parents, -1, pages, 0, 0, 0, s.counters)
-        _mark_runs[one](pages, 0, 0, 0)
-        _mark_rest[one](offsets, s.parents, 0, pages)
-        pages.clear()
+        _link_pages[one](edges, offsets, s.parents, -1, *sets, NO_PAGES, s.counters)
+        _mark_runs[one](sets[0], 0, 0, 0)
+        _mark_rest[one](offsets, s.parents, 0, sets[0])
+        sets[0].clear()
     _compress[one](s.parents, 0, device=where)
     _sample[one](s.parents, 1, 0, s.picks, device=where)
 
 
-def _link_marked(run: Run, s: _State, largest: int, pages: Any) -> None:
-    """Link vertices outside of a component with their neighbours in marked pages, and remove the marks."""
+def _link_marked(run: Run, s: _State, largest: int, pages: Any, done: Any) -> None:
+    """Link vertices outside of a component with their neighbours in marked pages that are not done."""
     loaded = run.loaded
-    shape = loaded.pages_of(loaded.edges)
+    sweep = loaded.sweep(loaded.edges)
     run.launch(
-        _link_pages, shape[0] * loaded.warp, loaded.edges, loaded.offsets, s.parents, largest, pages, *shape, s.counters
-    )
-    pages.clear()
+        _link_pages, sweep[0] * loaded.warp, loaded.edges, loaded.offsets, s.parents, largest, pages, done, sweep,
+        s.counters,
+    )  # fmt: skip
 
 
-def _link_sampled(run: Run, s: _State, pages: Any) -> None:
-    """Link the ends of every so manieth run of edges."""
+def _link_sampled(run: Run, s: _State, sets: Sequence[Any]) -> None:
+    """Link the ends of all edges on the pages of every so manieth run; these pages are done, the first set."""
     edges, length = run.loaded.graph.edges, RUN * PIECE
     runs = -(-edges // (length * SAMPLED_RUNS))
-    run.launch(_mark_runs, runs, pages, runs, length, edges)
-    _link_marked(run, s, -1, pages)
+    run.launch(_mark_runs, runs, sets[0], runs, length, edges)
+    _link_marked(run, s, -1, *sets)
 
 
-def _link_others(run: Run, s: _State, pages: Any) -> None:
+def _link_others(run: Run, s: _State, sets: Sequence[Any]) -> None:
     """Link the other neighbours of vertices outside of the largest component."""
     loaded, vertices = run.loaded, run.loaded.graph.vertices
     run.launch(_sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks)
     largest = _most_frequent(run.read(s.picks))
-    if pages is not None:
+    if sets:
+        done, pages = sets
         run.launch(_mark_rest, vertices, loaded.offsets, s.parents, largest, pages)
-        _link_marked(run, s, largest, pages)
+        _link_marked(run, s, largest, pages, done)
         return
     run.launch(_select, vertices, loaded.offsets, s.parents, largest, s.items, vertices, s.counters)
     count = int(run.read(s.counters)[ITEMS])

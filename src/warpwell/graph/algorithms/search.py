@@ -47,6 +47,7 @@ from .work_items import (
     ITEMS,
     LEVEL,
     N_COUNTERS,
+    NO_PAGES,
     PIECE,
     STOP,
     WARPS,
@@ -57,6 +58,7 @@ from .work_items import (
     insert,
     most_items,
     neighbour_at,
+    page_of,
     page_start,
     start_array,
     start_of,
@@ -300,26 +302,28 @@ def _visit_page(edges, offsets, levels, visited, after, at, stop, pull, level, m
 
 
 @kernel
-def _push_pages(edges, offsets, levels, visited, pages, count, head, items, level, counters):
-    """Put the neighbours of the level before `level` into `visited`; a warp takes one of `count` pages, if marked."""
+def _push_pages(edges, offsets, levels, visited, pages, sweep, level, counters):
+    """Put the neighbours of the level before `level` into `visited`; a warp takes a page, if it is marked."""
     mask = activemask()
-    page = div(grid(1), warp_size())
-    if page < count:
-        at = page_start(page, head, items, edges.size)
+    index = div(grid(1), warp_size())
+    if index < sweep[0]:
+        page = page_of(sweep, index)
+        at = page_start(sweep, page, edges.size)
         if pages.has(at):
-            stop = page_start(page + 1, head, items, edges.size)
+            stop = page_start(sweep, page + 1, edges.size)
             _visit_page(edges, offsets, levels, visited, visited, at, stop, False, level, mask, counters)
 
 
 @kernel
-def _pull_pages(edges, offsets, levels, visited, after, pages, count, head, items, level, counters):
+def _pull_pages(edges, offsets, levels, visited, after, pages, sweep, level, counters):
     """Put vertices with a neighbour in `visited` into `after`, which holds `visited`; see `_push_pages`."""
     mask = activemask()
-    page = div(grid(1), warp_size())
-    if page < count:
-        at = page_start(page, head, items, edges.size)
+    index = div(grid(1), warp_size())
+    if index < sweep[0]:
+        page = page_of(sweep, index)
+        at = page_start(sweep, page, edges.size)
         if pages.has(at):
-            stop = page_start(page + 1, head, items, edges.size)
+            stop = page_start(sweep, page + 1, edges.size)
             _visit_page(edges, offsets, levels, visited, after, at, stop, True, level, mask, counters)
 
 
@@ -456,10 +460,10 @@ def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
                 loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, 0, 1, s.counters
             )
         return
-    _push_pages[loaded.warp](edges, offsets, s.levels, s.visited, sets[0], 0, 0, 0, 0, s.counters)
+    _push_pages[loaded.warp](edges, offsets, s.levels, s.visited, sets[0], NO_PAGES, 0, s.counters)
     if loaded.graph.in_edges:
         _pull_pages[loaded.warp](
-            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, sets[1], 0, 0, 0, 0, s.counters
+            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, sets[1], NO_PAGES, 0, s.counters
         )
         _copy[loaded.warp](s.visited, s.visited, device=where)
     _mark[loaded.warp](offsets, offsets, s.levels, -2, *sets)
@@ -577,17 +581,17 @@ class _Search:
             s.levels, self.level, pushed, pulled,
         )  # fmt: skip
         if loaded.graph.in_edges and pulled.count() < pushed.count():
-            shape = loaded.pages_of(loaded.in_edges)
+            sweep = loaded.sweep(loaded.in_edges)
             self.run.launch(_copy, s.visited.size, s.visited, s.after)
             self.run.launch(
-                _pull_pages, shape[0] * warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, pulled,
-                *shape, self.level + 1, s.counters,
+                _pull_pages, sweep[0] * warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, pulled,
+                sweep, self.level + 1, s.counters,
             )  # fmt: skip
             s.visited, s.after = s.after, s.visited
         else:
-            shape = loaded.pages_of(loaded.edges)
+            sweep = loaded.sweep(loaded.edges)
             self.run.launch(
-                _push_pages, shape[0] * warp, loaded.edges, loaded.offsets, s.levels, s.visited, pushed, *shape,
+                _push_pages, sweep[0] * warp, loaded.edges, loaded.offsets, s.levels, s.visited, pushed, sweep,
                 self.level + 1, s.counters,
             )  # fmt: skip
         for pages in self.sets:

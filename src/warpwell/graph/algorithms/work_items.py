@@ -33,6 +33,8 @@ WORD = 32
 """Vertices of a word of a bitmap."""
 WARPS = 1 << 14
 """Warps of kernels that go through all words of a bitmap; each takes every so manieth of them."""
+NO_PAGES = 0, 0, 0, 0, 0
+"""A sweep of no pages."""
 WALK = 64
 """Vertices without edges of a page that are passed one by one, before the next vertex is searched."""
 _DEGREES = 36
@@ -174,11 +176,17 @@ def vertex_from(offsets, vertex, edge, vertices):
 
 
 @device
-def page_start(page, head, items, edges):
-    """Return the first edge of a page of edges: the first page has `head` of them, each other one `items` (thread)."""
+def page_of(sweep, index):
+    """Return the page of edges that is number `index` of a sweep; see `LoadedGraph.sweep` (thread)."""
+    return sweep[1] + sweep[2] * index
+
+
+@device
+def page_start(sweep, page, edges):
+    """Return the first edge of a page of edges (thread)."""
     if page == 0:
         return i64(0)
-    return min(i64(head) + (page - 1) * items, i64(edges))
+    return min(i64(sweep[3]) + (page - 1) * sweep[4], i64(edges))
 
 
 @device
