@@ -42,8 +42,8 @@ class ArrowFile:
         It is no Arrow IPC file, damaged, compressed, or big-endian.
     """
 
-    def __init__(self, path: str) -> None:
-        self._file = MappedFile(path)
+    def __init__(self, path: str, direct: bool | None = None) -> None:
+        self._file = MappedFile(path, direct)
         try:
             self.schema, self._batches = self._parse()
         except BaseException:

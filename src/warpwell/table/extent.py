@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array import Array, open_array
+from ..array.gather.pieces import Pieces
 from ..array.mapping import Mapping
 from ..errors import FormatError, MediumError
 from ..storage import FileMedium
@@ -25,6 +26,9 @@ class MappedFile:
     ----------
     path : str
         A regular file.
+    direct : bool, optional
+        Whether pieces of it are read past the page cache, where that is possible; default: if it has more than half of
+        the machine's memory.
 
     Attributes
     ----------
@@ -33,6 +37,7 @@ class MappedFile:
     nbytes : int
     buffer : pyarrow.Buffer
         All of its bytes.
+    direct : bool
 
     Raises
     ------
@@ -40,7 +45,7 @@ class MappedFile:
         It cannot be opened, or mapped.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, direct: bool | None = None) -> None:
         self.path = os.path.abspath(path)
         if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would wait for its writer
             raise FormatError(f"{self.path} is neither a file nor a folder: name one", path=self.path)
@@ -52,6 +57,7 @@ class MappedFile:
             self._medium.close()
             raise
         self.nbytes = self._medium.nbytes
+        self.direct = 2 * self.nbytes > _memory() if direct is None else direct
         self.buffer = arrow().foreign_buffer(self._mapping.address, self.nbytes, base=self._mapping)
 
     def require(self) -> None:
@@ -66,6 +72,10 @@ class MappedFile:
         """Return the descriptor of the file."""
         return self._medium.fileno()
 
+    def pieces(self, starts: NDArray[np.int64], sizes: Any) -> Pieces:
+        """Return bytes of the file, to be fetched (`fetch`)."""
+        return Pieces(self._mapping, self.fileno, self.path, self.nbytes, starts, sizes, self.direct)
+
     def is_other(self, medium: Any) -> bool:
         """Return whether a `FileMedium` of this path is another file by now."""
         mine, its = os.fstat(self._medium.fileno()), os.fstat(medium.fileno())
@@ -79,6 +89,11 @@ class MappedFile:
     def close(self) -> None:
         """Close the file (idempotent)."""
         self._medium.close()
+
+
+def _memory() -> int:
+    """Return the bytes of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +138,10 @@ class Extent:
             return np.empty(self.shape, self.dtype)
         flat: NDArray[Any] = np.frombuffer(self.file.buffer, self.dtype, math.prod(self.shape), self.offset)
         return flat.reshape(self.shape)
+
+    def pieces(self, starts: NDArray[np.int64], sizes: Any) -> Pieces:
+        """Return bytes of the extent, to be fetched: ``sizes`` or ``sizes[k]`` of them from ``starts[k]`` on."""
+        return self.file.pieces(self.offset + starts, sizes)
 
     def array(self, **options: Any) -> Array:
         """Open the items as an array for kernels; `options` are those of `warpwell.open`, and it closes as such.

@@ -130,7 +130,8 @@ class TableFolder:
     rows : int
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, direct: bool | None = None) -> None:
+        self._direct = direct
         self._path = os.path.abspath(path)
         self._folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)  # while it is open, no other has its number
         try:
@@ -225,7 +226,7 @@ class TableFolder:
     def _header(self, path: str) -> tuple[MappedFile, Any]:
         file = self._files.get(path)
         if file is None:
-            opened = MappedFile(path)
+            opened = MappedFile(path, self._direct)
             file = self._files.setdefault(path, opened)
             if file is not opened:  # another thread was faster
                 opened.close()

@@ -1,9 +1,8 @@
 """`Reads`: which pages of its files a query reads, and what it asks the system to read before it looks at them.
 
-Rows that are known become bytes, bytes become pages, and pages that follow one another become one command. The
-commands of all columns are given to the system before the first page is looked at (``posix_fadvise``), so that many are
-in flight; pages that its page cache has cost none. Nothing else is read: the system reads ahead only of a page that it
-does not have, and of which no command has told it.
+What is read whole is given to the system before its first page is looked at (``posix_fadvise``), in commands of which
+many are in flight; pages that its page cache has cost none. Rows that are known are pieces of files, which
+`warpwell.array.gather.pieces` fetches.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..array.gather.pieces import Pieces
 from .column import ColumnRun
 from .extent import Extent, MappedFile
 
@@ -45,11 +45,12 @@ class ColumnReads:
     wanted : int
         Bytes of the items that the query uses.
     read : int
-        Bytes of the pages in which they lie.
+        Bytes of the runs in which they lie, of 4 KiB or of 512 bytes, with holes that are cheaper to read than another
+        command.
     commands : int
-        Runs of neighbouring pages.
+        Commands for these runs.
     from_storage : int
-        Bytes of the pages that the system's page cache did not have, or does not have yet.
+        Bytes of the runs of what the system's page cache did not have, or does not have yet.
     """
 
     column: str
@@ -117,19 +118,13 @@ class Reads:
             start, stop = extent.offset + first, extent.offset + end
             self.add(column, extent.file, end - first, pages_of(np.array([start]), np.array([stop])))
 
-    def items(self, column: str, extent: Extent | None, rows: NDArray[np.int64], count: int = 1) -> None:
-        """Count items [row, row + count) of an extent, for ascending rows; bits if its items are those of bits."""
-        if extent is None or not extent.nbytes or not len(rows):
-            return
-        width = extent.nbytes // extent.shape[0]
-        starts = extent.offset + rows * width
-        self.add(column, extent.file, len(rows) * width * count, pages_of(starts, starts + width * count))
-
-    def bits(self, column: str, extent: Extent | None, rows: NDArray[np.int64]) -> None:
-        """Count the bytes of the bits of ascending rows."""
-        if extent is not None and len(rows):
-            starts = extent.offset + (rows >> 3)
-            self.add(column, extent.file, len(rows), pages_of(starts, starts + 1))
+    def pieces(self, column: str, pieces: Pieces) -> None:
+        """Count pieces that were fetched, or would be."""
+        counts = self.columns.setdefault(column, ColumnReads(column))
+        counts.wanted += pieces.sizes * len(pieces.starts) if isinstance(pieces.sizes, int) else int(pieces.sizes.sum())
+        counts.read += pieces.read
+        counts.commands += pieces.commands
+        counts.from_storage += pieces.from_storage
 
     def listed(self) -> list[ColumnReads]:
         """Return the counts, in the order in which columns were met."""

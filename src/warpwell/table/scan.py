@@ -42,7 +42,7 @@ _DENSE = 8
 """If more than one row of so many matches, whole columns are read and filtered."""
 
 
-def scan(path: str | os.PathLike[str], *, reads: Reads | None = None) -> Any:
+def scan(path: str | os.PathLike[str], *, reads: Reads | None = None, direct: bool | None = None) -> Any:
     """Return a table as a `polars.LazyFrame`; nothing is read before it is collected.
 
     Each query opens the table and closes it. Of Polars' engines the streaming one may ask for several parts of a plan
@@ -54,6 +54,8 @@ def scan(path: str | os.PathLike[str], *, reads: Reads | None = None) -> Any:
         As of `open`.
     reads : Reads, optional
         Where it is counted what queries read.
+    direct : bool, optional
+        As of `open`.
 
     Returns
     -------
@@ -83,7 +85,8 @@ def scan(path: str | os.PathLike[str], *, reads: Reads | None = None) -> Any:
     ) -> Iterator[Any]:
         names = list(schema) if with_columns is None else list(dict.fromkeys(with_columns))  # it may name one twice
         # a generator of its own: it is closed, and the table with it, whatever the query does
-        return _frames(name, schema, names, predicate, n_rows, batch_size, Reads() if reads is None else reads)
+        counts = Reads() if reads is None else reads
+        return _frames(name, schema, names, predicate, n_rows, batch_size, counts, direct)
 
     return register_io_source(source, schema=schema, is_pure=True, explain_name="warpwell", explain_detail=name)
 
@@ -107,10 +110,10 @@ def _schema(table: Table) -> dict[str, Any]:
 
 def _frames(
     path: str, schema: dict[str, Any], names: list[str], predicate: Any, n_rows: int | None, batch_size: int | None,
-    reads: Reads,
+    reads: Reads, direct: bool | None = None,
 ) -> Iterator[Any]:  # fmt: skip
     """Yield the frames of a query."""
-    with open_table(path) as table:
+    with open_table(path, direct=direct) as table:
         end = table.rows if n_rows is None else min(table.rows, n_rows)
         most = max(1, batch_size or CHUNK)
         roots = [] if predicate is None else list(dict.fromkeys(predicate.meta.root_names()))

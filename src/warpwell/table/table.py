@@ -51,12 +51,13 @@ class Table:
     rows : int
     """
 
-    def __init__(self, path: str, source: _Source, options: dict[str, Any]) -> None:
+    def __init__(self, path: str, source: _Source, options: dict[str, Any], direct: bool | None = None) -> None:
         self.path = path
         self.schema = source.schema
         self.rows = source.rows
         self._source = source
         self._options = options
+        self._direct = direct
         self._columns: dict[int, Column] = {}
         self._arrays: dict[tuple[str, int, int], Array] = {}
         self._closed = False
@@ -170,7 +171,7 @@ class Table:
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.path, self._options)
+        return _again, (self.path, self._options, self._direct)
 
     def __enter__(self) -> Table:
         return self
@@ -210,7 +211,7 @@ class Table:
             self._source.close()
 
 
-def open_table(path: str | os.PathLike[str], **options: Any) -> Table:
+def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **options: Any) -> Table:
     """Open a table; nothing is loaded.
 
     Parameters
@@ -218,6 +219,10 @@ def open_table(path: str | os.PathLike[str], **options: Any) -> Table:
     path : path
         An uncompressed Arrow IPC file or stream (Feather; ``.arrow`` files of Hugging Face's data sets), which is read
         in place, or a folder that `convert` wrote.
+    direct : bool, optional
+        Whether rows of `Table.where` and `scan` are taken past the system's page cache, in runs of 512 bytes: less is
+        read, and nothing of it is there for the next query. Otherwise runs have 4 KiB, as they have on file systems
+        and drives that allow nothing shorter. Default: for files of more than half of the machine's memory.
     **options
         Of `Column.values` and `Column.valid`: ``device``, ``tier``, ``cache`` and others of `warpwell.open`.
 
@@ -239,15 +244,15 @@ def open_table(path: str | os.PathLike[str], **options: Any) -> Table:
         raise MissingFileError(f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert",
                                path=name)  # fmt: skip
     if not place.is_dir():
-        return Table(name, ArrowFile(name), options)
+        return Table(name, ArrowFile(name, direct), options, direct)
     if not is_table_folder(name):
         raise FormatError(f"{name} is a folder, but not a table: write ww.table.convert({name!r}, 'NAME.ww') once, if "
                           "it is one of Parquet or other files, and open that", path=name)  # fmt: skip
-    return Table(name, TableFolder(name), options)
+    return Table(name, TableFolder(name, direct), options, direct)
 
 
-def _again(path: str, options: dict[str, Any]) -> Table:
-    return open_table(path, **options)
+def _again(path: str, options: dict[str, Any], direct: bool | None) -> Table:
+    return open_table(path, direct=direct, **options)
 
 
 def _drop(source: _Source, arrays: dict[Any, Array]) -> None:

@@ -1,4 +1,4 @@
-"""`Taken`: the rows of a selection, of which only the pages in which they lie are read."""
+"""`Taken`: the rows of a selection, of which only the bytes near which they lie are read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..array.gather.pieces import Pieces, fetch
 from ..errors import ArgumentError, FormatError
 from .column import Column, ColumnRun, validate
 from .extent import Extent
 from .layout import storage_of
 from .library import arrow, polars
-from .reading import Reads, pages_of
+from .reading import Reads
 
 
 class Taken:
@@ -72,6 +73,10 @@ class Taken:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
+MOST_BYTES = 64 << 20
+"""Most bytes that a take reads at a time."""
+
+
 def take(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) -> Any:
     """Return rows of columns, ascending by number, as a `pyarrow.Table`; count in `reads` what that reads.
 
@@ -79,19 +84,39 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) ->
     ------
     FormatError
         Offsets or codes of a row lead outside, or its bytes are no UTF-8.
+    MediumError
+        A file was cut, or cannot be read.
     """
     pa = arrow()
-    plans = [(column, list(pieces(column.runs, numbers))) for column in columns]
-    announce(plans, reads)
-    arrays = []
-    for column, parts in plans:
-        chunks = [_taken(column.name, run, rows) for run, rows in parts]
-        arrays.append(pa.chunked_array(chunks, type=chunks[0].type if chunks else column.type))
+    chunks: list[list[Any]] = [[] for _ in columns]
+    for some in _slices(columns, numbers):
+        plans = [(column, list(pieces(column.runs, some))) for column in columns]
+        taken = _fetched(plans, reads)
+        for (column, parts), found in zip(plans, chunks, strict=True):
+            found += [_taken(column.name, run, rows, taken) for run, rows in parts]
+    arrays = [
+        pa.chunked_array(found, type=found[0].type if found else column.type)
+        for column, found in zip(columns, chunks, strict=True)
+    ]
     fields = [pa.field(column.name, array.type) for column, array in zip(columns, arrays, strict=True)]
     return pa.table(arrays, schema=pa.schema(fields))
 
 
+def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield rows so that what is read of fixed size for some of them at a time is bounded."""
+    widths = [sum(one.nbytes for one in column.runs[0].extents) // max(1, column.runs[0].rows) for column in columns
+              if column.runs]  # fmt: skip
+    span = MOST_BYTES // (sum(widths) + 1)
+    each = max(1, MOST_BYTES // ((len(columns) + 1) * (32 << 10)))
+    start = 0
+    while start < len(numbers):
+        end = max(start + each, int(np.searchsorted(numbers, numbers[start] + span)))
+        yield numbers[start:end]
+        start = end
+
+
 Plan = tuple[Column, list[tuple[ColumnRun, NDArray[np.int64]]]]
+_ITEMS = ("values", "codes", "views", "offsets")
 
 
 def pieces(
@@ -106,36 +131,72 @@ def pieces(
         start = end
 
 
-def announce(plans: Sequence[Plan], reads: Reads) -> None:
-    """Have everything read that rows need: what they lie in, and then the bytes that offsets or views lead to."""
+Taking = dict[tuple[int, str], Pieces]
+"""The pieces of a run, by its id and what they are."""
+
+
+def explain(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) -> None:
+    """Count what `take` would read."""
+    _fetched([(column, list(pieces(column.runs, numbers))) for column in columns], reads, dry=True)
+
+
+def bring(column: Column, numbers: NDArray[np.int64], reads: Reads) -> None:
+    """Have the system's page cache get what rows of a column need."""
+    for some in _slices([column], numbers):
+        _fetched([(column, list(pieces(column.runs, some)))], reads, cached=True)
+
+
+def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: bool = False) -> Taking:
+    """Fetch everything that rows need: what they lie in, and then the bytes that offsets lead to."""
+    found: Taking = {}
+    names = {}
+
+    def add(name: str, run: ColumnRun, what: str, extent: Extent | None, starts: NDArray[np.int64], sizes: Any) -> None:
+        if extent is not None and extent.nbytes:
+            found[id(run), what] = extent.pieces(starts, sizes)
+            found[id(run), what].direct &= not cached
+            names[id(run), what] = name
+
     for column, parts in plans:
         for run, rows in parts:
-            reads.bits(column.name, run.valid, rows)
+            add(column.name, run, "valid", run.valid, rows >> 3, 1)
             if run.layout.kind == "bits":
-                reads.bits(column.name, run.values, rows)
-            else:
-                reads.items(column.name, run.values, rows)
-            reads.items(column.name, run.codes, rows)
-            reads.items(column.name, run.views, rows)
-            reads.items(column.name, run.offsets, rows, 2)
+                add(column.name, run, "values", run.values, rows >> 3, 1)
+            for what in ("codes", "views", "offsets") if run.layout.kind == "bits" else _ITEMS:
+                extent = getattr(run, what)
+                if extent is not None and extent.nbytes:
+                    width = extent.nbytes // extent.shape[0]
+                    add(column.name, run, what, extent, rows * width, width * (2 if what == "offsets" else 1))
+    first = list(found)
+    fetch(list(found.values()), dry=dry)
     for column, parts in plans:
         for run, rows in parts:
             if run.offsets is not None and run.bytes is not None:
-                starts, ends = _offsets(column.name, run, rows)
+                starts, ends = _offsets(column.name, run, rows, found if not dry else None)
                 used = np.flatnonzero(ends > starts)
-                first = run.bytes.offset + starts[used]
-                order = np.argsort(first, kind="stable")  # as they are, but in a damaged file
-                last = np.maximum.accumulate(run.bytes.offset + ends[used][order])
-                reads.add(column.name, run.bytes.file, int((ends - starts).sum()), pages_of(first[order], last))
+                used = used[np.argsort(starts[used], kind="stable")]  # as they are, but in a damaged file
+                add(column.name, run, "bytes", run.bytes, starts[used], (ends - starts)[used])
+    fetch([one for key, one in found.items() if key not in first], dry=dry)
+    for key, one in found.items():
+        reads.pieces(names[key], one)
+    return found
 
 
-def _offsets(name: str, run: ColumnRun, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where the bytes of rows begin and end, checked; null rows have none."""
+def _offsets(
+    name: str, run: ColumnRun, rows: NDArray[np.int64], found: Taking | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the bytes of rows begin and end, checked; null rows have none; mapped without `found`."""
     assert run.offsets is not None
-    offsets = run.offsets.numpy()
-    starts, ends = offsets[rows].astype(np.int64), offsets[rows + 1].astype(np.int64)
-    valid = _valid(run, rows)
-    if valid is not None:
+    if found is None:
+        offsets = run.offsets.numpy()
+        starts, ends = offsets[rows].astype(np.int64), offsets[rows + 1].astype(np.int64)
+        bits = None if run.valid is None else run.valid.numpy().reshape(-1)[rows >> 3]
+    else:
+        both = found[id(run), "offsets"].items().view(run.offsets.dtype).astype(np.int64)
+        starts, ends = both[:, 0], both[:, 1]
+        bits = _byte(run, rows, found, "valid")
+    if bits is not None:
+        valid = _bit(bits, rows)
         starts, ends = np.where(valid, starts, 0), np.where(valid, ends, 0)
     size = 0 if run.bytes is None else run.bytes.nbytes
     wrong = np.flatnonzero((starts < 0) | (ends < starts) | (ends > size))
@@ -153,53 +214,72 @@ def damaged(file: Any, name: str, row: int) -> FormatError:
     )  # fmt: skip
 
 
-def _valid(run: ColumnRun, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-    if run.valid is None:
-        return None
-    bits = run.valid.numpy().reshape(-1)
-    return np.asarray((bits[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1, np.bool_)
+def _byte(run: ColumnRun, rows: NDArray[np.int64], found: Taking, what: str) -> NDArray[np.uint8] | None:
+    """Return the byte in which the bit of each row is."""
+    one = found.get((id(run), what))
+    return None if one is None else one.items().reshape(-1)
 
 
-def _taken(name: str, run: ColumnRun, rows: NDArray[np.int64]) -> Any:
+def _bit(bits: NDArray[np.uint8], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.asarray((bits >> (rows & 7).astype(np.uint8)) & 1, np.bool_)
+
+
+def _packed(bits: NDArray[np.uint8] | None, rows: NDArray[np.int64]) -> Any:
+    return None if bits is None else arrow().py_buffer(np.packbits(_bit(bits, rows), bitorder="little"))
+
+
+def _taken(name: str, run: ColumnRun, rows: NDArray[np.int64], taking: Taking) -> Any:
     """Return rows of a run as a `pyarrow.Array`."""
     pa = arrow()
-    kind, layout = storage_of(run.type), run.layout
-    if layout.kind in ("fixed", "bits", "list", "null"):
-        return run.arrow().take(pa.array(rows))
-    valid = _valid(run, rows)
-    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    if layout.kind == "codes":
-        assert run.codes is not None
-        codes = pa.Array.from_buffers(
-            pa.from_numpy_dtype(layout.dtype), len(rows), [bits, pa.py_buffer(run.codes.numpy()[rows])]
-        )
+    kind, layout, count = storage_of(run.type), run.layout, len(rows)
+    bits = _packed(_byte(run, rows, taking, "valid"), rows)
+    what = {"codes": "codes", "views": "views"}.get(layout.kind, "values")
+    one = taking.get((id(run), what))
+    items = pa.py_buffer(b"" if one is None or layout.kind == "bits" else one.items())
+    if layout.kind == "null":
+        found = pa.nulls(count)
+    elif layout.kind == "fixed":
+        found = pa.Array.from_buffers(kind, count, [bits, items])
+    elif layout.kind == "bits":
+        found = pa.Array.from_buffers(kind, count, [bits, _packed(_byte(run, rows, taking, "values"), rows)])
+    elif layout.kind == "list":
+        values = pa.Array.from_buffers(kind.value_type, count * layout.inner[0], [None, items])
+        found = pa.Array.from_buffers(kind, count, [bits], children=[values])
+    elif layout.kind == "codes":
+        codes = pa.Array.from_buffers(pa.from_numpy_dtype(layout.dtype), count, [bits, items])
         ordered = pa.types.is_dictionary(kind) and kind.ordered
         found = _sound(name, run, pa.DictionaryArray.from_arrays(codes, run.dictionary, ordered=ordered, safe=False))
         if not pa.types.is_dictionary(kind):
             found = found.dictionary_decode()
     elif layout.kind == "views":
-        assert run.views is not None
-        buffers = [bits, pa.py_buffer(run.views.numpy()[rows]), *(one.buffer for one in run.data)]
-        found = _sound(name, run, pa.Array.from_buffers(kind, len(rows), buffers))
+        found = _sound(name, run, pa.Array.from_buffers(kind, count, [bits, items, *(x.buffer for x in run.data)]))
     else:
-        starts, ends = _offsets(name, run, rows)
+        starts, ends = _offsets(name, run, rows, taking)
         offsets = np.concatenate(([0], np.cumsum(ends - starts)))
         if offsets[-1] >= 1 << 31:
             binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
             kind = pa.large_binary() if binary else pa.large_string()
         small = not (pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
-        data = _bytes(run.bytes, starts, offsets)
+        one = taking.get((id(run), "bytes"))
+        data = b"" if one is None else _in_order(one.items(), starts, ends)
         buffers = [bits, pa.py_buffer(offsets.astype(np.int32 if small else np.int64)), pa.py_buffer(data)]
-        found = _sound(name, run, pa.Array.from_buffers(kind, len(rows), buffers))
+        found = _sound(name, run, pa.Array.from_buffers(kind, count, buffers))
+    for file in {extent.file for extent in run.extents}:
+        file.require()
     return found if not isinstance(run.type, pa.BaseExtensionType) else pa.ExtensionArray.from_storage(run.type, found)
 
 
-def _bytes(extent: Extent | None, starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the bytes of rows, one after another; each begins at its start and has its place between offsets."""
-    if extent is None or not offsets[-1]:
-        return np.zeros(0, np.uint8)
-    places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], np.diff(offsets))
-    return np.asarray(extent.numpy()[places])
+def _in_order(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the bytes of rows in the order of rows; they were fetched in the order in which they lie."""
+    used = np.flatnonzero(ends > starts)
+    order = np.argsort(starts[used], kind="stable")
+    if (order[1:] > order[:-1]).all():
+        return data
+    sizes = (ends - starts)[used]
+    at = np.empty(len(used), np.int64)
+    at[order] = np.cumsum(sizes[order]) - sizes[order]
+    before = np.cumsum(sizes) - sizes
+    return np.asarray(data[np.arange(int(sizes.sum())) + np.repeat(at - before, sizes)])
 
 
 def _sound(name: str, run: ColumnRun, found: Any) -> Any:

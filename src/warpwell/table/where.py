@@ -17,7 +17,7 @@ from .extent import Extent
 from .key_sets import Flips, codes_of, encoded, intersection, set_of
 from .reading import ColumnReads, Reads, together
 from .statistics import Blocks, blocks_of, by_keys, spans
-from .take import Taken, announce, damaged, pieces, take
+from .take import Taken, bring, damaged, explain, take
 
 _KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
 _WARP = 32
@@ -103,12 +103,12 @@ class Matches:
     def explain(self, columns: Sequence[str | int] | str | None = None) -> list[ColumnReads]:
         """Return what was read so far; with `columns`, what `take` of them would read.
 
-        A page is 4 KiB. Of strings the offsets are read to know where their bytes lie.
+        Of strings the offsets are read to know where their bytes lie.
         """
         if columns is None:
             return together(self._reads)
         reads = Reads(dry=True)
-        announce([(one, list(pieces(one.runs, self._numbers))) for one in self._columns(columns)], reads)
+        explain(self._columns(columns), self._numbers, reads)
         return reads.listed()
 
     def _columns(self, columns: Sequence[str | int] | str | None) -> list[Column]:
@@ -197,7 +197,7 @@ def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
             rows = _rows(column.runs, mask)
             if not len(rows):
                 return mask
-            announce([(column, list(pieces(column.runs, rows)))], reads)
+            bring(column, rows, reads)
         mask = _evaluate(table, column, flips, codes, mask)
     assert mask is not None
     return mask

@@ -73,6 +73,28 @@ def of_cache(array: Any, *, measure: bool) -> int:
     return _hole(key, (lambda: _time_medium(array)) if measure and array.tier == "storage" else None)
 
 
+def of_reads(key: Any, measure: Callable[[], tuple[float, float] | None] | None, nbytes: int) -> int:
+    """Return the same for reads of another kind, of a file of so many bytes; `measure` returns what `timed` does."""
+    return _hole(key, measure if nbytes >= LEAST_BYTES else None)
+
+
+def timed(
+    reader: Callable[[int], Callable[[NDArray[np.int64]], None]], nbytes: int, address: int | None
+) -> tuple[float, float] | None:
+    """Return the seconds of a read of `SHORT` and of one of `LONG` bytes at random places, or None.
+
+    ``reader(size)`` returns a function that reads some places, in units of the size. Of a file that is mapped at an
+    address, only places that are not in memory count.
+    """
+    found = []
+    for size in (SHORT, LONG):
+        some = _places(nbytes // size, 2 * READS[size])
+        if address is not None:
+            some = np.array([one for one in some.tolist() if not _there(address + one * size)], np.int64)
+        found.append(_seconds_each(reader(size), some[: READS[size]]))
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
+
+
 def _hole(key: Any, measure: Callable[[], tuple[float, float] | None] | None) -> int:
     wanted = given()
     if wanted is not None:
@@ -116,19 +138,17 @@ def _time_mapping(array: Any) -> tuple[float, float] | None:
     mapping = array._part.mapping
     if not mapping.tells or mapping.end - mapping.address < LEAST_BYTES:
         return None
-    found = []
-    for size in (SHORT, LONG):
-        some = _places((mapping.end - mapping.address) // size, 2 * READS[size])
-        fresh = np.array([place for place in some.tolist() if not _there(mapping.address + place * size)], np.int64)
-        room = np.empty(READS[size] * size, np.uint8)
+    room = np.empty(max(READS[size] * size for size in (SHORT, LONG)), np.uint8)
 
-        def read(places: NDArray[np.int64], size: int = size, room: NDArray[np.uint8] = room) -> None:
+    def reader(size: int) -> Callable[[NDArray[np.int64]], None]:
+        def read(places: NDArray[np.int64]) -> None:
             rows = RowCopy(places, None, source=mapping.address, extent=1 << 62, stride=size, nbytes=size,
                            out=room.ctypes.data, mapped=mapping)  # fmt: skip
             rows.fetch(0, len(places), 0)
 
-        found.append(_seconds_each(read, fresh))
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+        return read
+
+    return timed(reader, mapping.end - mapping.address, mapping.address)
 
 
 def _time_medium(array: Any) -> tuple[float, float] | None:

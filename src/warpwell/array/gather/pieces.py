@@ -1,0 +1,383 @@
+"""`fetch`: bytes of files that are known piece by piece, as addresses in memory.
+
+A piece whose pages the system's page cache has is where the file is mapped. The others become runs, merged over holes
+that are cheaper to read than another command (`break_even`), which `THREADS` threads read into memory of their own, a
+command each at a time. A run is a multiple of 512 bytes where the file is read directly, past the page cache, and of
+4 KiB otherwise, when the next fetch finds its pages there. A forked child, or a closed file, disturbs nobody: who
+fetches has descriptors of his own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...storage.commands import set_word, word
+from ...targets import SYSTEM, copy_bytes, device, fetch_add, load_relaxed, load_weak_as, pread, store_weak_as
+from ..mapping import Mapping
+from . import break_even
+from .jobs import Crew, Job
+
+THREADS = 32
+COMMAND = 128 << 10
+"""Longest command, in bytes."""
+DIRECT, PAGE = 512, mmap.PAGESIZE
+STALLED = 60.0
+"""Seconds without the end of a command after which a drive is given up."""
+MEASURED = 4096
+"""Pieces of a fetch from which on it may wait for the measurement of the drive."""
+
+W_TABLE, W_COUNT, W_NEXT, W_STOP, W_ERROR, W_WRONG, W_DONE, WORDS = range(8)
+R_FD, R_OFFSET, R_NBYTES, R_NEEDED, R_BUFFER, ROW_WORDS = range(6)
+SHORT = 1 << 20
+"""Not an errno: the file ended too early."""
+I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+
+@dataclass
+class Pieces:
+    """Bytes of a file: piece k has ``sizes[k]`` of them from byte ``starts[k]`` on.
+
+    Attributes
+    ----------
+    mapping : Mapping
+        Of the file.
+    fileno : callable
+        Returns its descriptor, or raises.
+    path : str
+    nbytes : int
+        Of the file.
+    starts : ndarray of int64
+        Ascending.
+    sizes : int or ndarray of int64
+    direct : bool
+        Whether the file is to be read past the page cache, where that is possible in units of 512 bytes.
+    addresses : ndarray of int64
+        Where the pieces are, after `fetch`, as long as this object lives.
+    read, commands : int
+        Bytes of the runs in which they lie, and the commands that these take.
+    from_storage : int
+        Bytes of the runs of those that are not in the page cache.
+    """
+
+    mapping: Mapping
+    fileno: Callable[[], int]
+    path: str
+    nbytes: int
+    starts: NDArray[np.int64]
+    sizes: Any
+    direct: bool = False
+    addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    read: int = 0
+    commands: int = 0
+    from_storage: int = 0
+    keep: Any = None
+
+    def items(self) -> NDArray[np.uint8]:
+        """Return a copy of the pieces, one after another; shape (pieces, size) if they have one size."""
+        fixed = isinstance(self.sizes, int)
+        sizes = np.zeros(0, np.int64) if fixed else np.ascontiguousarray(self.sizes, np.int64)
+        count = len(self.starts)
+        out = np.empty((count, self.sizes) if fixed else int(sizes.sum()), np.uint8)
+        if count:
+            _native(copy_pieces)(self.addresses.ctypes.data, 0 if fixed else sizes.ctypes.data,
+                                 self.sizes if fixed else 0, out.ctypes.data, count)  # fmt: skip
+        return out
+
+
+def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
+    """Bring pieces into memory, or with `dry` only count what that would read.
+
+    Raises
+    ------
+    MediumError
+        A file was cut, or cannot be read.
+    """
+    plans = []
+    for one in wanted:
+        if len(one.starts):
+            plans.append((one, *_planned(one, measure=not dry)))
+    if dry:
+        return
+    total = sum(int(lengths.sum()) for *_, lengths in plans)
+    if not total:
+        return
+    room = np.empty(total + PAGE, np.uint8)
+    at = -(-int(room.ctypes.data) // PAGE) * PAGE
+    rows, opened = [], []
+    try:
+        for one, absent, unit, run_of, begins, lengths in plans:
+            if not len(absent):
+                continue
+            places = at + np.cumsum(lengths) - lengths
+            one.addresses[absent] = places[run_of] + one.starts[absent] - begins[run_of]
+            one.keep = room
+            opened.append(_descriptor(one, unit))
+            rows.append(_rows(opened[-1], one.nbytes, begins, lengths, places))
+            at += int(lengths.sum())
+        wrong = _read(np.concatenate(rows), room)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    if wrong is not None:
+        code, where = wrong
+        path = next(one.path for descriptor, (one, *_) in zip(opened, (p for p in plans if len(p[1])), strict=True)
+                    if descriptor == where[R_FD])  # fmt: skip
+        reason = "it was truncated while it was open: restore it" if code == SHORT else os.strerror(code)
+        raise errors.MediumError(f"{path}: reading byte {where[R_OFFSET]} failed: {reason}",
+                                 lba=where[R_OFFSET] // 512)  # fmt: skip
+
+
+def _planned(one: Pieces, measure: bool) -> tuple[Any, ...]:
+    """Return the pieces that are not in memory; the unit of reads; the run of each, where runs begin, their bytes."""
+    one.addresses = one.mapping.address + one.starts
+    ends = one.starts + one.sizes
+    unit = DIRECT if one.direct and _reads_directly(one) else PAGE
+    absent = np.flatnonzero(_absent(one, ends))
+    hole = _hole(one, unit, measure and len(absent) >= MEASURED)
+    _, begins, lengths = _runs(one.starts, ends, unit, hole)
+    one.read, one.commands = _bytes_of(one, begins, lengths), int((-(-lengths // COMMAND)).sum())
+    run_of, begins, lengths = _runs(one.starts[absent], ends[absent], unit, hole)
+    one.from_storage = _bytes_of(one, begins, lengths)
+    return absent, unit, run_of, begins, lengths
+
+
+def _bytes_of(one: Pieces, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+    return int((np.minimum(begins + lengths, one.nbytes) - begins).sum())
+
+
+def _runs(
+    starts: NDArray[np.int64], ends: NDArray[np.int64], unit: int, hole: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the run of each piece, and where runs begin, in multiples of a unit, and their bytes."""
+    low, high = starts // unit * unit, -(-ends // unit) * unit
+    if not len(low):
+        return low, low, low
+    reached = np.maximum.accumulate(high)
+    new = np.concatenate(([True], low[1:] > reached[:-1] + hole))
+    first = np.flatnonzero(new)
+    last = np.concatenate((first[1:] - 1, [len(low) - 1]))
+    return np.cumsum(new) - 1, low[first], reached[last] - low[first]
+
+
+def _rows(
+    descriptor: int, nbytes: int, begins: NDArray[np.int64], lengths: NDArray[np.int64], places: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the commands of runs: rows of the table that threads take them from."""
+    counts = -(-lengths // COMMAND)
+    run = np.repeat(np.arange(len(begins)), counts)
+    shift = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * COMMAND
+    rows = np.empty((len(run), ROW_WORDS), np.int64)
+    rows[:, R_FD] = descriptor
+    rows[:, R_OFFSET] = begins[run] + shift
+    rows[:, R_NBYTES] = np.minimum(lengths[run] - shift, COMMAND)
+    rows[:, R_NEEDED] = np.minimum(rows[:, R_NBYTES], nbytes - rows[:, R_OFFSET])
+    rows[:, R_BUFFER] = places[run] + shift
+    return rows
+
+
+def _absent(one: Pieces, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which pieces have a page that is not in the page cache."""
+    if not one.mapping.tells:
+        return np.ones(len(ends), np.bool_)
+    low = int(one.starts[0]) // PAGE * PAGE
+    count = -(-int(ends.max()) // PAGE) - low // PAGE
+    there = np.zeros(count, np.uint8)
+    if _libc.mincore(one.mapping.address + low, count * PAGE, there.ctypes.data):
+        return np.ones(len(ends), np.bool_)
+    first, last = (one.starts - low) // PAGE, np.maximum(ends - 1 - low, 0) // PAGE
+    gone = np.concatenate(([0], np.cumsum(there & 1 == 0)))
+    return np.asarray(gone[last + 1] > gone[first])
+
+
+# -- how a file is read -------------------------------------------------------------------------------------------
+
+_direct: dict[int, bool] = {}
+
+
+def _reads_directly(one: Pieces) -> bool:
+    """Return whether the file system reads 512 bytes past the page cache: tried once."""
+    device_number = os.fstat(one.fileno()).st_dev
+    if device_number not in _direct:
+        if one.nbytes < 2 * DIRECT:
+            return False
+        try:
+            descriptor = os.open(f"/proc/self/fd/{one.fileno()}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+        except OSError:
+            _direct[device_number] = False
+            return False
+        try:
+            with mmap.mmap(-1, PAGE) as room, memoryview(room) as view, view[DIRECT : 2 * DIRECT] as part:
+                _direct[device_number] = os.preadv(descriptor, [part], DIRECT) == DIRECT
+        except OSError:
+            _direct[device_number] = False
+        finally:
+            os.close(descriptor)
+    return _direct[device_number]
+
+
+def _descriptor(one: Pieces, unit: int) -> int:
+    """Return a descriptor of the file, of its own: nobody closes it, and advice is for it alone."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if unit == DIRECT else 0)
+    try:
+        descriptor = os.open(f"/proc/self/fd/{one.fileno()}", flags)
+    except OSError:  # no /proc
+        if unit == DIRECT:
+            raise
+        return os.dup(one.fileno())
+    if unit != DIRECT:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+    return descriptor
+
+
+def _hole(one: Pieces, unit: int, measure: bool) -> int:
+    key = "direct" if unit == DIRECT else "read", os.fstat(one.fileno()).st_dev
+    return break_even.of_reads(key, (lambda: _timed(one, unit)) if measure else None, one.nbytes)
+
+
+def _timed(one: Pieces, unit: int) -> tuple[float, float] | None:
+    """Return the seconds of a read of `break_even.SHORT` and of one of `break_even.LONG` bytes at random places."""
+    descriptor = _descriptor(one, unit)
+
+    def reader(size: int) -> Callable[[NDArray[np.int64]], None]:
+        room = np.empty(break_even.READS[size] * size + PAGE, np.uint8)
+        at = -(-int(room.ctypes.data) // PAGE) * PAGE
+
+        def read(places: NDArray[np.int64]) -> None:
+            lengths = np.full(len(places), size)
+            if _read(_rows(descriptor, one.nbytes, places * size, lengths, at + np.arange(len(places)) * size), room):
+                raise errors.MediumError(f"{one.path} cannot be read")
+
+        return read
+
+    try:
+        return break_even.timed(reader, one.nbytes, one.mapping.address if one.mapping.tells else None)
+    finally:
+        os.close(descriptor)
+
+
+def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] | None:
+    """Carry out commands; return the errno and the row of the first that failed, or None.
+
+    Ctrl-C is raised here; threads that are in a command then end it, and keep the memory to which it writes.
+    """
+    state = np.zeros(WORDS, np.int64)
+    state[W_TABLE], state[W_COUNT] = rows.ctypes.data, len(rows)
+    share = _native(read_share)
+
+    def run(piece: int) -> None:
+        share(state.ctypes.data)
+        del piece
+
+    job = Job(min(THREADS, len(rows)), _holding(run, rows, keep), lambda: None, _crew())
+    done = -1
+    try:
+        while not job.wait(STALLED):
+            if done == state[W_DONE]:
+                raise errors.StallError(f"a drive has ended no read for {STALLED:g} s: look for it in the system's log")
+            done = int(state[W_DONE])
+    except BaseException:
+        state[W_STOP] = 1
+        job.cancel()
+        job.wait(1.0)  # who closes descriptors next should not meet a read that begins
+        raise
+    if job.error is not None:
+        raise job.error
+    return (int(state[W_ERROR]), rows[state[W_WRONG]]) if state[W_ERROR] else None
+
+
+def _holding(run: Callable[[int], None], *kept: Any) -> Callable[[int], None]:
+    """Return a function that keeps memory for as long as it lives."""
+
+    def held(piece: int, kept: tuple[Any, ...] = kept) -> None:
+        run(piece)
+
+    return held
+
+
+_crews: list[Crew] = []
+_lock = threading.Lock()
+
+
+def _crew() -> Crew:
+    with _lock:
+        if not _crews:
+            _crews.append(Crew(THREADS))
+        return _crews[0]
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _crews.clear()  # its threads are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _native(function: Callable[..., int]) -> Callable[..., int]:
+    from ...targets.compiler.machine_code import machine_code  # imports LLVM
+
+    return machine_code(function)
+
+
+@device
+def read_share(state: int) -> int:
+    """Carry out commands of the table until none is left (thread; several share a table)."""
+    while load_relaxed(state + 8 * W_STOP, SYSTEM) == 0:
+        k = fetch_add(state + 8 * W_NEXT, 1, SYSTEM)
+        if k >= word(state, W_COUNT):
+            break
+        row = word(state, W_TABLE) + 8 * ROW_WORDS * k
+        needed = load_weak_as(row + 8 * R_NEEDED, I8)
+        done = 0
+        while done < needed:
+            done = done & -512  # direct reads begin there
+            got = pread(
+                load_weak_as(row + 8 * R_FD, I8), load_weak_as(row + 8 * R_BUFFER, I8) + done,
+                load_weak_as(row + 8 * R_NBYTES, I8) - done, load_weak_as(row + 8 * R_OFFSET, I8) + done,
+            )  # fmt: skip
+            if got == -4:  # EINTR
+                continue
+            if got < 0 or (got & -512 == 0 and done + got < needed):
+                set_word(state, W_WRONG, k)
+                set_word(state, W_ERROR, -got if got < 0 else SHORT)
+                set_word(state, W_STOP, 1)
+                break
+            done += got
+        fetch_add(state + 8 * W_DONE, 1, SYSTEM)
+    return 0
+
+
+@device
+def copy_pieces(addresses: int, sizes: int, size: int, out: int, count: int) -> int:
+    """Copy pieces, one after another; of one size, or with `sizes` each of its own (thread)."""
+    to = out
+    for k in range(count):
+        source = load_weak_as(addresses + 8 * k, I8)
+        nbytes = size
+        if sizes != 0:
+            nbytes = load_weak_as(sizes + 8 * k, I8)
+        if nbytes == 8:
+            store_weak_as(to, load_weak_as(source, I8), I8)
+        elif nbytes == 4:
+            store_weak_as(to, load_weak_as(source, I4), I4)
+        elif nbytes == 2:
+            store_weak_as(to, load_weak_as(source, I2), I2)
+        elif nbytes == 1:
+            store_weak_as(to, load_weak_as(source, I1), I1)
+        else:
+            copy_bytes(to, source, nbytes)
+        to += nbytes
+    return 0
