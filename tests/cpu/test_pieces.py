@@ -1,0 +1,117 @@
+"""Pieces of files that are fetched are the bytes of the file, and what is said of the reads is what they are."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from warpwell import errors
+from warpwell.array.gather import pieces
+from warpwell.table.extent import MappedFile
+
+NBYTES = (1 << 20) + 777
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pieces") / "bytes"
+    data = np.random.default_rng(0).integers(0, 256, NBYTES).astype(np.uint8)
+    path.write_bytes(data.tobytes())
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())  # pages that are not written are not dropped
+    return path, data
+
+
+@pytest.fixture(params=[True, False], ids=["direct", "cached"])
+def file(written, request):
+    opened = MappedFile(str(written[0]), request.param)
+    yield opened
+    opened.close()
+
+
+def _wanted(random, count):
+    sizes = int(random.choice([1, 2, 3, 8, 700])) if random.random() < 0.5 else random.integers(1, 9000, count)
+    starts = np.sort(random.integers(0, NBYTES - (sizes if isinstance(sizes, int) else 9000) + 1, count))
+    if isinstance(sizes, int):
+        starts[-1] = NBYTES - sizes
+    return starts, sizes
+
+
+def _wrong(file, data, seed):
+    """Return the number of the first of twenty fetches, some of them of dropped pages, that gave other bytes."""
+    random = np.random.default_rng(seed)
+    for number in range(20):
+        if random.random() < 0.7:
+            file._mapping.drop(0, NBYTES)
+        asked = [file.pieces(*_wanted(random, int(random.integers(1, 300)))) for _ in range(2)]
+        pieces.fetch(asked)
+        for one in asked:
+            sizes = np.broadcast_to(one.sizes, len(one.starts))
+            expected = [data[at : at + size] for at, size in zip(one.starts, sizes, strict=True)]
+            if not np.array_equal(one.items().reshape(-1), np.concatenate(expected)):
+                return number
+    return None
+
+
+@pytest.mark.parametrize("hole", ["0", "20KiB", None])
+def test_pieces_are_the_bytes_of_the_file(written, file, hole, monkeypatch):
+    if hole is not None:
+        monkeypatch.setenv("WARPWELL_HOLE_BYTES", hole)
+    before = set(os.listdir("/proc/self/fd"))
+    assert _wrong(file, written[1], 1) is None
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # that of the listing
+
+
+FAULTS = {
+    "runs end with the last piece": lambda s, e, u, h: _RUNS(s, np.maximum(e - 1, s), u, h),
+    "a run begins where its first piece does": lambda s, e, u, h: (lambda r, b, n: (r, b + 512, n))(*_RUNS(s, e, u, h)),
+    "pieces overlap with none before": lambda s, e, u, h: _shorter(s, e, u, h),
+}
+_RUNS = pieces._runs
+
+
+def _shorter(starts, ends, unit, hole):
+    low, high = starts // unit * unit, -(-ends // unit) * unit
+    new = np.concatenate(([True], low[1:] > high[:-1] + hole))
+    first = np.flatnonzero(new)
+    last = np.concatenate((first[1:] - 1, [len(low) - 1]))
+    return np.cumsum(new) - 1, low[first], high[last] - low[first]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(written, file, fault, monkeypatch):
+    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "0")
+    monkeypatch.setattr(pieces, "_runs", FAULTS[fault])
+    try:
+        assert _wrong(file, written[1], 2) is not None
+    except errors.MediumError:
+        pass  # it reads outside
+
+
+def test_what_is_read_is_counted(written, file, monkeypatch):
+    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "0")
+    starts = np.arange(5, NBYTES - 8, 16_000)
+    one = file.pieces(starts, 8)
+    pieces.fetch([one], dry=True)
+    unit = 512 if file.direct and pieces._reads_directly(one) else 4096
+    assert one.read == unit * len(starts) and one.commands == len(starts)  # none straddles two units
+    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "20KiB")
+    pieces.fetch([one], dry=True)
+    assert one.commands == -(-one.read // pieces.COMMAND) and NBYTES - 16_000 < one.read <= NBYTES
+
+
+def test_a_file_that_was_cut(written, file, tmp_path):
+    path = tmp_path / "cut"
+    path.write_bytes(written[1].tobytes())
+    opened = MappedFile(str(path), file.direct)
+    os.truncate(path, 300_000)
+    one = opened.pieces(np.arange(0, NBYTES - 8, 10_000), 8)
+    with pytest.raises(errors.MediumError, match="truncated"):
+        pieces.fetch([one])
+        one.items()
+        opened.require()
+    opened.close()
+    with pytest.raises(errors.ClosedError):
+        pieces.fetch([opened.pieces(np.array([0]), 8)])
