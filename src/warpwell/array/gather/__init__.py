@@ -6,6 +6,7 @@
 - jobs.py        pieces of work on the process's service threads
 - memory.py      rows of arrays in memory, and of mapped files, which are read ahead
 - cached.py      rows of arrays behind a cache: waves of pages, and the kernel that copies
+- pieces.py      bytes of files that are known piece by piece, for tables: threads that read runs of them
 - break_even.py  over how large a hole reads are merged, measured
 """
 
