@@ -237,7 +237,7 @@ FAULTS = (
         (Edit("array.elements", "_hit", "            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "            if True:"),),
         Focus(hashed=False),
-        seed=32,
+        seed=41,
     ),
     Fault(
         "recheck-removed-hashed", "cache", "a reader of a hashed table compares only the owner of the frame",
@@ -245,7 +245,7 @@ FAULTS = (
               "if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "if owner == page + 1:"),),
         Focus(frames=1, hashed=True, readers=True),
-        seed=20,
+        seed=25,
     ),
     Fault(
         "owner-check-removed", "cache", "a reader of a hashed table takes any page of its word for its own",
@@ -261,7 +261,7 @@ FAULTS = (
         "store-fence-removed", "cache", "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
-        seed=1044,
+        seed=1070,
     ),
     Fault(
         "owner-relaxed", "frame", "who sees the owner of a later page need not see that the word has changed",
@@ -380,7 +380,7 @@ FAULTS = (
         (Edit("cache.paging", "load_page", _PULL,
               "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
          Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1))),
-        seed=131,
+        seed=265,
     ),
     Fault(
         "unpinned-before-store", "cache", "pin and DIRTY are settled before the store (see the module's text)",
@@ -399,14 +399,14 @@ FAULTS = (
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=LONG),
-        seed=25,
+        seed=33,
     ),
     Fault(
         "hole-published", "known", "a page is published though others have read and written it since it was looked at",
         (Edit("cache.known_pages", "publish_known", _SEEN, _SEEN.replace(
             "        if load_relaxed(word, DEVICE) == seen:\n",
             "        seen = load_relaxed(word, DEVICE)\n        if state_of(seen) == INVALID:\n")),),
-        seed=553,
+        seed=877,
     ),
     Fault(
         "generation-kept", "known", "an eviction does not make the next generation",
@@ -507,7 +507,7 @@ FAULTS = (
     Fault(
         "version-recheck-removed", "store", "who copies a value out of the cache does not look at its version again",
         (Edit(_WAYS, "look_up", "if load_acquire(address + 8 * W_VERSION, DEVICE) != version:", "if False:"),),
-        seed=57,
+        seed=77,
     ),
     Fault(
         "version-relaxed", "store", "the version does not acquire the value that it stands for",
@@ -521,7 +521,7 @@ FAULTS = (
     Fault(
         "filler-fence-removed", "store", "nothing orders the odd version before the new bytes",
         (Edit(_REQUESTS, "fill_ways", _FENCED, _FENCED.replace("fence(DEVICE)", "pass")),),
-        seed=1796,
+        seed=1862,
     ),
     Fault(
         "odd-version-not-set", "store", "the version stays even while a value is being filled in",
@@ -558,7 +558,7 @@ FAULTS = (
         "ticket-taken-twice", "store", "who takes a ticket does not look whether another one has",
         (Edit(_TICKETS, "let_go", "    return compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE) == use\n",
               "    compare_exchange(record + 8 * ID_USE, use, use - 1, DEVICE)\n    return True\n"),),
-        seed=1875,
+        seed=1891,
     ),
     Fault(
         "no-id-left", "store", "tickets may hold all ids, and their holders wait for one more",
@@ -567,7 +567,7 @@ FAULTS = (
     Fault(
         "first-acquire-relaxed", "resident", "who sees its page VALID need not see the page's bytes",
         (Edit("array.elements", "_placed_hit", _PLACED, _PLACED.replace("load_acquire", "load_relaxed")),),
-        seed=28,
+        seed=42,
     ),
     Fault(
         "not-its-own-frame", "resident", "a page that comes in takes any frame, as if pages took turns",
