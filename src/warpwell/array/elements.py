@@ -34,7 +34,7 @@ from ..targets import (
     i64,
     linked,
     load_acquire,
-    load_acquire_as,
+    load_passing_as,
     load_relaxed,
     load_relaxed_as,
     load_weak_as,
@@ -199,7 +199,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
                 frame = (seen >> FRAME_SHIFT) & FRAME_MAX
                 # acquired: who sees a later page's owner also sees, below, that the word has changed
                 owner = load_acquire(view.owners + 8 * frame, DEVICE)
-                item = load_acquire_as(view.frames + (frame << shift) + inside, dtype)
+                item = load_passing_as(view.frames + (frame << shift) + inside, dtype)
                 if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                     if seen & REF == 0 and view.once == 0:
                         fetch_or_as(word, REF, I8)
@@ -222,7 +222,7 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
         seen = load_acquire(word, DEVICE)
         if seen & READABLE != 0:
             frame = (seen >> FRAME_SHIFT) & FRAME_MAX
-            item = load_acquire_as(view.frames + (frame << shift) + inside, dtype)
+            item = load_passing_as(view.frames + (frame << shift) + inside, dtype)
             # the word again: the same frame and generation mean that the item is this page's
             if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
                 if seen & REF == 0 and view.once == 0:

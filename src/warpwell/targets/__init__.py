@@ -81,6 +81,7 @@ from .atomics import (
     load_acquire,
     load_acquire_as,
     load_pair,
+    load_passing_as,
     load_relaxed,
     load_relaxed_as,
     load_weak_as,

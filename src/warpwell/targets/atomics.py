@@ -113,6 +113,14 @@ def load_acquire_as(addr: int, dtype: Any) -> Any:
     return current().load_acquire_as(addr, dtype)
 
 
+def load_passing_as(addr: int, dtype: Any) -> Any:
+    """Return the item of `dtype` at `addr`, as `load_acquire_as`; a GPU drops it from its L2 cache before others.
+
+    For items of frames: there are far more of them than of words of pages, which are asked for each.
+    """
+    return current().load_acquire_as(addr, dtype)
+
+
 def store_relaxed_as(addr: int, value: Any, dtype: Any) -> None:
     """Store `value` at `addr` as an item of `dtype`. Relaxed, device scope."""
     current().store_relaxed_as(addr, value, dtype)

@@ -149,6 +149,7 @@ def _or_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) 
 
 seam.item_load(a.load_relaxed_as, _load_item("monotonic"))
 seam.item_load(a.load_acquire_as, _load_item("acquire"))
+seam.item_load(a.load_passing_as, _load_item("acquire"))
 seam.item_load(a.load_weak_as, _load_item(None))
 seam.item_store(a.store_relaxed_as, _store_item("monotonic"))
 seam.item_store(a.store_weak_as, _store_item(None))

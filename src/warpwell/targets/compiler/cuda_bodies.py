@@ -107,10 +107,17 @@ _define(a.fence, types.void, 0, "fence.acq_rel.{s};", "~{memory}")
 _REGISTER = {8: (I16, "h"), 16: (I16, "h"), 32: (I32, "r"), 64: (I64, "l")}
 
 
-def _load_item(instruction: str) -> Any:
+_FIRST_OUT = "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
+"""The policy of lines that leave L2 before others; a constant of the instruction in machine code."""
+
+
+def _load_item(instruction: str, *, passing: bool = False) -> Any:
     def load(builder: Any, address: Any, bits: int) -> Any:
         register, letter = _REGISTER[bits]
-        loaded = _asm(builder, register, f"{instruction}.u{bits} $0, [$1];", f"={letter},l{_MEMORY}", [address])
+        text = f"{instruction}.u{bits} $0, [$1];"
+        if passing:
+            text = f"{{ .reg .b64 policy; {_FIRST_OUT} {instruction}.L2::cache_hint.u{bits} $0, [$1], policy; }}"
+        loaded = _asm(builder, register, text, f"={letter},l{_MEMORY}", [address])
         return loaded if register.width == bits else builder.trunc(loaded, ir.IntType(bits))
 
     return load
@@ -157,6 +164,7 @@ def _or_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any) 
 
 seam.item_load(a.load_relaxed_as, _load_item("ld.relaxed.gpu.global"))
 seam.item_load(a.load_acquire_as, _load_item("ld.acquire.gpu.global"))
+seam.item_load(a.load_passing_as, _load_item("ld.acquire.gpu.global", passing=True))
 seam.item_load(a.load_weak_as, _load_item("ld.global"))
 seam.item_store(a.store_relaxed_as, _store_item("st.relaxed.gpu.global"))
 seam.item_store(a.store_weak_as, _store_item("st.global"))
