@@ -340,6 +340,11 @@ def test_the_break_even_follows_from_two_times(short: float, long: float, hole: 
     assert abs(break_even.break_even(short, long) - hole) <= 4096
 
 
+def test_of_several_times_the_fastest_counts() -> None:
+    pauses = iter([0.0, 0.01, 0.0, 0.001])
+    assert break_even._seconds_each(lambda places: time.sleep(next(pauses)), np.arange(400), 100) < 5e-5
+
+
 def test_the_break_even_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(break_even, "LEAST_BYTES", 1 << 20)
     monkeypatch.setattr(break_even, "_measured", {})

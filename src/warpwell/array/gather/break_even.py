@@ -5,8 +5,8 @@ Each hole is decided by itself, and nothing else has to be planned: where rows a
 cheaper, all holes are below that, and the whole extent is read.
 
 Both times are measured with the mechanism that reads rows: pages, and runs of 128 KiB, at random places that are not in
-memory, as many in flight as a gather has. This takes a tenth of a second at most, comes with the first gather that is
-large enough to gain by it, and is kept for the process.
+memory, as many in flight as a gather has. This takes some 30 ms, comes with the first gather that is large enough to
+gain by it, and is kept for the process.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ DEFAULT = 16 << 10
 MOST = 128 << 10
 SHORT = 4096
 LONG = 128 << 10
-SECONDS = 0.05
-"""Time for the reads of one size, about."""
-FIRST = 16
-"""Reads of the first call."""
-READS = {SHORT: FIRST * 63, LONG: FIRST * 7}
-"""Most reads of a size."""
+SECONDS = 0.02
+"""Time after which no further reads of a size begin."""
+READS = {SHORT: 256, LONG: 32}
+"""Reads of a size that are timed together, as many in flight as a gather has; the fastest of four times counts."""
 LEAST_BYTES = 64 << 20
 """A smaller file is not worth measuring."""
 
@@ -88,10 +86,10 @@ def timed(
     """
     found = []
     for size in (SHORT, LONG):
-        some = _places(nbytes // size, 2 * READS[size])
+        some = _places(nbytes // size, 8 * READS[size])
         if address is not None:
             some = np.array([one for one in some.tolist() if not _there(address + one * size)], np.int64)
-        found.append(_seconds_each(reader(size), some[: READS[size]]))
+        found.append(_seconds_each(reader(size), some[: 1 + 4 * READS[size]], READS[size]))
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
@@ -117,20 +115,22 @@ def break_even(short: float, long: float) -> int:
     return int(hole) // 4096 * 4096
 
 
-def _seconds_each(read: Callable[[NDArray[np.int64]], None], places: NDArray[np.int64]) -> float | None:
-    """Return the seconds of a read, of as many at once as fit into the time; `read` reads some places at once.
+def _seconds_each(read: Callable[[NDArray[np.int64]], None], places: NDArray[np.int64], some: int) -> float | None:
+    """Return the seconds of a read, of `some` at once; `read` reads some places at once.
 
-    Each time twice as many are read: what a call costs besides, and the wait for the last read of it, count less.
+    The fastest counts: others had to share the processor, or the drive, for a moment.
     """
     read(places[:1])  # which may compile
-    done, some, since = 1, FIRST, time.perf_counter()
-    each: float | None = None
-    while done + some <= len(places) and time.perf_counter() - since < SECONDS / 3:
+    since = time.perf_counter()
+    best: float | None = None
+    for at in range(1, len(places) - some + 1, some):
         begun = time.perf_counter()
-        read(places[done : done + some])
-        each = (time.perf_counter() - begun) / some
-        done, some = done + some, 2 * some
-    return each
+        read(places[at : at + some])
+        took = (time.perf_counter() - begun) / some
+        best = took if best is None else min(best, took)
+        if time.perf_counter() - since > SECONDS:
+            break
+    return best
 
 
 def _time_mapping(array: Any) -> tuple[float, float] | None:
@@ -138,12 +138,12 @@ def _time_mapping(array: Any) -> tuple[float, float] | None:
     mapping = array._part.mapping
     if not mapping.tells or mapping.end - mapping.address < LEAST_BYTES:
         return None
-    room = np.empty(max(READS[size] * size for size in (SHORT, LONG)), np.uint8)
+    room = np.empty(LONG, np.uint8)  # all are copied to one place: it is reads that are timed
 
     def reader(size: int) -> Callable[[NDArray[np.int64]], None]:
         def read(places: NDArray[np.int64]) -> None:
-            rows = RowCopy(places, None, source=mapping.address, extent=1 << 62, stride=size, nbytes=size,
-                           out=room.ctypes.data, mapped=mapping)  # fmt: skip
+            rows = RowCopy(places, np.zeros(len(places), np.int64), source=mapping.address, extent=1 << 62,
+                           stride=size, nbytes=size, out=room.ctypes.data, mapped=mapping)  # fmt: skip
             rows.fetch(0, len(places), 0)
 
         return read
@@ -158,12 +158,12 @@ def _time_medium(array: Any) -> tuple[float, float] | None:
         return None
     found = []
     for size in (SHORT, LONG):
-        some = _places(array.medium.nbytes // size, READS[size])
+        some = _places(array.medium.nbytes // size, 1 + 4 * READS[size])
 
         def read(places: NDArray[np.int64], size: int = size) -> None:
             bulk.read_for_nobody(array._nsid, places * size, size)
 
-        found.append(_seconds_each(read, some))
+        found.append(_seconds_each(read, some, READS[size]))
     return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
