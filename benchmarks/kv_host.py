@@ -46,6 +46,7 @@ def systems(arguments: argparse.Namespace, row_bytes: int = 0) -> Iterator[list]
 def rounds(opened: list, count: int, function: Callable[[object], float]) -> list[float]:
     """Return the best rate of each system; every round runs all of them, each time in another order."""
     best = [0.0] * len(opened)
+    gc.freeze()  # what was imported, compiled code above all, is looked at once
     for k in range(count + 1):
         for n in range(len(opened)):
             turn = (n + k) % len(opened)

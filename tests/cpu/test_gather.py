@@ -24,6 +24,7 @@ from tests.harness.arrays.kernels import write
 import warpwell as ww
 from warpwell import errors, storage
 from warpwell.array.gather import break_even, cached, future, jobs, memory, tensors
+from warpwell.cache import prefetch
 from warpwell.storage import service_pool
 
 pytestmark = pytest.mark.timeout(120)
@@ -548,7 +549,10 @@ def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
     assert not wrong and not jobs._live
 
 
-def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path) -> None:
+def test_another_array_is_opened_on_the_cache_after_the_gather(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "GRACE", 0.2)
     medium = Slow()
     with ww.Cache("64KiB", device="cpu", page_size=PAGE) as cache, ww.open(medium, dtype="u1", cache=cache) as a:
         begun = ww.gather(a, np.arange(0, 1 << 20, 9000))

@@ -40,6 +40,8 @@ _LOST_MPIEXEC = 195
 _COMPILING = 600.0
 """Seconds more that processes have while some compile the code that moves data, once on a machine."""
 _TICK = 0.1
+_UNSEEN = 5.0
+"""How long after the application an agent of this host may start: MPI starts them one right after the other."""
 _IMPATIENT, _IN_A_ROW = 2, 3.0
 """The n-th Ctrl-C within so many seconds ends an application that has not ended by itself."""
 _PR_SET_PDEATHSIG = 1
@@ -111,7 +113,7 @@ class Launcher:
         self._doom: tuple[float, AgentError | int] | None = None
         self._mapped: set[str] = set()
         self._allowance = options.start
-        self._looked = 0.0
+        self._looked = self._complete = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
         # Jupyter sets the variable for kernels that must end with it; a wrapper may be between Jupyter and this process
@@ -273,7 +275,7 @@ class Launcher:
         return [c for c in self._here.values() if c.kind != "supervisor"]
 
     def _check_start(self, seconds: float) -> None:
-        for rank in self._children.ended():
+        for rank in self._children.ended() or self._never_seen(seconds):
             if ("agent", rank) not in self._here:
                 self._output.settle()
                 agent = self._name(rank)
@@ -296,6 +298,17 @@ class Launcher:
         names = several([self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late])
         raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._output.said()}",
                          agent=self._name(late[0]))  # fmt: skip
+
+    def _never_seen(self, seconds: float) -> list[int]:
+        """Return agents of this host that ended between two looks: the application has been here for long."""
+        missing = {rank for rank in self._places if ("agent", rank) not in self._here}
+        seen = self._children.seen()
+        # the application was seen: processes can be, here
+        if ("application", 0) not in self._here or 0 not in seen or seen & missing:
+            self._complete = seconds
+        if seconds < self._complete + _UNSEEN or not all(is_here(self._places[rank]) for rank in missing):
+            return []
+        return sorted(missing)
 
     def _name(self, rank: int, pid: int | None = None) -> str:
         host = socket.gethostname() if is_here(self._places[rank]) else self._places[rank]

@@ -55,6 +55,10 @@ class Children:
         alive = {rank for pid, rank in self._ranks.items() if is_alive(pid)}
         return sorted({rank for rank in self._ranks.values() if rank > 0} - alive)
 
+    def seen(self) -> set[int]:
+        """Return the ranks that were ever seen."""
+        return set(self._ranks.values())
+
     def _look(self) -> None:
         waiting = [self._root]
         for _ in range(3):  # mpiexec, its proxies, the ranks
