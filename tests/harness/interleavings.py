@@ -26,24 +26,26 @@ from .models.kv_device_model import StoreModel
 from .models.loss_models import LiesModel, LossModel
 from .models.pin_models import PinModel, ResidentModel
 from .models.queue_model import QueueModel
+from .models.recover_model import RecoverModel
 from .models.relay_model import RelayModel
+from .models.revive_model import ReviveModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
 from .models.span_model import SpanModel
 
 SCENARIOS = (
     "queue", "lies", "loss", "ring", "cache", "frame", "spans", "gather", "resident", "pins", "known", "key-value",
-    "store", "service", "drive", "relay",
+    "store", "service", "drive", "relay", "recover", "revive",
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
     "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "resident": ResidentModel, "pins": PinModel,
-    "known": KnownModel, "gather": GatherModel,
+    "known": KnownModel, "gather": GatherModel, "recover": RecoverModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,
     "store": StoreModel, "service": ServiceModel, "drive": DriveModel,
-    "relay": RelayModel,
+    "relay": RelayModel, "revive": ReviveModel,
 }  # fmt: skip
 _CHUNK = 50
 

@@ -18,6 +18,7 @@ from tests.harness.models.kv_device_model import StoreModel
 from tests.harness.models.loss_models import LiesModel, LossModel
 from tests.harness.models.pin_models import PinModel, ResidentModel
 from tests.harness.models.queue_model import QueueModel
+from tests.harness.models.recover_model import RecoverModel
 from tests.harness.models.ring_model import RingModel
 from tests.harness.models.span_model import SpanModel
 
@@ -50,7 +51,7 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
     "model",
     [
         QueueModel, LiesModel, LossModel, RingModel, CacheModel, FrameModel, SpanModel, GatherModel, ResidentModel,
-        PinModel, KnownModel, KeyValueModel, StoreModel, DriveModel,
+        PinModel, KnownModel, KeyValueModel, StoreModel, DriveModel, RecoverModel,
     ],
 )
 def test_a_seed_replays(model: type) -> None:
@@ -95,6 +96,8 @@ def test_the_program(capsys: pytest.CaptureFixture[str]) -> None:
         ("service", 7, 3, []),
         ("drive", 7, 3, []),
         ("relay", 7, 3, []),
+        ("recover", 7, 3, []),
+        ("revive", 7, 3, []),
     ]
     assert main(["--replay", "7", "--scenario", "queue"]) == 0
     assert "no violation" in capsys.readouterr().out

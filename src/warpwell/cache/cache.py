@@ -531,9 +531,8 @@ class Cache:
                     maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}"
                 )
                 if not space.host:
-                    count = self._written.count()
-                    self.controller.medium(space.nsid).sync()
-                    self._written.flushed(space.nsid, count)
+                    with self._written.flushing(space.nsid):
+                        self.controller.medium(space.nsid).sync()
             self._require_no_doubt(*(space.nsid for space in written))
 
     def evict(self, nsid: int, first: int, end: int) -> None:

@@ -13,7 +13,8 @@ If more pages were written than the ring holds, all pages of the array that are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -45,7 +46,7 @@ class Written:
         self._doubts: dict[int, list[Pages]] = {}
 
     def count(self) -> int:
-        """Return how many pages were written so far; take it before a Flush is sent."""
+        """Return how many pages were written so far."""
         return int(self._stats.read(8 * at.N_WRITEBACKS, 8).view(np.int64)[0])
 
     def begin(self, nsid: int) -> None:
@@ -56,8 +57,11 @@ class Written:
         """Note that pages of these arrays, all others being gone, get new numbers: each was flushed."""
         self._marks = dict.fromkeys(nsids, self.count())
 
-    def flushed(self, nsid: int, count: int) -> None:
-        """Move an array's mark: a Flush has succeeded that was sent when the count was `count`."""
+    @contextlib.contextmanager
+    def flushing(self, nsid: int) -> Iterator[None]:
+        """Send a Flush in the block: if it succeeds, what was written before the block is durable."""
+        count = self.count()
+        yield
         self._marks[nsid] = count
 
     def doubts(self, nsid: int) -> list[Pages]:

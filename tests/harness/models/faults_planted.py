@@ -79,6 +79,10 @@ _MOVED = (
     "        copy_bytes(word(part, P_BUFFER), word(part, P_BOUNCE), word(part, P_NBYTES))\n"
 )
 _PART_DONE = "    set_word(part, P_SINCE, 0)\n    submit_waiting(state, queue)\n"
+_WRITTEN = "cache.written"
+_NOTED = "    store_relaxed(stats + 8 * (at.STATS_WORDS + (place & (at.WRITTEN_WORDS - 1))), page, DEVICE)\n"
+_RINGS = "drives.controller"
+_SERVED = "queues, generation\n            drive"
 _RELAY = "drives.relay"
 _LAUNCHES_FIRST = """        launches = load_acquire(record + 8 * R_LAUNCHES, SYSTEM)
         work = forward(record)
@@ -680,6 +684,67 @@ FAULTS = (
     Fault(
         "drive-id-early", "drive", "an id is given to another part before its data are moved",
         (Edit(_DRIVE, "finish_part", _MOVED, ""), Edit(_DRIVE, "finish_part", _PART_DONE, _PART_DONE + _MOVED)),
+    ),
+    Fault(
+        "written-not-noted", "recover", "the numbers of pages that were written are not kept",
+        (Edit("cache.lookup", "note_written", _NOTED, "    if False:\n    " + _NOTED),),
+        seed=12,
+    ),
+    Fault(
+        "mark-after-flush", "recover", "what is written while a Flush is under way is taken for flushed",
+        (Edit(_WRITTEN, "Written.flushing", "        count = self.count()\n        yield\n",
+              "        yield\n        count = self.count()\n"),),
+        seed=237,
+    ),
+    Fault(
+        "mark-of-a-failed-flush", "recover", "a Flush that failed acknowledges what was written",
+        (Edit(_WRITTEN, "Written.flushing", "        yield\n        self._marks[nsid] = count\n",
+              "        self._marks[nsid] = count\n        yield\n"),),
+        seed=47,
+    ),
+    Fault(
+        "kept-not-dirty", "recover", "pages that are in the cache are not written again",
+        (Edit(_WRITTEN, "_dirty_again", "word | DIRTY", "word"),),
+        seed=151,
+    ),
+    Fault(
+        "gone-not-named", "recover", "pages that were evicted are not named",
+        (Edit(_WRITTEN, "Written.lost", "ranges_of(np.setdiff1d(pages, kept))", "[]"),),
+        seed=7,
+    ),
+    Fault(
+        "aborted-write-is-clean", "recover", "a page whose write was aborted by the loss is taken for written",
+        (Edit("cache.transfer", "unwritten", "VALID | DIRTY", "VALID"),),
+    ),
+    Fault(
+        "old-loss-believed", "revive", "who has seen a controller fail loses the one that was started since",
+        (Edit("drives.transport", "Transport.lose", "if generation not in (None, self.generation):", "if False:"),),
+    ),
+    Fault(
+        "old-rings-believed", "revive", "rings of before are taken for lost only as long as the drive is",
+        (Edit(_RINGS, "DriveController.failure", "            if generation == transport.generation and transport",
+              "            if transport"),),
+        seed=542,
+    ),
+    Fault(
+        "queue-of-another-deleted", "revive", "who closes rings of before deletes a queue that another one has now",
+        (Edit("drives.drive", "Drive.delete_pair", "if generation not in (None, self.transport.generation):",
+              "if False:"),),
+        seed=28,
+    ),
+    Fault(
+        "flush-of-another-time", "revive", "a Flush of now acknowledges what was written to the controller of then",
+        (Edit("drives.drive", "Drive.io", "            if generation is not None:\n", "            if False:\n"),),
+    ),
+    Fault(
+        "there-too-early", "revive", "the loss is lifted before the controller is started",
+        (Edit("drives.drive", "Drive._silence", "        transport.pass_generation()\n",
+              "        transport.pass_generation()\n        transport.revive()\n"),),
+        seed=103,
+    ),
+    Fault(
+        "generation-too-late", "revive", "rings that were made anew belong to the time before the loss",
+        (Edit(_RINGS, "DriveController._start", _SERVED, _SERVED.replace("generation", "0")),),
     ),
 )  # fmt: skip
 

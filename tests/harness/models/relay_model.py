@@ -59,7 +59,7 @@ class RelayModel:
         """Run the interleaving; return its steps. Raises `Violation`."""
         words = self.block.words[:WORDS]
         transport = SimpleNamespace(native_store=lambda: (1, 1), alive=lambda: True, examine=lambda: None, lost=None,
-                                    lose=self._lost)  # fmt: skip
+                                    generation=0, lose=self._lost)  # fmt: skip
         with self._replaced():
             bells = [(self.block.address + 8 * k, k) for k in range(WORDS)]
             relay = module.Relay(transport, bells, self._lost)  # type: ignore[arg-type]
