@@ -8,6 +8,7 @@ draws the sweep.
 
     python benchmarks/taxi.py --quick
     python benchmarks/taxi.py --rows 100000000 --folder /drive/taxi --picture sweep.png
+    TAXI_DIRECT=1 python benchmarks/taxi.py --only sweep --shares 1e-5,3e-4 --repeats 3
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -120,16 +120,6 @@ def measured(folder: Path, system: str, count: int, least: float) -> tuple[float
     return time.perf_counter() - start, found
 
 
-def loaded() -> None:
-    """Ask all systems something about a few rows, so that their code is in memory."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ["TAXI_MONTHS"] = "none"
-        make(folder, 20_000)
-        for system in SYSTEMS:
-            question(folder, system, 6, 1.0)
-
-
 def drop(folder: Path) -> None:
     """Drop the files from the page cache."""
     for path in folder.rglob("*"):
@@ -141,19 +131,30 @@ def drop(folder: Path) -> None:
 
 
 def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, int]:
-    """Return the time of a question in a new process, its code loaded, and the bytes that it read."""
+    """Return the time of a question in a new process that has asked a small table before, and the bytes that it read.
+
+    A system with "whole" in its name reads whole columns: holes of any size are read with what is around them.
+    """
+    small = folder.parent / "20000"
+    if not (small / "trips.duckdb").exists():
+        small.mkdir(exist_ok=True)
+        make(small, 20_000)
     drop(folder)
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]); import taxi; from pathlib import Path\n"
         "import polars, pyarrow.dataset, duckdb, warpwell.table\n"
-        "taxi.loaded()\n"
+        "folder, small, system, count, least = sys.argv[2:]\n"
+        "taxi.measured(Path(small), system, int(count), 1.0)\n"
         "read = lambda: int([l for l in open('/proc/self/io') if l.startswith('read_bytes')][0].split()[1])\n"
-        "before, (folder, system, count, least) = read(), sys.argv[2:]\n"
+        "before = read()\n"
         "took, _ = taxi.measured(Path(folder), system, int(count), float(least))\n"
         "print(json.dumps([took, read() - before]))"
     )
-    given = [str(Path(__file__).parent), str(folder), system, str(count), str(least)]
-    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, check=True)
+    given = [str(Path(__file__).parent), str(folder), str(small), system, str(count), str(least)]
+    environment = dict(os.environ, WARPWELL_HOLE_BYTES="1GiB") if "whole" in system else None
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given], capture_output=True, text=True, check=True, env=environment
+    )
     took, read = json.loads(done.stdout.splitlines()[-1])
     return took, read
 
@@ -168,7 +169,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("taxi-benchmark"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a million rows, one repeat")
-    parser.add_argument("--no-cold", action="store_true")
+    parser.add_argument("--only", default="warm,cold,sweep", help="which of warm, cold and sweep, by commas")
+    parser.add_argument("--shares", default="1e-6,1e-5,1e-4,3e-4,1e-3,1e-2", help="selectivities of the sweep")
+    parser.add_argument("--systems", help="those of the sweep, by commas")
     parser.add_argument("--picture", type=Path, help="draw the sweep over selectivities")
     options = parser.parse_args()
     rows, repeats = (1_000_000, 1) if options.quick else (options.rows, options.repeats)
@@ -176,6 +179,18 @@ def main() -> None:
     if not (folder / "trips.duckdb").exists():
         folder.mkdir(parents=True, exist_ok=True)
         make(folder, rows)
+    only = options.only.split(",")
+    if "warm" in only:
+        warm(folder, rows, repeats)
+    if "cold" in only:
+        all_cold(folder, rows, repeats)
+    if "sweep" in only:
+        systems = tuple(options.systems.split(",")) if options.systems else SWEPT
+        sweep(folder, rows, repeats, options.picture, [float(one) for one in options.shares.split(",")], systems)
+
+
+def warm(folder: Path, rows: int, repeats: int) -> None:
+    """Ask Q0 and Q5 of all systems in turns, in this process, and compare the answers."""
     for count in (1, 6):
         times: dict[str, list[float]] = {one: [] for one in SYSTEMS}
         expected = question(folder, "pyarrow", count, 30.0)
@@ -186,8 +201,10 @@ def main() -> None:
                 taken.append(took)
         for system, taken in times.items():
             say(question=f"Q{count - 1}", state="warm", system=system, rows=rows, seconds=statistics.median(taken[1:]))
-    if options.no_cold:
-        return
+
+
+def all_cold(folder: Path, rows: int, repeats: int) -> None:
+    """Ask Q0 and Q5 of all systems in turns, each in a process of its own."""
     for count in (1, 6):
         runs: dict[str, list[tuple[float, int]]] = {one: [] for one in SYSTEMS}
         for _ in range(repeats):
@@ -196,36 +213,55 @@ def main() -> None:
         for system, done in runs.items():
             say(question=f"Q{count - 1}", state="cold", system=system, rows=rows,
                 seconds=statistics.median(one[0] for one in done), read_mb=round(done[0][1] / 1e6, 1))  # fmt: skip
-    sweep(folder, rows, repeats, options.picture)
 
 
-def sweep(folder: Path, rows: int, repeats: int, picture: Path | None) -> None:
-    """Ask Q5, cold, of more and more rows, and draw where reading rows meets reading columns."""
+SWEPT = ("ours folder scan", "ours folder scan whole", "ours coded scan", "ours coded scan whole", "ours file scan",
+         "duckdb", "duckdb parquet", "polars parquet", "polars ipc", "pyarrow")  # fmt: skip
+
+
+def sweep(
+    folder: Path, rows: int, repeats: int, picture: Path | None, shares: list[float], systems: tuple[str, ...]
+) -> None:
+    """Ask Q5, cold, of more and more rows, in turns, and draw where reading rows meets reading columns."""
     import warpwell as ww
 
     with ww.table.open(folder / "trips.ww", device="cpu") as table:
         miles = np.sort(table[COLUMNS[0]].arrow().to_numpy(zero_copy_only=False))
-    chosen = ("ours folder scan", "ours coded scan", "duckdb", "polars parquet")
-    lines: dict[str, list[tuple[float, float]]] = {one: [] for one in chosen}
-    for share in (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2):
+    del table  # pages that somebody has mapped cannot be dropped
+    lines: dict[str, list[tuple[float, float]]] = {one: [] for one in systems}
+    for share in shares:
         least = float(miles[-max(1, int(rows * share))])
-        real = float((miles >= least).mean())
-        for system, line in lines.items():
-            seconds = statistics.median(cold(folder, system, 6, least)[0] for _ in range(repeats))
-            line.append((real, seconds))
-            say(question="Q5", state="cold", system=system, rows=rows, selectivity=real, seconds=seconds)
+        real = 1 - float(np.searchsorted(miles, least)) / rows
+        runs: dict[str, list[tuple[float, int]]] = {one: [] for one in systems}
+        for _ in range(repeats):
+            for system, done in runs.items():
+                done.append(cold(folder, system, 6, least))
+        for system, done in runs.items():
+            seconds = statistics.median(one[0] for one in done)
+            lines[system].append((real, seconds))
+            say(question="Q5", state="cold", system=system, rows=rows, selectivity=real, seconds=round(seconds, 4),
+                least=round(min(one[0] for one in done), 4), read_mb=round(done[0][1] / 1e6, 1))  # fmt: skip
     if picture is not None:
-        import matplotlib
+        draw(picture, lines, rows)
 
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
 
-        for system, line in lines.items():
-            plt.loglog(*zip(*line, strict=True), marker="o", label=system)
-        plt.xlabel("share of the rows that match")
-        plt.ylabel("seconds, Q5, cold")
-        plt.legend()
-        plt.savefig(picture, dpi=120)
+def draw(picture: Path, lines: dict[str, list[tuple[float, float]]], rows: int) -> None:
+    """Draw the sweep."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for system, line in lines.items():
+        ours = system.startswith("ours")
+        style = ":" if "whole" in system else "-" if ours else "--"
+        axes.loglog(*zip(*line, strict=True), style, marker="o" if ours else "x", label=system)
+    axes.set_xlabel(f"share of {rows:,} rows that match")
+    axes.set_ylabel("seconds, Q5, cold")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
 
 
 if __name__ == "__main__":
