@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ _CACHESTAT = 451
 """Of Linux 6.5; older ones refuse it."""
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
+_Places = NDArray[np.int64]
 Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 """First bytes of ascending, disjoint ranges, and their ends: whole pages."""
 
@@ -89,8 +90,9 @@ class Reads:
         if not self._dry:
             _begin(file, starts, ends)
 
-    def span(self, column: str, run: ColumnRun, first: int, end: int) -> None:
-        """Count all bytes of rows [first, end) of a run, but those that views lead to."""
+    def spans(self, column: str, run: ColumnRun, ranges: Sequence[tuple[int, int]]) -> None:
+        """Count all bytes of some ranges of rows of a run, ascending, but those that views lead to."""
+        first, end = np.array(ranges, np.int64).reshape(-1, 2).T
         self._bytes(column, run.valid, first >> 3, (end + 7) >> 3)
         bits = run.layout.kind == "bits"
         self._rows(column, run.values, *((first >> 3, (end + 7) >> 3) if bits else (first, end)))
@@ -99,8 +101,9 @@ class Reads:
         self._rows(column, run.offsets, first, end + 1)
         if run.offsets is not None and run.bytes is not None:
             offsets = run.offsets.numpy()
-            low, high = int(offsets[first]), int(offsets[end])
-            if 0 <= low <= high <= run.bytes.nbytes:  # else whoever follows them raises
+            low, high = offsets[first].astype(np.int64), offsets[end].astype(np.int64)
+            sound = np.maximum.accumulate(high) == high  # else whoever follows them raises
+            if sound.all() and (low >= 0).all() and (low <= high).all() and (high <= run.bytes.nbytes).all():
                 self._bytes(column, run.bytes, low, high)
 
     def whole(self, column: str, extent: Extent) -> None:
@@ -108,23 +111,25 @@ class Reads:
         start = np.array([extent.offset])
         self.add(column, extent.file, 0, pages_of(start, start + extent.nbytes))
 
-    def _rows(self, column: str, extent: Extent | None, first: int, end: int) -> None:
+    def _rows(self, column: str, extent: Extent | None, first: _Places, end: _Places) -> None:
         if extent is not None and extent.nbytes:
             width = extent.nbytes // extent.shape[0]
             self._bytes(column, extent, first * width, end * width)
 
-    def _bytes(self, column: str, extent: Extent | None, first: int, end: int) -> None:
-        if extent is not None and end > first:
-            start, stop = extent.offset + first, extent.offset + end
-            self.add(column, extent.file, end - first, pages_of(np.array([start]), np.array([stop])))
+    def _bytes(self, column: str, extent: Extent | None, first: _Places, end: _Places) -> None:
+        if extent is not None and len(first):
+            pages = pages_of(extent.offset + first, extent.offset + end)
+            self.add(column, extent.file, int((end - first).sum()), pages)
 
     def pieces(self, column: str, pieces: Pieces) -> None:
         """Count pieces that were fetched, or would be."""
-        counts = self.columns.setdefault(column, ColumnReads(column))
-        counts.wanted += pieces.sizes * len(pieces.starts) if isinstance(pieces.sizes, int) else int(pieces.sizes.sum())
-        counts.read += pieces.read
-        counts.commands += pieces.commands
-        counts.from_storage += pieces.from_storage
+        with self._lock:
+            counts = self.columns.setdefault(column, ColumnReads(column))
+            fixed = isinstance(pieces.sizes, int)
+            counts.wanted += pieces.sizes * len(pieces.starts) if fixed else int(pieces.sizes.sum())
+            counts.read += pieces.read
+            counts.commands += pieces.commands
+            counts.from_storage += pieces.from_storage
 
     def listed(self) -> list[ColumnReads]:
         """Return the counts, in the order in which columns were met."""
@@ -164,8 +169,8 @@ def _absent(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]
     if _libc.mincore(address, length, there.ctypes.data):
         return starts, ends  # nobody knows
     wanted = np.zeros(len(there) + 1, np.int8)
-    np.add.at(wanted, (starts - low) // PAGE, 1)
-    np.add.at(wanted, (ends - low) // PAGE, -1)
+    wanted[(starts - low) // PAGE] += 1  # each is there once
+    wanted[(ends - low) // PAGE] -= 1
     missing = (np.cumsum(wanted[:-1]) > 0) & ((there & 1) == 0)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], missing.astype(np.int8), [0]))))
     return low + edges[::2] * PAGE, low + edges[1::2] * PAGE

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -387,5 +389,5 @@ def _runs(column: Column, chunk: Ranges) -> Iterator[tuple[ColumnRun, int, int]]
 def _announce(columns: dict[str, Column], names: Sequence[str], chunk: Ranges | None, reads: Reads) -> None:
     """Have rows of columns read."""
     for name in names if chunk else ():
-        for run, first, end in _runs(columns[name], chunk or []):
-            reads.span(name, run, first, end)
+        for run, parts in groupby(_runs(columns[name], chunk or []), key=itemgetter(0)):
+            reads.spans(name, run, [(first, end) for _, first, end in parts])

@@ -190,8 +190,7 @@ def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
         column = table[name]
         if number == 0:
             for place, run in enumerate(column.runs):
-                for first, end in spans(blocks.of_run(place)):
-                    reads.span(name, run, first, min(end, run.rows))
+                reads.spans(name, run, [(first, min(end, run.rows)) for first, end in spans(blocks.of_run(place))])
         else:
             assert mask is not None
             rows = _rows(column.runs, mask)
