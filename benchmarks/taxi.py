@@ -14,6 +14,7 @@ draws the sweep.
 from __future__ import annotations
 
 import argparse
+import gc
 import glob
 import json
 import math
@@ -227,7 +228,8 @@ def sweep(
 
     with ww.table.open(folder / "trips.ww", device="cpu") as table:
         miles = np.sort(table[COLUMNS[0]].arrow().to_numpy(zero_copy_only=False))
-    del table  # pages that somebody has mapped cannot be dropped
+    del table
+    gc.collect()  # pages that somebody has mapped cannot be dropped
     lines: dict[str, list[tuple[float, float]]] = {one: [] for one in systems}
     for share in shares:
         least = float(miles[-max(1, int(rows * share))])
