@@ -8,7 +8,9 @@ draws the sweep.
 
     python benchmarks/taxi.py --quick
     python benchmarks/taxi.py --rows 100000000 --folder /drive/taxi --picture sweep.png
-    TAXI_DIRECT=1 python benchmarks/taxi.py --only sweep --shares 1e-5,3e-4 --repeats 3
+    python benchmarks/taxi.py --only sweep --shares 1e-5,3e-4 --repeats 3 --systems "ours coded scan direct,duckdb"
+
+Of our own, "direct" takes rows past the page cache, and "whole" reads whole columns.
 """
 
 from __future__ import annotations
@@ -30,8 +32,6 @@ import pyarrow as pa
 
 COLUMNS = ["trip_distance", "total_amount", "extra", "ehail_fee", "tolls_amount", "mta_tax"]
 BATCH = 1 << 20
-DIRECT = {"1": True, "0": False}.get(os.environ.get("TAXI_DIRECT", ""))
-"""Whether rows are taken past the page cache, in runs of 512 bytes."""
 
 
 def make(folder: Path, rows: int) -> None:
@@ -79,12 +79,13 @@ def _asked(folder: Path, system: str, names: list[str], least: float) -> list[fl
     if system.startswith("ours"):
         import warpwell as ww
 
+        direct = True if "direct" in system else None
         name = {"file": "trips.arrow", "folder": "trips.ww", "coded": "coded.ww"}[system.split()[1]]
         if "where" in system:
-            with ww.table.open(folder / name, device="cpu", direct=DIRECT) as table:
+            with ww.table.open(folder / name, device="cpu", direct=direct) as table:
                 taken = table.where([(COLUMNS[0], ">=", least)]).take(names).arrow()
                 return [None if one.null_count == len(one) else one.to_numpy().mean() for one in taken.columns]
-        return _polars(ww.table.scan(folder / name, direct=DIRECT), names, least)
+        return _polars(ww.table.scan(folder / name, direct=direct), names, least)
     if system.startswith("polars"):
         import polars as pl
 
@@ -216,8 +217,9 @@ def all_cold(folder: Path, rows: int, repeats: int) -> None:
                 seconds=statistics.median(one[0] for one in done), read_mb=round(done[0][1] / 1e6, 1))  # fmt: skip
 
 
-SWEPT = ("ours folder scan", "ours folder scan whole", "ours coded scan", "ours coded scan whole", "ours file scan",
-         "duckdb", "duckdb parquet", "polars parquet", "polars ipc", "pyarrow")  # fmt: skip
+SWEPT = ("ours folder scan", "ours folder scan direct", "ours folder scan whole", "ours coded scan",
+         "ours coded scan direct", "ours coded scan whole", "ours file scan", "duckdb", "duckdb parquet",
+         "polars parquet", "polars ipc", "pyarrow")  # fmt: skip
 
 
 def sweep(

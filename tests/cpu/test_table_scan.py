@@ -195,8 +195,9 @@ def test_an_empty_table(tmp_path):
         assert len(table.where([("a", ">", 1)]).take()) == 0
 
 
-def test_what_explain_counts_is_what_the_system_reads(tmp_path):
-    # rows far from one another, in a file that the page cache has dropped; pages of 4 KiB, and nothing beside them
+@pytest.mark.parametrize("direct", [False, True])
+def test_what_explain_counts_is_what_the_system_reads(tmp_path, direct):
+    # rows far from one another, in a file that the page cache has dropped; nothing beside them
     rows, path = 1 << 19, tmp_path / "t.arrow"
     random = np.random.default_rng(2)
     table = pa.table({name: random.random(rows) for name in ("key", "a", "b")})
@@ -207,7 +208,7 @@ def test_what_explain_counts_is_what_the_system_reads(tmp_path):
         assert opened["a"].runs[0].values.numpy().sum() > 0
     if not _dropped(path):
         pytest.skip("the file system keeps its pages: tmpfs, or another process has them")
-    with ww.table.open(path, device="cpu") as opened:
+    with ww.table.open(path, device="cpu", direct=direct) as opened:
         before = _bytes_read()
         again = opened.where([("key", "<", 1e-3)])
         taken = again.take(["a", "b"])
