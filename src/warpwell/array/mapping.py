@@ -124,6 +124,10 @@ class Mapping:
         """Begin to read bytes [start, end) into the page cache."""
         self._advise(start, end, mmap.MADV_WILLNEED)
 
+    def read_alone(self, alone: bool) -> None:
+        """Have the system read a page that is touched alone from now on, or again with what follows it."""
+        self._advise(0, self._nbytes, mmap.MADV_RANDOM if alone else mmap.MADV_NORMAL)
+
     def drop(self, start: int, end: int) -> None:
         """Drop bytes [start, end) from the page cache, as far as they are written and no other process uses them."""
         self._advise(start, end, mmap.MADV_DONTNEED)

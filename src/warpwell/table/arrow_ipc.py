@@ -45,7 +45,8 @@ class ArrowFile:
     def __init__(self, path: str, direct: bool | None = None) -> None:
         self._file = MappedFile(path, direct)
         try:
-            self.schema, self._batches = self._parse()
+            with self._file.pages_alone():
+                self.schema, self._batches = self._parse()
         except BaseException:
             self._file.close()
             raise
