@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import mmap
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.arrays.kernels import write
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors, storage
@@ -339,6 +342,32 @@ def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
 ])  # fmt: skip
 def test_the_break_even_follows_from_two_times(short: float, long: float, hole: int) -> None:
     assert abs(break_even.break_even(short, long) - hole) <= 4096
+
+
+def test_small_gathers_are_done_at_once_and_leave_nothing(tmp_path: Path) -> None:
+    model = np.arange(1 << 16).reshape(1 << 12, -1)
+    threads = threading.active_count()
+    with ww.open(saved(tmp_path, model), device="cpu") as a:
+        np.asarray(a[:])  # it is in memory
+        rows = np.array([5, 4095, 0])
+        begun = ww.gather(a, rows)
+        assert begun.done() and threading.active_count() <= threads
+        rows[:] = 1
+        assert (begun.result() == model[[5, 4095, 0]]).all()
+        for count in (3, 1 << 15):  # here, and by other threads
+            rows[:] = 1
+            wide = np.resize(rows, count)
+            begun = ww.gather(a, wide)
+            wide[:] = 2
+            result = begun.result()
+            assert (result == model[1]).all()
+            gone = weakref.ref(result.base if result.base is not None else result)
+            gc.disable()  # nothing is in a circle
+            try:
+                del begun, result
+                assert until(lambda gone=gone: gone() is None)
+            finally:
+                gc.enable()
 
 
 def test_of_several_times_the_fastest_counts() -> None:

@@ -23,6 +23,8 @@ from .tensors import on_a_gpu, row_numbers, tensor_of
 
 PIECE_BYTES = 1 << 20
 """Bytes below which a second thread does not pay."""
+PIECE_ROWS = 1 << 16
+"""Rows from which on it does, for it takes as long to find a row as to copy some bytes of it."""
 MOST_BYTES = 64 << 20
 """Most bytes of a piece: for each it is decided anew whether pages have to be read."""
 MEASURED = 4096
@@ -135,11 +137,11 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     [[28, 29, 30, 31], [0, 1, 2, 3], [28, 29, 30, 31]]
     """
     check(array, rows, out, stream)
-    numbers = row_numbers(rows)
+    numbers = row_numbers(rows, copy=False)
     shape = (*numbers.shape, *array.shape[1:])
     if out is None:
         result = np.empty(shape, on_host(array.dtype))
-        return begin(array, numbers, None, result, int(result.ctypes.data), result)
+        return begin(array, numbers, None, result, int(result.ctypes.data), result, borrowed=True)
     if isinstance(out, Array):  # what rows of it share by DLPack is a copy
         raise errors.ArgumentError(
             f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it",
@@ -148,7 +150,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     tensor = tensor_of(out, "out")
     tensor.require(shape, array.dtype, array.name)
     _require_apart(array, tensor.address, math.prod(shape) * array.dtype.itemsize)
-    return begin(array, numbers, None, out, tensor.address, tensor)
+    return begin(array, numbers, None, out, tensor.address, tensor, borrowed=True)
 
 
 def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
@@ -194,23 +196,29 @@ def _require_apart(array: Array, address: int, nbytes: int) -> None:
 
 
 def begin(
-    array: Array, numbers: NDArray[Any], places: NDArray[np.int64] | None, result: Any, address: int, keep: Any
-) -> Gather:
-    """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row ``places[k]`` there."""
+    array: Array, numbers: NDArray[Any], places: NDArray[np.int64] | None, result: Any, address: int, keep: Any,
+    borrowed: bool = False,
+) -> Gather:  # fmt: skip
+    """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row ``places[k]`` there.
+
+    Numbers that are borrowed are copied, unless all is done when this returns.
+    """
     array._require_readable()
     future = Gather(array, numbers, result)
     flat = numbers.reshape(-1)
     nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     part = array._part
     way = _through_cache if part.cached else _from_memory
-    pieces, run = way(future, flat, places, address, nbytes)
+    pieces, run, at_once = way(future, flat, places, address, nbytes)
+    if borrowed and not at_once:
+        pieces, run, at_once = way(future, flat.copy(), places, address, nbytes)
 
-    is_over = future._over.is_set
+    finished, is_over = future._over, future._over.is_set
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
     counted = part.mapping is None or not part.forked
 
     def over(kept: tuple[Any, ...] = (keep, places)) -> None:
-        future._over.set()
+        finished.set()  # not by way of the future, which has the job: the result lives no longer than its users
         if counted:
             part.continued_over(is_over)
 
@@ -219,7 +227,9 @@ def begin(
             pass
         part.launch_continues(is_over)
     try:
-        future._job = Job(pieces, run, over, crew_for(array))
+        future._job = job = Job(pieces, run, over, None if at_once else crew_for(array))
+        if job.done and job.error is not None and not isinstance(job.error, Exception):  # Ctrl-C, here
+            raise job.error
     except BaseException:
         over()
         raise
@@ -235,8 +245,8 @@ def crew_for(array: Array) -> Crew | None:
 
 def _from_memory(
     future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int
-) -> tuple[int, Callable[[int], None]]:
-    """Return the number of pieces of a gather from memory, and the function that does one."""
+) -> tuple[int, Callable[[int], None], bool]:
+    """Return the number of pieces of a gather from memory, the function that does one, and whether to do it here."""
     array, part = future._array, future._array._part
     mapping = part.mapping
     copier = RowCopy(
@@ -244,13 +254,15 @@ def _from_memory(
         out=address, mapped=mapping,
     )  # fmt: skip
     future._stop, future.asked = copier.stop, lambda: copier.fetched[1]
-    threads = min(len(os.sched_getaffinity(0)), rows.size * nbytes // PIECE_BYTES)
+    threads = min(len(os.sched_getaffinity(0)), max(rows.size * nbytes // PIECE_BYTES, rows.size // PIECE_ROWS))
     most = max(1, MOST_BYTES // max(nbytes, 1))
     each = max(1, min(most, -(-rows.size // max(1, threads))))
+    # another thread takes longer to begin than so few rows to copy
+    at_once = rows.size * nbytes <= PIECE_BYTES and not (nbytes and copier.absent(0, rows.size))
 
     def run(piece: int) -> None:
         first, end = piece * each, min((piece + 1) * each, rows.size)
-        if nbytes and copier.absent(first, end):
+        if nbytes and not at_once and copier.absent(first, end):
             hole = break_even.of_mapping(array, measure=rows.size >= MEASURED)
             wrong = copier.fetch(first, end, hole)
         else:
@@ -259,12 +271,12 @@ def _from_memory(
             raise _out_of_range(array, rows, places, wrong)
         part.require_sound()
 
-    return max(1, -(-rows.size // each)), run
+    return max(1, -(-rows.size // each)), run, at_once
 
 
 def _through_cache(
     future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int
-) -> tuple[int, Callable[[int], None]]:
+) -> tuple[int, Callable[[int], None], bool]:
     """Return the same of a gather through a cache, which shares the cache's own threads: one piece."""
     array = future._array
     copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
@@ -279,7 +291,7 @@ def _through_cache(
         if nbytes:
             copier.copy(rows, places, break_even.of_cache(array, measure=rows.size >= MEASURED))
 
-    return 1, run
+    return 1, run, False
 
 
 def _out_of_range(

@@ -139,8 +139,10 @@ def on_a_gpu(given: Any) -> bool:
     return int(given.__dlpack_device__()[0]) in CUDA
 
 
-def row_numbers(rows: Any) -> NDArray[Any]:
-    """Return row numbers in host memory as a new int32 or int64 array, C order, which nobody else changes.
+def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:
+    """Return row numbers in host memory as an int32 or int64 array, C order; a new one, which nobody else changes.
+
+    Without `copy` it is a new one only where that is needed.
 
     Raises
     ------
@@ -160,5 +162,5 @@ def row_numbers(rows: Any) -> NDArray[Any]:
         found = found.astype(np.int64)
     if found.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
         raise errors.DTypeError(f"rows are {found.dtype}: give int32 or int64 row numbers, rows.astype('i8')")
-    return np.array(found, order="C")
+    return np.array(found, order="C") if copy else np.ascontiguousarray(found)
 
