@@ -10,15 +10,23 @@ import mmap
 import os
 import resource
 import struct
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.harness.arrays.kernels import read, write
 from tests.harness.fake_machine import FakeMachine
+from tests.harness.scripted_drive import ScriptedDrive
 
+import warpwell as ww
 from warpwell import errors
-from warpwell.drives import VfioTransport, open_namespace, vfio
+from warpwell.drives import Drive, VfioTransport, open_namespace, vfio
+from warpwell.drives.superblock import DATA_AT, head_of
+from warpwell.nvme import registers as reg
 from warpwell.nvme.registers import CSTS
 
 ADDRESS = "0000:01:00.0"
@@ -37,6 +45,7 @@ class FakeVfio:
         self.can_reset = True
         self.refused: str | None = None
         self.keeps_bus = False
+        self.on_reset: Callable[[], object] = lambda: None
         self.device = os.memfd_create("device")
         os.ftruncate(self.device, CONFIGURATION_AT + 4096)
 
@@ -64,6 +73,8 @@ class FakeVfio:
             struct.pack_into("HHIII", given, 128, 1, 1, 0, len(RANGES), 0)
             for k, each in enumerate(RANGES):
                 struct.pack_into("QQ", given, 144 + 16 * k, *each)
+        elif name == "reset":
+            self.on_reset()
         elif name == "map":
             self.mapped = struct.unpack("IIQQQ", given)
         return 1 if name == "check" else 0
@@ -295,3 +306,95 @@ def test_a_node_that_cannot_be_opened(
     monkeypatch.setattr(vfio.os, "open", refuse)
     with pytest.raises(errors.DriveError, match=says):
         VfioTransport(ADDRESS, ARENA, kernel.machine)
+
+
+# -- rings of kernels -------------------------------------------------------------------------------------------------
+
+
+class Behind:
+    """A controller in a thread, which looks at the registers in the device's file as hardware does behind a bus."""
+
+    def __init__(self, kernel: FakeVfio, content: np.ndarray) -> None:
+        self.engine = ScriptedDrive()
+        self.engine.blocks = content.copy()
+        self.engine.namespace["nsze"] = content.size // 512
+        self.bar = np.ndarray(0x4000 // 4, np.uint32, mmap.mmap(kernel.device, 0x4000))
+        for offset in (reg.CAP, reg.CAP + 4, reg.VS):
+            self.bar[offset // 4] = self.engine.registers[offset]
+        self.deaf = self.ends = False
+        self.lock = threading.Lock()
+        self.bells = reg.DOORBELLS // 4 + np.arange(8)
+        self._rang = np.zeros(8, np.uint32)
+        kernel.on_reset = self.reset
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def reset(self) -> None:
+        """Be reset by the kernel: nothing is left but the data."""
+        with self.lock:
+            self.bar[reg.CC // 4] = self.bar[CSTS // 4] = 0
+            self._disabled()
+            self.deaf = False
+
+    def _disabled(self) -> None:
+        self.engine.write32(reg.CC, 0)
+        self.bar[self.bells] = self._rang[:] = 0
+
+    def _work(self) -> None:
+        while not self.ends:
+            time.sleep(0 if self.engine.registers[CSTS] & 1 and not self.deaf else 0.0005)
+            with self.lock:
+                if not self.deaf:
+                    self._look()
+
+    def _look(self) -> None:
+        engine = self.engine
+        if (control := int(self.bar[reg.CC // 4])) != engine.registers[reg.CC]:
+            for offset in (reg.AQA, reg.ASQ, reg.ASQ + 4, reg.ACQ, reg.ACQ + 4):
+                engine.registers[offset] = int(self.bar[offset // 4])
+            if control & 1:
+                engine.write32(reg.CC, control)
+            else:
+                self._disabled()
+            self.bar[CSTS // 4] = engine.registers[CSTS]
+        rang = self.bar[self.bells]
+        for k in np.flatnonzero(rang != self._rang):
+            engine.write32(4 * int(self.bells[k]), int(rang[k]))
+        self._rang = rang
+
+
+def test_rings_of_kernels_over_vfio(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers, doorbells, recovery by a reset of the function: all but the bus and the IOMMU."""
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: unlimited)
+    items = np.arange(1 << 15)
+    content = np.frombuffer(head_of(items.shape, items.dtype) + items.tobytes(), np.uint8)
+    behind = Behind(kernel, content)
+    transport = VfioTransport(ADDRESS, 1 << 23, kernel.machine)
+    behind.engine.arena = transport.arena
+    rows = np.random.default_rng(2).permutation(items.size)[:2000]
+    out = np.zeros(rows.size, np.int64)
+    with Drive(transport) as drive:
+        with ww.open(drive.namespace(1), "r+", device="cpu", cache="64KiB", page_size=4096, timeout=20.0) as a:
+            assert a.cache.controller.relay is not None
+            read[rows.size](a, rows, out)
+            assert np.array_equal(out, rows)
+            write[rows.size](a, rows, -rows)
+            a.flush()
+            want = items.copy()
+            want[rows] = -rows
+            assert np.array_equal(behind.engine.blocks[DATA_AT:].view(np.int64), want)
+            write[1](a, rows[:1], np.array([77]))
+            behind.deaf = True  # it reports a failure, and does not even let itself be disabled
+            behind.bar[CSTS // 4] |= 2
+            drive.timeout = 0.1
+            with pytest.raises(errors.DriveLostError, match="fatal error"):
+                read[rows.size](a, rows, out)
+            assert a.recover() == [] and "reset" in kernel.asked and kernel.command == 0x406
+            read[rows.size](a, rows, out)
+            want[rows[0]] = 77
+            assert np.array_equal(out, want[rows])
+        assert np.array_equal(behind.engine.blocks[DATA_AT:].view(np.int64), want)
+    behind.ends = True
+    behind.thread.join(5)
+    transport.arena.close()
