@@ -50,8 +50,9 @@ def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace
         drive, users = _drives.get(address) or (Drive(VfioTransport(address, ARENA_BYTES, machine)), 0)
         if drive.lost:
             raise errors.DriveLostError(
-                f"{drive.lost}; close the {users} arrays of this process that use it, and open it again", drive=address
-            )
+                f"{drive.lost}; call recover() on one of the {users} arrays of this process that use it, or close "
+                "them and open it again", drive=address
+            )  # fmt: skip
         _drives[address] = drive, users + 1
     try:
         return drive.namespace(int(match[2])), _once(lambda: _give_up(address, drive))

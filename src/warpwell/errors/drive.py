@@ -40,7 +40,10 @@ class DriveError(WarpwellError, OSError):
 
 
 class DriveLostError(DriveError, ConnectionError):
-    """A drive stopped answering, reported a fatal error, or broke the protocol; it is not used any more."""
+    """A drive stopped answering, reported a fatal error, or broke the protocol; it is not used until it is recovered.
+
+    `Array.recover` starts the drive of an array again, and `Drive.recover` a drive.
+    """
 
 
 class DriveInUseError(DriveError):
