@@ -4,6 +4,10 @@ Warm: the file is in memory; `ww.gather` into an array, `np.take(out=)`, and an 
 several. Cold: each time a fresh process, after fsync and DONTNEED, with no page of the file in memory; `ww.gather` from
 the mapping and through a cache, and a memmap with MADV_RANDOM. The drive's own rate, of random reads of 4 KiB with 64
 in flight, stands before and after: fio's if there is one, else that of `file_rate.py`. Never on a tmpfs.
+
+With ``--device cuda`` (needs PyTorch, and no file): rows in a cache and in device memory beside PyTorch's
+`index_select`, rows in pinned memory beside the bus, and rows of memory of the host beside pinned rows, and beside
+`np.take` into pinned memory by all cores with the copy of each piece beside the next.
 """
 
 from __future__ import annotations
@@ -159,10 +163,157 @@ def warm(args: argparse.Namespace) -> list[dict[str, Any]]:
     return lines
 
 
+# -- on a GPU -------------------------------------------------------------------------------------------------------
+
+
+def best_of(ways: dict[str, Any], turns: int) -> dict[str, float]:
+    """Return the best seconds of each way, measured in turns; each ends with the GPU idle."""
+    import torch
+
+    best = dict.fromkeys(ways, float("inf"))
+    for turn in range(turns + 1):
+        for name, way in ways.items():
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            way()
+            torch.cuda.synchronize()
+            if turn:
+                best[name] = min(best[name], time.perf_counter() - begun)
+    return best
+
+
+def line_of(what: str, row_bytes: int, count: int, best: dict[str, float], goal: str) -> dict[str, Any]:
+    """Return a line of the table: GB/s of each way, and the first one's of that of the goal."""
+    rates = {name: round(count * row_bytes / seconds / 1e9, 2) for name, seconds in best.items()}
+    first = next(iter(best))
+    return {"what": what, "bytes a row": row_bytes, "rows": count, "GB/s": rates,
+            f"{first} / {goal}": round(best[goal] / best[first], 3)}  # fmt: skip
+
+
+def resident(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
+    """Measure rows that are in the GPU's memory already, each way eight times in a row in one stream."""
+    import torch
+
+    model = items.reshape(-1, row_bytes // 8)
+    count = min(len(model), (1 << 30) // row_bytes)
+    there = torch.as_tensor(model, device="cuda")
+    rows = torch.randint(0, len(model), (count,), device="cuda")
+    some = rows % (len(model) * 2 // 5)
+    out = torch.empty((count, row_bytes // 8), dtype=torch.int64, device="cuda")
+    options = {"device": "cuda", "dtype": "i8", "shape": model.shape}
+
+    def opened(**more: Any) -> Any:
+        return ww.open(ww.storage.RamMedium(model, writable=False), **options, **more)
+
+    def many(one: Any) -> Any:
+        return lambda: [one() for _ in range(8)]
+
+    with opened(cache=2 * model.nbytes) as whole, opened(cache=model.nbytes // 2) as part, \
+            opened(tier="device") as device:  # fmt: skip
+        whole.prefetch().wait()
+        part.prefetch(0, len(model) * 2 // 5).wait()
+        for a, numbers in ((whole, rows), (whole, rows), (part, some), (device, rows)):
+            ww.gather(a, numbers, out=out).result()
+            if not torch.equal(out, there[numbers]):
+                raise SystemExit(f"the rows are wrong: {a}")
+        best = best_of({
+            "whole cache": many(lambda: ww.gather(whole, rows, out=out)),
+            "part": many(lambda: ww.gather(part, some, out=out).result()),
+            "device tier": many(lambda: ww.gather(device, rows, out=out)),
+            "index_select": many(lambda: torch.index_select(there, 0, rows, out=out)),
+        }, turns)  # fmt: skip
+        asked = ww.gather(part, some, out=out)
+        asked.result()
+    line = line_of("cached", row_bytes, 8 * count, best, "index_select")
+    return {**line, "part / index_select": round(best["index_select"] / best["part"], 3), "part asked": asked.asked()}
+
+
+def take_and_copy(model: Any, rows: Any, out: Any) -> Any:
+    """Return what gathers by `np.take` on all cores into pinned memory; each piece is copied beside the next."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    cores = len(os.sched_getaffinity(0))
+    pool = ThreadPoolExecutor(cores)
+    each = max(cores, (64 << 20) // model[0].nbytes // cores * cores)
+    staging = [torch.empty((each, model.shape[1]), dtype=torch.int64, pin_memory=True) for _ in range(2)]
+    views = [one.numpy() for one in staging]
+    events: list[Any] = [None, None]
+
+    def one_part(view: Any, some: Any) -> None:
+        np.take(model, some, axis=0, out=view, mode="clip")
+
+    def run() -> None:
+        for k, low in enumerate(range(0, len(rows), each)):
+            some, view = rows[low : low + each], views[k % 2]
+            if events[k % 2] is not None:
+                events[k % 2].synchronize()
+            step = -(-len(some) // cores)
+            parts = [slice(at, min(at + step, len(some))) for at in range(0, len(some), step)]
+            list(pool.map(one_part, [view[part] for part in parts], [some[part] for part in parts]))
+            out[low : low + len(some)].copy_(staging[k % 2][: len(some)], non_blocking=True)
+            events[k % 2] = torch.cuda.Event()
+            events[k % 2].record()
+
+    return run
+
+
+def bus_seconds(turns: int) -> float:
+    """Return the seconds of a byte from pinned memory, by a copy engine."""
+    import torch
+
+    pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    return best_of({"bus": lambda: there.copy_(pinned, non_blocking=True)}, turns)["bus"] / (1 << 30)
+
+
+def from_host(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
+    """Measure rows of pinned memory, and of memory of the host past a small cache."""
+    import torch
+
+    model = items.reshape(-1, row_bytes // 8)
+    count = min(len(model), (2 << 30) // row_bytes)
+    rows = np.random.default_rng(0).integers(0, len(model), count)
+    on_gpu = torch.as_tensor(rows, device="cuda")
+    out = torch.empty((count, row_bytes // 8), dtype=torch.int64, device="cuda")
+    options = {"device": "cuda", "dtype": "i8", "shape": model.shape}
+    with ww.open(ww.storage.RamMedium(model, writable=False), **options, tier="host") as host, \
+            ww.open(ww.storage.RamMedium(model, writable=False), **options, cache="256MiB") as ram:  # fmt: skip
+        for a in (host, ram):
+            ww.gather(a, rows, out=out).result()
+            if (out[:: count // 97].cpu().numpy() != model[rows[:: count // 97]]).any():
+                raise SystemExit(f"the rows are wrong: {a}")
+        best = best_of({
+            "ram": lambda: ww.gather(ram, rows, out=out).result(),
+            "pinned tier": lambda: ww.gather(host, rows, out=out).result(),
+            "pinned tier, numbers on the GPU": lambda: ww.gather(host, on_gpu, out=out).result(),
+            "take and copy": take_and_copy(model, rows, out),
+        }, turns)  # fmt: skip
+    best["bus"] = bus_seconds(turns) * count * row_bytes
+    line = line_of("host", row_bytes, count, best, "pinned tier")
+    return {**line, "ram / take": round(best["take and copy"] / best["ram"], 3),
+            "pinned / bus": round(best["bus"] / best["pinned tier"], 3)}  # fmt: skip
+
+
+def on_gpu(args: argparse.Namespace) -> None:
+    """Measure on a GPU."""
+    items = np.arange(parse_size(args.size) // 8)
+    lines = []
+    for measure, given, row_bytes in (
+        (resident, items[: len(items) // 2], 1024), (from_host, items, 4096), (from_host, items, 1024),
+        (resident, items[: len(items) // 2], 256), (resident, items[: len(items) // 2], 4096),
+    ):  # fmt: skip
+        lines.append(measure(given, row_bytes, args.turns))
+        print(json.dumps(lines[-1]), flush=True)
+    save(args.out, {**machine("cuda"), "lines": lines})
+
+
 def main() -> None:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--file", required=True, help="is made if it does not exist; not on a tmpfs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--file", help="needed on the CPU; is made if it does not exist; not on a tmpfs")
     parser.add_argument("--size", default="4GiB")
     parser.add_argument("--row-bytes", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=100_000)
@@ -174,6 +325,11 @@ def main() -> None:
     parser.add_argument("--only", choices=("warm", "cold"))
     parser.add_argument("--out", help="a file for the results, as JSON")
     args = parser.parse_args()
+    if args.device == "cuda":
+        on_gpu(args)
+        return
+    if not args.file:
+        parser.error("--file is needed")
     path = Path(args.file)
     if args.one:
         print(json.dumps(one(args.one, path, args.row_bytes, args.rows, args.seed)))

@@ -86,7 +86,7 @@ def test_items_of_any_dtype(opened: Any, tmp_path: Path, dtype: Any) -> None:
         assert rows_of(a, rows).tobytes() == model[rows].tobytes()
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.integers(0, ROWS - 1), max_size=200), small=st.booleans(), stride=st.sampled_from([1, 2, -1]),
     hole=st.sampled_from([0, PAGE, 1 << 20]), most=st.integers(1, 40), ahead=st.booleans(),

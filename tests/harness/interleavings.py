@@ -19,7 +19,7 @@ from .models.cache_model import CacheModel, Focus
 from .models.drive_model import DriveModel
 from .models.faults_planted import FAULTS, RARE, Fault, planted
 from .models.frame_model import FrameModel
-from .models.gather_model import GatherModel
+from .models.gather_model import GatherModel, LaunchesModel
 from .models.key_value_model import KeyValueModel
 from .models.known_model import KnownModel
 from .models.kv_device_model import StoreModel
@@ -34,13 +34,13 @@ from .models.service_model import ServiceModel
 from .models.span_model import SpanModel
 
 SCENARIOS = (
-    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "gather", "resident", "pins", "known", "key-value",
-    "store", "service", "drive", "relay", "recover", "revive",
+    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "gather", "launches", "resident", "pins", "known",
+    "key-value", "store", "service", "drive", "relay", "recover", "revive",
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
     "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "resident": ResidentModel, "pins": PinModel,
-    "known": KnownModel, "gather": GatherModel, "recover": RecoverModel,
+    "known": KnownModel, "gather": GatherModel, "launches": LaunchesModel, "recover": RecoverModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,

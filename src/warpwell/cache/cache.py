@@ -358,6 +358,10 @@ class Cache:
         """Return how many frames an array can use."""
         return self._pools[self._spaces[nsid].pool][1]
 
+    def placed(self, nsid: int) -> bool:
+        """Return whether each page of an array has a frame of its own."""
+        return self._resident[self._spaces[nsid].pool] is not None
+
     def pinned(self, nsid: int) -> int:
         """Return how many of the frames that an array can use have long pins."""
         if self._core is None or nsid not in self._order:
@@ -468,6 +472,11 @@ class Cache:
             if launch is not None:  # else it is done, and was seen to be
                 launch.done = done
                 self._streamed = True
+
+    def reap(self) -> None:
+        """End the launches in streams that are done, so that the server rests; their errors are told later."""
+        with self._lock:
+            self._reap()
 
     def _reap(self, seconds: float = 0.0) -> None:
         """End the launches in streams that are done, waiting for them up to `seconds`; keep their errors."""
@@ -665,7 +674,10 @@ class Cache:
             self._require_controller(nsid)
             launch = self._enter(flag, stores=False)
         try:
-            stream.launch(kernel, threads, self.core, launch.space(self.index_of(nsid)), *words)
+            stream.launch(
+                kernel, threads, self.core, launch.space(self.index_of(nsid)), *words,
+                services=self.controller.services(),
+            )  # fmt: skip
             stream.wait()
         finally:
             self.end(flag)

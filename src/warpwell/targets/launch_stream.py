@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,6 +33,14 @@ class LaunchStream(ABC):
     @abstractmethod
     def after_default(self, stream: int | None = None) -> None:
         """Let later work wait for all work so far in the device's default stream, and in the stream of this handle."""
+
+    @abstractmethod
+    def point(self) -> Any:
+        """Return the point behind all work so far, for `after` of other streams."""
+
+    @abstractmethod
+    def after(self, point: Any) -> None:
+        """Let later work wait for a point of another stream; the host does not wait."""
 
     @abstractmethod
     def launch(
@@ -69,6 +78,12 @@ class HostStream(LaunchStream):
     def after_default(self, stream: int | None = None) -> None:
         pass
 
+    def point(self) -> Any:
+        return None
+
+    def after(self, point: Any) -> None:
+        pass
+
     def launch(
         self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
     ) -> None:
@@ -85,11 +100,18 @@ class HostStream(LaunchStream):
 
 
 class GpuStream(LaunchStream):
-    """A stream of one GPU with the highest priority. It and the default stream do not wait for each other."""
+    """A stream of one GPU: one with the highest priority, which does not wait for the default stream; or a given one.
 
-    def __init__(self, ordinal: int) -> None:
-        self._gpu = GpuDevice(ordinal)
-        self._stream = self._gpu.new_stream(priority=8)
+    Parameters
+    ----------
+    ordinal : int
+    handle : int, optional
+        Of a stream that somebody else keeps; 0 is the default stream.
+    """
+
+    def __init__(self, ordinal: int, handle: int | None = None) -> None:
+        self._gpu = GpuDevice(ordinal) if handle is None else _gpu(ordinal)
+        self._stream = self._gpu.new_stream(priority=8) if handle is None else self._gpu.given_stream(handle)
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         return self._gpu.on_device()
@@ -107,6 +129,14 @@ class GpuStream(LaunchStream):
     def after_default(self, stream: int | None = None) -> None:
         with self.on_device():
             self._gpu.after_default(self._stream, stream)
+
+    def point(self) -> Any:
+        with self.on_device():
+            return self._gpu.mark(self._stream)
+
+    def after(self, point: Any) -> None:
+        with self.on_device():
+            self._gpu.after(self._stream, point)
 
     def launch(
         self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
@@ -132,6 +162,37 @@ class GpuStream(LaunchStream):
                 return self._gpu.done(event)
 
         return done
+
+
+@functools.cache
+def _gpu(ordinal: int) -> GpuDevice:
+    return GpuDevice(ordinal)
+
+
+def handle_of(stream: Any) -> int:
+    """Return the handle of a stream of any library: 0 for None, which is the default stream.
+
+    Raises
+    ------
+    ArgumentError
+        It is no stream.
+    """
+    if stream is None:
+        return 0
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, numba-cuda
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    raise errors.ArgumentError(
+        f"{stream!r:.60} is not a stream: give one of PyTorch, CuPy or numba-cuda, or none for the default stream",
+        name="stream",
+    )
+
+
+def stream_of(device: str, handle: int) -> LaunchStream:
+    """Return the stream of a handle (see `handle_of`), as one to which work may be given; its owner keeps it."""
+    return GpuStream(0, handle) if device == "cuda" else HostStream(device)
 
 
 def stream_on(device: str) -> LaunchStream:

@@ -22,23 +22,30 @@ class Records(Sequence[dict[str, Any]]):
 
     Attributes
     ----------
-    fields : dict of ndarray
-        Shape ``(rows, *shape)`` each.
+    fields : dict of ndarray or DeviceArray
+        Shape ``(rows, *shape)`` each; `DeviceArray` of arrays on "cuda", of which rows are taken by way of the host.
     dtypes : dict of numpy.dtype
         Of the arrays on storage.
     """
 
-    def __init__(self, fields: dict[str, NDArray[Any]], dtypes: dict[str, np.dtype[Any]]) -> None:
+    def __init__(self, fields: dict[str, Any], dtypes: dict[str, np.dtype[Any]]) -> None:
         self.fields = fields
         self.dtypes = dtypes
+        self._copies: dict[str, NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return len(next(iter(self.fields.values())))
 
+    def _on_host(self) -> dict[str, NDArray[Any]]:
+        """Return the fields in host memory; those of a GPU are copied once."""
+        if self._copies is None:
+            self._copies = {name: np.asarray(rows) for name, rows in self.fields.items()}
+        return self._copies
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return Records({name: rows[index] for name, rows in self.fields.items()}, self.dtypes)
-        return {name: rows[index] for name, rows in self.fields.items()}
+            return Records({name: rows[index] for name, rows in self._on_host().items()}, self.dtypes)
+        return {name: rows[index] for name, rows in self._on_host().items()}
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[k] for k in range(len(self)))
@@ -72,6 +79,9 @@ class Dataset:
     Notes
     -----
     It is pickled as paths. Each process, forked or spawned, opens the files again at its first read.
+
+    ``(path, {"device": "cuda"})`` is gathered to the GPU's memory, and `collate` makes tensors there. CUDA works in no
+    forked worker: use ``num_workers=0``, or workers that are spawned.
     """
 
     def __init__(
@@ -124,8 +134,10 @@ class Dataset:
         """
         return Records(self.take(indices), {name: source.dtype for name, source in self._sources.items()})
 
-    def take(self, rows: NDArray[Any] | Sequence[int]) -> dict[str, NDArray[Any]]:
+    def take(self, rows: NDArray[Any] | Sequence[int]) -> dict[str, Any]:
         """Return rows as new arrays ``(len(rows), *shape)``; negative numbers count from the end.
+
+        Of arrays on "cuda" they are `DeviceArray`, which PyTorch takes without a copy.
 
         Raises
         ------
@@ -155,7 +167,7 @@ class Dataset:
 
     keys_array = ordered
 
-    def get_many(self, keys: Any) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    def get_many(self, keys: Any) -> tuple[dict[str, Any], NDArray[np.bool_]]:
         """Return rows as arrays, and that all were found."""
         return self.take(keys), np.ones(len(keys), np.bool_)
 

@@ -1,7 +1,7 @@
 """`source_of`: rows of one array or column, wherever the program's processes are.
 
 A source is pickled as a path, and opens it in each process at the first read: workers share nothing, whether they were
-forked or spawned. Rows arrive in host memory.
+forked or spawned. Rows arrive in host memory, or of arrays on "cuda" in that of the GPU.
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class Source(Protocol):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
-        """Begin to read rows, whose numbers are in range; return what waits for them and returns a new array."""
+    def begin(self, rows: NDArray[np.int64]) -> Callable[[], Any]:
+        """Begin to read rows, whose numbers are in range; return what waits for them and returns a new array.
+
+        It is a NumPy array, or a `DeviceArray`.
+        """
 
     def close(self) -> None:
         """Close what `take` has opened in this process, and would open again."""
@@ -141,7 +144,7 @@ class FileSource:
 
     def __init__(self, path: str | os.PathLike[str], options: dict[str, Any]) -> None:
         self.path = os.path.abspath(checked_path(path))
-        self._options = {"device": "cpu", **options}  # rows are wanted on the host, and in workers
+        self._options = {"device": "cpu", **options}  # what workers can use, which have no GPU where they were forked
         self._opened: tuple[int, Array] | None = None
         array = self._array()
         self.whole = array.shape
@@ -218,6 +221,6 @@ class ColumnSource:
         return {**self.__dict__, "_opened": None}
 
 
-def _gathered(array: Array, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
+def _gathered(array: Array, rows: NDArray[np.int64]) -> Callable[[], Any]:
     future = gather(array, rows)
-    return lambda: np.asarray(future.result())
+    return future.result

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from ..array.device_array import DeviceArray
 from ..array.items import is_bits
 from ..errors.general import extra
 from .dataset import Records
@@ -39,10 +40,12 @@ def collate(batch: Any) -> dict[str, Any]:
     return {name: tensor_of(rows, batch.dtypes[name]) for name, rows in batch.fields.items()}
 
 
-def tensor_of(rows: NDArray[Any], dtype: np.dtype[Any]) -> Any:
-    """Return a tensor over the memory of rows of an array of a dtype, bfloat16 too."""
+def tensor_of(rows: NDArray[Any] | DeviceArray, dtype: np.dtype[Any]) -> Any:
+    """Return a tensor over the memory of rows of an array of a dtype, bfloat16 too; in a GPU's memory if they are."""
     with needs("torch"):
         import torch  # slow, and an extra
+    if isinstance(rows, DeviceArray):
+        return torch.from_dlpack(rows)
     if is_bits(dtype) or dtype.name == "bfloat16":
         return torch.from_numpy(rows.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(rows)

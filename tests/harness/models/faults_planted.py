@@ -94,6 +94,7 @@ _TICKETS = "kv.device.kernel_view"
 _WORDS_OF = "array.spans.words"
 _BUFFERS = "array.spans.buffers"
 _ROWS = "array.gather.cached"
+_LISTED = "array.gather.kernels"
 _OWNED = "            owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE) & OWNER_PAGE\n"
 _ROW_LOOKED = (
     "            good = owner == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0\n"
@@ -658,6 +659,20 @@ FAULTS = (
         (Edit(_ROWS, "take_row", _OWNED, ""),
          Edit(_ROWS, "take_row", _ROW_LOOKED, _ROW_LOOKED.replace("owner == page + base + 1 and ", "") + _OWNED
               + "            good = good and owner == page + base + 1\n")),
+        Focus(hashed=True),
+    ),
+    Fault(
+        "launches-without-a-second-look", "launches", "rows are settled without a look at the words",
+        (Edit(_LISTED, "same_page", "found != 0 and (found ^ load_relaxed(word_address(core, page), DEVICE)) & IDENTITY"
+              " == 0", "found != 0"),),
+    ),
+    Fault(
+        "launches-generation-ignored", "launches", "rows are settled if their page is in the frame again",
+        (Edit(_LISTED, "same_page", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
+    ),
+    Fault(
+        "launches-any-owner", "launches", "in a hashed table nobody asks whose word it is",
+        (Edit(_LISTED, "look_page", "& OWNER_PAGE != page + 1", "& OWNER_PAGE == -1"),),
         Focus(hashed=True),
     ),
     Fault(

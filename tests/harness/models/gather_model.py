@@ -1,4 +1,7 @@
-"""Gather scenario: the frame scenario whose readers copy rows as the kernel of `ww.gather` does."""
+"""Gather and launches scenarios: the frame scenario whose readers copy rows as the kernels of `ww.gather` do.
+
+Those of a GPU copy rows by three launches; between two launches of a stream there is a fence of all threads.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from random import Random
 import numpy as np
 
 from warpwell.array.gather.cached import take_row
-from warpwell.cache.word import REF
-from warpwell.targets import load_weak_as
+from warpwell.array.gather.kernels import copy_part, look_page, same_page
+from warpwell.cache.transfer import frame_address
+from warpwell.cache.word import REF, frame_of
+from warpwell.targets import DEVICE, fence, load_weak_as
 
 from .adversary import Violation
 from .cache_model import ITEMS, base_value
@@ -31,4 +36,27 @@ class GatherModel(FrameModel):
             if took:
                 before[:items] = [base_value(page, first + k) for k in range(items)]
             if got != before:  # a row that is not there changes nothing
+                raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")
+
+
+class LaunchesModel(FrameModel):
+    """One run of the launches scenario; `seed` and `trace` as for `CacheModel`."""
+
+    def _look(self, seed: int) -> None:
+        random, page, core = Random(seed), self.pages[0], self.cache.core
+        row = np.zeros(8, np.int64)
+        self.run.announce(row.ctypes.data, row.nbytes)
+        for _ in range(60):
+            first, items = random.randrange(0, 4, 2), random.choice((2, 4, 6))
+            unit = random.choice((8, 16))
+            found = look_page(core, page)
+            fence(DEVICE)
+            if found == 0:
+                continue
+            source = frame_address(core, frame_of(found)) + 8 * first
+            for lane in range(2):
+                copy_part(row.ctypes.data, source, 8 * items, unit, lane, 2)
+            fence(DEVICE)
+            got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(items)]
+            if same_page(core, page, found) and got != [base_value(page, first + k) for k in range(items)]:
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")

@@ -7,6 +7,9 @@
 - memory.py      rows of arrays in memory, and of mapped files, which are read ahead
 - cached.py      rows of arrays behind a cache: waves of pages, and the kernel that copies
 - pieces.py      bytes of files that are known piece by piece, for tables: threads that read runs of them
+- in_stream.py   on a GPU: rows of memory, by one kernel in the caller's stream
+- frames.py      on a GPU: rows of arrays behind a cache, from frames, by lists, or in waves
+- kernels.py     the kernels of both
 - break_even.py  over how large a hole reads are merged, measured
 """
 

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...errors.options import checked_integer
+from ...targets.launch_stream import LaunchStream, stream_on
 from ..array import Array
-from ..items import on_host
-from .future import Gather, begin, check, crew_for, gather
+from .future import Gather, begin, by_stream, check, crew_for, gather, new_result, numbers_of
+from .in_stream import InStream, Numbers, RowsInStream, give_back, take_room
 from .jobs import Job
 from .memory import RowCopy
-from .tensors import row_numbers
+from .tensors import on_a_gpu, row_numbers
 
 
 @dataclass
@@ -35,7 +36,11 @@ class RowsReport:
     repeated : int
         Rows that their batch had already, so that nothing was read for them.
     hot : int
-        Rows that came from the packed ones.
+        Rows that came from the packed ones, so that neither cache nor storage was asked for them.
+    hot_memory : {"", "host", "device", "pinned"}
+        Where these are packed: of arrays on "cuda" in device memory, or in pinned memory if they do not fit there.
+    bytes_hot : int
+        Bytes of the rows that came from there.
     bytes_asked : int
         Bytes that storage was asked for ahead: pages that were not in memory, or not in the cache, and holes between
         them. What was not known to be missing, and was read when it was used, is not in it.
@@ -48,6 +53,8 @@ class RowsReport:
     bytes_wanted: int = 0
     repeated: int = 0
     hot: int = 0
+    hot_memory: str = ""
+    bytes_hot: int = 0
     bytes_asked: int = 0
     waited: float = 0.0
 
@@ -64,16 +71,19 @@ class RowBatches(Iterator[Any]):
         self._coming: deque[_Batch] = deque()
         self._report = RowsReport()
         self._hot_rows: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._packed: Any = None
+        self._packed: _Packed | None = None
+        # beside the program's own streams
+        self._stream: LaunchStream | None = stream_on(array.device) if by_stream(array) else None
         if hot is not None:
-            self._hot_rows = np.unique(row_numbers(hot)).astype(np.int64)
-            self._packed = gather(array, self._hot_rows).result()
+            self._hot_rows = np.unique(self._numbers(hot)).astype(np.int64)
+            self._packed = _packed(array, self._hot_rows, self._row_bytes, self._stream)
+            self._report.hot_memory = self._packed.memory
 
     def __iter__(self) -> RowBatches:
         return self
 
     def __next__(self) -> Any:
-        """Return the rows of the next batch, a new array.
+        """Return the rows of the next batch, a new array (a `DeviceArray` of arrays on "cuda").
 
         Raises
         ------
@@ -105,6 +115,7 @@ class RowBatches(Iterator[Any]):
         report.bytes_wanted += batch.rows * self._row_bytes
         report.repeated += batch.repeated
         report.hot += batch.hot
+        report.bytes_hot += batch.hot * self._row_bytes
         report.bytes_asked += batch.asked()
         return result
 
@@ -139,45 +150,85 @@ class RowBatches(Iterator[Any]):
                 self._failed = error  # when the batches before it have been handed out
                 return
             try:
-                self._coming.append(self._begin(row_numbers(numbers)))
+                self._coming.append(self._begin(self._numbers(numbers)))
             except Exception as error:
                 self._failed = error
                 return
 
+    def _numbers(self, rows: Any) -> NDArray[Any]:
+        """Return row numbers in host memory."""
+        if self._stream is None or not on_a_gpu(rows):
+            return row_numbers(rows)
+        numbers = numbers_of(rows, 0)
+        self._stream.after_default()
+        room = take_room(self._array.device, max(8, 8 * numbers.size))
+        found = numbers.on_host(self._stream, room).reshape(numbers.shape).copy()
+        give_back(room)
+        return found
+
     def _begin(self, numbers: NDArray[Any]) -> _Batch:
         array = self._array
-        result = np.empty((*numbers.shape, *array.shape[1:]), on_host(array.dtype))
-        address = int(result.ctypes.data)
+        result, address = new_result(array, (*numbers.shape, *array.shape[1:]))
         batch = _Batch(numbers.size)
         ordered = np.sort(numbers, axis=None)
         batch.repeated = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
-        if self._packed is None or not len(self._hot_rows):
-            batch.cold = begin(array, numbers, None, result, address, result)
+        packed = self._packed
+        if packed is None or not len(self._hot_rows):
+            batch.cold = begin(array, numbers, None, result, address, result, self._stream)
             return batch
         flat = numbers.reshape(-1).astype(np.int64)
         where = np.minimum(np.searchsorted(self._hot_rows, flat), len(self._hot_rows) - 1)
         found = self._hot_rows[where] == flat
         batch.hot = int(np.count_nonzero(found))
-        packed = RowCopy(
-            where[found].astype(np.int64), np.flatnonzero(found), source=int(self._packed.ctypes.data),
-            extent=len(self._packed), stride=self._row_bytes, nbytes=self._row_bytes, out=address,
-        )  # fmt: skip
-        kept = (self._packed, result)
+        rest = np.flatnonzero(~found)
+        batch.cold = begin(array, flat[rest], rest, result, address, result, self._stream)
+        listed, places = where[found].astype(np.int64), np.flatnonzero(found)
+        kept = packed, result
+        rows: Any = {"source": packed.address, "extent": len(self._hot_rows), "stride": self._row_bytes,
+                "nbytes": self._row_bytes}  # fmt: skip
+        if self._stream is not None:
+            there = Numbers(listed.shape, listed, None, 8)
+            batch.copied = RowsInStream(array.device, self._stream, **rows).begin(
+                there, places, address, lambda: None, lambda _: AssertionError("they are packed"), kept
+            )
+            return batch
+        copier = RowCopy(listed, places, **rows, out=address)
 
         def copy(piece: int, kept: tuple[Any, ...] = kept) -> None:
-            packed.copy(0, batch.hot)
+            copier.copy(0, batch.hot)
 
-        rest = np.flatnonzero(~found)
-        batch.cold = begin(array, flat[rest], rest, result, address, result)
         batch.copied = Job(1, copy, lambda: None, crew_for(array))
         return batch
+
+
+@dataclass
+class _Packed:
+    """Rows one after another in memory that the array's device reads."""
+
+    address: int
+    memory: str
+    keep: Any
+
+
+def _packed(array: Array, rows: NDArray[np.int64], row_bytes: int, stream: LaunchStream | None) -> _Packed:
+    """Gather rows into memory of their own: that of the device, or pinned memory if they do not fit there."""
+    if stream is None:
+        found = gather(array, rows).result()
+        return _Packed(int(found.ctypes.data), "host", found)
+    nbytes = max(1, len(rows) * row_bytes)
+    try:
+        block, memory = array.cache.memory.allocate(nbytes), "device"
+    except MemoryError:
+        block, memory = array.cache.memory.allocate_shared(nbytes), "pinned"
+    begin(array, rows, None, block, block.address, block, stream).result()
+    return _Packed(block.address, memory, block)
 
 
 class _Batch:
     """A batch that is being gathered: rows from storage, and packed ones."""
 
     cold: Gather
-    copied: Job | None = None
+    copied: Job | InStream | None = None
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -213,12 +264,14 @@ def rows(array: Array, batches: Iterable[Any], ahead: int = 2, hot: Any = None) 
         Batches that are gathered before the one that was handed out last is done with; 0: none.
     hot : array-like of int32 or int64, optional
         Rows that many batches have, such as vertices of high degree. They are gathered once, here, and packed in
-        memory; batches copy them from there. Changes of the array are not seen in them.
+        memory: of arrays on "cuda" in device memory, or in pinned memory if they do not fit there. Batches copy them
+        from there. Changes of the array are not seen in them.
 
     Returns
     -------
     RowBatches
-        Yields NumPy arrays of shape ``(*rows.shape, *array.shape[1:])``; its `RowBatches.report` says what was saved.
+        Yields NumPy arrays of shape ``(*rows.shape, *array.shape[1:])``, or `DeviceArray` of arrays on "cuda"; its
+        `RowBatches.report` says what was saved.
 
     Raises
     ------

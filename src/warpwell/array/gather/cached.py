@@ -8,7 +8,7 @@ miss, and reports what fails: a wave is a hint, and nothing depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,9 +143,9 @@ def over_holes(pages: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 
 def absent(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which pages were not in the cache a moment ago; in a hashed table, all of them."""
+    """Return which pages were not in the cache a moment ago; in a hashed table and on a GPU, all of them."""
     cache = array.cache
-    if cache.hashed or not len(pages):
+    if cache.hashed or cache.device == "cuda" or not len(pages):
         return pages
     words = cache.page_words(array._nsid, int(pages[0]), int(pages[-1]) + 1)
     missing: NDArray[np.int64] = pages[words[pages - pages[0]] & READABLE == 0]
@@ -153,7 +153,15 @@ def absent(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class CachedRows:
-    """Copies rows of an array behind a cache on `cpu` or `interp`.
+    """Copies rows of an array behind a cache.
+
+    Parameters
+    ----------
+    array : Array
+    nbytes, stride, out : int
+        Bytes of a row; bytes between rows; address of the result.
+    take : callable, optional
+        ``take(rows, places)`` copies rows whose pages were read ahead. Default: `gather_rows` of `cpu` and `interp`.
 
     Attributes
     ----------
@@ -161,8 +169,12 @@ class CachedRows:
         Pages that the rows have; pages that were asked for ahead, holes included.
     """
 
-    def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
+    def __init__(
+        self, array: Any, *, nbytes: int, stride: int, out: int,
+        take: Callable[[NDArray[np.int64], NDArray[np.int64]], None] | None = None,
+    ) -> None:  # fmt: skip
         self._array = array
+        self._take = take or self._gather
         self._nbytes, self._stride, self._out = nbytes, stride, out
         self._stopped = False
         self.pages = self.asked = 0
@@ -179,9 +191,10 @@ class CachedRows:
         MediumError, StallError, ClosedError
         """
         with self._array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
-            self._copy(rows, places, hole)
+            self.copy_held(rows, places, hole)
 
-    def _copy(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
+    def copy_held(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
+        """Do what `copy` does, for who holds the cache's frames in place."""
         array = self._array
         order = np.argsort(rows, kind="stable")
         ascending = rows[order].astype(np.int64)
@@ -223,8 +236,10 @@ class CachedRows:
     def _rows(self, wave: Wave, ticket: Ticket, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
         """Copy the rows of a wave when its pages have come."""
         ticket.wait()
+        self._take(rows[wave.low : wave.high], places[wave.low : wave.high])
+
+    def _gather(self, some: NDArray[np.int64], where: NDArray[np.int64]) -> None:
         cache = self._array.cache
-        some, where = rows[wave.low : wave.high], places[wave.low : wave.high]
         cache.run(
             gather_rows, len(some), self._array._nsid, some.ctypes.data, where.ctypes.data, len(some),
             self._array._origin, self._stride, self._nbytes, self._out, 0 if self._array.read_once else REF,

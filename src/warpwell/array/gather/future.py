@@ -13,13 +13,19 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...errors.options import checked_timeout
+from ...targets.arrays import empty
+from ...targets.fault import LaunchFlag
+from ...targets.launch_stream import LaunchStream, handle_of, stream_of
 from ..array import Array
+from ..device_array import DeviceArray
 from ..items import on_host
 from . import break_even
 from .cached import CachedRows
+from .frames import FrameRows
+from .in_stream import InStream, Numbers, RowsInStream
 from .jobs import Crew, Job, crew_of
 from .memory import DONE, RowCopy
-from .tensors import on_a_gpu, row_numbers, tensor_of
+from .tensors import Tensor, numbers_on_gpu, on_a_gpu, row_numbers, tensor_of
 
 PIECE_BYTES = 1 << 20
 """Bytes below which a second thread does not pay."""
@@ -38,10 +44,11 @@ class Gather:
     it, up to twice the array's time-out.
     """
 
-    def __init__(self, array: Array, rows: NDArray[Any], out: Any) -> None:
+    def __init__(self, array: Array, rows: NDArray[Any] | Numbers, out: Any) -> None:
         self._array, self._numbers, self._out = array, rows, out
-        self._job: Job
+        self._job: Job | InStream
         self._stop: Callable[[], None] = lambda: None
+        self._settle: Callable[[], None] = lambda: None
         self.asked: Callable[[], int] = lambda: 0
         """Returns the bytes that storage was asked for ahead, when the gather is done."""
         self._over = threading.Event()
@@ -66,8 +73,8 @@ class Gather:
 
         Returns
         -------
-        ndarray, or `out`
-            Shape ``(*rows.shape, *array.shape[1:])``.
+        ndarray, `DeviceArray`, or `out`
+            Shape ``(*rows.shape, *array.shape[1:])``; a `DeviceArray` of arrays on "cuda".
 
         Raises
         ------
@@ -85,6 +92,7 @@ class Gather:
         timeout = checked_timeout(timeout)
         if not self._job.wait(timeout):
             raise TimeoutError(f"the gather is not done after {timeout:g} s: wait longer, or cancel() it")
+        self._settle()
         if self._job.error is not None:
             raise self._job.error
         if self._job.cancelled:
@@ -110,13 +118,17 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     array : Array
         A row is ``array[i]``: of any shape and any number of bytes.
     rows : array-like of int32 or int64
-        Row numbers, of one or more dimensions, in any order, 0 or more; duplicates are allowed. They are copied.
+        Row numbers, of one or more dimensions, in any order, 0 or more; duplicates are allowed. They are copied, unless
+        they are in GPU memory (of arrays on "cuda"): leave those alone until the gather is done.
     out : array, optional
         Where to store the rows: C order, writable, shape ``(*rows.shape, *array.shape[1:])``, the array's dtype; a
-        NumPy array, or an array in host memory of a library that has DLPack, such as PyTorch (bfloat16 too). Leave it
-        alone until the gather is done. Default: a new NumPy array; bfloat16 as `Array` reads it.
+        NumPy array, or an array in host memory of a library that has DLPack, such as PyTorch (bfloat16 too). Of arrays
+        on "cuda": an array in the memory of the GPU, with DLPack or ``__cuda_array_interface__``. Leave it
+        alone until the gather is done. Default: a new NumPy array; bfloat16 as `Array` reads it; a `DeviceArray`.
     stream : optional
-        For arrays on "cuda".
+        For arrays on "cuda": a stream of PyTorch, CuPy or numba-cuda, whose work so far is done before rows are read or
+        stored; default: the default stream. Of arrays that are all in memory (tiers "device" and "host") the whole
+        gather is in that stream, so that later work there may use `out` at once. Else `out` is used after `result`.
 
     Returns
     -------
@@ -137,20 +149,59 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     [[28, 29, 30, 31], [0, 1, 2, 3], [28, 29, 30, 31]]
     """
     check(array, rows, out, stream)
-    numbers = row_numbers(rows, copy=False)
+    gpu = by_stream(array)
+    handle = handle_of(stream) if gpu else 0
+    numbers: Any = numbers_of(rows, handle) if gpu else row_numbers(rows, copy=False)
     shape = (*numbers.shape, *array.shape[1:])
-    if out is None:
-        result = np.empty(shape, on_host(array.dtype))
-        return begin(array, numbers, None, result, int(result.ctypes.data), result, borrowed=True)
     if isinstance(out, Array):  # what rows of it share by DLPack is a copy
         raise errors.ArgumentError(
             f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it",
             name="out",
         )  # fmt: skip
-    tensor = tensor_of(out, "out")
-    tensor.require(shape, array.dtype, array.name)
-    _require_apart(array, tensor.address, math.prod(shape) * array.dtype.itemsize)
-    return begin(array, numbers, None, out, tensor.address, tensor, borrowed=True)
+    if out is None:
+        result, address = new_result(array, shape)
+        keep: Any = result
+    else:
+        keep = tensor_of(out, "out", handle)
+        keep.require(shape, array.dtype, array.name)
+        result, address = out, keep.address
+        _require_apart(array, address, math.prod(shape) * array.dtype.itemsize)
+    if not gpu:
+        return begin(array, numbers, None, result, address, keep, borrowed=True)
+    caller = stream_of(array.device, handle)
+    for tensor in (keep, numbers.tensor):
+        if isinstance(tensor, Tensor):
+            if tensor.ordinal != 0:
+                raise errors.ArgumentError(f"an argument is in the memory of GPU {tensor.ordinal}, and array "
+                                           f"{array.name!r} on GPU 0: copy it there")  # fmt: skip
+            if tensor.stream is not None:
+                caller.after(stream_of(array.device, tensor.stream).point())
+    return begin(array, numbers, None, result, address, (keep, numbers, stream), caller)
+
+
+def by_stream(array: Array) -> bool:
+    """Return whether rows of an array are gathered to a GPU's memory, in the order of a stream."""
+    return array.device == "cuda"
+
+
+def new_result(array: Array, shape: tuple[int, ...]) -> tuple[Any, int]:
+    """Return a new array for rows where the array's device has them, and its address."""
+    if array.device == "cuda":
+        memory = empty("cuda", max(math.prod(shape) * array.dtype.itemsize, 1), np.uint8)
+        found = DeviceArray(memory, shape, array.dtype)
+        return found, int(found.__cuda_array_interface__["data"][0])
+    result = np.empty(shape, on_host(array.dtype))
+    return result, int(result.ctypes.data)
+
+
+def numbers_of(rows: Any, handle: int) -> Numbers:
+    """Return row numbers for a gather in a stream, wherever they are."""
+    if on_a_gpu(rows):
+        tensor = numbers_on_gpu(rows, handle)
+        width = tensor.items.itemsize if isinstance(tensor.items, np.dtype) else tensor.items[1] // 8
+        return Numbers(tensor.shape, None, tensor, width)
+    host = row_numbers(rows)
+    return Numbers(host.shape, host.reshape(-1), None, host.itemsize)
 
 
 def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
@@ -162,20 +213,21 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
         )  # fmt: skip
     if not array.shape:
         raise errors.ArgumentError(f"array {array.name!r} has no dimensions, and so no rows: read a[()]", name="array")
-    if array.device == "cuda":
-        raise errors.ArgumentError(
-            f'array {array.name!r} is on "cuda", where gather does not read yet: write a[rows], or open the array with '
-            'device="cpu"', name="array",
-        )  # fmt: skip
-    if stream is not None:
+    gpu = by_stream(array)
+    if stream is not None and not gpu:
         raise errors.ArgumentError(f"stream orders work of arrays on \"cuda\", and {array.name!r} is on "
                                    f'"{array.device}": leave it out', name="stream")  # fmt: skip
     for name, given in (("rows", rows), ("out", out)):
-        if given is not None and on_a_gpu(given):
+        if given is not None and not gpu and on_a_gpu(given):
             raise errors.ArgumentError(
                 f'{name} is in GPU memory, and array {array.name!r} on "{array.device}": give one in host memory',
                 name=name,
             )
+    if gpu and out is not None and not isinstance(out, Array) and not on_a_gpu(out):
+        raise errors.ArgumentError(
+            f'out is in host memory, and array {array.name!r} on "cuda": give an array in the memory of the GPU, or '
+            "copy what result() returns", name="out",
+        )  # fmt: skip
     inner = array.dtype.itemsize
     for extent, stride in zip(reversed(array.shape[1:]), reversed(array._strides[1:]), strict=True):
         if extent > 1 and stride != inner and 0 not in array.shape:
@@ -196,14 +248,16 @@ def _require_apart(array: Array, address: int, nbytes: int) -> None:
 
 
 def begin(
-    array: Array, numbers: NDArray[Any], places: NDArray[np.int64] | None, result: Any, address: int, keep: Any,
-    borrowed: bool = False,
+    array: Array, numbers: Any, places: NDArray[np.int64] | None, result: Any, address: int, keep: Any,
+    stream: LaunchStream | None = None, *, borrowed: bool = False,
 ) -> Gather:  # fmt: skip
     """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row ``places[k]`` there.
 
-    Numbers that are borrowed are copied, unless all is done when this returns.
+    With a stream after its work so far. Numbers that are borrowed are copied, unless all is done when this returns.
     """
     array._require_readable()
+    if stream is not None:
+        return _begin_in_stream(array, numbers, places, result, address, keep, stream)
     future = Gather(array, numbers, result)
     flat = numbers.reshape(-1)
     nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
@@ -236,10 +290,86 @@ def begin(
     return future
 
 
+def _begin_in_stream(
+    array: Array, numbers: Any, places: NDArray[np.int64] | None, result: Any, address: int, keep: Any,
+    stream: LaunchStream,
+) -> Gather:  # fmt: skip
+    """Do the same to a GPU's memory, after the work in a stream so far."""
+    if isinstance(numbers, np.ndarray):
+        numbers = Numbers(numbers.shape, numbers.reshape(-1), None, numbers.itemsize)
+    future = Gather(array, numbers, result)
+    part, cache, flag = array._part, array.cache, LaunchFlag(array.device)
+    nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+
+    def wrong(rows: NDArray[Any]) -> errors.IndexRangeError:
+        bad = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
+        return _out_of_range(array, rows, places, int(bad[0]))
+
+    def check_range(rows: NDArray[Any]) -> None:
+        if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]):
+            raise wrong(rows)
+
+    ended, begun = future._over, list[InStream]()
+
+    def is_over() -> bool:
+        return ended.is_set() or any(job.done for job in begun)
+
+    def settle() -> None:
+        part.continued_over(is_over)
+        if part.cached:
+            cache.reap()
+
+    with part.launch(False):
+        if part.cached:
+            cache.begin(flag, array._nsid, stores=False)
+    part.launch_continues(is_over)
+    try:
+        source = _in_memory(array, flag)
+        if source is not None:
+            rows = RowsInStream(array.device, stream, source=source, extent=array.shape[0], stride=array._strides[0],
+                                nbytes=nbytes)  # fmt: skip
+            begun.append(rows.begin(numbers, places, address, ended.set, wrong, keep))
+            future._job, future._settle = begun[0], settle
+            if part.cached:
+                cache.continues(flag, is_over)
+            return future
+        cache.end(flag)
+        copier = FrameRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
+        future._stop, future.asked = copier.stop, lambda: copier.asked
+        point = stream.point()
+
+        def over(kept: tuple[Any, ...] = (keep, places)) -> None:
+            ended.set()
+            part.continued_over(is_over)
+
+        future._job = Job(1, lambda piece: copier.copy(numbers, places, point, check_range), over, crew_for(array))
+    except BaseException:
+        ended.set()
+        part.continued_over(is_over)
+        if part.cached:
+            cache.end(flag)
+        raise
+    return future
+
+
+def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
+    """Return the address of row 0 if all rows lie in memory, for a launch that has begun; None if they may not."""
+    part = array._part
+    if not part.cached:
+        return part.data + array._origin
+    values = array.cache.constants(array._nsid, flag)
+    return values["data"] + array._origin if values["complete"] else None
+
+
 def crew_for(array: Array) -> Crew | None:
-    """Return who gathers from an array: a thread for each core; behind a cache two, whose waves take turns."""
+    """Return who gathers from an array: a thread for each core; behind a cache two, whose waves take turns.
+
+    To a GPU one: it gives work to a stream, and has lists of rows copied by others.
+    """
     if array.device == "interp":
         return None
+    if by_stream(array):
+        return crew_of(array._part, 1)
     return crew_of(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..device_array import DLPACK_BFLOAT, DLPACK_CODES, Managed
+from ..device_array import DLPACK_BFLOAT, DLPACK_CODES, DeviceArray, Managed
 from ..items import BFLOAT16, code_of, on_host
 
 HOST = (1, 3)
@@ -41,6 +41,10 @@ class Tensor:
     contiguous, writable, on_host : bool
     keep : object
         What keeps the memory.
+    ordinal : int
+        The GPU in whose memory it is.
+    stream : int or None
+        Handle of the stream in which its items are being computed, if its owner says so.
     """
 
     address: int
@@ -50,6 +54,8 @@ class Tensor:
     writable: bool
     on_host: bool
     keep: Any
+    ordinal: int = 0
+    stream: int | None = None
 
     def require(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
         """Raise unless rows of array `name` can be written here.
@@ -77,8 +83,10 @@ class Tensor:
             raise errors.DTypeError(f"out has {shown}, and array {name!r} {kind}: give an out of {kind}")
 
 
-def tensor_of(given: Any, name: str) -> Tensor:
+def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
     """Return where the items of an array lie; `name` is the argument's, for messages.
+
+    `handle` is that of the stream in which an array of a GPU is used: who owns it orders its own work before.
 
     Raises
     ------
@@ -91,7 +99,13 @@ def tensor_of(given: Any, name: str) -> Tensor:
             int(given.ctypes.data), given.shape, given.dtype, bool(flags.c_contiguous), bool(flags.writeable), True,
             given,
         )  # fmt: skip
+    if isinstance(given, DeviceArray):
+        return Tensor(given.__cuda_array_interface__["data"][0], given.shape, given.dtype,
+                      given.strides is None or _follows(given.shape, given.strides, given.dtype.itemsize), True, False,
+                      given, given.__dlpack_device__()[1])  # fmt: skip
     if not hasattr(given, "__dlpack__"):
+        if hasattr(given, "__cuda_array_interface__"):  # numba-cuda
+            return _of_interface(given)
         raise errors.ArgumentError(
             f"{name} is {type(given).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
         )
@@ -100,7 +114,8 @@ def tensor_of(given: Any, name: str) -> Tensor:
         raise errors.ArgumentError(f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or "
                                    "of a GPU of NVIDIA's", name=name)  # fmt: skip
     try:
-        capsule = given.__dlpack__()
+        # 1 is the default stream in DLPack, 0 is nothing there
+        capsule = given.__dlpack__() if where in HOST else given.__dlpack__(stream=handle or 1)
     except (BufferError, RuntimeError, TypeError) as error:
         message = f"{name} cannot be shared by DLPack ({error}): detach or copy it"
         raise errors.ArgumentError(message, name=name) from error
@@ -110,7 +125,18 @@ def tensor_of(given: Any, name: str) -> Tensor:
     return Tensor(
         int(tensor.data or 0) + tensor.byte_offset, shape, (tensor.code, tensor.bits * tensor.lanes),
         strides is None or _follows(shape, strides), type(given).__module__.partition(".")[0] not in IMMUTABLE,
-        where in HOST, (capsule, given),
+        where in HOST, (capsule, given), int(tensor.device_id),
+    )  # fmt: skip
+
+
+def _of_interface(given: Any) -> Tensor:
+    """Return where the items of an array with ``__cuda_array_interface__`` lie."""
+    about = given.__cuda_array_interface__
+    address, read_only = about["data"]
+    shape, dtype, strides = tuple(about["shape"]), np.dtype(about["typestr"]), about.get("strides")
+    return Tensor(
+        int(address or 0), shape, dtype, strides is None or _follows(shape, strides, dtype.itemsize), not read_only,
+        False, given, 0, about.get("stream"),
     )  # fmt: skip
 
 
@@ -120,11 +146,10 @@ def managed(capsule: Any) -> Managed:
     return found
 
 
-def _follows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether items with these strides (in items) follow one another in C order."""
+def _follows(shape: tuple[int, ...], strides: tuple[int, ...], step: int = 1) -> bool:
+    """Return whether items `step` apart follow one another in C order with these strides."""
     if 0 in shape:
         return True
-    step = 1
     for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
         if extent > 1 and stride != step:
             return False
@@ -137,6 +162,25 @@ def on_a_gpu(given: Any) -> bool:
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack_device__"):
         return hasattr(given, "__cuda_array_interface__")
     return int(given.__dlpack_device__()[0]) in CUDA
+
+
+def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
+    """Return row numbers in a GPU's memory; they stay there, and are to be left alone until they were used.
+
+    Raises
+    ------
+    ArgumentError, DTypeError
+    """
+    tensor = tensor_of(rows, "rows", handle)
+    if not tensor.shape:
+        raise errors.ArgumentError("rows is one number: give a list of them", name="rows")
+    if tensor.items not in (np.dtype(np.int32), np.dtype(np.int64), (0, 32), (0, 64)):
+        shown = tensor.items if isinstance(tensor.items, np.dtype) else f"{tensor.items[1]}-bit items of another kind"
+        raise errors.DTypeError(f"rows are {shown}: give int32 or int64 row numbers")
+    if not tensor.contiguous:
+        raise errors.ArgumentError("the items of rows do not follow one another in C order: give an array that is "
+                                   "contiguous", name="rows")  # fmt: skip
+    return tensor
 
 
 def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:

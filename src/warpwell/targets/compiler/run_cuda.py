@@ -229,10 +229,10 @@ class _Again:
             raise errors.ArgumentError(f"kernel {self._name!r}: argument {k} is not in device memory")
         return pack(words)[0][: len(words)]
 
-    def start(self, blocks: tuple[int, ...], threads: tuple[int, ...], addresses: int) -> None:
-        """Launch it with the arguments whose addresses lie at an address."""
+    def start(self, blocks: tuple[int, ...], threads: tuple[int, ...], addresses: int, stream: int = 0) -> None:
+        """Launch it with the arguments whose addresses lie at an address, in the stream of a handle."""
         result = self._launch(
-            self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, 0, addresses, 0
+            self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, stream, addresses, 0
         )
         if int(result[0]):
             check_kernel(result, self._name)
@@ -254,11 +254,16 @@ def _again(kernel: Any, dims: int, values: Sequence[Any]) -> _Again:
 
 
 def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
-    """Launch a kernel of `n` threads over words in a stream of numba-cuda or cuda.core, and return."""
+    """Launch a kernel of `n` threads over words in a stream of numba-cuda or cuda.core, and return.
+
+    With few instructions of Python, as `Series`.
+    """
     share_fault_page()
-    dispatcher = compiled(kernel, 1, len(values))
-    with contextlib.nullcontext() if dispatcher.overloads else compiling(f"kernel {kernel.__name__!r}"):
-        configured(dispatcher, -(-n // BLOCK_THREADS), BLOCK_THREADS, stream)(n, 1, 1, *values)
+    places = np.array([n, 1, 1, *values], np.int64)
+    addresses = places.ctypes.data + 8 * np.arange(len(places), dtype=np.uint64)
+    _again(kernel, 1, [0] * len(values)).start(
+        (-(-n // BLOCK_THREADS),), (BLOCK_THREADS,), int(addresses.ctypes.data), int(stream.handle)
+    )
 
 
 def wait(event: Any, participants: Any = ()) -> None:

@@ -273,6 +273,10 @@ class GpuDevice:
             place = device if context is None else context
             return _attempt(lambda: place.create_stream(options=options), self._failure)
 
+    def given_stream(self, handle: int) -> Any:
+        """Return the stream of a handle, which others keep, as `cuda.core.Stream`; 0 is the default stream."""
+        return default_stream(self.ordinal) if handle in (0, 1) else self._core.Stream.from_handle(handle)
+
     def mark(self, stream: Any, timing: bool = False) -> Any:
         """Return an event behind all work so far in a stream."""
         return _attempt(lambda: stream.record(options=self._timed if timing else None), self._failure)

@@ -1,0 +1,318 @@
+"""`FrameRows`: rows of arrays behind a cache, gathered to a GPU's memory.
+
+1. Rows whose pages are in frames are copied by three launches (`warpwell.array.gather.kernels`), which list the rest.
+2. Of memory of the host, which nobody writes, service threads copy the others into pinned staging, by lists of rows; a
+   copy engine takes a list to the device, where a kernel puts each row into its place. The cache stays as it is.
+3. Of any other medium, and where pages may be written, their pages are read in waves into the cache, and a kernel takes
+   each under a transient pin (`warpwell.array.gather.cached`): what others have stored is seen.
+
+All of it is work of one stream, and of one gather at a time for each array.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...cache.word import REF
+from ...storage.ram import RamMedium
+from ...targets import Block
+from ...targets.launch_stream import stream_on
+from . import break_even, kernels
+from .cached import ROWS, CachedRows
+from .in_stream import Numbers, Room, give_back, lanes_shift, take_room, unit_of
+from .jobs import Crew, Job
+from .memory import RowCopy
+
+TABLE = 1 << 21
+"""Words that are noted of pages at a time, at most."""
+SLOTS = 3
+"""Slots of staging: two are filled while one is copied."""
+SLOT_BYTES = {"cuda": 64 << 20}
+"""Bytes of a slot; elsewhere `SMALL_SLOT`, for tests."""
+SMALL_SLOT = 4096
+PIECE_BYTES = 2 << 20
+"""Bytes of a list, at least: a second thread does not pay below."""
+MEASURED = 4096
+
+
+class Lane:
+    """What the gathers of one array use, one after another: a stream, tables, and staging."""
+
+    def __init__(self, device: str, memory: Any) -> None:
+        self.stream = stream_on(device)
+        self.crew = Crew(len(os.sched_getaffinity(0)))
+        self._memory = memory
+        self._blocks: dict[tuple[str, bool], Block] = {}
+
+    def near(self, name: str, nbytes: int) -> int:
+        """Return the address of device memory of at least so many bytes; its contents do not stay."""
+        return self._block((name, False), nbytes, self._memory.allocate).address
+
+    def shared(self, name: str, nbytes: int) -> Block:
+        """Return the same of pinned memory."""
+        return self._block((name, True), nbytes, self._memory.allocate_shared)
+
+    def _block(self, key: tuple[str, bool], nbytes: int, allocate: Callable[[int], Block]) -> Block:
+        found = self._blocks.get(key)
+        if found is None or found.nbytes < nbytes:
+            self._blocks.pop(key, None)
+            found = self._blocks[key] = allocate(1 << max(12, (nbytes - 1).bit_length()))
+        return found
+
+
+_lanes: weakref.WeakKeyDictionary[Any, Lane] = weakref.WeakKeyDictionary()
+
+
+def lane_of(array: Any) -> Lane:
+    """Return the lane of an array (one thread at a time: a piece of its crew, whose limit is 1)."""
+    found = _lanes.get(array._part)
+    if found is None:
+        found = _lanes[array._part] = Lane(array.device, array.cache.memory)
+    return found
+
+
+class FrameRows:
+    """Copies rows of an array behind a cache to memory of its device.
+
+    Attributes
+    ----------
+    asked : int
+        Bytes that the medium was asked for ahead.
+    """
+
+    def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
+        self._array = array
+        self._nbytes, self._stride, self._out = nbytes, stride, out
+        self._stopped = False
+        self._waves: CachedRows | None = None
+        self._listed = 0
+
+    @property
+    def asked(self) -> int:
+        """See the class."""
+        waves = 0 if self._waves is None else self._waves.asked * self._array.cache.page_size
+        return self._listed + waves
+
+    def stop(self) -> None:
+        """Let `copy` end soon."""
+        self._stopped = True
+        if self._waves is not None:
+            self._waves.stop()
+
+    def copy(
+        self, numbers: Numbers, places: NDArray[np.int64] | None, point: Any, check: Callable[[NDArray[Any]], None]
+    ) -> None:
+        """Copy row ``numbers[k]`` to row ``places[k]``, after a point of another stream; it is done on return.
+
+        ``check(numbers in host memory)`` raises if one is out of range.
+
+        Raises
+        ------
+        IndexRangeError
+        MediumError, StallError, ClosedError
+        """
+        lane, array = lane_of(self._array), self._array
+        lane.stream.after(point)
+        room = take_room(array.device, max(8, 8 * numbers.size))
+        try:
+            if not numbers.size or not self._nbytes:
+                check(numbers.on_host(lane.stream, room))
+                return
+            with array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
+                self._copy(lane, numbers, places, room, check)
+        finally:
+            lane.stream.wait()
+            give_back(room)
+
+    def _copy(
+        self, lane: Lane, numbers: Numbers, places: NDArray[np.int64] | None, room: Room,
+        check: Callable[[NDArray[Any]], None],
+    ) -> None:  # fmt: skip
+        array = self._array
+        at = numbers.tensor.address if numbers.tensor is not None else room.put(lane.stream, numbers.host)
+        most = (self._nbytes - 2) // array.cache.page_size + 2
+        each = max(1, TABLE // most)
+        lists = self._by_lists()
+        rows: Any = numbers.host
+        for low in range(0, numbers.size, each):
+            n = min(each, numbers.size - low)
+            into = None if places is None else places[low : low + n]
+            base = self._out if places is not None else self._out + low * self._nbytes
+            listed = at + low * numbers.width
+            wrong, count = self._present(lane, listed, numbers.width, n, into, base, most)
+            if self._stopped:
+                return
+            if rows is None and (count or wrong):  # of a GPU's numbers nobody on the host knows before
+                rows = numbers.on_host(lane.stream, room)
+            if wrong:
+                check(rows)
+            if not count:
+                continue
+            some = rows[low : low + n]
+            if lists and count == n:  # in their order, which is known
+                self._by_service_threads(lane, some, 0 if into is None else lane.near("places", 8 * n), base)
+                continue
+            missing = self._missing(lane, count)
+            some = some[missing]
+            if lists:
+                self._by_service_threads(lane, some, lane.near("targets", 8 * n), base)
+            else:
+                self._through_cache(lane, some, missing if into is None else into[missing], base)
+
+    def _by_lists(self) -> bool:
+        """Return whether service threads copy rows from the medium's own memory, past the cache."""
+        array = self._array
+        if type(array.medium) is not RamMedium or array.writable or array.tier != "storage":
+            return False
+        return not array.cache.placed(array._nsid)  # else pages come to stay
+
+    def _present(
+        self, lane: Lane, rows: int, width: int, n: int, places: NDArray[np.int64] | None, out: int, most: int,
+    ) -> tuple[bool, int]:  # fmt: skip
+        """Copy the rows whose pages are in the cache; return whether a number is out of range, and how many miss.
+
+        These are listed in memory "missing", and their places in "targets".
+        """
+        array, stream = self._array, lane.stream
+        core, space, _ = array.cache.records(array._nsid)
+        seen = lane.near("seen", 8 * n * most)
+        wrong = lane.near("missing", 8 * (n + 2))  # that word, their number, and the list
+        missing = wrong + 8
+        targets = lane.near("targets", 8 * n)
+        shared = lane.shared("missing", 8 * (n + 2))
+        into = 0
+        if places is not None:
+            into = lane.near("places", 8 * n)
+            held = lane.shared("places", 8 * n)
+            held.words[:n] = places
+            stream.copy(into, held.address, 8 * n)
+        page = array.cache.page_size
+        unit = unit_of(array._origin, self._stride, self._nbytes, out)
+        shift = lanes_shift(min(self._nbytes, page), unit, array.device)
+        where = array._origin, self._stride, self._nbytes
+        stream.zero(wrong, 16)
+        stream.launch(
+            kernels.look_pages, n * most, core, space, rows, width, n, most, array.shape[0], *where, seen, wrong
+        )
+        stream.launch(kernels.copy_seen, n << shift, core, rows, width, into, n, most, shift, *where, out, unit, seen)
+        stream.launch(
+            kernels.settle_rows, n, core, space, rows, width, into, n, most, *where, seen,
+            0 if array.read_once else REF, array.dtype.itemsize if array.cache.full else 0, missing, targets,
+        )  # fmt: skip
+        stream.copy(shared.address, wrong, 16)
+        stream.wait()
+        return bool(shared.words[0]), int(shared.words[1])
+
+    def _missing(self, lane: Lane, count: int) -> NDArray[np.int64]:
+        """Return which rows are missing, in any order, as `_present` has listed them."""
+        nbytes = 8 * (count + 2)
+        shared = lane.shared("missing", nbytes)
+        lane.stream.copy(shared.address, lane.near("missing", nbytes), nbytes)
+        lane.stream.wait()
+        return shared.words[2 : 2 + count].copy()
+
+    # -- lists of rows, past the cache ------------------------------------------------------------------------------
+
+    def _by_service_threads(self, lane: Lane, rows: NDArray[Any], targets: int, out: int) -> None:
+        """Copy rows from memory of the host: a slot is filled by service threads while others are on their way.
+
+        `targets` is the address of their places; 0 for the order of the list.
+        """
+        array, stream, nbytes = self._array, lane.stream, self._nbytes
+        source = array.medium.native().memory + array._origin
+        each = max(1, SLOT_BYTES.get(array.device, SMALL_SLOT) // nbytes)
+        each = min(each, len(rows))
+        staging = lane.shared("staging", SLOTS * each * nbytes)
+        near = lane.near("staged", each * nbytes)
+        flag = lane.shared("flag", 8)
+        unit = unit_of(nbytes, out)
+        shift = lanes_shift(nbytes, unit, array.device)
+        slots = -(-len(rows) // each)
+        left: list[Callable[[], bool]] = []  # of each slot that was given to the stream
+        jobs: list[Job] = []
+        try:
+            while len(left) < slots and not self._stopped:
+                while len(jobs) < min(slots, len(left) + SLOTS - 1):
+                    k = len(jobs)
+                    if k >= SLOTS:
+                        stream_until(left[k - SLOTS])  # who had the slot before
+                    some = rows[k * each : (k + 1) * each]
+                    jobs.append(self._fill(lane, some, source, staging.address + k % SLOTS * each * nbytes))
+                begun = len(left)
+                jobs[begun].wait()
+                error = jobs[begun].error
+                if error is not None:
+                    raise error
+                first = begun * each
+                number = min(each, len(rows) - first)
+                stream.copy(near, staging.address + begun % SLOTS * each * nbytes, number * nbytes)
+                stream.launch(
+                    kernels.copy_listed, number << shift, 0, 8, targets and targets + 8 * first, number, shift, number,
+                    near, nbytes, nbytes, out if targets else out + first * nbytes, unit, flag.address,
+                )  # fmt: skip
+                left.append(stream.mark())
+        finally:
+            for job in jobs:
+                job.wait()
+            stream.wait()
+        self._listed += len(rows) * nbytes
+
+    def _fill(self, lane: Lane, rows: NDArray[Any], source: int, to: int) -> Job:
+        """Begin to copy rows to staging, each piece by another thread."""
+        array, nbytes = self._array, self._nbytes
+        pieces = max(1, min(len(os.sched_getaffinity(0)), len(rows) * nbytes // PIECE_BYTES))
+        each = -(-len(rows) // pieces)
+        rows = np.ascontiguousarray(rows)
+        copier = RowCopy(rows, None, source=source, extent=array.shape[0], stride=self._stride, nbytes=nbytes, out=to)
+
+        def run(piece: int) -> None:
+            copier.copy(min(piece * each, len(rows)), min((piece + 1) * each, len(rows)))
+
+        array.cache.bulk.commands += pieces
+        return Job(pieces, run, lambda: None, None if array.device == "interp" else lane.crew)
+
+    # -- through the cache ------------------------------------------------------------------------------------------
+
+    def _through_cache(self, lane: Lane, rows: NDArray[Any], places: NDArray[np.int64], out: int) -> None:
+        """Read the pages of rows into the cache, in waves, and take the rows from there."""
+        array = self._array
+        unit = unit_of(array._origin, self._stride, self._nbytes, out)
+        width = 32 if array.device == "cuda" else 1
+        lists = lane.shared("listed", 16 * min(len(rows), ROWS))
+
+        def take(some: NDArray[np.int64], where: NDArray[np.int64]) -> None:
+            n = len(some)
+            lists.words[:n], lists.words[n : 2 * n] = some, where
+            array.cache.run_in(
+                lane.stream, kernels.take_missing, n * width, array._nsid, lists.address, lists.address + 8 * n, n,
+                array._origin, self._stride, self._nbytes, out, unit,
+            )  # fmt: skip
+
+        self._waves = CachedRows(array, nbytes=self._nbytes, stride=self._stride, out=out, take=take)
+        if not self._stopped:
+            hole = break_even.of_cache(array, measure=len(rows) >= MEASURED)
+            self._waves.copy_held(rows, places, hole)
+
+
+def stream_until(done: Callable[[], bool]) -> None:
+    """Wait for work in a stream, which ends by itself."""
+    attempt = 0
+    while not done():
+        attempt += 1
+        if attempt > 50:
+            time.sleep(min(20e-6 * (attempt - 50), 1e-4))
+
+
+def _after_fork() -> None:
+    global _lanes
+    _lanes = weakref.WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_after_fork)

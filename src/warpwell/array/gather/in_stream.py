@@ -1,0 +1,251 @@
+"""`RowsInStream`: rows of memory that a GPU reads, copied by one kernel in the order of a stream.
+
+Nobody waits when it begins: numbers in host memory go through pinned memory of its own, which later gathers use again
+when its end was reached. A number out of range is noted by the kernel, and named by who asks for the result.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import errors
+from ...targets import Block, memory_for
+from ...targets.launch_stream import LaunchStream
+from . import kernels
+from .tensors import Tensor
+
+LEAST_ROOM = 1 << 12
+"""Bytes of the smallest room."""
+
+
+@dataclass
+class Numbers:
+    """Row numbers: in host memory, an array of which nobody else knows; or in memory of the array's GPU.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    host : ndarray of int32 or int64, or None
+        Flat.
+    tensor : Tensor or None
+    width : int
+        Bytes of a number.
+    """
+
+    shape: tuple[int, ...]
+    host: NDArray[Any] | None
+    tensor: Tensor | None
+    width: int
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return math.prod(self.shape)
+
+    def on_host(self, stream: LaunchStream, room: Room) -> NDArray[Any]:
+        """Return them in host memory; those of a GPU in `room`, in the order of a stream, for which it waits."""
+        if self.host is not None:
+            return self.host
+        assert self.tensor is not None
+        nbytes = self.size * self.width
+        stream.copy(room.shared.address + 8, self.tensor.address, nbytes)
+        stream.wait()
+        return room.shared.view(np.dtype(np.uint8))[8 : 8 + nbytes].view(f"i{self.width}")
+
+
+class Room:
+    """Memory for the row numbers of a gather, pinned and on the device; its first word is set by kernels."""
+
+    def __init__(self, device: str, nbytes: int) -> None:
+        memory = memory_for(device)
+        self.device, self.nbytes = device, nbytes
+        self.shared: Block = memory.allocate_shared(8 + nbytes)
+        self.near: Block = memory.allocate(nbytes)
+
+    def put(self, stream: LaunchStream, numbers: Any) -> int:
+        """Copy numbers to the device, in the order of a stream; return where they are."""
+        self.shared.view(np.dtype(np.uint8))[8 : 8 + numbers.nbytes] = numbers.view(np.uint8)
+        stream.copy(self.near.address, self.shared.address + 8, numbers.nbytes)
+        return self.near.address
+
+
+_free: list[Room] = []
+_going: list[InStream] = []
+_lock = threading.Lock()
+
+
+def take_room(device: str, nbytes: int) -> Room:
+    """Return room for so many bytes of row numbers; `give_back` it when no work in a stream uses it."""
+    size = max(LEAST_ROOM, 1 << (nbytes - 1).bit_length())
+    for job in list(_going):
+        _ = job.done  # who is over gives its room back
+    with _lock:
+        for room in _free:
+            if room.device == device and room.nbytes == size:
+                _free.remove(room)
+                room.shared.words[0] = 0
+                return room
+    return Room(device, size)
+
+
+def give_back(room: Room) -> None:
+    """Let others use a room."""
+    with _lock:
+        _free.append(room)
+
+
+class InStream:
+    """Work in a stream, seen as a `Job`: it has no pieces, and ends by itself.
+
+    Parameters
+    ----------
+    reached : callable
+        Whether the stream is behind it.
+    over : callable
+        Is called once when it was seen to be over; returns the exception to be raised by `Gather.result`, or None.
+    """
+
+    def __init__(self, reached: Callable[[], bool], over: Callable[[], BaseException | None]) -> None:
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self._reached, self._over = reached, over
+        self._ended = False
+        self._turn = threading.RLock()  # a finalizer may ask in the middle of itself
+        self._process = os.getpid()
+        with _lock:
+            _going.append(self)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, or another process's."""
+        if self._ended or self._process != os.getpid():
+            return True
+        with self._turn:
+            if not self._ended:
+                try:
+                    if not self._reached():
+                        return False
+                except errors.WarpwellError as error:  # the GPU is lost, and nothing goes on
+                    self.error = error
+                self._ended = True
+                with _lock:
+                    _going.remove(self)
+                self.error = self._over() or self.error
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is over, up to `timeout` seconds; return whether it is.
+
+        Raises
+        ------
+        ForkError
+            It goes on in the process that this one was forked from.
+        """
+        if self._process != os.getpid():
+            raise errors.ForkError(
+                f"this was begun in process {self._process}, which this one ({os.getpid()}) was forked from: "
+                "begin it again here"
+            )
+        deadline = None if timeout is None else time.monotonic() + timeout
+        spins = 0
+        while not self.done:
+            spins += 1
+            if deadline is not None and time.monotonic() > deadline:
+                return False
+            if spins > 200:
+                time.sleep(min(20e-6 * (spins - 200), 1e-3))
+        return True
+
+    def cancel(self) -> bool:
+        """Return False: what is in a stream comes to its end."""
+        return False
+
+
+def unit_of(*numbers: int) -> int:
+    """Return the widest unit, up to 16 bytes, of which all these numbers are multiples."""
+    return math.gcd(16, *numbers)
+
+
+def lanes_shift(nbytes: int, unit: int, device: str) -> int:
+    """Return log2 of the threads that take a row of `nbytes` bytes: up to a warp on a GPU, else one."""
+    units = -(-nbytes // unit)
+    return min(5, max(0, units - 1).bit_length()) if device == "cuda" else 0
+
+
+class RowsInStream:
+    """Copies rows of memory in the order of a stream.
+
+    Parameters
+    ----------
+    device : str
+    stream : LaunchStream
+    source, extent, stride, nbytes : int
+        Address of row 0; number of rows; bytes between them; bytes of each.
+    """
+
+    def __init__(
+        self, device: str, stream: LaunchStream, *, source: int, extent: int, stride: int, nbytes: int
+    ) -> None:
+        self._device, self._stream = device, stream
+        self._source, self._extent, self._stride, self._nbytes = source, extent, stride, nbytes
+
+    def begin(
+        self, numbers: Numbers, places: NDArray[np.int64] | None, out: int, over: Callable[[], None],
+        wrong: Callable[[NDArray[Any]], BaseException], keep: Any,
+    ) -> InStream:  # fmt: skip
+        """Begin to copy row ``numbers[k]`` to row ``places[k]`` at address `out`, and return.
+
+        ``wrong(numbers in host memory)`` returns the exception for numbers of which one is out of range; `over` is
+        called when the copy was seen to be over.
+        """
+        n = numbers.size
+        host = numbers.host if numbers.host is not None else np.zeros(0, np.int64)
+        listed = host if places is None else np.concatenate((host.astype(np.int64, copy=False), places))
+        room = take_room(self._device, max(n * numbers.width, listed.nbytes))
+        try:
+            at = room.put(self._stream, listed) if listed.size else 0
+            if numbers.tensor is not None:
+                at = numbers.tensor.address
+            width = 8 if places is not None else numbers.width
+            unit = unit_of(self._source, self._stride, self._nbytes, out)
+            shift = lanes_shift(self._nbytes, unit, self._device)
+            if n:
+                self._stream.launch(
+                    kernels.copy_listed, n << shift, at, width, 0 if places is None else at + 8 * host.size, n,
+                    shift, self._extent, self._source, self._stride, self._nbytes, out, unit, room.shared.address,
+                )  # fmt: skip
+            reached = self._stream.mark()
+        except BaseException:
+            over()
+            raise
+
+        def ended(kept: tuple[Any, ...] = (keep, places)) -> BaseException | None:
+            try:
+                bad = bool(room.shared.words[0])
+                error = wrong(numbers.on_host(self._stream, room)) if bad else None
+                give_back(room)
+            except errors.WarpwellError as failure:  # a GPU that is lost
+                error = failure
+            over()
+            return error
+
+        return InStream(reached, ended)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _free.clear()
+    _going.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,41 @@
+"""Gathers in the order of a stream, as on a GPU, on `interp`: what holds on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.harness.arrays.gathers import GatherConformance
+
+from warpwell.array.gather import batches, future
+
+
+class Near:
+    """An array that says that it is in a GPU's memory."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self.memory.__dlpack__()
+
+
+@pytest.fixture(autouse=True)
+def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (future, batches):
+        monkeypatch.setattr(module, "by_stream", lambda array: True)
+
+
+class TestGathers(GatherConformance):
+    DEVICE = "interp"
+    ROWS = 20
+
+    def near(self, host: Any) -> Any:
+        return Near(host)
+
+    def far(self, given: Any) -> Any:
+        return np.asarray(given.memory if isinstance(given, Near) else given)
