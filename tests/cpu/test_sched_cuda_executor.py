@@ -217,7 +217,7 @@ def spin(x, rounds):
     i = ww.grid(1)
     v = x[i]
     for _ in range(rounds):
-        v = v * 6364136223846793005 + 1442695040888963407
+        v = (v ^ v >> 13) * 6364136223846793005 + 1  # LLVM does many rounds at once where it is linear
     x[i] = v
 
 
