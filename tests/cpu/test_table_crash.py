@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -168,10 +169,34 @@ def test_two_that_append(tmp_path: Path) -> None:
     def batches() -> Iterator[Any]:
         yield from MORE.to_batches()
         with pytest.raises(SharingError, match="somebody else appends"):
-            ww.table.append(path, MORE)
+            ww.table.append(path, MORE, timeout=0.05)
 
     assert ww.table.append(path, pa.RecordBatchReader.from_batches(MORE.schema, batches())) == 1111
     assert states(append, path)[0] == "new"
+
+
+def test_who_waits_to_append_is_next(tmp_path: Path) -> None:
+    """However often somebody else begins another append meanwhile."""
+    path = begin(tmp_path / "d")
+    few = MORE.slice(0, 3)
+    began, ended, mine = threading.Event(), threading.Event(), []
+
+    def again_and_again() -> None:
+        while not ended.is_set() and len(mine) < 500:
+            mine.append(ww.table.append(path, few))
+            began.set()
+
+    greedy = threading.Thread(target=again_and_again)
+    greedy.start()
+    assert began.wait(60)
+    for _ in range(3):
+        before = len(mine)
+        ww.table.append(path, few)
+        assert len(mine) - before <= 4
+    ended.set()
+    greedy.join(60)
+    with ww.table.open(path) as t:
+        assert t.rows == 900 + 3 * (len(mine) + 3)
 
 
 def test_a_source_that_fails_in_the_middle(tmp_path: Path) -> None:

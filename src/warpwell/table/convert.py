@@ -2,7 +2,8 @@
 
 An append writes the files of a new part into a hidden folder, makes them durable, gives the folder its name, and then
 replaces ``table.json``: that commits. A crash before leaves a folder that ``table.json`` does not name, which the next
-append removes. One process appends at a time: it holds a lock on ``schema.arrow``, which never changes.
+append removes. One process appends at a time: it holds a lock on ``schema.arrow``, which never changes. Who waits for
+that holds the lock of the folder: the next one, whom nobody who comes later overtakes.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ArgumentError, FormatError, SchemaError, SharingError
-from ..errors.options import checked_callable, checked_flag, checked_path
+from ..errors.options import checked_callable, checked_flag, checked_path, checked_seconds
 from ..graph.folder import new_folder, sync_names
 from ..kv.log.checksum import crc32c
 from ..replacing import remove, replacing, storage_full
+from ..targets.compiler.code_cache import take_lock
 from .column_files import FULL_ADVICE, ColumnWriter, stored_type
 from .folder import DESCRIPTION, FORMAT, SCHEMA, VERSION, is_table_folder, read_description, read_schema
 from .library import arrow
@@ -96,7 +99,9 @@ def convert(
     return open_table(name)
 
 
-def append(path: str | os.PathLike[str], source: Any, *, progress: Progress | None = None) -> int:
+def append(
+    path: str | os.PathLike[str], source: Any, *, progress: Progress | None = None, timeout: float = 60.0
+) -> int:
     """Add rows to a table's folder; return how many. Tables that are open do not see them.
 
     Each append makes a run: a table of very many of them becomes one run by ``convert(table, path)``.
@@ -107,23 +112,26 @@ def append(path: str | os.PathLike[str], source: Any, *, progress: Progress | No
         A folder that `convert` wrote.
     source, progress
         As for `convert`. The source has the table's columns, in any order, of the same types; others are not taken.
+    timeout : float
+        Seconds to wait while other processes append; 0 for none.
 
     Raises
     ------
     SchemaError
         A column has another type.
     SharingError
-        Another process appends to the table.
+        Other processes append to the table for `timeout` seconds, or another table has taken its place.
     ArgumentError, MissingFileError, FormatError, StorageFullError
         The table is as it was.
     """
     name = checked_path(path)
     checked_callable(progress, "progress")
+    seconds = checked_seconds(timeout, "timeout", zero=True)
     arrow()
     folder = Path(os.path.abspath(name))
     if not is_table_folder(folder):
         raise FormatError(f"{name} is not a table's folder: make one with ww.table.convert", path=name)
-    with _locked(folder) as still_ours, storage_full(folder, FULL_ADVICE):
+    with _locked(folder, seconds) as still_ours, storage_full(folder, FULL_ADVICE):
         description = read_description(name)
         schema = read_schema(name, description)
         if len(set(schema.names)) != len(schema.names):
@@ -247,14 +255,29 @@ def _remove_leftovers(folder: Path, description: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[Callable[[], None]]:
+def _locked(folder: Path, seconds: float) -> Iterator[Callable[[], None]]:
     """Hold the lock of who appends; yield a function that raises if another table has taken the place."""
-    file = os.open(folder / SCHEMA, os.O_RDONLY)
+    until = time.monotonic() + seconds
+    turn = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SharingError(f"somebody else appends to {folder} just now: try again later", path=folder) from None
+            file = os.open(folder / SCHEMA, os.O_RDWR)  # NFS locks what may be written alone
+        except PermissionError:
+            file = os.open(folder / SCHEMA, os.O_RDONLY)
+        try:
+            next_one = True
+            with contextlib.suppress(OSError):  # of NFS, where folders have no locks: whoever comes first is next
+                next_one = take_lock(turn, until)
+            if not (next_one and take_lock(file, until)):
+                raise SharingError(f"somebody else appends to {folder} just now: try again later", path=folder)
+        except BaseException:
+            os.close(file)
+            raise
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(turn, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
+        os.close(turn)
+    try:
 
         def still_ours() -> None:
             mine, there = os.fstat(file), os.stat(folder / SCHEMA)
@@ -264,4 +287,5 @@ def _locked(folder: Path) -> Iterator[Callable[[], None]]:
         still_ours()
         yield still_ours
     finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
         os.close(file)

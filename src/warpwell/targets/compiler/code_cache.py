@@ -58,7 +58,7 @@ def one_process(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[b
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what may be written alone
         except PermissionError:  # another user's
             descriptor = os.open(path, os.O_RDONLY)
-        held = _locked(descriptor, time.monotonic() + seconds)
+        held = take_lock(descriptor, time.monotonic() + seconds)
     try:
         yield held
     finally:
@@ -68,7 +68,14 @@ def one_process(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[b
             os.close(descriptor)
 
 
-def _locked(descriptor: int, until: float) -> bool:
+def take_lock(descriptor: int, until: float) -> bool:
+    """Lock an open file or folder (flock); return False if somebody else has the lock until then (monotonic seconds).
+
+    Raises
+    ------
+    OSError
+        The file system has no such locks.
+    """
     pause = 0.001
     while True:
         try:
