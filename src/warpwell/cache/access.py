@@ -16,6 +16,7 @@ from warpwell.targets import (
     ballot,
     bits_as,
     call_cold,
+    compare_exchange,
     copy_foreign,
     device,
     fence,
@@ -39,7 +40,7 @@ from .lookup import count, word_address
 from .paging import RUN, pin_page, prefetch_page, unpin
 from .pins import HELD, NOT_HELD, hold_page, hold_present, let_page_go
 from .transfer import frame_address
-from .word import DIRTY
+from .word import DIRTY, PIN, PINS_MAX, REF, VALID, frame_of, pins_of, state_of
 
 LOAD = 0
 STORE = 1
@@ -228,18 +229,34 @@ def pin_run(space, page, last, mask, lane, leader):
     return call_cold(pin_page, field(space, at.S_CORE), space, page + base, RUN - last - base, mask, lane, leader)
 
 
+@device
+def pin_present(word, leads):
+    """Pin the page of a word of its own, once, if it is in the cache; return its frame, or -1 (thread that leads)."""
+    if not leads:
+        return -1
+    old = load_acquire(word, DEVICE)
+    if state_of(old) == VALID and pins_of(old) != PINS_MAX:
+        if compare_exchange(word, old, (old + PIN) | REF, DEVICE) == old:
+            return frame_of(old)
+    return -1
+
+
 @linked
-def store_groups(space, page, inside, step, rows, shape, bounds, a, b, c, d, e, f, g, h):
+def store_groups(space, table, frames, page, inside, step, rows, shape, bounds, a, b, c, d, e, f, g, h):
     """Store up to four groups of a page, `step` bytes apart, under one transient pin (all converged lanes).
 
     Parameters
     ----------
-    space, page : int
+    space : int
+    table, frames : int
+        Where the words of the array's pages and the frames begin; table 0 for a hashed table. What is the same for all
+        arrays is in one line of memory, which all warps would ask for at once.
+    page : int
     inside : int
         Where the first group lies in the page.
     step, rows : int
     shape : int
-        Bytes of an item, and shifted by 8 those of a group.
+        Bytes of an item, shifted by 8 those of a group, and by 16 log2 of those of a page.
     bounds : int
         Bytes at the start of the first group that are not stored, and shifted by 8 those at the end of the last.
     a, b, c, d, e, f, g, h : int
@@ -260,9 +277,17 @@ def store_groups(space, page, inside, step, rows, shape, bounds, a, b, c, d, e, 
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
-        frame = call_cold(pin_run, home, current, shfl(mask, page, leader), mask, lane, leader)
-        core = field(home, at.S_CORE)
-        word = word_address(core, current + field(home, at.S_BASE))
+        word = shfl(mask, table, leader)
+        frame = -1
+        if word != 0:
+            word += 8 * current
+            frame = shfl(mask, pin_present(word, lane == leader), leader)
+        place = shfl(mask, frames, leader) + (frame << (shape >> 16))
+        if frame < 0:
+            frame = call_cold(pin_run, home, current, shfl(mask, page, leader), mask, lane, leader)
+            core = field(home, at.S_CORE)
+            word = word_address(core, current + field(home, at.S_BASE))
+            place = frame_address(core, frame)
         if open_ and page == current and space == home:
             open_ = False
             if frame >= 0:
@@ -270,7 +295,7 @@ def store_groups(space, page, inside, step, rows, shape, bounds, a, b, c, d, e, 
                 load_acquire(word, DEVICE)
                 # a reader that takes a new item for one of the frame's old page then sees that page's new word
                 fence(DEVICE)
-                address = frame_address(core, frame) + inside
+                address = place + inside
                 head = bounds & 0xFF
                 for row in range(rows):
                     tail = 0
@@ -333,7 +358,7 @@ def store_run(space, page, inside, nbytes, buffer):
 def put_group(address, a, b, shape, head, tail):
     """Store a group but its first `head` and last `tail` bytes, whole if it can be (thread, under a pin)."""
     size = shape & 0xFF
-    nbytes = shape >> 8
+    nbytes = shape >> 8 & 0xFF
     if head == 0 and tail == 0 and nbytes == 16:
         store_pair(address, a, b)
         return

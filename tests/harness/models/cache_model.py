@@ -20,6 +20,7 @@ from warpwell.array import atomic_add
 from warpwell.array.array import Array
 from warpwell.array.attachment import Attachment
 from warpwell.array.header import Header
+from warpwell.array.spans import fill
 from warpwell.cache import Cache
 from warpwell.cache import layout as at
 from warpwell.cache.frames import clean
@@ -67,6 +68,11 @@ class Focus:
 def base_value(page: int, item: int) -> int:
     """Return version 0 of an item."""
     return ((page + 1) << 40) | (item << 32)
+
+
+def given(item: int, value: int) -> int:
+    """Return what a span stores."""
+    return value
 
 
 class CacheModel:
@@ -216,7 +222,11 @@ class CacheModel:
         item = OWNED + thread
         self.begun[page, item] += 1
         seen[page, item] = self.begun[page, item]
-        self.view[page * ITEMS + item] = base_value(page, item) + seen[page, item]
+        at, value = page * ITEMS + item, base_value(page, item) + seen[page, item]
+        if thread & 1:
+            fill(given, self.view, at, at + 1, value)
+        else:
+            self.view[at] = value
 
     def _add(self, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
         self.begun[page, item] += 1

@@ -95,6 +95,7 @@ _WORDS_OF = "array.spans.words"
 _BUFFERS = "array.spans.buffers"
 _ROWS = "array.gather.cached"
 _LISTED = "array.gather.kernels"
+_SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
 _OWNED = "            owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE) & OWNER_PAGE\n"
 _ROW_LOOKED = (
     "            good = owner == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0\n"
@@ -266,7 +267,7 @@ FAULTS = (
         "store-fence-removed", "cache", "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
-        seed=1070,
+        seed=1221,
     ),
     Fault(
         "owner-relaxed", "frame", "who sees the owner of a later page need not see that the word has changed",
@@ -609,6 +610,15 @@ FAULTS = (
         "long-pin-without-the-word", "pins", "a page is held though its word has not got the pin",
         (Edit("cache.pins", "hold_present", "compare_exchange(address, word, (word + PIN) | REF, DEVICE) == word",
               "True"),),
+    ),
+    Fault(
+        "span-stores-without-a-pin", "cache", "a span stores into a frame that nothing keeps",
+        (Edit("cache.access", "pin_present", "compare_exchange(word, old, (old + PIN) | REF, DEVICE) == old", "True"),
+         Edit("cache.access", "store_groups", _SPAN_UNPINNED, _SPAN_UNPINNED.replace("DIRTY", "DIRTY - PIN"))),
+    ),
+    Fault(
+        "span-dirty-forgotten", "cache", "what a span stored is not marked as changed",
+        (Edit("cache.access", "store_groups", _SPAN_UNPINNED, _SPAN_UNPINNED.replace("DIRTY", "0")),),
     ),
     Fault(
         "span-without-a-fence", "spans", "nothing orders the look at the word after the words of the page",

@@ -157,7 +157,7 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
         return good, words
 
     load_four = loader(nbytes)
-    cold = _brought(size, shift), _pinned(size, nbytes, shift), *_store(size, group, shift, small)
+    cold = _brought(size, shift), _pinned(size, nbytes, shift), *_store(array, group)
     row = 32 * nbytes
     if small and shared and row <= 1 << shift:
         return Look(_first_group(size, group, row), *_rows_of(array, load, nbytes), one, *cold)
@@ -428,9 +428,15 @@ def _pinned(size: int, nbytes: int, shift: int) -> Maker:
 
 
 @functools.cache
-def _store(size: int, group: int, shift: int, small: bool) -> tuple[Maker, Maker]:
+def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
     """Return `Look.store_four` and `Look.store_one`."""
-    shape = size | (group * size) << 8
+    size, shift = array.size, array.shift
+    shape = size | (group * size) << 8 | shift << 16
+    own_words = 0 if array.hashed else 1
+
+    @device
+    def table_of(view):
+        return view.table * own_words
 
     @device
     def store_one(view, i, lo, hi, first, second):
@@ -439,16 +445,19 @@ def _store(size: int, group: int, shift: int, small: bool) -> tuple[Maker, Maker
         bounds = max(lo - i, 0) * size | (max(i + group - hi, 0) * size) << 8
         inside = at - (page << shift)
         return slow.store_groups(
-            view.space, page, inside, 0, 1, shape, bounds, first, second, 0, 0, 0, 0, 0, 0
+            view.space, table_of(view), view.frames, page, inside, 0, 1, shape, bounds, first, second, 0, 0, 0, 0, 0, 0
         ) != 0  # fmt: skip
 
     @device
     def store_four(view, i, step, words):
         at = view.origin + i * size
         page = at >> shift
-        return slow.store_groups(view.space, page, at - (page << shift), step * size, 4, shape, 0, *words) != 0
+        inside = at - (page << shift)
+        return slow.store_groups(
+            view.space, table_of(view), view.frames, page, inside, step * size, 4, shape, 0, *words
+        ) != 0  # fmt: skip
 
-    if not small:
+    if not array.small:
         return store_four, store_one
 
     @device
