@@ -237,7 +237,7 @@ def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None
                 scheduler.submit(add[1000], np.zeros(1001), tenant="a", memory=memory)
         with pytest.raises(errors.TaskMemoryError, match="8001 bytes"):
             scheduler.submit(add[1000], x, tenant="a", memory=8001)
-    y = np.zeros((4, 1000))
+    y = np.zeros((4, 1000), np.int64)
     with Scheduler("cpu", "left-over", executor=CudaExecutor(gpu=Full())) as scheduler:
         first = scheduler.submit(spin[4000], y[0:].reshape(-1), 2000)
         handles = [scheduler.submit(add[1000], x) for _ in range(5)]
