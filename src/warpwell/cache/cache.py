@@ -718,7 +718,7 @@ class Cache:
         names = ", ".join(repr(space.name) for space in self._spaces.values())
         return errors.DriveLostError(
             f"the controller of {names or 'this cache'} is lost: {loss.why}. What was written and not flushed may be "
-            "gone: close the array, check the drive, and open it again"
+            "gone: call recover() on the array, or close it, check the drive, and open it again"
         )
 
     def _require_controller(self, nsid: int | None) -> None:

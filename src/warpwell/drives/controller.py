@@ -210,6 +210,8 @@ class DriveController:
                     "it: open it with a cache of its own",
                     name="cache",
                 )
+            if namespace is not None:
+                self.drive.transport.require(namespace.generation)
             if namespace is not None and namespace.block > unit:
                 raise errors.ArgumentError(
                     f"{medium.name} has blocks of {namespace.block} bytes: take a page_size of at least that",
