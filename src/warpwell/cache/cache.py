@@ -362,6 +362,11 @@ class Cache:
         """Return whether each page of an array has a frame of its own."""
         return self._resident[self._spaces[nsid].pool] is not None
 
+    def complete(self, nsid: int) -> bool:
+        """Return whether all pages of an array were in frames of their own when somebody looked last."""
+        pool = self._resident[self._spaces[nsid].pool]
+        return pool is not None and pool.complete
+
     def pinned(self, nsid: int) -> int:
         """Return how many of the frames that an array can use have long pins."""
         if self._core is None or nsid not in self._order:

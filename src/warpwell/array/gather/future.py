@@ -319,12 +319,15 @@ def _begin_in_stream(
         if part.cached:
             cache.reap()
 
+    resident = not part.cached or cache.complete(array._nsid)
     with part.launch(False):
-        if part.cached:
+        if part.cached and resident:
             cache.begin(flag, array._nsid, stores=False)
+        elif part.cached:
+            cache.tell(array._nsid)
     part.launch_continues(is_over)
     try:
-        source = _in_memory(array, flag)
+        source = _in_memory(array, flag) if resident else None
         if source is not None:
             rows = RowsInStream(array.device, stream, source=source, extent=array.shape[0], stride=array._strides[0],
                                 nbytes=nbytes)  # fmt: skip
