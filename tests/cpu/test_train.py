@@ -19,6 +19,7 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.train import source as reading
 
 ROWS = 500
 X = np.random.default_rng(0).standard_normal((ROWS, 6), np.float32)
@@ -75,6 +76,19 @@ def test_rows_are_the_same_in_all_processes(folder: Path, kind: str) -> None:
         assert np.array_equal(fields["x"], X[WANTED]) and np.array_equal(fields["y"], Y[WANTED])
     again = pickle.loads(pickle.dumps(dataset))
     assert np.array_equal(again.take(np.arange(ROWS))["x"], X)
+
+
+def test_columns_of_one_table_are_read_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ww.table.open(folder / "t.arrow", device="cpu") as table:
+        dataset = ww.train.Dataset({"y": table["y"], "z": Y, "x": table["x"], "again": table["y"]})
+    asked: list[list[str]] = []
+    take = reading.take_columns
+    monkeypatch.setattr(reading, "take_columns", lambda c, *a: asked.append([one.name for one in c]) or take(c, *a))
+    with dataset:
+        fields = dataset.take(np.array(WANTED))
+    assert asked == [["y", "x"]] and list(fields) == ["y", "z", "x", "again"]
+    for name, expected in (("x", X), ("y", Y), ("z", Y), ("again", Y)):
+        assert np.array_equal(fields[name], expected[WANTED])
 
 
 @pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])

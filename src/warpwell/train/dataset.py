@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .. import errors, table
 from ..kv.loader.dataset import rows_of
-from .source import source_of
+from .source import begin_all, source_of
 
 
 class Records(Sequence[dict[str, Any]]):
@@ -145,7 +145,7 @@ class Dataset:
         MediumError
         """
         rows = rows_of(rows, self._rows, self.names[0])
-        begun = {name: source.begin(rows) for name, source in self._sources.items()}  # all of them are read at once
+        begun = begin_all(self._sources, rows)  # all of them are read at once
         return {name: result() for name, result in begun.items()}
 
     def close(self) -> None:

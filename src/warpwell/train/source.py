@@ -7,7 +7,8 @@ forked or spawned. Rows arrive in host memory, or of arrays on "cuda" in that of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -177,7 +178,7 @@ class ColumnSource:
     """Rows of a column of a table: numbers, truth values, lists of one length; dates and times as their integers."""
 
     def __init__(self, column: table.Column, name: str) -> None:
-        self._path, self._column = column.path, column.name
+        self.path, self._column = column.path, column.name
         self._opened: tuple[int, table.Table] | None = None
         self.rows = column.rows
         if column.nulls:
@@ -188,7 +189,7 @@ class ColumnSource:
             )
         if not self.rows:
             raise errors.ArgumentError(f"{name!r} is a column of a table without rows", name=name)
-        row = self._read(column, np.zeros(1, np.int64))
+        row = self._read([column], np.zeros(1, np.int64))[column.name]
         if row.dtype.kind not in "biuf" or str(column.type).startswith("fixed_size_binary"):
             raise errors.DTypeError(
                 f"{name!r} is a column of {column.type}: rows are numbers or lists of one length of them; convert it "
@@ -198,18 +199,27 @@ class ColumnSource:
 
     def begin(self, rows: NDArray[np.int64]) -> Callable[[], NDArray[Any]]:
         """Read rows; see `Source`."""
+        return lambda: self.together([self], rows)[0]
+
+    @staticmethod
+    def together(sources: Sequence[ColumnSource], rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Return rows of columns of one table, of which all are read at once."""
+        opened = sources[0]._table()
+        once, places = np.unique(rows, return_inverse=True)
+        read = ColumnSource._read([opened[name] for name in dict.fromkeys(one._column for one in sources)], once)
+        return [read[one._column][places] for one in sources]
+
+    def _table(self) -> table.Table:
         pid = os.getpid()
         opened = self._opened
         if opened is None or opened[0] != pid:
-            opened = self._opened = pid, table.open(self._path, device="cpu")
-        once, places = np.unique(rows, return_inverse=True)
-        column = opened[1][self._column]
-        return lambda: self._read(column, once)[places]
+            opened = self._opened = pid, table.open(self.path, device="cpu")
+        return opened[1]
 
     @staticmethod
-    def _read(column: table.Column, rows: NDArray[np.int64]) -> NDArray[Any]:
-        found = Taken(take_columns([column], rows, Reads())).numpy()[column.name]
-        return found.view(np.int64) if found.dtype.kind in "mM" else found
+    def _read(columns: Sequence[table.Column], rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        found = Taken(take_columns(columns, rows, Reads())).numpy()
+        return {name: one.view(np.int64) if one.dtype.kind in "mM" else one for name, one in found.items()}
 
     def close(self) -> None:
         """Close the table; see `Source`."""
@@ -219,6 +229,34 @@ class ColumnSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
+
+
+def begin_all(sources: Mapping[str, Source], rows: NDArray[np.int64]) -> dict[str, Callable[[], NDArray[Any]]]:
+    """Begin to read rows of several sources, those of one table together; see `Source.begin`."""
+    tables: dict[str, list[str]] = {}
+    begun = {}
+    for name, source in sources.items():
+        if isinstance(source, ColumnSource):
+            tables.setdefault(source.path, []).append(name)
+        else:
+            begun[name] = source.begin(rows)
+    for names in tables.values():
+        members = [one for one in map(sources.get, names) if isinstance(one, ColumnSource)]
+        read = _once(partial(ColumnSource.together, members, rows), len(names))
+        begun |= dict(zip(names, read, strict=True))
+    return {name: begun[name] for name in sources}
+
+
+def _once(read: Callable[[], list[NDArray[Any]]], count: int) -> list[Callable[[], NDArray[Any]]]:
+    """Return a function for each of what `read` returns, of which the first that is called calls it."""
+    found: list[NDArray[Any]] = []
+
+    def one(k: int) -> NDArray[Any]:
+        if not found:
+            found.extend(read())
+        return found[k]
+
+    return [partial(one, k) for k in range(count)]
 
 
 def _gathered(array: Array, rows: NDArray[np.int64]) -> Callable[[], Any]:
