@@ -15,20 +15,18 @@ from ..targets import DEVICE, DeviceStruct, device, fetch_or, i64, load_relaxed,
 from ..targets.fault import LaunchFlag
 from .elements import out_of_range
 
-METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop"), "has": ("pages", "index")}
+METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 
 
 class PageSet:
     """The pages of a set of items of an array, which kernels mark and the host has read; see `Array.page_set`.
 
     In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` those of items [start,
-    stop): flat indices in C order, relaxed order, by one thread; ``pages.has(i)`` tells whether the page of item `i`
-    was marked before the launch. On the host `waves` reads the marked pages into the cache, as many at a time as its
-    frames hold, with long commands; while the caller works on one wave, the next one is read. What a kernel uses need
-    not be in the set: pages that are not in the cache are read on demand.
+    stop): flat indices in C order, relaxed order, by one thread. On the host `waves` reads the marked pages into the
+    cache, as many at a time as its frames hold, with long commands; while the caller works on one wave, the next one
+    is read. What a kernel uses need not be in the set: pages that are not in the cache are read on demand.
 
-    Arrays without a cache (tiers "mapped", "host" and "device") have nothing to read: `waves` yields all items at
-    once, and `has` is true of all.
+    Arrays without a cache (tiers "mapped", "host" and "device") have nothing to read: `waves` yields all items at once.
 
     Attributes
     ----------
@@ -68,7 +66,13 @@ class PageSet:
         IndexRangeError
             They are not all inside the array (after the launch, in kernels).
         """
-        self._require_inside(start, stop)
+        self._array._require_open()
+        size = self._array.size
+        if not 0 <= start <= stop <= size:
+            raise errors.IndexRangeError(
+                f"items {start} to {stop} of array {self._array.name!r} of {size}: give 0 <= start <= stop <= size",
+                array=self._array.name, index=stop if 0 <= start <= size else start, size=size,
+            )  # fmt: skip
         if self._bits is None or start == stop:
             return
         marked = _unpacked(self._words())
@@ -78,25 +82,10 @@ class PageSet:
         np.bitwise_or.at(words, marked >> 6, np.int64(1) << (marked & 63))
         self._bits.write(0, words)
 
-    def _require_inside(self, start: int, stop: int) -> None:
-        self._array._require_open()
-        size = self._array.size
-        if not 0 <= start <= stop <= size:
-            raise errors.IndexRangeError(
-                f"items {start} to {stop} of array {self._array.name!r} of {size}: give 0 <= start <= stop <= size",
-                array=self._array.name, index=stop if 0 <= start <= size else start, size=size,
-            )  # fmt: skip
-
     def clear(self) -> None:
         """Remove all marks."""
         if self._bits is not None:
             self._bits.write(0, np.zeros(-(-self._pages // 64), np.int64))
-
-    def has(self, index: int) -> bool:
-        """Tell whether the page of an item (flat index) is marked; in kernels, too."""
-        self._require_inside(index, index + 1)
-        first, _ = self._pages_of(index, index + 1) if self._bits is not None else (0, 0)
-        return self._bits is None or bool(int(self._words()[first >> 6]) >> (first & 63) & 1)
 
     def count(self) -> int:
         """Return the number of marked pages (0 for an array in memory)."""
@@ -269,19 +258,6 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
         elif cached:
             mark(pages, i, i + 1)
 
-    @device
-    def has(pages, index):
-        i = i64(index)
-        if i < 0 or i >= pages.size:
-            out_of_range(pages.space, i, pages.size)
-            return False
-        if cached:
-            page = (pages.origin + i * pages.step) >> pages.shift
-            return (load_relaxed(pages.bits + ((page >> 6) << 3), DEVICE) >> (page & 63)) & 1 != 0
-        return True
-
-    if name == "has":
-        return has
     return add if name == "add" else add_range
 
 

@@ -118,18 +118,24 @@ class LoadedGraph:
         """Destinations of a page."""
         return max(1, self.edges.cache.page_size // self.edges.dtype.itemsize)
 
-    def sweep(self, edges: Array) -> tuple[int, int, int, int, int]:
+    def pages_of(self, edges: Array) -> tuple[int, int, int, int, int]:
         """Return how kernels go through the pages of an array of edges, whose warps take one each.
 
         That is the number of pages, the first page and the step to the next one, and how many edges begin on page 0 and
-        on each other one. Every second sweep begins with the last page: it meets what the one before left in the cache,
-        before it reads others in its place.
+        on each other one.
         """
         size, item = edges.cache.page_size, edges.dtype.itemsize
         head = min(edges.size, -(-(size - edges._origin % size) // item))
-        count = 1 + -(-(edges.size - head) // self.page_items)
+        return 1 + -(-(edges.size - head) // self.page_items), 0, 1, head, self.page_items
+
+    def sweep(self, edges: Array) -> tuple[int, int, int, int, int]:
+        """As `pages_of`, but every second time from the last page to the first.
+
+        So a sweep meets what the one before left in the cache, before it reads others in its place.
+        """
+        count, _, _, head, items = self.pages_of(edges)
         self._back = not self._back
-        return (count, 0, 1, head, self.page_items) if self._back else (count, count - 1, -1, head, self.page_items)
+        return (count, 0, 1, head, items) if self._back else (count, count - 1, -1, head, items)
 
     def waves(self, pages: PageSet, count: int) -> Iterator[tuple[int, int]]:
         """Yield windows [first, end) that cover all edges, while `count` marked pages of them are read ahead.

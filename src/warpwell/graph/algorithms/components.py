@@ -25,6 +25,7 @@ from ...targets import (
     kernel,
     lane_id,
     load_relaxed_as,
+    rem,
     store_relaxed_as,
     syncwarp,
     warp_size,
@@ -39,8 +40,12 @@ from .work_items import (
     NO_PAGES,
     PIECE,
     append,
+    contains,
+    insert,
+    insert_range,
     most_items,
     neighbour_at,
+    page_at,
     page_of,
     page_start,
     start_of,
@@ -48,6 +53,7 @@ from .work_items import (
     vertex_dtype,
     vertex_from,
     vertex_of,
+    words_of,
 )
 
 SAMPLED_NEIGHBOURS = 2
@@ -56,7 +62,7 @@ SAMPLED_RUNS = 4
 """From storage one in so many runs of edges is linked first: of a uniform graph of degree 32 that leaves 0.03 % of the
 vertices outside of the largest component, whose edges lie in 1 % of the other pages."""
 RUN = 16
-"""Pieces of neighbouring edges in a run: long commands."""
+"""Pages of a run."""
 SAMPLES = 1024
 
 
@@ -128,12 +134,18 @@ def _link_first(edges, offsets, parents, count, counters):
 
 
 @kernel
-def _mark_runs(pages, runs, length, edges):
-    """Mark the pages of every so manieth run of `length` edges (thread a run)."""
-    run = grid(1)
-    if run < runs:
-        at = run * length * SAMPLED_RUNS
-        pages.add_range(at, min(at + length, edges))
+def _mark_sample(offsets, vertices, pages, sweep, edges):
+    """Mark the pages of every so manieth run of pages, but for those inside of one vertex's edges (thread a page).
+
+    A vertex with so many neighbours is met on their pages.
+    """
+    page = grid(1)
+    if page < sweep[0] and rem(div(page, RUN), SAMPLED_RUNS) == 0:
+        at = page_start(sweep, page, edges)
+        last = page_start(sweep, page + 1, edges) - 1
+        vertex = vertex_at(offsets, at, vertices)
+        if at <= last and (offsets[vertex] >= at or offsets[vertex + 1] <= last):
+            insert(pages, page)
 
 
 @kernel
@@ -149,22 +161,24 @@ def _link_pages(edges, offsets, parents, largest, pages, done, sweep, counters):
     if index < sweep[0]:
         page = page_of(sweep, index)
         at = page_start(sweep, page, edges.size)
-        if pages.has(at) and not done.has(at):
+        if contains(pages, page) and not contains(done, page):
             stop = page_start(sweep, page + 1, edges.size)
     if at < stop:
         vertex = vertex_at(offsets, at, parents.size)
         at += lane_id()
         while any_sync(mask, at < stop):
+            # a vertex that is in that tree by now has nothing to add: its other neighbours link themselves
+            outside = False
             if at < stop:
                 vertex = vertex_from(offsets, vertex, at, parents.size)
-                # one that is in its tree by now has nothing to add: its other neighbours link themselves
-                if _parent(parents, vertex) != largest:
-                    neighbour = neighbour_at(edges, at, parents.size, counters)
-                    if neighbour >= 0:
-                        _link(vertex, neighbour, parents)
-                elif warp_size() == 1:
-                    at = offsets[vertex + 1] - 1
-            syncwarp(mask)
+                outside = _parent(parents, vertex) != largest
+            # the lanes meet here, and read their edges as one: alone, each would wait for the page by itself
+            if any_sync(mask, outside) and at < stop:
+                neighbour = neighbour_at(edges, at, parents.size, counters)
+                if outside and neighbour >= 0:
+                    _link(vertex, neighbour, parents)
+            if warp_size() == 1 and not outside:
+                at = offsets[vertex + 1] - 1
             at += warp_size()
 
 
@@ -189,11 +203,11 @@ def _sample(parents, stride, count, out):
 
 
 @kernel
-def _mark_rest(offsets, parents, largest, pages):
-    """Mark the pages of vertices outside of the component `largest` (thread a vertex)."""
+def _mark_rest(offsets, parents, largest, count, pages, sweep):
+    """Mark the pages of those of `count` vertices that are outside of the component `largest` (thread a vertex)."""
     v = grid(1)
-    if v < parents.size and parents[v] != largest:
-        pages.add_range(offsets[v], offsets[v + 1])
+    if v < count and parents[v] != largest and offsets[v + 1] > offsets[v]:
+        insert_range(pages, page_at(sweep, offsets[v]), page_at(sweep, offsets[v + 1] - 1))
 
 
 @kernel
@@ -270,23 +284,24 @@ def connected_components(
             counters=zeros(where, N_COUNTERS),
             picks=zeros(where, min(SAMPLES, vertices)),
         )
-        sets = () if loaded.in_memory else (edges.page_set(), edges.page_set())
+        words = 0 if loaded.in_memory else words_of(loaded.pages_of(edges)[0])
+        sets = [zeros(where, words, np.uint32) for _ in range(2)] if words else []
         report("compile", 0, 1)
         _compile(loaded, state, sets)
         report("compile", 1, 1)
 
         before, started = edges.stats, time.perf_counter()
-        with Run(loaded, edges, *sets) as run:
+        with Run(loaded, edges) as run:
             report("link", 0, 2)
             if sets:
                 _link_sampled(run, state, sets)
             else:
                 run.launch(_link_first, vertices, edges, loaded.offsets, state.parents, vertices, state.counters)
-            run.launch(_compress, vertices, state.parents, vertices)
+            run.launch(_compress, vertices, state.parents, vertices, reads=False)
             report("link", 1, 2)
             if not run.failed:
                 _link_others(run, state, sets)
-            run.launch(_compress, vertices, state.parents, vertices)
+            run.launch(_compress, vertices, state.parents, vertices, reads=False)
             report("link", 2, 2)
         seconds = time.perf_counter() - started
         loaded.require_destinations(state.counters)
@@ -318,9 +333,8 @@ def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
         _select[one](offsets, s.parents, 0, s.items, 0, s.counters, device=where)
     else:
         _link_pages[one](edges, offsets, s.parents, -1, *sets, NO_PAGES, s.counters)
-        _mark_runs[one](sets[0], 0, 0, 0)
-        _mark_rest[one](offsets, s.parents, 0, sets[0])
-        sets[0].clear()
+        _mark_sample[one](offsets, 0, sets[0], NO_PAGES, 0, device=where)
+        _mark_rest[one](offsets, s.parents, 0, 0, sets[0], NO_PAGES, device=where)
     _compress[one](s.parents, 0, device=where)
     _sample[one](s.parents, 1, 0, s.picks, device=where)
 
@@ -337,20 +351,25 @@ def _link_marked(run: Run, s: _State, largest: int, pages: Any, done: Any) -> No
 
 def _link_sampled(run: Run, s: _State, sets: Sequence[Any]) -> None:
     """Link the ends of all edges on the pages of every so manieth run; these pages are done, the first set."""
-    edges, length = run.loaded.graph.edges, RUN * PIECE
-    runs = -(-edges // (length * SAMPLED_RUNS))
-    run.launch(_mark_runs, runs, sets[0], runs, length, edges)
+    loaded, graph = run.loaded, run.loaded.graph
+    pages = loaded.pages_of(loaded.edges)
+    run.launch(_mark_sample, pages[0], loaded.offsets, graph.vertices, sets[0], pages, graph.edges, reads=False)
     _link_marked(run, s, -1, *sets)
 
 
 def _link_others(run: Run, s: _State, sets: Sequence[Any]) -> None:
     """Link the other neighbours of vertices outside of the largest component."""
     loaded, vertices = run.loaded, run.loaded.graph.vertices
-    run.launch(_sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks)
+    run.launch(
+        _sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks, reads=False
+    )
     largest = _most_frequent(run.read(s.picks))
     if sets:
         done, pages = sets
-        run.launch(_mark_rest, vertices, loaded.offsets, s.parents, largest, pages)
+        run.launch(
+            _mark_rest, vertices, loaded.offsets, s.parents, largest, vertices, pages, loaded.pages_of(loaded.edges),
+            reads=False,
+        )  # fmt: skip
         _link_marked(run, s, largest, pages, done)
         return
     run.launch(_select, vertices, loaded.offsets, s.parents, largest, s.items, vertices, s.counters)

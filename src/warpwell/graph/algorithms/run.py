@@ -73,17 +73,17 @@ class Run:
 
             synchronize([self])
 
-    def launch(self, kernel: Kernel, threads: int, *args: Any) -> None:
+    def launch(self, kernel: Kernel, threads: int, *args: Any, reads: bool = True) -> None:
         """Run a kernel over a number of threads, in whole warps (a block kernel: over that number of blocks).
 
-        On a GPU, with edges in memory, it returns at once: `read` waits.
+        On a GPU, with edges in memory or if it `reads` none, it returns at once: `read` waits.
         """
         shape = threads if kernel.block is not None else up_to_warps(threads, self.loaded.warp)
         if not shape:
             return
         if self._series is not None:
             self._series.launch(kernel, (shape,), [self._views.get(id(a), a) for a in args])
-            if not self.loaded.in_memory:
+            if reads and not self.loaded.in_memory:
                 self._wait()  # it may wait for storage, which Ctrl-C ends; and what it marks is read next
             return
         services = [step for array in self._arrays for step in array.interp_services()] \

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from ...targets import (
     popc,
     shfl,
     store_relaxed_as,
-    syncwarp,
     warp_size,
 )
 from ...targets.arrays import to_device, to_host, zeros
@@ -45,10 +43,13 @@ from .work_items import (
     FOUND,
     FRONTIER,
     ITEMS,
+    KEPT,
     LEVEL,
     N_COUNTERS,
     NO_PAGES,
     PIECE,
+    PULLED,
+    PUSHED,
     STOP,
     WARPS,
     WORD,
@@ -56,12 +57,15 @@ from .work_items import (
     append,
     contains,
     insert,
+    insert_range,
     most_items,
     neighbour_at,
+    page_at,
     page_of,
     page_start,
     start_array,
     start_of,
+    up_to_warps,
     vertex_at,
     vertex_dtype,
     vertex_from,
@@ -77,6 +81,8 @@ FEW_PAGES = 64
 """A level with fewer pages pushes from storage without asking which pages it needs."""
 NEAR = 8
 """Neighbours that a thread looks at by itself when it pulls, before its warp helps: most vertices need fewer."""
+LEAST_KEPT = 1 << 10
+"""Edges that are kept at least where there is room; else as many as there are vertices."""
 SMALL = 1 << 14
 """Edges of a frontier that one block visits: several levels in one launch."""
 
@@ -273,32 +279,62 @@ def _visit_page(edges, offsets, levels, visited, after, at, stop, pull, level, m
     vertex = vertex_at(offsets, at, levels.size)
     at += lane_id()
     while any_sync(mask, at < stop):
+        follows = False
         if at < stop:
             vertex = vertex_from(offsets, vertex, at, levels.size)
             if pull:
                 follows = not contains(after, vertex)
             else:
                 follows = load_relaxed_as(element_address(levels, vertex), levels.dtype) == level - 1
-            fresh = -1
-            if follows:
-                neighbour = neighbour_at(edges, at, levels.size, counters)
-                if neighbour >= 0:
-                    if pull:
-                        if contains(visited, neighbour) and insert(after, vertex):
-                            fresh = vertex
-                    elif insert(visited, neighbour):
-                        fresh = neighbour
-            if fresh >= 0:
-                store_relaxed_as(element_address(levels, fresh), level, levels.dtype)
-                found += 1
-                degrees += offsets[fresh + 1] - offsets[fresh]
-            if warp_size() == 1 and (not follows or (pull and fresh >= 0)):
-                at = offsets[vertex + 1] - 1  # nothing else is wanted of this vertex
-        # the lanes meet here, so their next edges are read as one
-        syncwarp(mask)
+        fresh = -1
+        # the lanes meet here, and read their edges as one: alone, each would wait for the page by itself
+        if any_sync(mask, follows) and at < stop:
+            neighbour = neighbour_at(edges, at, levels.size, counters)
+            if follows and neighbour >= 0:
+                if pull:
+                    if contains(visited, neighbour) and insert(after, vertex):
+                        fresh = vertex
+                elif insert(visited, neighbour):
+                    fresh = neighbour
+        if fresh >= 0:
+            store_relaxed_as(element_address(levels, fresh), level, levels.dtype)
+            found += 1
+            degrees += offsets[fresh + 1] - offsets[fresh]
+        if warp_size() == 1 and (not follows or (pull and fresh >= 0)):
+            at = offsets[vertex + 1] - 1  # nothing else is wanted of this vertex
         at += warp_size()
     add_all(mask, counters, FOUND, found)
     add_all(mask, counters, DEGREES, degrees)
+
+
+@device
+def _keep(edges, offsets, after, at, stop, kept, base, vertices, mask, counters):
+    """Keep the edges [at, stop) of a page that leave vertices outside of a set (all lanes of mask).
+
+    Number `base` of the counter comes first; what finds no room is only counted.
+    """
+    vertex = vertex_at(offsets, at, vertices)
+    lane = lane_id()
+    at += lane
+    while any_sync(mask, at < stop):
+        outside = False
+        if at < stop:
+            vertex = vertex_from(offsets, vertex, at, vertices)
+            outside = not contains(after, vertex)
+        some = ballot(mask, outside)
+        if some != 0:
+            first = 0
+            if lane == 0:
+                first = atomic_add(counters, KEPT, popc(some))
+            place = 2 * (shfl(mask, first, 0) - base + popc(some & ((1 << lane) - 1)))
+            if at < stop:
+                neighbour = neighbour_at(edges, at, vertices, counters)
+                if outside and place < kept.size:
+                    kept[place] = vertex
+                    kept[place + 1] = neighbour
+        if warp_size() == 1 and not outside:
+            at = offsets[vertex + 1] - 1
+        at += warp_size()
 
 
 @kernel
@@ -308,23 +344,46 @@ def _push_pages(edges, offsets, levels, visited, pages, sweep, level, counters):
     index = div(grid(1), warp_size())
     if index < sweep[0]:
         page = page_of(sweep, index)
-        at = page_start(sweep, page, edges.size)
-        if pages.has(at):
+        if contains(pages, page):
+            at = page_start(sweep, page, edges.size)
             stop = page_start(sweep, page + 1, edges.size)
             _visit_page(edges, offsets, levels, visited, visited, at, stop, False, level, mask, counters)
 
 
 @kernel
-def _pull_pages(edges, offsets, levels, visited, after, pages, sweep, level, counters):
-    """Put vertices with a neighbour in `visited` into `after`, which holds `visited`; see `_push_pages`."""
+def _pull_pages(edges, offsets, levels, visited, after, pages, sweep, kept, base, level, counters):
+    """Put vertices with a neighbour in `visited` into `after`, which holds `visited`; a warp takes a marked page.
+
+    The edges of vertices that are not found are kept: later levels need no page.
+    """
     mask = activemask()
     index = div(grid(1), warp_size())
     if index < sweep[0]:
         page = page_of(sweep, index)
-        at = page_start(sweep, page, edges.size)
-        if pages.has(at):
+        if contains(pages, page):
+            at = page_start(sweep, page, edges.size)
             stop = page_start(sweep, page + 1, edges.size)
             _visit_page(edges, offsets, levels, visited, after, at, stop, True, level, mask, counters)
+            _keep(edges, offsets, after, at, stop, kept, base, levels.size, mask, counters)
+
+
+@kernel
+def _pull_kept(offsets, levels, visited, after, kept, count, threads, level, counters):
+    """As `_pull_pages`, from `count` edges that were kept; a thread takes every so manieth."""
+    mask = activemask()
+    index = grid(1)
+    found = 0
+    degrees = 0
+    while index < count:
+        vertex = i64(kept[2 * index])
+        neighbour = i64(kept[2 * index + 1])
+        if neighbour >= 0 and not contains(after, vertex) and contains(visited, neighbour) and insert(after, vertex):
+            store_relaxed_as(element_address(levels, vertex), level, levels.dtype)
+            found += 1
+            degrees += offsets[vertex + 1] - offsets[vertex]
+        index += threads
+    add_all(mask, counters, FOUND, found)
+    add_all(mask, counters, DEGREES, degrees)
 
 
 @kernel
@@ -333,6 +392,16 @@ def _copy(bitmap, to):
     word = grid(1)
     if word < bitmap.size:
         to[word] = bitmap[word]
+
+
+@kernel
+def _clear(one, other):
+    """Empty two sets of pages (thread a word)."""
+    word = grid(1)
+    if word < one.size:
+        one[word] = 0
+    if word < other.size:
+        other[word] = 0
 
 
 @kernel
@@ -346,14 +415,24 @@ def _collect(offsets, levels, level, items, count, base, counters):
 
 
 @kernel
-def _mark(offsets, in_offsets, levels, level, pushed, pulled):
-    """Mark the pages of the edges of a level, and of the in-edges of vertices without a level (thread a vertex)."""
+def _mark(offsets, in_offsets, levels, level, count, pushed, pulled, out, into, threads, counters):
+    """Mark the pages of the edges of a level, and of the in-edges of vertices without a level, and count them.
+
+    `out` and `into` are their `LoadedGraph.pages_of`; a thread takes every so manieth of `count` vertices.
+    """
+    mask = activemask()
     v = grid(1)
-    if v < levels.size:
-        if levels[v] == level:
-            pushed.add_range(offsets[v], offsets[v + 1])
-        elif levels[v] < 0:
-            pulled.add_range(in_offsets[v], in_offsets[v + 1])
+    pushes = 0
+    pulls = 0
+    while v < count:
+        now = i64(levels[v])
+        if now == level and offsets[v + 1] > offsets[v]:
+            pushes += insert_range(pushed, page_at(out, offsets[v]), page_at(out, offsets[v + 1] - 1))
+        elif now < 0 and in_offsets[v + 1] > in_offsets[v]:
+            pulls += insert_range(pulled, page_at(into, in_offsets[v]), page_at(into, in_offsets[v + 1] - 1))
+        v += threads
+    add_all(mask, counters, PUSHED, pushes)
+    add_all(mask, counters, PULLED, pulls)
 
 
 def bfs(
@@ -369,7 +448,8 @@ def bfs(
     Patterson, 2012). Pushing, a warp takes a vertex of the frontier (or a piece of a large one) and its lanes read
     neighbouring edges, so their pages are fetched together. Pulling, which needs edges in both directions, vertices
     that are not found yet look for a neighbour that is. Small frontiers of edges in memory are visited by one block,
-    level after level in one launch. Levels, offsets and frontier are in device memory: about 20 bytes a vertex.
+    level after level in one launch. Levels, offsets and frontier are in device memory: about 20 bytes a
+    vertex, and 8 more for edges that are kept from storage.
 
     Parameters
     ----------
@@ -416,14 +496,17 @@ def bfs(
             counters=zeros(where, N_COUNTERS),
         )
         read = loaded.in_edges if loaded.graph.in_edges else edges
-        sets = () if loaded.in_memory else (edges.page_set(), read.page_set())
+        if not loaded.in_memory:
+            words = [words_of(loaded.pages_of(array)[0]) for array in (edges, read)]
+            state.pushed, state.pulled = (zeros(where, n, np.uint32) for n in words)
+            state.kept = zeros(where, 2 * max(vertices, LEAST_KEPT), vertex_dtype(vertices))
         report("compile", 0, 1)
-        _compile(loaded, state, sets)
+        _compile(loaded, state)
         report("compile", 1, 1)
 
         before, started = edges.stats, time.perf_counter()
-        with Run(loaded, *loaded.arrays, *sets) as run:
-            _Search(run, state, sets, int(offsets[source + 1] - offsets[source])).search(report)
+        with Run(loaded, *loaded.arrays) as run:
+            _Search(run, state, int(offsets[source + 1] - offsets[source])).search(report)
         seconds = time.perf_counter() - started
         loaded.require_destinations(state.counters)
         found = to_host(state.levels).astype(np.int64)
@@ -446,9 +529,14 @@ class _State:
     after: Any
     items: Any
     counters: Any
+    pushed: Any = None
+    pulled: Any = None
+    """Pages that the next level reads if it pushes, or pulls (edges on storage)."""
+    kept: Any = None
+    """Vertex and neighbour of edges that were kept (edges on storage)."""
 
 
-def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
+def _compile(loaded: LoadedGraph, s: _State) -> None:
     """Compile what a search of the graph launches, by launches that change nothing."""
     edges, offsets, where = loaded.edges, loaded.offsets, loaded.device
     _push[loaded.warp](edges, offsets, s.levels, s.visited, s.items, 0, 0, 0, 0, s.counters)
@@ -460,22 +548,25 @@ def _compile(loaded: LoadedGraph, s: _State, sets: Sequence[Any]) -> None:
                 loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, 0, 1, s.counters
             )
         return
-    _push_pages[loaded.warp](edges, offsets, s.levels, s.visited, sets[0], NO_PAGES, 0, s.counters)
+    _push_pages[loaded.warp](edges, offsets, s.levels, s.visited, s.pushed, NO_PAGES, 0, s.counters)
     if loaded.graph.in_edges:
         _pull_pages[loaded.warp](
-            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, sets[1], NO_PAGES, 0, s.counters
-        )
+            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, s.pulled, NO_PAGES, s.kept, 0, 0,
+            s.counters,
+        )  # fmt: skip
+        _pull_kept[loaded.warp](offsets, s.levels, s.visited, s.after, s.kept, 0, 1, 0, s.counters, device=where)
         _copy[loaded.warp](s.visited, s.visited, device=where)
-    _mark[loaded.warp](offsets, offsets, s.levels, -2, *sets)
-    for one in sets:
-        one.clear()
+    _mark[loaded.warp](
+        offsets, offsets, s.levels, 0, 0, s.pushed, s.pulled, NO_PAGES, NO_PAGES, 1, s.counters, device=where
+    )  # fmt: skip
+    _clear[loaded.warp](s.pushed, s.pulled, device=where)
 
 
 class _Search:
     """The levels of a search. Counters only grow: the host compares two readings."""
 
-    def __init__(self, run: Run, state: _State, sets: Sequence[Any], degree: int) -> None:
-        self.run, self.state, self.sets = run, state, sets
+    def __init__(self, run: Run, state: _State, degree: int) -> None:
+        self.run, self.state = run, state
         self.loaded, self.graph = run.loaded, run.loaded.graph
         self.counts = np.zeros(N_COUNTERS, np.int64)
         self.level = 0
@@ -485,6 +576,8 @@ class _Search:
         """Vertices of the frontier and their edges."""
         self.left = self.graph.edges - degree
         """Edges of the vertices that are not found."""
+        self.kept = -1
+        """Edges that were kept; -1 if they are not all edges of the vertices that are not found."""
 
     def search(self, report: Progress) -> None:
         """Visit level after level, until one finds nothing."""
@@ -570,34 +663,54 @@ class _Search:
         self.listed = None
 
     def _from_storage(self) -> None:
-        """Visit one level in the direction that reads fewer pages."""
-        s, loaded, warp = self.state, self.loaded, self.loaded.warp
+        """Visit one level: from edges that were kept, or in the direction that reads fewer pages."""
+        s, loaded, run, warp = self.state, self.loaded, self.run, self.loaded.warp
+        if self.kept >= 0:
+            threads = min(up_to_warps(max(1, self.kept), warp), WARPS * warp)
+            run.launch(_copy, s.visited.size, s.visited, s.after, reads=False)
+            run.launch(
+                _pull_kept, threads, loaded.in_offsets, s.levels, s.visited, s.after, s.kept, self.kept, threads,
+                self.level + 1, s.counters, reads=False,
+            )  # fmt: skip
+            s.visited, s.after = s.after, s.visited
+            self._next(self._read())
+            return
         if self.edges // loaded.page_items + 2 * self.found <= FEW_PAGES:
             self._push()
             return
-        pushed, pulled = self.sets
-        self.run.launch(
-            _mark, self.graph.vertices, loaded.offsets, loaded.in_offsets if loaded.graph.in_edges else loaded.offsets,
-            s.levels, self.level, pushed, pulled,
+        pull = loaded.graph.in_edges
+        read, offsets = (loaded.in_edges, loaded.in_offsets) if pull else (loaded.edges, loaded.offsets)
+        threads = min(up_to_warps(self.graph.vertices, warp), WARPS * warp)
+        run.launch(_clear, max(s.pushed.size, s.pulled.size), s.pushed, s.pulled, reads=False)
+        run.launch(
+            _mark, threads, loaded.offsets, offsets, s.levels, self.level, self.graph.vertices, s.pushed, s.pulled,
+            loaded.pages_of(loaded.edges), loaded.pages_of(read), threads, s.counters, reads=False,
         )  # fmt: skip
-        if loaded.graph.in_edges and pulled.count() < pushed.count():
-            sweep = loaded.sweep(loaded.in_edges)
-            self.run.launch(_copy, s.visited.size, s.visited, s.after)
-            self.run.launch(
-                _pull_pages, sweep[0] * warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, pulled,
-                sweep, self.level + 1, s.counters,
-            )  # fmt: skip
-            s.visited, s.after = s.after, s.visited
+        pages = self._read()
+        if pull and pages[PULLED] < pages[PUSHED]:
+            self._pull_pages()
         else:
             sweep = loaded.sweep(loaded.edges)
-            self.run.launch(
-                _push_pages, sweep[0] * warp, loaded.edges, loaded.offsets, s.levels, s.visited, pushed, sweep,
+            run.launch(
+                _push_pages, sweep[0] * warp, loaded.edges, loaded.offsets, s.levels, s.visited, s.pushed, sweep,
                 self.level + 1, s.counters,
             )  # fmt: skip
-        for pages in self.sets:
-            pages.clear()
-        self._next(self._read())
+            self._next(self._read())
         self.listed = None
+
+    def _pull_pages(self) -> None:
+        """Look from the vertices that are not found, on their pages, and keep the edges of those that stay so."""
+        s, loaded, run = self.state, self.loaded, self.run
+        sweep = loaded.sweep(loaded.in_edges)
+        run.launch(_copy, s.visited.size, s.visited, s.after, reads=False)
+        run.launch(
+            _pull_pages, sweep[0] * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after,
+            s.pulled, sweep, s.kept, int(self.counts[KEPT]), self.level + 1, s.counters,
+        )  # fmt: skip
+        s.visited, s.after = s.after, s.visited
+        counts = self._read()
+        self.kept = int(counts[KEPT]) if 2 * counts[KEPT] <= s.kept.size else -1
+        self._next(counts)
 
 
 def require_vertex(source: int, vertices: int) -> None:

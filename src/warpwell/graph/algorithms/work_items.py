@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from ...array import atomic_add
 from ...targets import (
     device,
+    div,
     element_address,
     fetch_or_as,
     i64,
     lane_id,
     load_relaxed_as,
+    popc,
     shfl,
     shfl_as,
     warp_size,
@@ -54,7 +56,12 @@ BEGIN = 5
 FRONTIER = 6
 STOP = 7
 """Where a kernel that runs several levels stands: level, first item, edges; and whether it was told to end."""
-N_COUNTERS = 8
+PUSHED = 8
+PULLED = 9
+"""Pages that were marked."""
+KEPT = 10
+"""Edges that were kept, or would have been where there was room."""
+N_COUNTERS = 11
 
 
 def most_items(vertices: int, edges: int) -> int:
@@ -176,6 +183,14 @@ def vertex_from(offsets, vertex, edge, vertices):
 
 
 @device
+def page_at(sweep, edge):
+    """Return the page on which an edge begins (thread)."""
+    if edge < sweep[3]:
+        return i64(0)
+    return 1 + div(i64(edge) - sweep[3], sweep[4])
+
+
+@device
 def page_of(sweep, index):
     """Return the page of edges that is number `index` of a sweep; see `LoadedGraph.sweep` (thread)."""
     return sweep[1] + sweep[2] * index
@@ -224,3 +239,18 @@ def insert(bitmap, vertex):
         return False
     bit = 1 << (vertex & 31)
     return i64(fetch_or_as(element_address(bitmap, vertex >> 5), bit, bitmap.dtype)) & bit == 0
+
+
+@device
+def insert_range(bitmap, first, last):
+    """Add numbers first to last to a set; return how many were not in it (thread). Relaxed, 32 at a time."""
+    fresh = 0
+    while first <= last:
+        wanted = (i64(0xFFFFFFFF) << (first & 31)) & 0xFFFFFFFF
+        if last >> 5 == first >> 5:
+            wanted &= (i64(2) << (last & 31)) - 1
+        address = element_address(bitmap, first >> 5)
+        if i64(load_relaxed_as(address, bitmap.dtype)) & wanted != wanted:
+            fresh += popc(wanted & ~i64(fetch_or_as(address, wanted, bitmap.dtype)))
+        first = ((first >> 5) + 1) << 5
+    return fresh
