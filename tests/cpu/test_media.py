@@ -4,6 +4,7 @@ import ctypes
 import errno
 import gc
 import os
+import tempfile
 import time
 import weakref
 from pathlib import Path
@@ -209,6 +210,33 @@ def test_a_wrapper_that_is_dropped_gives_its_memory_back_at_once(wrap: Any) -> N
 def path(tmp_path: Path) -> Path:
     (tmp_path / "file.bin").write_bytes(np.arange(16384, dtype=np.uint8).tobytes())
     return tmp_path / "file.bin"
+
+
+def test_a_file_in_memory_is_mapped_and_may_be_cut() -> None:
+    content = np.random.default_rng(3).integers(0, 256, 65000, np.uint8)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="warpwell-") as file:
+        content.tofile(file.name)
+        medium = FileMedium(file.name)
+        if "in memory" not in medium.description:
+            pytest.skip("/dev/shm is no tmpfs")
+        data, far = HostBytes(8192), HostBytes(4096)
+        read = (READ, 60000, 8192, data.address)
+        assert drive(medium, [read]) == [0]
+        assert data.bytes[:5000].tobytes() == content[60000:].tobytes()
+        assert not data.bytes[5000:].any()  # behind the end
+        os.truncate(file.name, 30000)
+        # the second one meets the zeros that the first one's signal put there
+        assert drive(medium, [read, (READ, 61440, 4096, far.address)]) == [UNRECOVERED_READ_ERROR] * 2
+        assert "truncated" in (medium.last_error() or "")
+        assert drive(medium, [(READ, 512, 4096, data.address)]) == [0]
+        content.tofile(file.name)
+        assert drive(medium, [read]) == [0]
+        assert data.bytes[:5000].tobytes() == content[60000:].tobytes()
+        medium.close()
+        assert drive(medium, [read]) != [0]
+        del medium
+        gc.collect()
+        assert file.name not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("direct", [None, False])

@@ -9,6 +9,7 @@ import mmap
 import os
 import resource
 import stat
+import weakref
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,12 @@ from ..nvme import (
 )
 from ..targets import (
     SYSTEM,
+    bus_error,
     call_native,
+    copy_bytes,
     device,
     fetch_add,
+    load_acquire,
     load_relaxed_as,
     memory_for,
     native,
@@ -72,7 +76,11 @@ PROBE = 9
 """A byte to read into when only the length of the file is of interest."""
 RING = 10
 """Address of the ring (`ring`), or 0."""
-LOOK = 11
+MAPPED = 11
+"""Address of the file's bytes in memory, or 0."""
+CUT = 12
+"""Address of a word that is not 0 once the mapping has failed."""
+LOOK = 13
 """From here on: the words of `page_cache`."""
 
 SYSTEM_PAGE = 4096
@@ -85,7 +93,8 @@ class FileMedium(Medium):
     """A file or block device.
 
     Transfers bypass the page cache (O_DIRECT) if the file system allows it: aligned reads, and writes of whole 4 KiB.
-    Others use the page cache, and so do reads of what it holds already, of a file that is only read (Linux 6.5).
+    Others use the page cache, and so do reads of what it holds already, of a file that is only read (Linux 6.5). A file
+    in memory (tmpfs) that is only read is mapped and copied from there, twice as fast as by pread and more.
 
     Parameters
     ----------
@@ -189,6 +198,9 @@ class FileMedium(Medium):
         words[NBYTES], words[WRITABLE] = self.nbytes, writable
         words[FDATASYNC] = ctypes.cast(libc["fdatasync"], ctypes.c_void_p).value or 0
         words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
+        # of a sparse file, reading a mapping would allocate what is not there
+        whole = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
+        self._maps = direct is None and ring is not True and not writable and whole and _in_memory(self._fd)
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
         self._looks = (
             self.direct and direct is None and ring is not True and not writable and not _in_memory(self._fd)
@@ -199,6 +211,7 @@ class FileMedium(Medium):
     def description(self) -> str:  # type: ignore[override]
         """One line: the path, and how it is read and written."""
         way = "page cache" if not self.direct else "O_DIRECT, io_uring" if self.ring else "O_DIRECT, pread"
+        way = "in memory" if self._maps else way
         return f"file {self.path} ({way})"
 
     def native(self) -> NativeMedium:
@@ -210,10 +223,22 @@ class FileMedium(Medium):
                 self.ring = False  # no memory or descriptors for it: another time, perhaps
             else:
                 self._state.words[RING] = self._ring.address
+        if self._maps and not self._state.words[MAPPED] and self._fd >= 0:
+            self._map()
         if self._ring is None:
             start = looking_start if self._looks else file_start
             return NativeMedium(start.address, 0, self._state.address)
         return NativeMedium(ring_start.address, ring_complete.address, self._state.address)
+
+    def _map(self) -> None:
+        """Map the file for native reads, as long as this object lives."""
+        address = bus_error.map_guarded(self._fd, self.nbytes, bus_error.REST_OF_ZEROS)
+        if address is None:
+            self._maps = False
+            return
+        self._state.words[CUT] = bus_error.failure_word(address)
+        self._state.words[MAPPED] = address
+        weakref.finalize(self, bus_error.unmap, address, self.nbytes).atexit = False
 
     def _may_ring(self, wanted: bool | None) -> bool:
         """Return whether to use io_uring; raise if that is wanted and not possible."""
@@ -300,6 +325,8 @@ class FileMedium(Medium):
         elif self._ring is not None:
             self._ring.leave()
             self._ring = None
+        if mine and hasattr(self, "_state"):
+            self._state.words[MAPPED] = 0
         for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
             fd = getattr(self, name)
             if fd >= 0:
@@ -549,12 +576,24 @@ def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int, dire
             return NAMESPACE_WRITE_PROTECTED
         if inside > 0 and was_cut(state):
             return file_failed(state, op, SHORT)
-    got = transfer(state, op, buffer, inside, offset, direct)
+    got = 0
+    if op != READ or inside == 0 or not copied(state, offset, inside, buffer):
+        got = transfer(state, op, buffer, inside, offset, direct)
     if got != 0:
         return file_failed(state, op, SHORT if got > 0 else -got)
     if op == READ:
         zero_fill(buffer + inside, nbytes - inside)
     return 0
+
+
+@device
+def copied(state: int, offset: int, nbytes: int, buffer: int) -> bool:
+    """Copy bytes of a mapped file; return False if it is none, or was cut: a transfer then tells what is wrong."""
+    base = word(state, MAPPED)
+    if base == 0:
+        return False
+    copy_bytes(buffer, base + offset, nbytes)
+    return load_acquire(word(state, CUT), SYSTEM) == 0
 
 
 @device

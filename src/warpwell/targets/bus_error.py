@@ -188,6 +188,14 @@ def failure(address: int) -> tuple[int, bool] | None:
     return (found >> 1, bool(found & 1)) if found else None
 
 
+def failure_word(address: int) -> int:
+    """Return the address of a word that is 0 until the guarded range at `address` fails, for native code.
+
+    It changes before the zeros can be read.
+    """
+    return ctypes.addressof(TABLE) + 8 * (W_RANGES + RANGE_WORDS * _places[address] + R_FAILED)
+
+
 def release(address: int) -> None:
     """Guard a range no more."""
     place = _places.pop(address, None)
