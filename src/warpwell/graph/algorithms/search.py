@@ -486,20 +486,9 @@ def bfs(
     """
     report = progress or (lambda stage, done, total: None)
     with borrowed(graph, options, lambda found: require_vertex(source, found.vertices)) as loaded:
-        edges, where, vertices = loaded.edges, loaded.device, loaded.graph.vertices
+        edges = loaded.edges
         offsets = loaded.graph.map(loaded.graph.offsets_path)
-        state = _State(
-            levels=to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices))),
-            visited=to_device(where, start_array(words_of(vertices), source // WORD, 0, 1 << source % WORD, np.uint32)),
-            after=zeros(where, words_of(vertices), np.uint32),
-            items=zeros(where, most_items(vertices, loaded.graph.edges)),
-            counters=zeros(where, N_COUNTERS),
-        )
-        read = loaded.in_edges if loaded.graph.in_edges else edges
-        if not loaded.in_memory:
-            words = [words_of(loaded.pages_of(array)[0]) for array in (edges, read)]
-            state.pushed, state.pulled = (zeros(where, n, np.uint32) for n in words)
-            state.kept = zeros(where, 2 * max(vertices, LEAST_KEPT), vertex_dtype(vertices))
+        state = _state_of(loaded, source)
         report("compile", 0, 1)
         _compile(loaded, state)
         report("compile", 1, 1)
@@ -534,6 +523,26 @@ class _State:
     """Pages that the next level reads if it pushes, or pulls (edges on storage)."""
     kept: Any = None
     """Vertex and neighbour of edges that were kept (edges on storage)."""
+
+
+def _state_of(loaded: LoadedGraph, source: int) -> _State:
+    """Return the vertex arrays before a search."""
+    where, graph = loaded.device, loaded.graph
+    vertices, words = graph.vertices, words_of(graph.vertices)
+    state = _State(
+        levels=to_device(where, start_array(vertices, source, -1, 0, vertex_dtype(vertices))),
+        visited=to_device(where, start_array(words, source // WORD, 0, 1 << source % WORD, np.uint32)),
+        after=zeros(where, words, np.uint32),
+        items=zeros(where, most_items(vertices, graph.edges)),
+        counters=zeros(where, N_COUNTERS),
+    )
+    if not loaded.in_memory:
+        read = loaded.in_edges if graph.in_edges else loaded.edges
+        state.pushed, state.pulled = (
+            zeros(where, words_of(loaded.pages_of(array)[0]), np.uint32) for array in (loaded.edges, read)
+        )
+        state.kept = zeros(where, 2 * max(vertices, LEAST_KEPT), vertex_dtype(vertices))
+    return state
 
 
 def _compile(loaded: LoadedGraph, s: _State) -> None:
