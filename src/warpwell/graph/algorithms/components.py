@@ -250,7 +250,7 @@ def connected_components(
     Sutton, Ben-Nun, Barak, 2018), which the GAP benchmark uses too: every vertex is linked with its first two
     neighbours, then the largest component is guessed from a sample, and the other neighbours are read for
     vertices outside of it only. From storage, where a page costs the same whatever of it is used, all edges of every
-    fourth run of 64 KiB take the place of first neighbours. Much of a graph with one large component is never read.
+    fourth run of 16 pages take the place of first neighbours. Much of a graph with one large component is never read.
 
     Parameters
     ----------
