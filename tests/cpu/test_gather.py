@@ -26,7 +26,7 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors, storage
-from warpwell.array.gather import break_even, cached, future, jobs, memory, tensors
+from warpwell.array.gather import break_even, cached, future, jobs, lists, memory, tensors
 from warpwell.cache import prefetch
 from warpwell.storage import service_pool
 
@@ -126,6 +126,30 @@ def test_waves_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes:
         assert len(wave.pages) <= most or wave.high == wave.low + 1
         pages += wave.pages.tolist()
     assert high == len(rows) and pages == sorted(wanted)
+
+
+@pytest.mark.parametrize("kind", ["i4", "i8"])
+def test_lists_fill_slots_that_nobody_uses(kind: str) -> None:
+    model = np.random.default_rng(0).integers(0, 255, (500, 24), np.uint8)
+    rows = np.random.default_rng(1).integers(0, 500, 5000).astype(kind)
+    ring = lists.ListRing(rows, each=7, lists=3, slots=2, nbytes=20, stride=24, source=model.ctypes.data)
+    staging = np.zeros(ring.staging_bytes, np.uint8)
+    threads = [threading.Thread(target=ring.fill, args=(staging.ctypes.data,), daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    held: list[tuple[int, int, int]] = []
+    for slot in range(ring.filled_slots):
+        while not ring.full(slot):
+            time.sleep(0)
+        held.append((slot % 2 * ring.slot_bytes, *ring.rows_of(slot)))
+        if len(held) == 2 or slot == ring.filled_slots - 1:
+            time.sleep(1e-4)  # threads wait for a slot
+            for place, first, n in held:
+                assert (staging[place:][: 20 * n].reshape(n, 20) == model[rows[first : first + n], :20]).all()
+                ring.give_back()
+            held.clear()
+    for thread in threads:
+        thread.join()
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))

@@ -84,8 +84,8 @@ class GatherConformance:
         one = frames.FrameRows._by_service_threads
         monkeypatch.setattr(frames.FrameRows, "_by_service_threads",
                             lambda self, lane, rows, *more: (called.append(len(rows)), one(self, lane, rows, *more)))
-        monkeypatch.setitem(frames.SLOT_BYTES, self.DEVICE, 4096)
-        monkeypatch.setattr(frames, "PIECE_BYTES", 600)
+        monkeypatch.setitem(frames.LIST_BYTES, self.DEVICE, 600)
+        monkeypatch.setattr(frames, "LISTS", 5)
         monkeypatch.setattr(frames, "TABLE", 256)
         rows = np.random.default_rng(4).integers(0, self.ROWS, 5 * self.ROWS)
         medium = RamMedium(model, writable=False)

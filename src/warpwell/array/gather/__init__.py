@@ -9,6 +9,7 @@
 - pieces.py      bytes of files that are known piece by piece, for tables: threads that read runs of them
 - in_stream.py   on a GPU: rows of memory, by one kernel in the caller's stream
 - frames.py      on a GPU: rows of arrays behind a cache, from frames, by lists, or in waves
+- lists.py       lists of rows that service threads copy into staging, for `frames.py`
 - kernels.py     the kernels of both
 - break_even.py  over how large a hole reads are merged, measured
 """

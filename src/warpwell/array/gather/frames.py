@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,17 +29,19 @@ from . import break_even, kernels
 from .cached import ROWS, CachedRows
 from .in_stream import Numbers, Room, give_back, lanes_shift, take_room, unit_of
 from .jobs import Crew, Job
-from .memory import RowCopy
+from .lists import ListRing
 
 TABLE = 1 << 21
 """Words that are noted of pages at a time, at most."""
-SLOTS = 3
-"""Slots of staging: two are filled while one is copied."""
-SLOT_BYTES = {"cuda": 64 << 20}
-"""Bytes of a slot; elsewhere `SMALL_SLOT`, for tests."""
-SMALL_SLOT = 4096
-PIECE_BYTES = 2 << 20
-"""Bytes of a list, at least: a second thread does not pay below."""
+SLOTS = 4
+"""Slots of staging: some are filled while others are copied."""
+LISTS = 32
+"""Lists of rows that fill a slot."""
+LIST_BYTES = {"cuda": 512 << 10}
+"""Bytes of the rows of a list: all slots together should stay in a processor's last cache. Elsewhere `SMALL_LIST`."""
+SMALL_LIST = 256
+LONG_ROW = 16 << 20
+"""Bytes of rows that are not copied by lists."""
 MEASURED = 4096
 
 
@@ -171,6 +174,8 @@ class FrameRows:
         array = self._array
         if type(array.medium) is not RamMedium or array.writable or array.tier != "storage":
             return False
+        if self._nbytes > LONG_ROW:  # it has pages enough of its own, and slots would be as large as rows
+            return False
         return not array.cache.placed(array._nsid)  # else pages come to stay
 
     def _present(
@@ -221,62 +226,55 @@ class FrameRows:
     # -- lists of rows, past the cache ------------------------------------------------------------------------------
 
     def _by_service_threads(self, lane: Lane, rows: NDArray[Any], targets: int, out: int) -> None:
-        """Copy rows from memory of the host: a slot is filled by service threads while others are on their way.
+        """Copy rows from memory of the host: slots are filled by service threads while others are on their way.
 
         `targets` is the address of their places; 0 for the order of the list.
         """
         array, stream, nbytes = self._array, lane.stream, self._nbytes
-        source = array.medium.native().memory + array._origin
-        each = max(1, SLOT_BYTES.get(array.device, SMALL_SLOT) // nbytes)
-        each = min(each, len(rows))
-        staging = lane.shared("staging", SLOTS * each * nbytes)
-        near = lane.near("staged", each * nbytes)
+        size = LIST_BYTES.get(array.device, SMALL_LIST)
+        each = max(1, size // nbytes)
+        lists = max(1, LISTS * size // (each * nbytes))
+        ring = ListRing(
+            np.ascontiguousarray(rows), each=each, lists=lists, slots=SLOTS, nbytes=nbytes, stride=self._stride,
+            source=array.medium.native().memory + array._origin,
+        )  # fmt: skip
+        staging = lane.shared("staging", ring.staging_bytes).address
+        near = lane.near("staged", ring.slot_bytes)
         flag = lane.shared("flag", 8)
         unit = unit_of(nbytes, out)
         shift = lanes_shift(nbytes, unit, array.device)
-        slots = -(-len(rows) // each)
-        left: list[Callable[[], bool]] = []  # of each slot that was given to the stream
-        jobs: list[Job] = []
+        on_their_way: deque[Callable[[], bool]] = deque()
+
+        def freed() -> None:
+            while on_their_way and on_their_way[0]():
+                on_their_way.popleft()
+                ring.give_back()
+
+        threads = min(len(os.sched_getaffinity(0)), ring.pieces)
+        job = Job(threads, lambda _: ring.fill(staging), lambda: None, lane.crew)
         try:
-            while len(left) < slots and not self._stopped:
-                while len(jobs) < min(slots, len(left) + SLOTS - 1):
-                    k = len(jobs)
-                    if k >= SLOTS:
-                        stream_until(left[k - SLOTS])  # who had the slot before
-                    some = rows[k * each : (k + 1) * each]
-                    jobs.append(self._fill(lane, some, source, staging.address + k % SLOTS * each * nbytes))
-                begun = len(left)
-                jobs[begun].wait()
-                error = jobs[begun].error
-                if error is not None:
-                    raise error
-                first = begun * each
-                number = min(each, len(rows) - first)
-                stream.copy(near, staging.address + begun % SLOTS * each * nbytes, number * nbytes)
+            for slot in range(ring.filled_slots):
+                while not ring.full(slot):
+                    if self._stopped or job.error is not None:
+                        return
+                    freed()
+                    time.sleep(20e-6)
+                first, n = ring.rows_of(slot)
+                stream.copy(near, staging + slot % SLOTS * ring.slot_bytes, n * nbytes)
                 stream.launch(
-                    kernels.copy_listed, number << shift, 0, 8, targets and targets + 8 * first, number, shift, number,
-                    near, nbytes, nbytes, out if targets else out + first * nbytes, unit, flag.address,
+                    kernels.copy_listed, n << shift, 0, 8, targets and targets + 8 * first, n, shift, n, near,
+                    nbytes, nbytes, out if targets else out + first * nbytes, unit, flag.address,
                 )  # fmt: skip
-                left.append(stream.mark())
+                on_their_way.append(stream.mark())
+                freed()
         finally:
-            for job in jobs:
-                job.wait()
+            ring.stop()
+            job.wait()
             stream.wait()
+            if job.error is not None:
+                raise job.error
         self._listed += len(rows) * nbytes
-
-    def _fill(self, lane: Lane, rows: NDArray[Any], source: int, to: int) -> Job:
-        """Begin to copy rows to staging, each piece by another thread."""
-        array, nbytes = self._array, self._nbytes
-        pieces = max(1, min(len(os.sched_getaffinity(0)), len(rows) * nbytes // PIECE_BYTES))
-        each = -(-len(rows) // pieces)
-        rows = np.ascontiguousarray(rows)
-        copier = RowCopy(rows, None, source=source, extent=array.shape[0], stride=self._stride, nbytes=nbytes, out=to)
-
-        def run(piece: int) -> None:
-            copier.copy(min(piece * each, len(rows)), min((piece + 1) * each, len(rows)))
-
-        array.cache.bulk.commands += pieces
-        return Job(pieces, run, lambda: None, None if array.device == "interp" else lane.crew)
+        array.cache.bulk.commands += ring.pieces
 
     # -- through the cache ------------------------------------------------------------------------------------------
 
@@ -299,15 +297,6 @@ class FrameRows:
         if not self._stopped:
             hole = break_even.of_cache(array, measure=len(rows) >= MEASURED)
             self._waves.copy_held(rows, places, hole)
-
-
-def stream_until(done: Callable[[], bool]) -> None:
-    """Wait for work in a stream, which ends by itself."""
-    attempt = 0
-    while not done():
-        attempt += 1
-        if attempt > 50:
-            time.sleep(min(20e-6 * (attempt - 50), 1e-4))
 
 
 def _after_fork() -> None:

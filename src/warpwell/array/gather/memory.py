@@ -221,7 +221,7 @@ _Function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
 _compiled: dict[Any, Any] = {}
 
 
-def _call(function: Any, *words: int) -> int:
+def call(function: Any, *words: int) -> int:
     """Call a native function, without the interpreter lock."""
     if function not in _compiled:
         _compiled[function] = _Function(function.address)
@@ -272,11 +272,11 @@ class RowCopy:
         if not self._mapped or self._blind:
             return self._blind
         step = max(16, -(-(end - first) // SAMPLE))
-        return _call(absent_rows, self._state.ctypes.data, first, end, step) > 0
+        return call(absent_rows, self._state.ctypes.data, first, end, step) > 0
 
     def copy(self, first: int, end: int) -> int:
         """Copy rows [first, end) of the list in its order; return the place of a number out of range, or `DONE`."""
-        return _call(copy_rows, self._state.ctypes.data, first, end)
+        return call(copy_rows, self._state.ctypes.data, first, end)
 
     def fetch(self, first: int, end: int, hole: int) -> int:
         """Do the same in ascending order, reading ahead, over holes of at most `hole` bytes too."""
@@ -287,7 +287,7 @@ class RowCopy:
         own = self._state.copy()
         own[W_ROWS], own[W_PLACES], own[W_HOLE] = ascending.ctypes.data, places.ctypes.data, hole
         own[W_RUNS] = own[W_RUN_BYTES] = 0
-        at = _call(fetch_rows, own.ctypes.data, 0, len(rows))
+        at = call(fetch_rows, own.ctypes.data, 0, len(rows))
         self._fetched.append(own[W_RUNS : W_RUN_BYTES + 1])
         return at if at == DONE else first + int(order[at])
 
