@@ -95,6 +95,20 @@ def test_every_tier(kron: Graph, tier: str) -> None:
         assert triangles(loaded).triangles == expected_triangles(kron)
 
 
+@pytest.mark.parametrize("undirected", [True, False])
+def test_levels_of_hundreds_of_pages(tmp_path: Path, undirected: bool) -> None:
+    graph = generate("kron", 12, tmp_path / "kron.ww", degree=6, undirected=undirected, in_edges=True)
+    sources = np.flatnonzero(np.diff(graph.load()[0]))[::400]
+    options: dict[str, Any] = {"device": "cpu", "cache": "32KiB", "page_size": 512}
+    with LoadedGraph(graph, tier="storage", **options) as stored, LoadedGraph(graph, device="cpu", tier="host") as host:
+        for source in sources:
+            found = bfs(stored, int(source))
+            assert np.array_equal(found.levels, bfs(host, int(source)).levels)
+            assert found.stats.bytes_read < 2 * 4 * graph.edges  # later levels look at edges that were kept
+        if undirected:
+            assert np.array_equal(connected_components(stored).labels, connected_components(host).labels)
+
+
 @pytest.mark.parametrize("cache", [512, 1024, "2KiB"])
 def test_the_smallest_caches(kron: Graph, cache: int | str) -> None:
     options: dict[str, Any] = {"device": "cpu", "tier": "storage", "cache": cache, "page_size": 512}
