@@ -106,6 +106,9 @@ def test_pages_in_doubt_are_named_until_that_is_accepted(drive: Drive) -> None:
         with pytest.raises(errors.DriveLostError, match=r"its pages \d+-\d+ of 4096 bytes"):
             a.flush()  # after it has written what it has
         assert np.array_equal(values(other, rows), rows) and other.recover() == []
+        with pytest.raises(errors.ArgumentError, match="on the array itself"):
+            a[: 2 * PAGE].recover(accept_loss=True)  # it would forget rows of others, and return none
+        assert a.reshape(-1, 2).recover()[0].start == first // 2
         assert a.recover(accept_loss=True) == doubtful and a.recover() == []
         assert np.array_equal(values(a, rows), -rows)
         a.flush()

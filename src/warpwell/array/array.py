@@ -361,10 +361,13 @@ class Array(OnStorage):
         are any, launches on the array raise `DriveLostError`, and so does `flush`, after it has written. With
         `accept_loss` the array goes on: write these rows again.
 
-        Where the drive is not lost, nothing happens. A row is one of the array's first dimension.
+        Where the drive is not lost, it is not started again; rows that are still in doubt are returned, and accepted.
+        A row is one of the array's first dimension.
 
         Raises
         ------
+        ArgumentError
+            `accept_loss` of a field or of a range of rows, which cannot return what else is in doubt.
         DriveLostError
             The drive does not come back: a QEMU that has ended, for example. The array is lost as before.
         DriveError
@@ -373,6 +376,9 @@ class Array(OnStorage):
             A launch uses the cache: wait for it.
         """
         self._require_open()
+        if accept_loss and self._base is not None and self.nbytes != self._base.nbytes:
+            raise errors.ArgumentError(f"this is a part of array {self.name!r}, whose other rows may be in doubt, too: "
+                                       "call recover(accept_loss=True) on the array itself", name="accept_loss")  # fmt: skip
         self.cache.recover()
         if (failure := self.medium.failure()) is not None:
             raise failure
