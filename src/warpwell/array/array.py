@@ -377,8 +377,10 @@ class Array(OnStorage):
         """
         self._require_open()
         if accept_loss and self._base is not None and self.nbytes != self._base.nbytes:
-            raise errors.ArgumentError(f"this is a part of array {self.name!r}, whose other rows may be in doubt, too: "
-                                       "call recover(accept_loss=True) on the array itself", name="accept_loss")  # fmt: skip
+            raise errors.ArgumentError(
+                f"this is a part of array {self.name!r}, whose other rows may be in doubt, too: call "
+                "recover(accept_loss=True) on the array itself", name="accept_loss",
+            )  # fmt: skip
         self.cache.recover()
         if (failure := self.medium.failure()) is not None:
             raise failure
