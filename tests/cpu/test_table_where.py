@@ -152,6 +152,8 @@ def test_taken_rows_are_those_of_pyarrow(written):
         assert np.array_equal(some.numpy()["no nulls"], table["no nulls"].to_numpy()[rows.numpy()])
         assert some.polars().equals(__import__("polars").from_arrow(some.arrow()))
         assert np.array_equal(rows.head(3).take("no nulls").numpy()["no nulls"], some.numpy()["no nulls"][:3])
+        filters = [("i8", ">=", pa.scalar(0)), ("i8", "in", pa.array(range(128), pa.int8()))]
+        assert np.array_equal(opened.where(filters).numpy(), rows.numpy())  # what `take` and Arrow return is a literal
         none = opened.where([("i8", "in", [])])
         assert len(none) == 0 and not none and len(none.take()) == 0
 
@@ -173,6 +175,7 @@ REFUSED = [
     (("at s", "==", datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)), "no zone"),
     (("zoned s", "==", datetime.datetime(2024, 1, 1)), "with a zone"),
     (("i8", "==", None), "null matches nothing"),
+    (("date32", "==", pa.scalar(None)), "null matches nothing"),
     (("i8", "in", 3), "give a list"),
     (("text", "in", "abc"), "give a list"),
     (("i8", "~", 3), "no operator"),

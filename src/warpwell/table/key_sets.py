@@ -166,6 +166,8 @@ def _checked(keys: Keys, name: str, kind: Any, literal: Any) -> tuple[Key, Key] 
     """Return the keys of a literal, or raise ArgumentError."""
     reason = ""
     try:
+        if isinstance(literal, arrow().Scalar):
+            literal = literal.as_py()
         if literal is None:
             raise ValueError("null matches nothing: leave it out")
         if isinstance(literal, np.generic) and not isinstance(literal, np.datetime64 | np.timedelta64):
