@@ -33,8 +33,6 @@ from .word import REF
 
 SLOTS = 4
 """Slots of staging: two are read, two are published or copied."""
-NEAR_SLOTS = 2
-"""Slots of a GPU's memory: one is copied to, one is published."""
 SLOT_BYTES = {"cuda": 16 << 20, "cpu": 4 << 20, "interp": 16 << 10}
 COMMAND_BYTES = 128 << 10
 """Most bytes of a command: a page that a kernel waits for waits for one of them at most."""
@@ -173,10 +171,6 @@ class Bulk:
         self._staging: Block | None = None
         self._reads: HostReads | None = None
         self._stream: LaunchStream
-        self.copies: LaunchStream
-        self.published: list[Any] = [None] * NEAR_SLOTS
-        """Events behind the kernels that published from each slot of `near`; `turn` is the last one that was used."""
-        self.turn = 0
         self.commands = self.pages_read = self.prefetched = self.dropped = 0
 
     @property
@@ -338,7 +332,7 @@ class Bulk:
         self.most = max(1, min(COMMAND_BYTES // size, self.slot_pages // 4))
         self.rows = max(64, BATCH[cache.device] // self.most)
         words = self.rows * (known_pages.ROW_WORDS + self.most) + known_pages.COUNTERS
-        self._stream, self.copies = stream_on(cache.device), stream_on(cache.device)
+        self._stream = stream_on(cache.device)
         self._table = cache.memory.allocate(8 * words)
         self._shared = cache.memory.allocate_shared(8 * self.rows * (known_pages.ROW_WORDS + 1) + 64)
         if not isinstance(cache.controller, Controller):
@@ -346,8 +340,8 @@ class Bulk:
             self._staging, self.near = Block(0, 0, None, host=True), None
             return
         self._reads = HostReads(cache.controller, slots=SLOTS, rows=self.slot_pages)
-        # what was read of a slot, on its way to frames: the next one is copied while a kernel publishes
-        self.near = cache.memory.allocate(NEAR_SLOTS * self.slot_bytes) if cache.device == "cuda" else None
+        # what was read of a slot, on its way to frames: work of a stream is done in order, so that one is enough
+        self.near = cache.memory.allocate(self.slot_bytes) if cache.device == "cuda" else None
         self._staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
 
     @property
@@ -516,16 +510,10 @@ class _Job:
                     if bulk.near is not None:
                         # the copy engine has the whole rate of the bus; warps that pull pages have two thirds of it
                         held, nbytes = self._held(rows, slot, low, low + len(good))
-                        bulk.turn = (bulk.turn + 1) % NEAR_SLOTS
-                        near = bulk.near.address + bulk.turn * bulk.slot_bytes
-                        if bulk.published[bulk.turn] is not None:
-                            bulk.copies.after(bulk.published[bulk.turn])
-                        bulk.copies.copy(near + held - source, held, nbytes)
-                        bulk.stream.after(bulk.copies.point())
-                        source = near
+                        bulk.stream.copy(bulk.near.address + held - source, held, nbytes)
+                        source = bulk.near.address
                     for first, end in [(0, len(good))] if good.all() else _runs(good):
                         self._publish(low + first, end - first, source, limit, mark)
-                    bulk.published[bulk.turn] = bulk.stream.point()
 
                 if not self._read(rows, absent > 0, take, lambda: ticket.cancelled):
                     return
