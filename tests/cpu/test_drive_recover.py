@@ -103,6 +103,8 @@ def test_pages_in_doubt_are_named_until_that_is_accepted(drive: Drive) -> None:
         assert len(doubtful) == 1 and first <= 3 * PAGE and 5 * PAGE <= doubtful[0].stop <= first + 3 * PAGE
         with pytest.raises(errors.DriveLostError, match=r"accept_loss=True"):
             values(a, rows)
+        with pytest.raises(errors.DriveLostError, match=r"accept_loss=True"):
+            ww.gather(a, rows).result()
         with pytest.raises(errors.DriveLostError, match=r"its pages \d+-\d+ of 4096 bytes"):
             a.flush()  # after it has written what it has
         assert np.array_equal(values(other, rows), rows) and other.recover() == []

@@ -406,7 +406,7 @@ class Cache:
             self.require_open()
             self._require_controller(nsid)
             if stores and nsid is not None:
-                self._require_no_doubt(nsid)
+                self.require_no_doubt(nsid)
             self._reap()
             self._tell(nsid)
             self._enter(flag, stores=stores)
@@ -547,7 +547,7 @@ class Cache:
                 if not space.host:
                     with self._written.flushing(space.nsid):
                         self.controller.medium(space.nsid).sync()
-            self._require_no_doubt(*(space.nsid for space in written))
+            self.require_no_doubt(*(space.nsid for space in written))
 
     def evict(self, nsid: int, first: int, end: int) -> None:
         """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
@@ -733,7 +733,7 @@ class Cache:
         if nsid is not None and (failure := self.controller.medium(nsid).failure()) is not None:
             raise failure
 
-    def _require_no_doubt(self, *nsids: int) -> None:
+    def require_no_doubt(self, *nsids: int) -> None:
         """Raise where pages of one of these arrays are in doubt."""
         for nsid in nsids:
             if doubts := self._written.doubts(nsid):

@@ -196,6 +196,7 @@ class CachedRows:
     def copy_held(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
         """Do what `copy` does, for who holds the cache's frames in place."""
         array = self._array
+        array.cache.require_no_doubt(array._nsid)  # as for a launch, which this is not for the cache
         order = np.argsort(rows, kind="stable")
         ascending = rows[order].astype(np.int64)
         target = order.astype(np.int64) if places is None else places[order]
