@@ -119,7 +119,7 @@ class FrameRows:
         Raises
         ------
         IndexRangeError
-        MediumError, StallError, ClosedError
+        MediumError, StallError, ClosedError, DriveLostError
         """
         lane, array = lane_of(self._array), self._array
         lane.stream.after(point)
@@ -129,6 +129,7 @@ class FrameRows:
                 check(numbers.on_host(lane.stream, room))
                 return
             with array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
+                array.cache.require_no_doubt(array._nsid)
                 self._copy(lane, numbers, places, room, check)
         finally:
             lane.stream.wait()

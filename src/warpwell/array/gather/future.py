@@ -320,6 +320,8 @@ def _begin_in_stream(
             cache.reap()
 
     resident = not part.cached or cache.complete(array._nsid)
+    if part.cached:
+        cache.require_no_doubt(array._nsid)
     with part.launch(False):
         if part.cached and resident:
             cache.begin(flag, array._nsid, stores=False)
