@@ -216,6 +216,8 @@ def test_a_folder_whose_file_is_cut_while_it_is_open(tmp_path: Path) -> None:
     assert t["f8"].arrow().equals(mixed(10_000)["f8"].combine_chunks())
     os.truncate(path / "0" / "1-f8.values.npy", 4096)
     with pytest.raises(MediumError, match="truncated"):
+        _ = t["f8"].values
+    with pytest.raises(MediumError, match="truncated"):
         t["f8"].arrow()
     os.truncate(path / "0" / "0-i4.values.npy", 4096)  # one that is not open yet
     with pytest.raises(FormatError, match="truncated"):

@@ -161,7 +161,10 @@ class Extent:
         ------
         FormatError
             The file was replaced since the table was opened.
+        MediumError
+            It was cut.
         """
+        self.file.require()
         opened = open_array(self.path, dtype=self.dtype, shape=self.shape, offset=self.offset, **options)
         if isinstance(opened.medium, FileMedium) and self.file.is_other(opened.medium):
             opened.close()
