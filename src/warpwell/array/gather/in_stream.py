@@ -21,6 +21,7 @@ from ... import errors
 from ...targets import Block, memory_for
 from ...targets.launch_stream import LaunchStream
 from . import kernels
+from .jobs import require_begun_here
 from .tensors import Tensor
 
 LEAST_ROOM = 1 << 12
@@ -150,11 +151,7 @@ class InStream:
         ForkError
             It goes on in the process that this one was forked from.
         """
-        if self._process != os.getpid():
-            raise errors.ForkError(
-                f"this was begun in process {self._process}, which this one ({os.getpid()}) was forked from: "
-                "begin it again here"
-            )
+        require_begun_here(self._process)
         deadline = None if timeout is None else time.monotonic() + timeout
         spins = 0
         while not self.done:

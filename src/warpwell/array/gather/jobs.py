@@ -28,6 +28,14 @@ _END_SECONDS = 5.0
 _live: set[Job] = set()
 
 
+def require_begun_here(process: int) -> None:
+    """Raise ForkError where what was begun in a process is asked for in one that was forked from it."""
+    if process != os.getpid():
+        raise errors.ForkError(
+            f"this was begun in process {process}, which this one ({os.getpid()}) was forked from: begin it again here"
+        )
+
+
 class Crew:
     """Carries out the jobs of one array.
 
@@ -133,11 +141,7 @@ class Job:
         ForkError
             It goes on in the process that this one was forked from.
         """
-        if self._process != os.getpid():
-            raise errors.ForkError(
-                f"this was begun in process {self._process}, which this one ({os.getpid()}) was forked from: "
-                "begin it again here"
-            )
+        require_begun_here(self._process)
         return self._done.wait(timeout)
 
     def cancel(self) -> bool:

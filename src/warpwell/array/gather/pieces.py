@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...storage.commands import set_word, word
-from ...targets import SYSTEM, copy_bytes, device, fetch_add, load_relaxed, load_weak_as, pread, store_weak_as
+from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, pread
 from ..mapping import Mapping
 from . import break_even
 from .jobs import Crew, Job
+from .memory import copy_small
 
 THREADS = 32
 COMMAND = 128 << 10
@@ -40,7 +41,7 @@ W_TABLE, W_COUNT, W_NEXT, W_STOP, W_ERROR, W_WRONG, W_DONE, WORDS = range(8)
 R_FD, R_OFFSET, R_NBYTES, R_NEEDED, R_BUFFER, ROW_WORDS = range(6)
 SHORT = 1 << 20
 """Not an errno: the file ended too early."""
-I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
+I8 = np.dtype(np.int64)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
@@ -369,15 +370,6 @@ def copy_pieces(addresses: int, sizes: int, size: int, out: int, count: int) -> 
         nbytes = size
         if sizes != 0:
             nbytes = load_weak_as(sizes + 8 * k, I8)
-        if nbytes == 8:
-            store_weak_as(to, load_weak_as(source, I8), I8)
-        elif nbytes == 4:
-            store_weak_as(to, load_weak_as(source, I4), I4)
-        elif nbytes == 2:
-            store_weak_as(to, load_weak_as(source, I2), I2)
-        elif nbytes == 1:
-            store_weak_as(to, load_weak_as(source, I1), I1)
-        else:
-            copy_bytes(to, source, nbytes)
+        copy_small(to, source, nbytes)
         to += nbytes
     return 0
