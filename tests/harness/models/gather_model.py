@@ -6,6 +6,7 @@ Those of a GPU copy rows by three launches; between two launches of a stream the
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,14 @@ from .frame_model import FrameModel
 class GatherModel(FrameModel):
     """One run of the gather scenario; `seed` and `trace` as for `CacheModel`."""
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.rows: list[Any] = []
+
     def _look(self, seed: int) -> None:
         random, page = Random(seed), self.pages[0]
         row = np.zeros(8, np.int64)
+        self.rows.append(row)  # its memory stays: another's would show what was stored here
         self.run.announce(row.ctypes.data, row.nbytes)
         before = [0] * 8
         for _ in range(60):
@@ -39,12 +45,13 @@ class GatherModel(FrameModel):
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")
 
 
-class LaunchesModel(FrameModel):
+class LaunchesModel(GatherModel):
     """One run of the launches scenario; `seed` and `trace` as for `CacheModel`."""
 
     def _look(self, seed: int) -> None:
         random, page, core = Random(seed), self.pages[0], self.cache.core
         row = np.zeros(8, np.int64)
+        self.rows.append(row)  # its memory stays: another's would show what was stored here
         self.run.announce(row.ctypes.data, row.nbytes)
         for _ in range(60):
             first, items = random.randrange(0, 4, 2), random.choice((2, 4, 6))
