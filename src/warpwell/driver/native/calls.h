@@ -1,0 +1,190 @@
+/* Calls whose code is written by hand on both sides: their numbers, arguments and answers.
+ *
+ * The generated header goes on at WW_HAND_OPS with one number for each call that is replayed as it is. All structs are packed as
+ * written here (each field at its natural alignment), follow the entry's header, and are read from the worker's copy of the entry.
+ * "stream" is the entry's field; "sent" has no answer (in strict mode it has one: its result, no bytes); "asked" has one.
+ * A device address is one of the arena, of pinned memory, or of a module's global: the worker checks the whole range.
+ */
+#ifndef WW_CALLS_H
+#define WW_CALLS_H
+
+#include <stdint.h>
+
+#define WW_DONE 1u /* flag of an entry: answer when the stream has passed the call; else when it was issued or refused */
+#define WW_SMALL (16u << 10) /* bytes of a copy that travel in the entry itself */
+
+enum ww_hand_op {
+    WW_OP_PAD,           /* up to the end of the ring; an entry of 16 bytes has only `size` and `op` to read */
+    WW_OP_IMAGE,         /* sent   ww_args_image; payload in a place: the worker keeps a copy under `image` */
+    WW_OP_LOAD,          /* asked  ww_args_load, options -> ww_loaded ..; the image is dropped; logs come with errors, too */
+    WW_OP_UNLOAD,        /* asked  ww_args_id (module) */
+    WW_OP_GLOBAL,        /* asked  ww_args_global, name -> ww_range; NOT_FOUND */
+    WW_OP_LAUNCH,        /* sent   stream, ww_args_launch, attributes, parameters */
+    WW_OP_FUNCTION_SET,  /* asked  ww_args_function_set */
+    WW_OP_COPY,          /* sent, or asked with WW_DONE: stream, ww_args_copy: both ends are device addresses */
+    WW_OP_IN,            /* sent   stream, ww_args_move; bytes in the place, or behind the arguments: host to device */
+    WW_OP_OUT,           /* sent   stream, ww_args_move; place: device to host; the place's `use` is stored when the bytes are
+                                   there, its `result` before that, also when the call is refused */
+    WW_OP_STREAM_CREATE, /* sent   ww_args_stream_create: id in WW_FIRST_ID .. WW_IDS - 1, chosen by the client */
+    WW_OP_STREAM_DESTROY,/* sent   ww_args_id; its work goes on; the id may come back in the next entry */
+    WW_OP_STREAM_QUERY,  /* asked  stream: SUCCESS or NOT_READY */
+    WW_OP_STREAM_SYNC,   /* asked  stream: answer when all that was posted to it before is done */
+    WW_OP_STREAM_WAIT,   /* sent   stream, ww_args_event: later calls of the stream wait for the event's last record */
+    WW_OP_EVENT_CREATE,  /* sent   ww_args_event: flags as cuEventCreate's */
+    WW_OP_EVENT_DESTROY, /* sent   ww_args_event; waits that were posted hold; the id may come back in the next entry */
+    WW_OP_EVENT_RECORD,  /* sent   stream, ww_args_event: flags as cuEventRecordWithFlags' */
+    WW_OP_EVENT_QUERY,   /* asked  ww_args_event: SUCCESS or NOT_READY */
+    WW_OP_EVENT_SYNC,    /* asked  ww_args_event */
+    WW_OP_EVENT_ELAPSED, /* asked  ww_args_elapsed -> float, ms */
+    WW_OP_CTX_SYNC,      /* asked  answer when all that was posted to any stream before is done */
+    WW_OP_ALLOC,         /* asked  ww_args_alloc -> uint64_t address, 512-byte aligned; OUT_OF_MEMORY */
+    WW_OP_FREE,          /* sent   ww_args_free; the memory comes back when all that was posted before is done; an ALLOC behind
+                                   it that needs the memory waits for that */
+    WW_OP_ALLOC_ASYNC,   /* asked  stream, ww_args_alloc -> uint64_t address */
+    WW_OP_FREE_ASYNC,    /* sent   stream, ww_args_free: the memory comes back when the stream passes this */
+    WW_OP_MEM_INFO,      /* asked  -> ww_mem_info */
+    WW_OP_PIN,           /* asked  ww_args_pin -> nothing. First WW_PINNED with the memfd goes over the socket, then the answer.
+                                   ALREADY_MAPPED: the address is taken in the worker, the client tries another */
+    WW_OP_UNPIN,         /* asked  ww_args_free; answer when all that was posted before is done and the memory is let go */
+    WW_OP_MORE,          /* asked  on the slot of the answer that had `more`: its next bytes. Any other call on the slot drops
+                                   them */
+    WW_HAND_OPS = 64     /* generated numbers start here */
+};
+
+struct ww_args_id {
+    uint32_t id, unused;
+};
+
+/* -- images, functions ------------------------------------------------------------------------------------------------- */
+
+#define WW_IMAGE_MOST (1ull << 30) /* bytes of an image; also the bound that the worker holds */
+#define WW_IMAGES 64u              /* images on their way at one time: chosen by the client, 0 .. WW_IMAGES - 1 */
+#define WW_MODULES 65536u          /* modules and libraries of a device: chosen by the client, 1 .. */
+#define WW_FUNCTIONS 1048576u      /* functions of a device: the worker gives their ids, 1 .. */
+#define WW_NAME_MOST 8192u         /* bytes of a function's or global's name */
+#define WW_FUNCTION_ATTRIBUTES 16u
+#define WW_OPTIONS 32u
+#define WW_LOG_MOST 65536u
+#define WW_PARAMS_MOST 32768u      /* bytes of the parameters of a launch */
+
+struct ww_args_image {
+    uint32_t image, unused;
+    uint64_t offset, total; /* pieces come in order, the last ends at total; offset 0 begins anew */
+};
+
+struct ww_args_load {
+    uint32_t image, module; /* module: an id that is not in use */
+    uint32_t library;       /* 0: cuModuleLoadDataEx, 1: cuLibraryLoadData */
+    uint32_t options;       /* that many ww_option follow */
+    uint32_t info_most, error_most; /* bytes of logs that the client wants */
+};
+
+struct ww_option { /* CUjit_option without the log buffers and without results (wall time, log sizes) */
+    uint32_t option, unused;
+    uint64_t value;
+};
+
+struct ww_loaded { /* then `functions` times ww_function with its tail, then the logs */
+    uint32_t functions, info_bytes, error_bytes, unused;
+};
+
+struct ww_function { /* then ww_param[params], then the name with its 0, then zeros up to a multiple of 8 */
+    uint32_t id, params, name_bytes, unused;
+    int32_t attributes[WW_FUNCTION_ATTRIBUTES]; /* by CUfunction_attribute; -1: the driver has it not */
+};
+
+struct ww_param {
+    uint32_t offset, size;
+};
+
+struct ww_args_global { /* then the name with its 0 */
+    uint32_t module, name_bytes;
+};
+
+struct ww_range {
+    uint64_t address, nbytes;
+};
+
+struct ww_args_function_set {
+    uint32_t function, attribute;
+    int32_t value;
+    uint32_t unused;
+};
+
+/* -- launch --------------------------------------------------------------------------------------------------------------- */
+
+#define WW_LAUNCH_ATTRIBUTES 8u
+
+struct ww_args_launch { /* then ww_launch_attribute[attributes], then param_bytes bytes: parameters at their native offsets */
+    uint32_t function;
+    uint32_t grid[3], block[3];
+    uint32_t shared;
+    uint32_t attributes, param_bytes;
+    uint32_t unused[2];
+};
+
+struct ww_launch_attribute { /* CUlaunchAttribute: COOPERATIVE 2, CLUSTER_DIMENSION 4, PROGRAMMATIC_STREAM_SERIALIZATION 6,
+                                PRIORITY 8 */
+    uint32_t id;
+    uint32_t value[3];
+};
+
+/* -- copies --------------------------------------------------------------------------------------------------------------- */
+
+struct ww_args_copy {
+    uint64_t to, from, nbytes;
+};
+
+struct ww_args_move { /* nbytes = the entry's nbytes where the bytes are in a place */
+    uint64_t address, nbytes;
+};
+
+/* -- streams, events ---------------------------------------------------------------------------------------------------- */
+
+struct ww_args_stream_create {
+    uint32_t id, flags; /* CU_STREAM_NON_BLOCKING = 1 */
+    int32_t priority;
+    uint32_t unused;
+};
+
+struct ww_args_event {
+    uint32_t event, flags;
+};
+
+struct ww_args_elapsed {
+    uint32_t first, second;
+};
+
+/* -- memory ----------------------------------------------------------------------------------------------------------------- */
+
+struct ww_args_alloc {
+    uint64_t nbytes; /* > 0 */
+};
+
+struct ww_args_free {
+    uint64_t address; /* as ALLOC or PIN gave it */
+};
+
+struct ww_mem_info {
+    uint64_t free, total;
+};
+
+#define WW_PIN_LOWEST 0x200000000000ull /* pinned memory lies in this range on both sides */
+#define WW_PIN_HIGHEST 0x2f0000000000ull
+
+struct ww_args_pin {
+    uint64_t address, nbytes; /* multiples of 4096 */
+    uint32_t flags, unused;   /* CU_MEMHOSTALLOC_PORTABLE 1, DEVICEMAP 2, WRITECOMBINED 4 */
+};
+
+/* -- packets of the socket (said: enum ww_said) ------------------------------------------------------------------------- */
+
+/* WW_OPEN is a ww_hello with the client's stdout; WW_OPENED is a ww_facts with ring, status and staging, in this order. */
+
+struct ww_pinned { /* with one descriptor: the memfd */
+    uint32_t said, unused;
+    uint64_t address, nbytes;
+};
+
+_Static_assert(sizeof(struct ww_function) % 8 == 0 && sizeof(struct ww_args_launch) % 16 == 0, "what follows is aligned");
+#endif

@@ -1,0 +1,119 @@
+/* What the layer (in the client's process) and the worker (a process for one client and one device) share.
+ *
+ * Four objects in shared memory, all made and sealed by the worker (no size changes), and one socket:
+ *
+ *     ring      calls, in one order.                          client: read, write     worker: read
+ *     status    consumed bytes, answers, errors, places done. client: read            worker: read, write
+ *     staging   PLACES places for bytes on their way.         client: read, write     worker: read, write; registered
+ *     pinned    host memory that the client allocated, a memfd each, at the same address on both sides
+ *     socket    SOCK_SEQPACKET: the handshake, descriptors, and whether the other side lives
+ *
+ * A client may write anything at any time. So the worker copies an entry before it checks it, and trusts no number in it;
+ * the client maps `status` read-only, and trusts it.
+ */
+#ifndef WW_WIRE_H
+#define WW_WIRE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define WW_MAGIC 0x57574352u
+#define WW_LINE 64
+
+#define WW_RING_BYTES (4u << 20)     /* a power of two */
+#define WW_ENTRY_MOST (64u << 10)    /* an entry with its header; larger payloads go by staging */
+#define WW_PLACES 64u
+#define WW_PLACE_BYTES (1u << 20)
+#define WW_SLOTS 256u                /* threads of a client that wait at one time */
+#define WW_SLOT_DATA 4032u
+#define WW_IDS 65536u                /* of streams, of events: chosen by the client, 0 is none */
+#define WW_ATTRIBUTES 160u           /* of a device */
+#define WW_NO_SLOT 0xffffffffu
+#define WW_LEGACY 1u                 /* stream ids: CU_STREAM_LEGACY and NULL */
+#define WW_FIRST_ID 16u              /* of streams that the client made */
+
+/* -- ring: entries follow one another, each 16-byte aligned and in one piece (WW_OP_PAD fills the end of the ring) --- */
+
+struct ww_ring {
+    _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
+    _Alignas(WW_LINE) _Atomic uint32_t wake; /* futex on which the worker sleeps; the client adds 1 after a publication
+                                                if `status.asleep` is set (seq_cst fence between the two) */
+    _Alignas(4096) unsigned char data[WW_RING_BYTES];
+};
+
+struct ww_entry {
+    uint32_t size;    /* bytes with this header, a multiple of 16, at most WW_ENTRY_MOST */
+    uint16_t op;      /* generated: WW_OP_... */
+    uint16_t flags;   /* WW_WAITS ... */
+    uint32_t slot;    /* answer slot, or WW_NO_SLOT: no answer, errors are deferred */
+    uint32_t seq;     /* of the answer: the slot's last seq + 1 */
+    uint32_t stream;  /* id, or 0: the call belongs to no stream */
+    uint32_t place;   /* 1 + staging place of the payload, or 0 */
+    uint32_t nbytes;  /* of the payload in that place */
+    uint32_t use;     /* of the place: the place's last use + 1 */
+    /* arguments follow, packed as the generated struct ww_args_... of the op */
+};
+
+/* -- status --------------------------------------------------------------------------------------------------------- */
+
+struct ww_slot {
+    _Atomic uint32_t seq; /* futex; stored last, with release */
+    int32_t result;       /* CUresult */
+    uint32_t nbytes;
+    uint32_t more;        /* bytes of a longer answer that are left: fetched by WW_OP_MORE */
+    uint32_t unused[12];
+    unsigned char data[WW_SLOT_DATA];
+};
+
+struct ww_place {
+    _Atomic uint32_t use; /* futex; the last use that is done, stored with release */
+    int32_t result;
+};
+
+struct ww_status {
+    _Alignas(WW_LINE) _Atomic uint64_t tail;   /* bytes of the ring consumed */
+    _Atomic uint32_t tail_futex;               /* changes with tail while a client waits for room (client polls at 1 ms) */
+    _Alignas(WW_LINE) _Atomic uint32_t asleep; /* 1: the worker sleeps, or is about to */
+    _Alignas(WW_LINE) _Atomic uint64_t deferred; /* count << 32 | code of the last error of a call without an answer */
+    _Atomic uint32_t sticky;                   /* 0, or the CUresult with which the context is lost */
+    _Alignas(WW_LINE) struct ww_place places[WW_PLACES];
+    _Alignas(4096) struct ww_slot slots[WW_SLOTS];
+};
+
+/* -- socket: one message a packet ------------------------------------------------------------------------------------- */
+
+enum ww_said {
+    WW_HELLO = 1,  /* client: magic, protocol hash. Server: WW_FACTS, or WW_REFUSED with a line of text */
+    WW_FACTS,
+    WW_OPEN,       /* client, with descriptor of its stdout: give me a worker. WW_OPENED with ring, status, staging; the
+                      socket belongs to the worker from then on */
+    WW_OPENED,
+    WW_REFUSED,
+    WW_PINNED,     /* worker to client, with a descriptor: memory that WW_OP_PIN made */
+};
+
+struct ww_hello {
+    uint32_t said, magic;
+    uint64_t hash;         /* of the table and of this file: a layer of another build is refused */
+    uint32_t pid, ordinal;
+};
+
+struct ww_facts {
+    uint32_t said, driver_version;
+    uint64_t total_bytes;
+    uint64_t arena, arena_bytes; /* device addresses of this device's allocations; differ among the devices of a job */
+    int32_t attributes[WW_ATTRIBUTES];
+    int32_t least_priority, greatest_priority;
+    unsigned char uuid[16];
+    char name[256];
+    char pci[32];
+};
+
+struct ww_refused {
+    uint32_t said;
+    int32_t result;
+    char why[500];
+};
+
+#endif
