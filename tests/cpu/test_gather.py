@@ -103,6 +103,8 @@ def test_any_list_of_rows(
         patch.setenv(break_even.VARIABLE, str(hole))
         patch.setattr(cached, "ROWS", most)
         patch.setattr(future, "PIECE_BYTES", 64)
+        patch.setattr(future, "SHARE_ROWS", 16)
+        patch.setattr(future, "HERE_BYTES", 64 if most % 2 else 4 << 20)
         patch.setattr(future, "MOST_BYTES", 134 * most)
         patch.setattr(memory.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
@@ -378,10 +380,11 @@ def test_small_gathers_are_done_at_once_and_leave_nothing(tmp_path: Path) -> Non
         assert begun.done() and threading.active_count() <= threads
         rows[:] = 1
         assert (begun.result() == model[[5, 4095, 0]]).all()
-        for count in (3, 1 << 15):  # here, and by other threads
+        for count in (3, 1 << 14, 1 << 16):  # here, with help, and by other threads
             rows[:] = 1
             wide = np.resize(rows, count)
             begun = ww.gather(a, wide)
+            assert begun.done() or count == 1 << 16
             wide[:] = 2
             result = begun.result()
             assert (result == model[1]).all()
@@ -577,6 +580,9 @@ def test_many_jobs_have_few_threads_and_their_order() -> None:
     slow = threading.Event()
     stuck = [jobs.Job(1, lambda k: slow.wait(30) and None, lambda: None, crew) for _ in range(9)]
     assert jobs.Job(1, lambda k: None, lambda: None, jobs.Crew(1)).wait(30), "those of another crew go on"
+    helped: list[int] = []
+    assert jobs.Job(9, helped.append, lambda: None, crew, here=True).done, "it does not wait for others' jobs"
+    assert helped == list(range(9))
     slow.set()
     assert all(job.wait(30) for job in stuck)
 

@@ -15,6 +15,7 @@ Any other SIGBUS goes to whatever handled it before.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import signal
 from collections import deque
@@ -204,12 +205,18 @@ def release(address: int) -> None:
         _free.appendleft(place)
 
 
-def handled() -> bool:
-    """See to it that ours is the handler, since others may have come after it; return False if it cannot be."""
+@functools.cache
+def _handler() -> int:
+    """Return the address of the handler, compiled."""
     from .compiler.cpu_bodies import provide_guarded_ranges  # imports the compiler
 
     provide_guarded_ranges(ctypes.addressof(TABLE))
-    handler = on_bus_error.address
+    return on_bus_error.address
+
+
+def handled() -> bool:
+    """See to it that ours is the handler, since others may have come after it; return False if it cannot be."""
+    handler = _handler()
     now = _Action()
     if _libc.sigaction(_SIGBUS, None, ctypes.byref(now)) != 0:
         return False

@@ -31,6 +31,15 @@ PIECE_BYTES = 1 << 20
 """Bytes below which a second thread does not pay."""
 PIECE_ROWS = 1 << 16
 """Rows from which on it does, for it takes as long to find a row as to copy some bytes of it."""
+HERE_BYTES = 4 << 20
+"""Most bytes that `gather` copies before it returns, with the help of other threads, if all of them are in memory: it
+takes about as long as others take to begin and to end."""
+HERE_ROWS = 1 << 17
+"""Most rows of them."""
+SHARE_BYTES, SHARE_ROWS = 1 << 18, 1 << 13
+"""Bytes, or rows, of a piece of these: about a tenth of a millisecond, as a thread takes to begin."""
+HELPED = 3
+"""Pieces from which on another thread is asked to help."""
 MOST_BYTES = 64 << 20
 """Most bytes of a piece: for each it is decided anew whether pages have to be read."""
 MEASURED = 4096
@@ -263,9 +272,9 @@ def begin(
     nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     part = array._part
     way = _through_cache if part.cached else _from_memory
-    pieces, run, at_once = way(future, flat, places, address, nbytes)
+    pieces, run, at_once = way(future, flat, places, address, nbytes, HERE_BYTES if borrowed else PIECE_BYTES)
     if borrowed and not at_once:
-        pieces, run, at_once = way(future, flat.copy(), places, address, nbytes)
+        pieces, run, at_once = way(future, flat.copy(), places, address, nbytes, 0)
 
     finished, is_over = future._over, future._over.is_set
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
@@ -281,7 +290,8 @@ def begin(
             pass
         part.launch_continues(is_over)
     try:
-        future._job = job = Job(pieces, run, over, None if at_once else crew_for(array))
+        alone = at_once and (pieces < HELPED or array.device == "interp" or len(os.sched_getaffinity(0)) == 1)
+        future._job = job = Job(pieces, run, over, None if alone else crew_for(array), here=at_once)
         if job.done and job.error is not None and not isinstance(job.error, Exception):  # Ctrl-C, here
             raise job.error
     except BaseException:
@@ -379,9 +389,12 @@ def crew_for(array: Array) -> Crew | None:
 
 
 def _from_memory(
-    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int
+    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int, here_bytes: int
 ) -> tuple[int, Callable[[int], None], bool]:
-    """Return the number of pieces of a gather from memory, the function that does one, and whether to do it here."""
+    """Return the number of pieces of a gather from memory, the function that does one, and whether to do it here.
+
+    It is done here if it has at most `here_bytes`, all in memory.
+    """
     array, part = future._array, future._array._part
     mapping = part.mapping
     copier = RowCopy(
@@ -389,11 +402,15 @@ def _from_memory(
         out=address, mapped=mapping,
     )  # fmt: skip
     future._stop, future.asked = copier.stop, lambda: copier.fetched[1]
-    threads = min(len(os.sched_getaffinity(0)), max(rows.size * nbytes // PIECE_BYTES, rows.size // PIECE_ROWS))
+    at_once = rows.size * nbytes <= here_bytes and rows.size <= HERE_ROWS
+    at_once = at_once and not (nbytes and copier.absent(0, rows.size))
+    if at_once:
+        shares = max(rows.size * nbytes // SHARE_BYTES, rows.size // SHARE_ROWS)
+    else:
+        shares = max(rows.size * nbytes // PIECE_BYTES, rows.size // PIECE_ROWS)
+        shares = min(len(os.sched_getaffinity(0)), shares)
     most = max(1, MOST_BYTES // max(nbytes, 1))
-    each = max(1, min(most, -(-rows.size // max(1, threads))))
-    # another thread takes longer to begin than so few rows to copy
-    at_once = rows.size * nbytes <= PIECE_BYTES and not (nbytes and copier.absent(0, rows.size))
+    each = max(1, min(most, -(-rows.size // max(1, shares))))
 
     def run(piece: int) -> None:
         first, end = piece * each, min((piece + 1) * each, rows.size)
@@ -410,9 +427,10 @@ def _from_memory(
 
 
 def _through_cache(
-    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int
+    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int, here_bytes: int
 ) -> tuple[int, Callable[[int], None], bool]:
-    """Return the same of a gather through a cache, which shares the cache's own threads: one piece."""
+    """Return the same of a gather through a cache, which shares the cache's own threads: one piece, never here."""
+    del here_bytes
     array = future._array
     copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
     future._stop, future.asked = copier.stop, lambda: copier.asked * array.cache.page_size

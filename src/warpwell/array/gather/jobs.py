@@ -98,6 +98,8 @@ class Job:
         Is called once, by whoever ends the last piece, before `wait` returns; it raises nothing.
     crew : Crew or None
         Who does it; None: all of it is done here, before this returns.
+    here : bool
+        The caller does pieces too, and this returns when all are done; the crew helps as soon as a thread of it runs.
 
     Attributes
     ----------
@@ -108,8 +110,9 @@ class Job:
     """
 
     def __init__(
-        self, pieces: int, run: Callable[[int], None], over: Callable[[], None], crew: Crew | None
-    ) -> None:
+        self, pieces: int, run: Callable[[int], None], over: Callable[[], None], crew: Crew | None, *,
+        here: bool = False,
+    ) -> None:  # fmt: skip
         self.error: BaseException | None = None
         self.cancelled = False
         self._pieces = self._left = pieces
@@ -121,9 +124,23 @@ class Job:
         _live.add(self)
         if crew is not None:
             crew.take_on(self)
-            return
-        while self.waiting:
-            self.carry_out(self.take())
+        if crew is None or here:
+            self._carry_out_here()
+
+    def _carry_out_here(self) -> None:
+        """Carry out pieces beside the crew until all are done; after Ctrl-C no further one begins."""
+        try:
+            while True:
+                with self._lock:
+                    if not self.waiting:
+                        break
+                    piece = self.take()
+                self.carry_out(piece)
+            self._done.wait()  # for what the crew has begun
+        except BaseException:
+            self.cancel()
+            self._done.wait(1.0)  # what it copies to should not be freed meanwhile
+            raise
 
     def __hash__(self) -> int:
         return id(self)
