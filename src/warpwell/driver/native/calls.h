@@ -14,7 +14,7 @@
 #define WW_SMALL (16u << 10) /* bytes of a copy that travel in the entry itself */
 
 enum ww_hand_op {
-    WW_OP_PAD,           /* up to the end of the ring; an entry of 16 bytes has only `size` and `op` to read */
+    WW_OP_PAD,           /* up to the end of the ring; only `size` and `op` are read */
     WW_OP_IMAGE,         /* sent   ww_args_image; payload in a place: the worker keeps a copy under `image` */
     WW_OP_LOAD,          /* asked  ww_args_load, options -> ww_loaded ..; the image is dropped; logs come with errors, too */
     WW_OP_UNLOAD,        /* asked  ww_args_id (module) */
@@ -46,6 +46,7 @@ enum ww_hand_op {
     WW_OP_PIN,           /* asked  ww_args_pin -> nothing. First WW_PINNED with the memfd goes over the socket, then the answer.
                                    ALREADY_MAPPED: the address is taken in the worker, the client tries another */
     WW_OP_UNPIN,         /* asked  ww_args_free; answer when all that was posted before is done and the memory is let go */
+    WW_OP_MEMSET,        /* sent, or asked with WW_DONE: stream, ww_args_memset */
     WW_OP_MORE,          /* asked  on the slot of the answer that had `more`: its next bytes. Any other call on the slot drops
                                    them */
     WW_HAND_OPS = 64     /* generated numbers start here */
@@ -135,6 +136,11 @@ struct ww_args_copy {
     uint64_t to, from, nbytes;
 };
 
+struct ww_args_memset {
+    uint64_t address, count; /* address a multiple of width, count of elements */
+    uint32_t value, width;   /* width 1, 2, 4 */
+};
+
 struct ww_args_move { /* nbytes = the entry's nbytes where the bytes are in a place */
     uint64_t address, nbytes;
 };
@@ -179,7 +185,7 @@ struct ww_args_pin {
 
 /* -- packets of the socket (said: enum ww_said) ------------------------------------------------------------------------- */
 
-/* WW_OPEN is a ww_hello with the client's stdout; WW_OPENED is a ww_facts with ring, status and staging, in this order. */
+/* WW_OPEN is a ww_hello with the client's stdout and stderr (or /dev/null for a closed one); WW_OPENED is a ww_facts with ring, status and staging, in this order. */
 
 struct ww_pinned { /* with one descriptor: the memfd */
     uint32_t said, unused;

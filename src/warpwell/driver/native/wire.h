@@ -33,7 +33,8 @@
 #define WW_LEGACY 1u                 /* stream ids: CU_STREAM_LEGACY and NULL */
 #define WW_FIRST_ID 16u              /* of streams that the client made */
 
-/* -- ring: entries follow one another, each 16-byte aligned and in one piece (WW_OP_PAD fills the end of the ring) --- */
+/* -- ring: entries follow one another, each in one piece, aligned to 32 bytes so that a header always fits
+ * (WW_OP_PAD fills the end of the ring) ------------------------------------------------------------------------------ */
 
 struct ww_ring {
     _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
@@ -43,7 +44,7 @@ struct ww_ring {
 };
 
 struct ww_entry {
-    uint32_t size;    /* bytes with this header, a multiple of 16, at most WW_ENTRY_MOST */
+    uint32_t size;    /* bytes with this header, a multiple of 32, at most WW_ENTRY_MOST */
     uint16_t op;      /* generated: WW_OP_... */
     uint16_t flags;   /* WW_WAITS ... */
     uint32_t slot;    /* answer slot, or WW_NO_SLOT: no answer, errors are deferred */
@@ -86,9 +87,9 @@ struct ww_status {
 enum ww_said {
     WW_HELLO = 1,  /* client: magic, protocol hash. Server: WW_FACTS, or WW_REFUSED with a line of text */
     WW_FACTS,
-    WW_OPEN,       /* client, with descriptor of its stdout: give me a worker. WW_OPENED with ring, status, staging; the
-                      socket belongs to the worker from then on */
-    WW_OPENED,
+    WW_OPEN,       /* client, a ww_hello with descriptors of its stdout and stderr: give me a worker. The socket belongs to
+                      the worker from then on */
+    WW_OPENED,     /* worker, a ww_facts (its arena holds) with descriptors of ring, status, staging */
     WW_REFUSED,
     WW_PINNED,     /* worker to client, with a descriptor: memory that WW_OP_PIN made */
 };
