@@ -15,6 +15,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     registry     names of what upper folders add to lower ones: services, policies
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
     nvme/        commands and completions as the NVMe specification lays them out
+    driver/      CUDA programs, unmodified: a layer under the driver's name, and workers that replay its calls
     queues/      rings on which threads submit commands and find completions
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
     storage/     media, and the controller that carries out commands

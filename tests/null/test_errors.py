@@ -21,6 +21,7 @@ BUILTIN = {
     "ClosedError": ValueError,
     "SharingError": ValueError,
     "DeviceNotFoundError": RuntimeError,
+    "DriverBuildError": RuntimeError,
     "StorageFullError": OSError,
     "KernelError": RuntimeError,
     "IndexRangeError": IndexError,

@@ -22,6 +22,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── KeyMissingError (KeyError)              a key that a store does not have
     ├── StoreFailedError (OSError)              a store that is read-only since a write failed
     ├── DeviceNotFoundError (RuntimeError)      a device that this machine does not have
+    ├── DriverBuildError (RuntimeError)         no C compiler for the layer below CUDA programs
     ├── StorageFullError (OSError)              no space left on the medium
     ├── DriveError (OSError)                    a drive that refused a command, or cannot be used
     │   ├── DriveLostError (ConnectionError)    a drive that stopped answering, or broke the protocol
@@ -69,6 +70,7 @@ from .general import (
     CompileError,
     CorruptionError,
     DeviceNotFoundError,
+    DriverBuildError,
     DTypeError,
     EdgeListError,
     ForkError,
@@ -121,6 +123,7 @@ __all__ = [
     "DTypeError",
     "DeviceLostError",
     "DeviceNotFoundError",
+    "DriverBuildError",
     "DriveError",
     "DriveInUseError",
     "DriveLostError",

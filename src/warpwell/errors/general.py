@@ -254,6 +254,10 @@ class DeviceNotFoundError(WarpwellError, RuntimeError):
         self.device = device
 
 
+class DriverBuildError(WarpwellError, RuntimeError):
+    """The layer for unmodified CUDA programs cannot be built: there is no C compiler, or it failed."""
+
+
 class StorageFullError(WarpwellError, OSError):
     """The medium has no space left. ``errno`` is ENOSPC.
 

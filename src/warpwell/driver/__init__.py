@@ -1,0 +1,9 @@
+"""CUDA programs, unmodified, on the pool's GPUs: a layer under the driver's name, and workers that replay its calls.
+
+- table: names, versions and roles of the driver's interface, and what becomes of each call
+- generate: the C sources that follow from the table
+- build: the native parts, built once into the cache folder
+
+The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` what layer and worker share, ``fake.c`` a
+driver without a GPU for tests.
+"""

@@ -1,0 +1,256 @@
+"""Write the C sources that follow from the table: codes, prototypes, operations, calls without own code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import table
+
+NATIVE = Path(__file__).parent / "native"
+_ON_RING = {"size": "uint64_t", "func": "uint32_t"}
+"""C types of roles that travel as another type: functions as the worker's ids."""
+
+
+def sources() -> dict[str, str]:
+    """Return the text of each generated file, by name."""
+    return {
+        "gen_calls.h": _calls_h(),
+        "gen_ops.h": _ops_h(),
+        "gen_layer.c": _library("layer.h", "return ww_refused({0});") + _layer_calls(),
+        "gen_fake.c": _library("fake.h", "return fake_absent({0});"),
+        "gen_worker.h": _worker_h(),
+        "gen_worker.c": _worker_c(),
+    }
+
+
+def protocol_hash() -> int:
+    """Return what layer and worker must have in common: a hash of the table and of wire.h."""
+    text = [Path(table.__file__), NATIVE / "wire.h", NATIVE / "calls.h"]
+    return int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in text)).digest()[:8], "little")
+
+
+def replayed() -> list[table.Call]:
+    """Calls that generated code sends and replays."""
+    return [call for call in table.calls().values() if call.kind in ("call", "send")]
+
+
+def flagged(call: table.Call) -> bool:
+    """Say whether a call has a variant for per-thread streams that no argument can tell: its body takes a flag."""
+    variants = {table.plain_symbol(entry.symbol) for entry in table.entries() if entry.per_thread}
+    return call.symbol in variants and "stream" not in call.roles
+
+
+def _parameters(call: table.Call, first: str = "") -> str:
+    named = [f"{c}a{i}" if c.endswith("*") else f"{c} a{i}" for i, c in enumerate(call.c_types)]
+    return ", ".join([first, *named] if first else named) or "void"
+
+
+def _prototype(call: table.Call, symbol: str = "") -> str:
+    return f"CUresult {symbol or call.symbol}({_parameters(call)})"
+
+
+def _body(call: table.Call) -> str:
+    return f"CUresult ww_{call.symbol}({_parameters(call, 'int per_thread')})"
+
+
+# -- codes, prototypes, operations -------------------------------------------------------------------------------------
+
+
+def _calls_h() -> str:
+    lines = ["/* Generated: codes, and prototypes of the served symbols. */", "#ifndef WW_GEN_CALLS_H"]
+    lines += ["#define WW_GEN_CALLS_H", '#include "cu.h"', '#define WW_API __attribute__((visibility("default")))']
+    lines += ["enum ww_code {"] + [f"    {name} = {code}," for code, name in table.errors().items()] + ["};"]
+    lines += ["struct ww_error { int code; const char *name, *text; };", "static const struct ww_error ww_errors[]"]
+    lines += ["    __attribute__((unused)) = {"]
+    for code, name in table.errors().items():
+        words = name.removeprefix("CUDA_").removeprefix("ERROR_").replace("_", " ").lower()
+        lines.append(f'    {{{code}, "{name}", "{words if code else "no error"}"}},')
+    lines += ["};", "struct ww_variant { const char *name; int version; void *symbol; int per_thread; };"]
+    lines += ["extern const struct ww_variant ww_variants[]; /* ends with a null name */"]
+    for call in table.calls().values():
+        lines.append(f"WW_API {_prototype(call)};")
+        if flagged(call):
+            lines.append(f"{_body(call)};")
+    return "\n".join([*lines, "#endif", ""])
+
+
+def _struct(name: str, fields: list[tuple[str, str]]) -> str:
+    inside = " ".join(f"{c} {field};" for c, field in fields)
+    return f"struct __attribute__((packed)) {name} {{ {inside} }};"
+
+
+def arguments(call: table.Call) -> list[tuple[str, str]]:
+    """Return (C type, field) of what travels to the worker."""
+    kept = [(i, role) for i, role in enumerate(call.roles) if not role.startswith("out_")]
+    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in kept]
+
+
+def results(call: table.Call) -> list[tuple[str, str]]:
+    """Return (C type, field) of what comes back."""
+    kept = [(i, role[4:]) for i, role in enumerate(call.roles) if role.startswith("out_")]
+    return [(_ON_RING.get(role, table.ROLES[role]), f"a{i}") for i, role in kept]
+
+
+def _ops_h() -> str:
+    lines = ["/* Generated: calls that are replayed as they are. */", "#ifndef WW_GEN_OPS_H", "#define WW_GEN_OPS_H"]
+    lines += ['#include "calls.h"', f"#define WW_HASH {protocol_hash():#x}ull", "enum ww_op {"]
+    lines += ["    WW_OP_BEFORE = WW_HAND_OPS - 1,"]
+    lines += [f"    WW_OP_{call.symbol}," for call in replayed()] + ["    WW_OPS", "};"]
+    for call in replayed():
+        lines += [_struct(f"ww_args_{call.symbol}", arguments(call)), _struct(f"ww_out_{call.symbol}", results(call))]
+    return "\n".join([*lines, "#endif", ""])
+
+
+# -- what layer and fake driver export ---------------------------------------------------------------------------------
+
+
+def _library(header: str, absent: str) -> str:
+    """All exported symbols. Those with own code elsewhere are weak here; where that is missing, they say so."""
+    lines = [f'/* Generated: every symbol of the driver. */\n#include "{header}"\n#include "gen_calls.h"']
+    served = table.calls()
+    for entry in table.entries():
+        plain = table.plain_symbol(entry.symbol)
+        if plain not in served:
+            lines.append(f"WW_API CUresult {entry.symbol}(void);")
+            lines.append(f"CUresult {entry.symbol}(void)\n{{\n    {absent.format(_quoted(entry.symbol))}\n}}")
+        elif entry.per_thread:
+            lines.append(_per_thread(served[plain], entry.symbol))
+        elif flagged(served[plain]):
+            lines.append(_weak(_body(served[plain]), served[plain], absent))
+            passed = _passed(served[plain], "0")
+            lines.append(f"{_prototype(served[plain])}\n{{\n    return ww_{plain}({passed});\n}}")
+        elif header == "fake.h" or served[plain].kind in ("hand", "inner"):
+            lines.append(_weak(_prototype(served[plain]), served[plain], absent))
+    lines.append("const struct ww_variant ww_variants[] = {")
+    lines += [f'    {{"{e.name}", {e.version}, (void *){e.symbol}, {int(e.per_thread)}}},' for e in table.entries()]
+    return "\n".join([*lines, "    {0, 0, 0, 0}", "};", ""])
+
+
+def _quoted(symbol: str) -> str:
+    return f'"{symbol}"'
+
+
+def _weak(head: str, call: table.Call, absent: str) -> str:
+    unused = [f"(void)a{i};" for i in range(len(call.roles))] + ["(void)per_thread;"] * ("per_thread" in head)
+    inside = "".join(f"    {one}\n" for one in [*unused, absent.format(_quoted(call.symbol))])
+    return f"__attribute__((weak)) {head}\n{{\n{inside}}}"
+
+
+def _passed(call: table.Call, first: str = "", own: str = "") -> str:
+    """Names of a call's parameters, to pass on; `own`: what a null stream becomes."""
+    names = [f"a{i} ? a{i} : {own}" if own and r == "stream" else f"a{i}" for i, r in enumerate(call.roles)]
+    return ", ".join([first, *names] if first else names)
+
+
+def _per_thread(call: table.Call, symbol: str) -> str:
+    target = f"ww_{call.symbol}({_passed(call, '1')})" if flagged(call) else ""
+    target = target or f"{call.symbol}({_passed(call, own='CU_STREAM_PER_THREAD')})"
+    return f"WW_API {_prototype(call, symbol)};\n{_prototype(call, symbol)}\n{{\n    return {target};\n}}"
+
+
+# -- the layer's calls and the worker's replay -------------------------------------------------------------------------
+
+
+def _layer_calls() -> str:
+    return '#include "gen_ops.h"\n' + "\n".join(_layer_call(call) for call in replayed()) + "\n"
+
+
+def _layer_call(call: table.Call) -> str:
+    name = call.symbol
+    lines = [_prototype(call), "{", "    struct ww_device *device;", f"    struct ww_args_{name} args;"]
+    lines += ["    int error = ww_need(&device);", "    if (error)", "        return error;"]
+    outs = [field for _, field in results(call)]
+    if outs:
+        lines += [f"    if ({' || '.join('!' + field for field in outs)})", "        return CUDA_ERROR_INVALID_VALUE;"]
+    for i, role in enumerate(call.roles):
+        if role == "func":
+            lines += [f"    uint32_t id{i};", f"    if ((error = ww_function(a{i}, device, &id{i})))"]
+            lines += ["        return error;", f"    args.a{i} = id{i};"]
+        elif not role.startswith("out_"):
+            lines += [f"    args.a{i} = a{i};"]
+    lines += [] if arguments(call) else ["    (void)args;"]
+    given = f"device, WW_OP_{name}, 0, &args, sizeof args"
+    if call.kind == "send":
+        return "\n".join([*lines, f"    return ww_send({given});", "}"])
+    lines += [f"    struct ww_out_{name} out;", "    uint32_t got = 0;"]
+    lines += [f"    if ((error = ww_call({given}, &out, sizeof out, &got)))", "        return error;"]
+    lines += ["    if (got != sizeof out)", "        return CUDA_ERROR_UNKNOWN;"]
+    return "\n".join([*lines, *(f"    *{field} = out.{field};" for field in outs), "    return 0;", "}"])
+
+
+def _worker_h() -> str:
+    lines = ["/* Generated: the real driver's functions, and the replay of simple calls. */", "#ifndef WW_GEN_WORKER_H"]
+    lines += ["#define WW_GEN_WORKER_H", '#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
+    for call in table.calls().values():
+        lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
+    return "\n".join([*lines, "};", _WORKER, "#endif", ""])
+
+
+_WORKER = """\
+extern struct ww_native native;
+/* Open the driver and fill `native`; what an older driver lacks stays NULL. 0, or -1 and `why` has a line. */
+int ww_load_native(const char *path, char *why, size_t room);
+/* Replay a generated call: CUresult. NOT_FOUND: no such call. INVALID_VALUE: `nargs` is not its arguments' size. */
+int ww_run(uint16_t op, const void *args, uint32_t nargs, void *out, uint32_t room, uint32_t *nout);
+/* The worker's own: a function by its id; CUresult. */
+int ww_find_function(uint32_t id, CUfunction *out);"""
+
+
+def _worker_c() -> str:
+    lines = [
+        '/* Generated. */\n#include "gen_worker.h"',
+        "#include <dlfcn.h>",
+        "#include <stdio.h>",
+        "#include <string.h>",
+    ]
+    lines += ["struct ww_native native;", "int ww_load_native(const char *path, char *why, size_t room)", "{"]
+    lines += ["    void *driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);", "    if (!driver) {"]
+    lines += ['        snprintf(why, room, "%s", dlerror());', "        return -1;", "    }"]
+    for symbol in table.calls():
+        lines.append(f'    *(void **)&native.{symbol} = dlsym(driver, "{symbol}");')
+    lines += ["    if (!native.cuInit) {", '        snprintf(why, room, "%s is not a CUDA driver", path);']
+    lines += ["        dlclose(driver);", "        return -1;", "    }", "    return 0;", "}"]
+    lines += [
+        "int ww_run(uint16_t op, const void *args, uint32_t nargs, void *out, uint32_t room, uint32_t *nout)",
+        "{",
+    ]
+    lines += ["    *nout = 0;", "    switch (op) {"]
+    for call in replayed():
+        lines += _replay(call)
+    return "\n".join([*lines, "    default:", "        return CUDA_ERROR_NOT_FOUND;", "    }", "}", ""])
+
+
+def _replay(call: table.Call) -> Iterator[str]:
+    name = call.symbol
+    outs = [(i, role[4:]) for i, role in enumerate(call.roles) if role.startswith("out_")]
+    yield f"    case WW_OP_{name}: {{"
+    yield f"        if (nargs != sizeof(struct ww_args_{name}))"
+    yield "            return CUDA_ERROR_INVALID_VALUE;"
+    yield f"        if (!native.{name})"
+    yield "            return CUDA_ERROR_NOT_SUPPORTED;"
+    if arguments(call):
+        yield f"        struct ww_args_{name} a;"
+        yield "        memcpy(&a, args, sizeof a);"
+    passed = []
+    for i, role in enumerate(call.roles):
+        passed.append(f"&o{i}" if role.startswith("out_") else f"f{i}" if role == "func" else f"a.a{i}")
+        if role == "func":
+            yield f"        CUfunction f{i};"
+            yield f"        int missing = ww_find_function(a.a{i}, &f{i});"
+            yield "        if (missing)"
+            yield "            return missing;"
+    if not outs:
+        yield f"        return native.{name}({', '.join(passed)});"
+    else:
+        yield f"        struct ww_out_{name} sent;"
+        yield "        if (room < sizeof sent)"
+        yield "            return CUDA_ERROR_INVALID_VALUE;"
+        yield from (f"        {table.ROLES[role]} o{i} = 0;" for i, role in outs)
+        yield f"        CUresult error = native.{name}({', '.join(passed)});"
+        yield from (f"        sent.a{i} = o{i};" for i, _ in outs)
+        yield "        memcpy(out, &sent, sizeof sent);"
+        yield "        *nout = sizeof sent;"
+        yield "        return error;"
+    yield "    }"

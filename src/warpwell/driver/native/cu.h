@@ -1,0 +1,216 @@
+/* The driver's interface as layer, worker and fake driver see it: types, numbers and layouts, in our own words.
+ *
+ * Handles are pointers that only their maker follows. Addresses on a device are 64-bit numbers. Enumerations are ints.
+ * Codes (CUDA_ERROR_...) and prototypes are generated from table.py: gen_calls.h includes this file.
+ */
+#ifndef WW_CU_H
+#define WW_CU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef uint64_t CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUlib_st *CUlibrary;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+
+/* Stream handles that name no object: the one that orders all blocking streams, and the calling thread's own. */
+#define CU_STREAM_LEGACY ((CUstream)1)
+#define CU_STREAM_PER_THREAD ((CUstream)2)
+
+#define CU_STREAM_NON_BLOCKING 1u
+#define CU_EVENT_BLOCKING_SYNC 1u
+#define CU_EVENT_DISABLE_TIMING 2u
+#define CU_EVENT_INTERPROCESS 4u
+#define CU_GET_PROC_ADDRESS_PER_THREAD 2u /* flag: NULL streams of what is found are the thread's own */
+
+/* Flags of pinned memory. */
+#define CU_MEMHOST_PORTABLE 1u
+#define CU_MEMHOST_DEVICEMAP 2u
+#define CU_MEMHOST_WRITECOMBINED 4u
+
+/* Kinds of `extra` of a launch: one buffer of packed parameters and its size instead of kernelParams. */
+#define CU_LAUNCH_END ((void *)0)
+#define CU_LAUNCH_BUFFER ((void *)1)
+#define CU_LAUNCH_BUFFER_SIZE ((void *)2)
+
+struct cu_uuid {
+    unsigned char bytes[16];
+};
+
+enum cu_launch_attribute_id {
+    CU_LAUNCH_IGNORE = 0,
+    CU_LAUNCH_COOPERATIVE = 2,
+    CU_LAUNCH_CLUSTER_DIMENSION = 4,
+    CU_LAUNCH_CLUSTER_POLICY = 5,
+    CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
+    CU_LAUNCH_PROGRAMMATIC_EVENT = 7,
+    CU_LAUNCH_PRIORITY = 8,
+    CU_LAUNCH_COMPLETION_EVENT = 12,
+    CU_LAUNCH_SHARED_CARVEOUT = 14,
+};
+
+struct cu_launch_attribute {
+    uint32_t id, pad;
+    union {
+        unsigned char bytes[64];
+        uint64_t align;
+        int32_t number; /* cooperative, priority, serialization, policy */
+        uint32_t cluster[3];
+    } value;
+};
+
+struct cu_launch_config {
+    uint32_t grid[3], block[3], shared;
+    CUstream stream;
+    struct cu_launch_attribute *attributes;
+    uint32_t nattributes;
+};
+
+_Static_assert(sizeof(struct cu_launch_attribute) == 72, "layout");
+_Static_assert(sizeof(struct cu_launch_config) == 56 && offsetof(struct cu_launch_config, stream) == 32, "layout");
+
+/* -- memory made by parts ------------------------------------------------------------------------------------------- */
+
+#define CU_MEM_PINNED 1            /* type of an allocation */
+#define CU_MEM_ON_DEVICE 1         /* kind of a location */
+#define CU_MEM_READ_WRITE 3        /* access */
+#define CU_MEM_GRANULARITY_MINIMUM 0
+
+struct cu_mem_location {
+    int32_t kind, id;
+};
+
+struct cu_mem_prop {
+    int32_t type, handle_types;
+    struct cu_mem_location location;
+    void *unused;
+    struct {
+        uint8_t compression, rdma;
+        uint16_t usage;
+        uint8_t reserved[4];
+    } flags;
+};
+
+struct cu_mem_access {
+    struct cu_mem_location location;
+    int32_t access;
+};
+
+_Static_assert(sizeof(struct cu_mem_prop) == 32 && sizeof(struct cu_mem_access) == 12, "layout");
+
+/* -- numbers of attributes ------------------------------------------------------------------------------------------ */
+
+enum cu_pointer_attribute {
+    CU_POINTER_CONTEXT = 1,
+    CU_POINTER_MEMORY_TYPE = 2, /* 1 host, 2 device, 4 unified */
+    CU_POINTER_DEVICE_POINTER = 3,
+    CU_POINTER_HOST_POINTER = 4,
+    CU_POINTER_SYNC_MEMOPS = 6,
+    CU_POINTER_BUFFER_ID = 7,
+    CU_POINTER_IS_MANAGED = 8,
+    CU_POINTER_DEVICE_ORDINAL = 9,
+    CU_POINTER_IS_IPC_CAPABLE = 10,
+    CU_POINTER_RANGE_START = 11,
+    CU_POINTER_RANGE_SIZE = 12,
+    CU_POINTER_MAPPED = 13,
+    CU_POINTER_HANDLE_TYPES = 14,
+};
+
+enum cu_func_attribute {
+    CU_FUNC_MAX_THREADS = 0,
+    CU_FUNC_SHARED_BYTES = 1,
+    CU_FUNC_CONST_BYTES = 2,
+    CU_FUNC_LOCAL_BYTES = 3,
+    CU_FUNC_REGISTERS = 4,
+    CU_FUNC_PTX_VERSION = 5,
+    CU_FUNC_BINARY_VERSION = 6,
+    CU_FUNC_CACHE_CA = 7,
+    CU_FUNC_MAX_DYNAMIC_SHARED = 8,
+    CU_FUNC_SHARED_CARVEOUT = 9,
+    CU_FUNC_CLUSTER_SIZE_MUST_BE_SET = 10,
+    CU_FUNC_ATTRIBUTES = 16, /* one more than the last */
+};
+
+enum cu_device_attribute {
+    CU_DEVICE_MAX_THREADS_PER_BLOCK = 1,
+    CU_DEVICE_MAX_BLOCK_X = 2,
+    CU_DEVICE_MAX_BLOCK_Y = 3,
+    CU_DEVICE_MAX_BLOCK_Z = 4,
+    CU_DEVICE_MAX_GRID_X = 5,
+    CU_DEVICE_MAX_GRID_Y = 6,
+    CU_DEVICE_MAX_GRID_Z = 7,
+    CU_DEVICE_SHARED_PER_BLOCK = 8,
+    CU_DEVICE_CONSTANT_MEMORY = 9,
+    CU_DEVICE_WARP_SIZE = 10,
+    CU_DEVICE_MAX_PITCH = 11,
+    CU_DEVICE_REGISTERS_PER_BLOCK = 12,
+    CU_DEVICE_CLOCK_RATE = 13,
+    CU_DEVICE_TEXTURE_ALIGNMENT = 14,
+    CU_DEVICE_MULTIPROCESSORS = 16,
+    CU_DEVICE_KERNEL_TIMEOUT = 17,
+    CU_DEVICE_INTEGRATED = 18,
+    CU_DEVICE_CAN_MAP_HOST = 19,
+    CU_DEVICE_CONCURRENT_KERNELS = 31,
+    CU_DEVICE_PCI_BUS = 33,
+    CU_DEVICE_PCI_DEVICE = 34,
+    CU_DEVICE_L2_BYTES = 38,
+    CU_DEVICE_THREADS_PER_MULTIPROCESSOR = 39,
+    CU_DEVICE_ASYNC_ENGINES = 40,
+    CU_DEVICE_UNIFIED_ADDRESSING = 41,
+    CU_DEVICE_PCI_DOMAIN = 50,
+    CU_DEVICE_MAJOR = 75,
+    CU_DEVICE_MINOR = 76,
+    CU_DEVICE_STREAM_PRIORITIES = 78,
+    CU_DEVICE_SHARED_PER_MULTIPROCESSOR = 81,
+    CU_DEVICE_REGISTERS_PER_MULTIPROCESSOR = 82,
+    CU_DEVICE_MANAGED_MEMORY = 83,
+    CU_DEVICE_PAGEABLE_ACCESS = 88,
+    CU_DEVICE_CONCURRENT_MANAGED = 89,
+    CU_DEVICE_HOST_POINTER_FOR_REGISTERED = 91,
+    CU_DEVICE_COOPERATIVE_LAUNCH = 95,
+    CU_DEVICE_SHARED_PER_BLOCK_OPTIN = 97,
+    CU_DEVICE_HOST_REGISTER = 99,
+    CU_DEVICE_PAGEABLE_BY_HOST_TABLES = 100,
+    CU_DEVICE_DIRECT_MANAGED = 101,
+    CU_DEVICE_VMM = 102,
+    CU_DEVICE_HANDLE_POSIX_FD = 103,
+    CU_DEVICE_BLOCKS_PER_MULTIPROCESSOR = 106,
+    CU_DEVICE_RESERVED_SHARED_PER_BLOCK = 111,
+    CU_DEVICE_MEMORY_POOLS = 115,
+    CU_DEVICE_RDMA = 116,
+    CU_DEVICE_POOL_HANDLE_TYPES = 119,
+    CU_DEVICE_CLUSTER_LAUNCH = 120,
+    CU_DEVICE_DMA_BUF = 124,
+    CU_DEVICE_IPC_EVENT = 125,
+    CU_DEVICE_TENSOR_MAP = 127,
+    CU_DEVICE_HANDLE_FABRIC = 128,
+    CU_DEVICE_UNIFIED_FUNCTION_POINTERS = 129,
+    CU_DEVICE_MULTICAST = 132,
+};
+
+enum cu_jit_option {
+    CU_JIT_MAX_REGISTERS = 0,
+    CU_JIT_THREADS_PER_BLOCK = 1,
+    CU_JIT_WALL_TIME = 2,
+    CU_JIT_INFO_LOG = 3,
+    CU_JIT_INFO_LOG_BYTES = 4,
+    CU_JIT_ERROR_LOG = 5,
+    CU_JIT_ERROR_LOG_BYTES = 6,
+    CU_JIT_OPTIMIZATION_LEVEL = 7,
+};
+
+enum cu_limit {
+    CU_LIMIT_STACK_SIZE = 0,
+    CU_LIMIT_PRINTF_FIFO_SIZE = 1,
+    CU_LIMIT_MALLOC_HEAP_SIZE = 2,
+    CU_LIMITS = 16,
+};
+
+#endif
