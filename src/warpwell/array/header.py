@@ -115,20 +115,37 @@ def _as_bfloat16(header: Header, path: object) -> Header:
     return Header(bfloat16_dtype(), header.shape, header.origin)
 
 
+_MOST_PARSED = 256
+_parsed: dict[bytes, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
+"""Headers, byte by byte, and what they say: NumPy has Python's compiler parse them, and those of a table are alike."""
+
+
+def _length(raw: bytes) -> int:
+    """Return the bytes of a header with what comes before it, if it is one of a ``.npy`` file."""
+    width = 2 if raw[6:7] == b"\x01" else 4
+    return 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
+
+
 def _head(fd: int) -> bytes:
     """Return the first bytes of a file, with all of its header if it is a ``.npy`` file."""
     raw = os.pread(fd, 4096, 0)
-    width = 2 if raw[6:7] == b"\x01" else 4
-    wanted = 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
+    wanted = _length(raw)
     if wanted > len(raw) == 4096:  # NumPy parses no header that is longer than 10,000 bytes
         raw = os.pread(fd, min(wanted, 1 << 20), 0)
     return raw
 
 
 def _read_npy(path: pathlib.Path, fd: int) -> Header:
-    file = io.BytesIO(_head(fd))  # the place in the file belongs to all threads that read it
-    shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
-    origin = file.tell()
+    raw = _head(fd)
+    found = _parsed.get(raw[: _length(raw)])
+    if found is None:
+        file = io.BytesIO(raw)  # the place in the file belongs to all threads that read it
+        shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
+        found = shape, dtype, file.tell()
+        if len(_parsed) >= _MOST_PARSED:
+            _parsed.clear()
+        _parsed[raw[: found[2]]] = found
+    shape, dtype, origin = found
     size = os.fstat(fd).st_size
     header = Header(check_dtype(dtype, str(path)), shape, origin)
     try:

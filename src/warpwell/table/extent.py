@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +83,9 @@ class MappedFile:
         finally:
             self._mapping.read_alone(False)
 
-    def pieces(self, starts: NDArray[np.int64], sizes: Any) -> Pieces:
-        """Return bytes of the file, to be fetched (`fetch`)."""
-        return Pieces(self._mapping, self.fileno, self.path, self.nbytes, starts, sizes, self.direct)
+    def pieces(self, starts: NDArray[np.int64], sizes: Any, parts: Sequence[int] = (0,)) -> Pieces:
+        """Return bytes of the file, to be fetched (`fetch`); parts of pieces lie far from one another."""
+        return Pieces(self._mapping, self.fileno, self.path, self.nbytes, starts, sizes, self.direct, parts)
 
     def is_other(self, medium: Any) -> bool:
         """Return whether a `FileMedium` of this path is another file by now."""
@@ -149,10 +149,6 @@ class Extent:
             return np.empty(self.shape, self.dtype)
         flat: NDArray[Any] = np.frombuffer(self.file.buffer, self.dtype, math.prod(self.shape), self.offset)
         return flat.reshape(self.shape)
-
-    def pieces(self, starts: NDArray[np.int64], sizes: Any) -> Pieces:
-        """Return bytes of the extent, to be fetched: ``sizes`` or ``sizes[k]`` of them from ``starts[k]`` on."""
-        return self.file.pieces(self.offset + starts, sizes)
 
     def array(self, **options: Any) -> Array:
         """Open the items as an array for kernels; `options` are those of `warpwell.open`, and it closes as such.

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array.gather.pieces import Pieces
+from ..storage import page_cache
 from .column import ColumnRun
 from .extent import Extent, MappedFile
 
@@ -27,8 +28,6 @@ COMMAND = 1 << 17
 """Longest command, in bytes: the system reads only the beginning of longer ones."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_CACHESTAT = 451
-"""Of Linux 6.5; older ones refuse it."""
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 _Places = NDArray[np.int64]
@@ -161,7 +160,7 @@ def _absent(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]
     if not len(starts):
         return starts, ends
     low, high = int(starts[0]), int(ends[-1])
-    if _whole_is_there(file, low, high):
+    if page_cache.has_all(file.fileno(), low, (high - low) // PAGE):
         return starts[:0], ends[:0]
     there = np.zeros((high - low) // PAGE, np.uint8)
     address = int(file.buffer.address) + low
@@ -174,14 +173,6 @@ def _absent(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]
     missing = (np.cumsum(wanted[:-1]) > 0) & ((there & 1) == 0)
     edges = np.flatnonzero(np.diff(np.concatenate(([0], missing.astype(np.int8), [0]))))
     return low + edges[::2] * PAGE, low + edges[1::2] * PAGE
-
-
-def _whole_is_there(file: MappedFile, low: int, high: int) -> bool:
-    """Return whether the page cache has all pages [low, high), which the system counts faster than it lists them."""
-    counted = (ctypes.c_uint64 * 5)()  # of which the first is the pages that it has
-    span = (ctypes.c_uint64 * 2)(low, high - low)
-    failed = _libc.syscall(_CACHESTAT, file.fileno(), ctypes.byref(span), ctypes.byref(counted), 0)
-    return not failed and counted[0] * PAGE == high - low
 
 
 def _begin(file: MappedFile, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:

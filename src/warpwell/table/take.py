@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from ..array.gather.pieces import Pieces, fetch
 from ..errors import ArgumentError, FormatError
 from .column import Column, ColumnRun, validate
-from .extent import Extent
+from .extent import Extent, MappedFile
 from .layout import storage_of
 from .library import arrow, polars
 from .reading import Reads
@@ -131,7 +132,55 @@ def pieces(
         start = end
 
 
-Taking = dict[tuple[int, str], Pieces]
+class _Together:
+    """Pieces of one size of some runs of a column in one file, which are fetched and copied together."""
+
+    def __init__(self, name: str, file: MappedFile, size: Any) -> None:
+        self.name, self.file, self.size = name, file, size
+        self.starts: list[NDArray[np.int64]] = []
+        self.edges = [0]
+        self._items: NDArray[np.uint8] | None = None
+
+    def follows(self, starts: NDArray[np.int64]) -> bool:
+        """Return whether pieces come after those that are here."""
+        return not (self.starts and len(starts)) or bool(self.starts[-1][-1] <= starts[0])
+
+    def add(self, starts: NDArray[np.int64]) -> _Part:
+        """Add pieces of a run, from these bytes of the file on."""
+        if len(starts):
+            self.starts.append(starts)
+            self.edges.append(self.edges[-1] + len(starts))
+        return _Part(self, self.edges[-1] - len(starts), self.edges[-1])
+
+    def planned(self, direct: bool) -> Pieces:
+        """Return all of them, to be fetched."""
+        starts = self.starts[0] if len(self.starts) == 1 else np.concatenate([np.zeros(0, np.int64), *self.starts])
+        self.pieces = self.file.pieces(starts, self.size, self.edges[:-1])
+        self.pieces.direct &= direct
+        return self.pieces
+
+    def items(self) -> NDArray[np.uint8]:
+        """Return a copy of what was fetched, the same each time."""
+        if self._items is None:
+            self._items = self.pieces.items()
+        return self._items
+
+
+@dataclass
+class _Part:
+    """The pieces [first, end) of some, those of one run."""
+
+    together: _Together
+    first: int
+    end: int
+
+    def items(self) -> NDArray[np.uint8]:
+        """Return a copy of them, one after another; shape (pieces, size) if they have one size."""
+        every = self.together.items()
+        return every[self.first : self.end] if isinstance(self.together.size, int) else every
+
+
+Taking = dict[tuple[int, str], _Part]
 """The pieces of a run, by its id and what they are."""
 
 
@@ -149,13 +198,18 @@ def bring(column: Column, numbers: NDArray[np.int64], reads: Reads) -> None:
 def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: bool = False) -> Taking:
     """Fetch everything that rows need: what they lie in, and then the bytes that offsets lead to."""
     found: Taking = {}
-    names = {}
+    latest: dict[tuple[str, str, int, Any], _Together] = {}
+    asked: list[_Together] = []
 
     def add(name: str, run: ColumnRun, what: str, extent: Extent | None, starts: NDArray[np.int64], sizes: Any) -> None:
         if extent is not None and extent.nbytes:
-            found[id(run), what] = extent.pieces(starts, sizes)
-            found[id(run), what].direct &= not cached
-            names[id(run), what] = name
+            key = name, what, id(extent.file), sizes if isinstance(sizes, int) else id(run)
+            starts = starts + extent.offset
+            some = latest.get(key)
+            if some is None or not some.follows(starts):
+                some = latest[key] = _Together(name, extent.file, sizes)
+                asked.append(some)
+            found[id(run), what] = some.add(starts)
 
     for column, parts in plans:
         for run, rows in parts:
@@ -167,8 +221,8 @@ def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: 
                 if extent is not None and extent.nbytes:
                     width = extent.nbytes // extent.shape[0]
                     add(column.name, run, what, extent, rows * width, width * (2 if what == "offsets" else 1))
-    first = list(found)
-    fetch(list(found.values()), dry=dry)
+    fetch([one.planned(not cached) for one in asked], dry=dry)
+    first = len(asked)
     for column, parts in plans:
         for run, rows in parts:
             if run.offsets is not None and run.bytes is not None:
@@ -176,9 +230,9 @@ def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: 
                 used = np.flatnonzero(ends > starts)
                 used = used[np.argsort(starts[used], kind="stable")]  # as they are, but in a damaged file
                 add(column.name, run, "bytes", run.bytes, starts[used], (ends - starts)[used])
-    fetch([one for key, one in found.items() if key not in first], dry=dry)
-    for key, one in found.items():
-        reads.pieces(names[key], one)
+    fetch([one.planned(not cached) for one in asked[first:]], dry=dry)
+    for one in asked:
+        reads.pieces(one.name, one.pieces)
     return found
 
 

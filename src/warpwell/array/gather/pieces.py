@@ -15,12 +15,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...storage import page_cache
 from ...storage.commands import set_word, word
 from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, pread
 from ..mapping import Mapping
@@ -64,6 +66,8 @@ class Pieces:
     sizes : int or ndarray of int64
     direct : bool
         Whether the file is to be read past the page cache, where that is possible in units of 512 bytes.
+    parts : sequence of int
+        Pieces that begin parts of the file, in between which nobody looks whether pages are in memory.
     addresses : ndarray of int64
         Where the pieces are, after `fetch`, as long as this object lives.
     read, commands : int
@@ -79,6 +83,7 @@ class Pieces:
     starts: NDArray[np.int64]
     sizes: Any
     direct: bool = False
+    parts: Sequence[int] = (0,)
     addresses: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     read: int = 0
     commands: int = 0
@@ -147,9 +152,12 @@ def _planned(one: Pieces, measure: bool) -> tuple[Any, ...]:
     unit = DIRECT if one.direct and _reads_directly(one) else PAGE
     absent = np.flatnonzero(_absent(one, ends))
     hole = _hole(one, unit, measure and len(absent) >= MEASURED)
-    _, begins, lengths = _runs(one.starts, ends, unit, hole)
+    run_of, begins, lengths = _runs(one.starts, ends, unit, hole)
     one.read, one.commands = _bytes_of(one, begins, lengths), int((-(-lengths // COMMAND)).sum())
-    run_of, begins, lengths = _runs(one.starts[absent], ends[absent], unit, hole)
+    if not len(absent):
+        return absent, unit, absent, absent, absent
+    if len(absent) < len(ends):
+        run_of, begins, lengths = _runs(one.starts[absent], ends[absent], unit, hole)
     one.from_storage = _bytes_of(one, begins, lengths)
     return absent, unit, run_of, begins, lengths
 
@@ -192,12 +200,20 @@ def _absent(one: Pieces, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces have a page that is not in the page cache."""
     if not one.mapping.tells:
         return np.ones(len(ends), np.bool_)
-    low = int(one.starts[0]) // PAGE * PAGE
+    edges = [*one.parts, len(ends)]
+    found = [_absent_part(one, one.starts[first:end], ends[first:end]) for first, end in pairwise(edges)]
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _absent_part(one: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    low = int(starts[0]) // PAGE * PAGE
     count = -(-int(ends.max()) // PAGE) - low // PAGE
+    if page_cache.has_all(one.fileno(), low, count):
+        return np.zeros(len(ends), np.bool_)
     there = np.zeros(count, np.uint8)
     if _libc.mincore(one.mapping.address + low, count * PAGE, there.ctypes.data):
         return np.ones(len(ends), np.bool_)
-    first, last = (one.starts - low) // PAGE, np.maximum(ends - 1 - low, 0) // PAGE
+    first, last = (starts - low) // PAGE, np.maximum(ends - 1 - low, 0) // PAGE
     gone = np.concatenate(([0], np.cumsum(there & 1 == 0)))
     return np.asarray(gone[last + 1] > gone[first])
 
