@@ -21,6 +21,7 @@ from warpwell.targets import (
     prefetch,
     store_relaxed,
     store_release,
+    take_seat,
 )
 
 from .serve import (
@@ -66,6 +67,8 @@ T_FIRST = 2
 """1 of the thread that stays, without a launch, while commands are in flight."""
 T_ROUNDS = 3
 """Rounds that it has begun: two more mean that it is out of every function that it was in."""
+T_SEAT = 4
+"""Number of the thread (`targets.seat`)."""
 T_DONE = 16
 """Answers that are not posted yet: pairs of id and status."""
 T_BATCH = T_DONE + 2 * FETCH
@@ -260,6 +263,7 @@ def serve(control, thread, namespaces):
     """Serve the ports of a controller together with other threads, until told to stop, or idle without a launch."""
     idle = 0
     rounds = thread + 8 * T_ROUNDS
+    take_seat(load_relaxed(thread + 8 * T_SEAT, SYSTEM))
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
         store_release(rounds, load_relaxed(rounds, SYSTEM) + 1, SYSTEM)
         work = share(control, thread, namespaces) + serve_media(control, namespaces)

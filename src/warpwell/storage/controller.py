@@ -95,6 +95,7 @@ class Controller:
         self._control = self._control_block.words
         self._records_of_threads = self._control_block.address + 8 * control_words
         self._control[control_words + arbitration.T_FIRST] = 1
+        self._control[control_words + arbitration.T_SEAT :: arbitration.THREAD_WORDS] = np.arange(self._wanted)
         self._control[native.K_SPIN] = spin
         self._control[native.K_WINDOW] = window
         self._clients: list[_Client] = []

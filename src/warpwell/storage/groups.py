@@ -28,6 +28,7 @@ from ..targets import (
     fetch_or,
     native,
     rem,
+    seat,
 )
 from ..targets.memory import private_block
 from .commands import (
@@ -64,7 +65,6 @@ TURN = 6
 """Replica of the next read."""
 STALE = 7
 """Bit of each replica that missed a write."""
-POLL = 8
 MEDIA = 16
 M_START = 0
 M_COMPLETE = 1
@@ -72,6 +72,18 @@ M_STATE = 2
 M_WORDS = 4
 
 MAX_MEDIA = 60
+TURNS = MEDIA + M_WORDS * MAX_MEDIA
+"""Medium that a service thread polls first: a word for each thread, on a line of its own."""
+THREADS = 64
+TURN_WORDS = 16
+STATE_WORDS = TURNS + TURN_WORDS * THREADS
+
+DIRECT = 0
+"""Last bit of the tag of a command that is one part, above it the tag that the group got. It needs no slot."""
+PART = 1
+"""Last bit of the tag of a part, above it slot << 6 | number of the medium."""
+LARGEST_DIRECT = 1 << 39
+"""Tags from here on leave no bit for `DIRECT`."""
 MANY = 1 << 40
 """More than the parts of a command. The starter adds it, so that no completion finishes the command meanwhile."""
 
@@ -101,7 +113,7 @@ class MediumGroup(Medium):
             natives = [m.native() for m in self.media]
             if any(n is None for n in natives):
                 return None
-            block = private_block(8 * (MEDIA + M_WORDS * len(natives)))
+            block = private_block(8 * STATE_WORDS)
             words = block.words
             pending = any(n is not None and n.complete for n in natives)
             table = SlotTable() if pending else None
@@ -283,6 +295,12 @@ def call_start(state: int, k: int, op: int, offset: int, nbytes: int, buffer: in
     return call_native(word(state, at), word(state, at + M_STATE), op, offset, nbytes, buffer, tag)
 
 
+@device
+def part_tag(slot: int, k: int) -> int:
+    """Return the tag of the part of a command on medium `k`."""
+    return (slot << 7) | (k << 1) | PART
+
+
 @native
 def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
     """Start all parts; return PENDING if one is pending."""
@@ -295,6 +313,14 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
     table = word(state, TABLE)
     slot = -1
     record = 0
+    if word(state, KIND) == STRIPED and op != FLUSH and tag < LARGEST_DIRECT and 0 < nbytes:
+        stripe = word(state, STRIPE)
+        index = div(offset, stripe)
+        inside = rem(offset, stripe)
+        if inside + nbytes <= stripe and offset < word(state, NBYTES):
+            count = word(state, COUNT)
+            at = div(index, count) * stripe + inside
+            return call_start(state, rem(index, count), op, at, nbytes, buffer, (tag << 1) | DIRECT)
     if table != 0:
         slot = take_slot(table)
         if slot < 0:
@@ -328,7 +354,7 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
     status = 0
     if op == FLUSH or word(state, KIND) == REPLICATED:
         for k in range(count):
-            got = call_start(state, k, op, offset, nbytes, buffer, (slot << 6) | k)
+            got = call_start(state, k, op, offset, nbytes, buffer, part_tag(slot, k))
             if got == PENDING:
                 pending += 1
             elif got != 0:
@@ -350,7 +376,7 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
         size = min(nbytes - done, stripe - inside)
         k = rem(index, count)
         got = call_start(
-            state, k, op, div(index, count) * stripe + inside, size, buffer + done, (slot << 6) | k
+            state, k, op, div(index, count) * stripe + inside, size, buffer + done, part_tag(slot, k)
         )
         if got == PENDING:
             pending += 1
@@ -384,7 +410,7 @@ def read_replica(
         if record != 0:
             # before the start: once pending, the record is another thread's
             set_word(record, R_EXTRA, (first << 8) | (attempt + 1))
-        status = call_start(state, k, READ, offset, nbytes, buffer, (slot << 6) | k)
+        status = call_start(state, k, READ, offset, nbytes, buffer, part_tag(slot, k))
         if status == PENDING or status == 0:
             return status
     return status
@@ -394,17 +420,23 @@ def read_replica(
 def group_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
     """Take completions of the media until one finishes a command."""
     count = word(state, COUNT)
-    begin = fetch_add(state + 8 * POLL, 1, SYSTEM)
-    for i in range(count):
-        k = rem(begin + i, count)
+    turn = TURNS + TURN_WORDS * (seat() & (THREADS - 1))
+    k = word(state, turn)
+    for _ in range(count):
+        k += 1
+        if k >= count:
+            k = 0
         at = MEDIA + M_WORDS * k
         function = word(state, at + M_COMPLETE)
         while function != 0:
             got = call_native(function, word(state, at + M_STATE), 0, 0, 0, 0, 0)
             if got < 0:
                 break
-            finished = part_done(state, got >> 22, got & 0xFFFF, k)
+            finished = ((got >> 17) << 16) | (got & 0xFFFF)
+            if (got >> 16) & 1 == PART:
+                finished = part_done(state, got >> 23, got & 0xFFFF, k)
             if finished >= 0:
+                set_word(state, turn, k)
                 return finished
     return -1
 

@@ -1,7 +1,7 @@
 """Latency and KeyValueLatency: an emulated drive over a medium, or over native functions for keys and values.
 
 Both are served by the same native functions; `KEYED` tells them apart. A command moves its bytes when it starts, gets a
-deadline from the limits, and waits in its lane, ordered by deadline, until it completes.
+deadline from the limits, and waits in a queue by deadline until it completes.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from ..targets import (
     backoff,
     call_native,
     clock_ns,
+    compare_exchange,
     device,
     div,
+    exchange,
     load_relaxed,
     native,
-    store_relaxed,
+    seat,
 )
 from ..targets.memory import private_block
 from .commands import (
     R_EXTRA,
     R_NBYTES,
     R_OP,
-    R_STATUS,
     R_TAG,
     SlotTable,
     keep_result,
-    lock,
     record_of,
     release_slot,
     results_table,
@@ -47,42 +47,70 @@ from .commands import (
 )
 from .medium import PENDING, Medium, NativeMedium, Wrapper
 
+# -- state: words that are only read, then what commands pass ------------------------------------------------------
 START = 0
 COMPLETE = 1
 INNER = 2
 TABLE = 3
-LOCK = 4
-ORIGIN = 5
-"""Clock of the first command; times count from it, so that they can be in 1024ths of a nanosecond."""
-BYTES_COST = 6
-"""Of 512 bytes, in 1024ths of a nanosecond, as the next ones."""
-BYTES_FREE = 7
-"""When the bytes so far have passed; `L_FREE` says so of the commands of a lane."""
-
-# -- lane: one of reads, one of everything else; each is a queue by deadline --------------------
-READS = 8
-WRITES = 16
-L_HEAD = 0
-L_TAIL = 1
-L_DUE = 2
-"""First deadline (ns), or `NEVER`."""
-L_ENTRIES = 3
-L_COST_512 = 4
-L_COST_4096 = 5
-L_FREE = 6
-L_LATENCY = 7
-
-KEYED = 24
+"""Address of the slot table, or 0 where no inner command is ever pending."""
+KEYED = 4
 """1 where commands are of keys and values."""
-RESULTS = 25
-STATE_WORDS = 26
+RESULTS = 5
+PARTS = 6
+"""Address of the parts."""
+ENTRIES = 7
+"""Address of the entries."""
+BYTES_COST = 8
+"""Of 512 bytes, in 1024ths of a nanosecond, as the next ones."""
+LANES = 9
+"""Of reads, then of everything else: the words `L_COST_512` and so on of each."""
+L_COST_512 = 0
+L_COST_4096 = 1
+L_LATENCY = 2
+LANE_WORDS = 3
+ORIGIN = 32
+"""Clock from which times count, so that they can be in 1024ths of a nanosecond."""
+BYTES_FREE = 33
+"""When the bytes so far have passed; each word from `COMMANDS_FREE` on says so of the commands of a lane."""
+COMMANDS_FREE = 34
+STATE_WORDS = 48
 
-IN_FLIGHT = 4096
+# -- part: commands that wait for their time, a queue by deadline for each lane ------------------------------------
+# A service thread puts commands into its own part, and takes them from there: threads that share a word wait for each
+# other's processor caches, which costs more than the rest of a command. A part that is full or locked is passed over:
+# its neighbour takes the command. So that no command waits for a thread that sleeps, a thread whose own part is empty
+# looks at all parts, and any other thread does so now and then.
+P_LOCK = 0
+P_LOOKS = 1
+"""Calls of `latency_complete` (a hint: not atomic)."""
+P_LANES = 2
+"""The words `Q_HEAD` and so on of each lane."""
+Q_HEAD = 0
+Q_TAIL = 1
+Q_DUE = 2
+"""First deadline (ns), or `NEVER`."""
+QUEUE_WORDS = 3
+PART_WORDS = 16
+"""Two lines, which processors fetch together."""
+
+# -- entry of a queue -----------------------------------------------------------------------------------------------
+E_DEADLINE = 0
+E_ANSWER = 1
+"""Tag << 16 | status."""
+E_RESULT = 2
+ENTRY_WORDS = 4
+
+READS = 0
+WRITES = 1
+N_PARTS = 16
+ROOM = 256
+"""Entries of a queue."""
+IN_FLIGHT = N_PARTS * ROOM
+LOOK_ROUND = 16
+"""One call in so many looks at all parts."""
 NEVER = 1 << 62
 UNIT = 512
 """Bytes of a step in which a retrieve may begin within the value."""
-R_RESULT = R_STATUS
-"""Result of a command that is done and waits for its time."""
 
 
 @dataclass(frozen=True)
@@ -147,19 +175,21 @@ class Limits:
 
     def over(self, inner: NativeMedium, *, keyed: bool) -> NativeMedium:
         """Return native functions that delay those of a medium, or (`keyed`) those for keys and values."""
-        block = private_block(8 * STATE_WORDS)
-        entries = private_block(2 * 16 * IN_FLIGHT)
-        table, results = SlotTable(), results_table()
+        block = private_block(8 * (STATE_WORDS + PART_WORDS * N_PARTS))
+        entries = private_block(8 * ENTRY_WORDS * 2 * IN_FLIGHT)
+        table, results = SlotTable() if inner.complete else None, results_table()
         words = block.words
-        words[:4] = (inner.start, inner.complete, inner.state, table.address)
+        words[:3] = (inner.start, inner.complete, inner.state)
+        words[TABLE] = table.address if table else 0
         words[KEYED], words[RESULTS] = keyed, results.address
+        words[PARTS], words[ENTRIES] = block.address + 8 * STATE_WORDS, entries.address
         words[BYTES_COST] = _cost(self.bandwidth / 512)
+        words[ORIGIN] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         for k, iops in enumerate((self.read_iops, self.write_iops)):
-            lane = words[(READS, WRITES)[k] :]
-            lane[L_DUE] = NEVER
-            lane[L_ENTRIES] = entries.address + 16 * IN_FLIGHT * k
+            lane = words[LANES + LANE_WORDS * k :]
             lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
             lane[L_LATENCY] = int(self.latency_us[k] * 1000)
+            words[STATE_WORDS + P_LANES + QUEUE_WORDS * k + Q_DUE :: PART_WORDS] = NEVER
         kept = (block, entries, table, results, inner)
         return NativeMedium(latency_start.address, latency_complete.address, block.address, kept)
 
@@ -310,85 +340,134 @@ class KeyValueLatency:
 
 
 @device
+def advance(address: int, passed: int, cost: int) -> int:
+    """Pass a gate after what passed before; return when. An idle drive saves nothing up."""
+    free = load_relaxed(address, SYSTEM)
+    while cost > 0 or free > passed:
+        after = max(passed, free) + cost
+        found = compare_exchange(address, free, after, SYSTEM)
+        if found == free:
+            return after
+        free = found
+    return passed
+
+
+@device
 def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
     """Admit a command as soon as the limits permit; return its deadline (ns)."""
-    lock(state + 8 * LOCK)
+    costs = state + 8 * (LANES + LANE_WORDS * lane)
+    free = state + 8 * (COMMANDS_FREE + lane)
     origin = word(state, ORIGIN)
-    if origin == 0 or arrival < origin:  # the interpreter's clock starts anew with each launch
-        origin = arrival
-        set_word(state, ORIGIN, origin)
-        set_word(state, BYTES_FREE, 0)
-        set_word(state + 8 * READS, L_FREE, 0)
-        set_word(state + 8 * WRITES, L_FREE, 0)
+    while arrival < origin:  # the interpreter's clock starts anew with each launch
+        if compare_exchange(state + 8 * ORIGIN, origin, arrival, SYSTEM) == origin:
+            set_word(state, BYTES_FREE, 0)
+            set_word(state, COMMANDS_FREE + READS, 0)
+            set_word(state, COMMANDS_FREE + WRITES, 0)
+        origin = word(state, ORIGIN)
     passed = (arrival - origin) << 10
     if nbytes > 0:
-        cost = word(lane, L_COST_512)
+        cost = word(costs, L_COST_512)
         if nbytes >= 4096:
-            cost = word(lane, L_COST_4096)
-        # an idle drive saves nothing up, neither commands nor bytes
-        commands = max(passed, word(lane, L_FREE)) + cost
-        transferred = max(passed, word(state, BYTES_FREE)) + div(nbytes, 512) * word(state, BYTES_COST)
-        set_word(lane, L_FREE, commands)
-        set_word(state, BYTES_FREE, transferred)
-        passed = max(commands, transferred)
-    unlock(state + 8 * LOCK)
-    return origin + (passed >> 10) + word(lane, L_LATENCY)
+            cost = word(costs, L_COST_4096)
+        bytes_cost = div(nbytes, 512) * word(state, BYTES_COST)
+        passed = max(advance(free, passed, cost), advance(state + 8 * BYTES_FREE, passed, bytes_cost))
+    return origin + (passed >> 10) + word(costs, L_LATENCY)
 
 
 @device
-def later(state: int, lane: int, deadline: int, slot: int, status: int) -> int:
-    """Queue a completion for its deadline and return PENDING; return the status if the deadline has passed.
+def entry_of(state: int, part: int, lane: int, position: int) -> int:
+    """Return the address of an entry."""
+    return word(state, ENTRIES) + 8 * ENTRY_WORDS * (ROOM * (2 * part + lane) + (position & (ROOM - 1)))
 
-    Wait for the deadline if the queue is full.
-    """
-    if deadline <= clock_ns():
-        return status
-    lock(state + 8 * LOCK)
-    tail = word(lane, L_TAIL)
-    head = word(lane, L_HEAD)
-    queued = tail - head < IN_FLIGHT
-    if queued:
-        entry = word(lane, L_ENTRIES) + 16 * (tail & (IN_FLIGHT - 1))
-        store_relaxed(entry, deadline, SYSTEM)
-        store_relaxed(entry + 8, (slot << 16) | status, SYSTEM)
-        set_word(lane, L_TAIL, tail + 1)
+
+@device
+def part_of(state: int, part: int) -> int:
+    """Return the address of a part."""
+    return word(state, PARTS) + 8 * PART_WORDS * part
+
+
+@device
+def put_later(state: int, part: int, lane: int, deadline: int, answer: int, result: int) -> bool:
+    """Queue a completion for its deadline; return False if the part is locked or full."""
+    record = part_of(state, part)
+    if load_relaxed(record + 8 * P_LOCK, SYSTEM) != 0 or exchange(record + 8 * P_LOCK, 1, SYSTEM) != 0:
+        return False
+    queue = record + 8 * (P_LANES + QUEUE_WORDS * lane)
+    head = word(queue, Q_HEAD)
+    tail = word(queue, Q_TAIL)
+    room = tail - head < ROOM
+    if room:
+        entry = entry_of(state, part, lane, tail)
+        set_word(entry, E_DEADLINE, deadline)
+        set_word(entry, E_ANSWER, answer)
+        set_word(entry, E_RESULT, result)
+        set_word(queue, Q_TAIL, tail + 1)
         if tail == head:
-            set_word(lane, L_DUE, deadline)
-    unlock(state + 8 * LOCK)
-    if queued:
-        return PENDING
-    while clock_ns() < deadline:
-        backoff(24)
-    return status
+            set_word(queue, Q_DUE, deadline)
+    unlock(record + 8 * P_LOCK)
+    return room
 
 
 @device
-def pop_due(state: int, lane: int, now: int) -> int:
-    """Remove and return the first entry of a lane if it is due, else -1."""
+def pop_due(state: int, part: int) -> int:
+    """Take the first completion of a part that is due: keep its result, and return tag and status; or return -1."""
+    record = part_of(state, part)
+    lane = READS
+    if word(record, P_LANES + QUEUE_WORDS + Q_DUE) < word(record, P_LANES + Q_DUE):
+        lane = WRITES
+    queue = record + 8 * (P_LANES + QUEUE_WORDS * lane)
+    due = word(queue, Q_DUE)
+    if due == NEVER:
+        return -1
+    now = clock_ns()
+    # one that is locked: what is missed is there at the next look
+    if due > now or load_relaxed(record + 8 * P_LOCK, SYSTEM) != 0 or exchange(record + 8 * P_LOCK, 1, SYSTEM) != 0:
+        return -1
     found = -1
-    lock(state + 8 * LOCK)
-    head = word(lane, L_HEAD)
-    tail = word(lane, L_TAIL)
-    if head != tail and word(lane, L_DUE) <= now:
-        entries = word(lane, L_ENTRIES)
-        found = load_relaxed(entries + 16 * (head & (IN_FLIGHT - 1)) + 8, SYSTEM)
-        head += 1
-        set_word(lane, L_HEAD, head)
-        if head == tail:
-            set_word(lane, L_DUE, NEVER)
-        else:
-            set_word(lane, L_DUE, load_relaxed(entries + 16 * (head & (IN_FLIGHT - 1)), SYSTEM))
-    unlock(state + 8 * LOCK)
+    result = 0
+    if word(queue, Q_DUE) <= now:
+        head = word(queue, Q_HEAD) + 1
+        entry = entry_of(state, part, lane, head - 1)
+        found = word(entry, E_ANSWER)
+        result = word(entry, E_RESULT)
+        set_word(queue, Q_HEAD, head)
+        due = NEVER
+        if head != word(queue, Q_TAIL):
+            due = word(entry_of(state, part, lane, head), E_DEADLINE)
+        set_word(queue, Q_DUE, due)
+    unlock(record + 8 * P_LOCK)
+    if found >= 0:
+        keep_result(word(state, RESULTS), found >> 16, result)
     return found
 
 
 @device
-def lane_of(state: int, op: int) -> int:
+def take_due(state: int) -> int:
+    """Take a completion that is due, of the calling thread's part first; return tag and status, or -1."""
+    mine = seat() & (N_PARTS - 1)
+    record = part_of(state, mine)
+    looks = word(record, P_LOOKS) + 1
+    set_word(record, P_LOOKS, looks)
+    others = looks & (LOOK_ROUND - 1) == 0
+    if word(record, P_LANES + Q_DUE) == NEVER and word(record, P_LANES + QUEUE_WORDS + Q_DUE) == NEVER:
+        others = True
+    found = -1
+    if not others:
+        return pop_due(state, mine)
+    for k in range(N_PARTS):
+        found = pop_due(state, (mine + 1 + k) & (N_PARTS - 1))  # its own last: it comes to the others seldom
+        if found >= 0:
+            break
+    return found
+
+
+@device
+def lane_of(op: int) -> int:
     """Return the lane of a command; a read and a retrieve have one opcode, and so do a write and a store."""
     opcode = op & 0xFF
     if opcode == KV_STORE or opcode == KV_DELETE or opcode == FLUSH:
-        return state + 8 * WRITES
-    return state + 8 * READS
+        return WRITES
+    return READS
 
 
 @device
@@ -406,6 +485,25 @@ def moved_by(state: int, op: int, nbytes: int, result: int) -> int:
     return 1
 
 
+@device
+def hold(state: int, op: int, nbytes: int, tag: int, arrival: int, answer: int) -> int:
+    """Keep a finished command until its deadline; return PENDING, or the answer if the deadline has passed.
+
+    Wait for the deadline if all parts are full.
+    """
+    result = answer >> 16
+    lane = lane_of(op)
+    deadline = admit(state, lane, arrival, moved_by(state, op, nbytes, result & 0xFFFFFFFF))
+    mine = seat()
+    while clock_ns() < deadline:
+        for k in range(N_PARTS):
+            part = (mine + k) & (N_PARTS - 1)
+            if put_later(state, part, lane, deadline, (tag << 16) | (answer & 0xFFFF), result):
+                return PENDING
+        backoff(24)
+    return answer
+
+
 @native
 def latency_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
     """Move the bytes now, complete at the deadline.
@@ -414,62 +512,44 @@ def latency_start(state: int, op: int, first: int, second: int, buffer: int, las
     """
     arrival = clock_ns()
     table = word(state, TABLE)
-    slot = take_slot(table)
-    if slot < 0:
-        return COMMAND_INTERRUPTED
     nbytes = second
     tag = last
-    inner = slot
     if word(state, KEYED) != 0:
         nbytes = last & 0xFFFFFFFF
         tag = last >> 32
-        inner = (slot << 32) | nbytes
-    record = record_of(table, slot)
-    set_word(record, R_TAG, tag)
-    set_word(record, R_OP, op)
-    set_word(record, R_NBYTES, nbytes)
-    set_word(record, R_EXTRA, arrival)
+    inner = last
+    slot = -1
+    if table != 0:
+        slot = take_slot(table)
+        if slot < 0:
+            return COMMAND_INTERRUPTED
+        inner = slot
+        if word(state, KEYED) != 0:
+            inner = (slot << 32) | nbytes
+        record = record_of(table, slot)
+        set_word(record, R_TAG, tag)
+        set_word(record, R_OP, op)
+        set_word(record, R_NBYTES, nbytes)
+        set_word(record, R_EXTRA, arrival)
     answer = call_native(word(state, START), word(state, INNER), op, first, second, buffer, inner)
     if answer == PENDING:
         return PENDING
-    answer = hold(state, slot, answer)
-    if answer != PENDING:
+    if slot >= 0:
         release_slot(table, slot)
-    return answer
-
-
-@device
-def hold(state: int, slot: int, answer: int) -> int:
-    """Keep a finished command until its deadline; return PENDING, or the answer if the deadline has passed."""
-    record = record_of(word(state, TABLE), slot)
-    op = word(record, R_OP)
-    moved = moved_by(state, op, word(record, R_NBYTES), (answer >> 16) & 0xFFFFFFFF)
-    lane = lane_of(state, op)
-    deadline = admit(state, lane, word(record, R_EXTRA), moved)
-    set_word(record, R_RESULT, answer >> 16)
-    if later(state, lane, deadline, slot, answer & 0xFFFF) == PENDING:
-        return PENDING
-    return answer
+    return hold(state, op, nbytes, tag, arrival, answer)
 
 
 @native
 def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return the command with the earliest deadline that has passed, or one of the inner functions that is due.
+    """Return a command whose deadline has passed, or one of the inner functions that is due.
 
     With `a` 1, return the result of the key-value command with tag `b`.
     """
     if a == 1:
         return take_result(word(state, RESULTS), b)
-    now = clock_ns()
-    lane = state + 8 * READS
-    if word(state + 8 * WRITES, L_DUE) < word(lane, L_DUE):
-        lane = state + 8 * WRITES
-    if word(lane, L_DUE) <= now:
-        found = pop_due(state, lane, now)
-        if found >= 0:
-            return finish(state, found >> 16, found & 0xFFFF)
+    found = take_due(state)
     function = word(state, COMPLETE)
-    while function != 0:
+    while function != 0 and found < 0:
         got = call_native(function, word(state, INNER), 0, 0, 0, 0, 0)
         if got < 0:
             break
@@ -477,17 +557,15 @@ def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
         answer = got & 0xFFFF
         if word(state, KEYED) != 0:
             answer |= call_native(function, word(state, INNER), 1, slot, 0, 0, 0) << 16
-        if hold(state, slot, answer) != PENDING:
-            return finish(state, slot, answer & 0xFFFF)
-    return -1
-
-
-@device
-def finish(state: int, slot: int, status: int) -> int:
-    """Release a slot, keep the result for the next call, and return tag and status."""
-    table = word(state, TABLE)
-    record = record_of(table, slot)
-    tag = word(record, R_TAG)
-    keep_result(word(state, RESULTS), tag, word(record, R_RESULT))
-    release_slot(table, slot)
-    return (tag << 16) | status
+        table = word(state, TABLE)
+        record = record_of(table, slot)
+        tag = word(record, R_TAG)
+        arrival = word(record, R_EXTRA)
+        op = word(record, R_OP)
+        nbytes = word(record, R_NBYTES)
+        release_slot(table, slot)
+        answer = hold(state, op, nbytes, tag, arrival, answer)
+        if answer != PENDING:
+            found = (tag << 16) | (answer & 0xFFFF)
+            keep_result(word(state, RESULTS), tag, answer >> 16)
+    return found

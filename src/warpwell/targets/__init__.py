@@ -93,6 +93,7 @@ from .atomics import (
     reduce_warp,
     rem,
     scratch,
+    seat,
     shfl,
     shfl_as,
     store_pair,
@@ -101,6 +102,7 @@ from .atomics import (
     store_release,
     store_weak_as,
     syncwarp,
+    take_seat,
     warp_size,
 )
 from .device import ArrayKind, StructKind, chosen, device, linked, struct_function, struct_method

@@ -408,6 +408,20 @@ def own_launch_flag() -> int:
     raise RuntimeError("own_launch_flag is compiled host code")
 
 
+def seat() -> int:
+    """Return the number of the calling service thread (`take_seat`), 0 in a thread without one (`cpu`, `interp`).
+
+    It tells where a thread's own part of shared records lies. It is a hint: threads of several controllers have the
+    same numbers.
+    """
+    return current().seat()
+
+
+def take_seat(number: int) -> None:
+    """Give the calling thread a number, or 0 (compiled host code)."""
+    raise RuntimeError("take_seat is compiled host code")
+
+
 def pread(fd: int, address: int, nbytes: int, offset: int) -> int:
     """Read `nbytes` bytes at `offset` of the file descriptor `fd` to `address` (`cpu`, `interp`).
 

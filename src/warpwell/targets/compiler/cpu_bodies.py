@@ -54,10 +54,12 @@ seam = CpuSeam(
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _tls_key = ctypes.c_uint32()
-if _libc.pthread_key_create(ctypes.byref(_tls_key), None) != 0:
-    raise OSError("pthread_key_create failed: no thread-local key is left in this process")
-# By symbol, not by value: object code from the on-disk cache finds this process's own key.
-llvm.add_symbol("warpwell_tls_key", ctypes.addressof(_tls_key))
+_seat_key = ctypes.c_uint32()
+for _made, _symbol in ((_tls_key, "warpwell_tls_key"), (_seat_key, "warpwell_seat_key")):
+    if _libc.pthread_key_create(ctypes.byref(_made), None) != 0:
+        raise OSError("pthread_key_create failed: no thread-local key is left in this process")
+    # By symbol, not by value: object code from the on-disk cache finds this process's own key.
+    llvm.add_symbol(_symbol, ctypes.addressof(_made))
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
@@ -191,12 +193,25 @@ seam.word(a.ballot, _PREDICATE, lambda builder, v: builder.zext(v[1], I64))
 seam.word(a.any_sync, _PREDICATE, lambda builder, v: v[1], result=types.boolean)
 
 
-def _thread_context(builder: Any) -> Any:
-    name = "warpwell_tls_key"
+def _key(builder: Any, name: str) -> Any:
     key = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I32, name)
     key.linkage = "external"
+    return builder.load(key)
+
+
+def _own(builder: Any, name: str) -> Any:
+    """Return the pointer that the calling thread keeps under a key, initially null."""
     get = _external(builder, "pthread_getspecific", I8.as_pointer(), I32)
-    return builder.bitcast(builder.call(get, [builder.load(key)]), I64.as_pointer())
+    return builder.call(get, [_key(builder, name)])
+
+
+def _keep_own(builder: Any, name: str, value: Any) -> None:
+    put = _external(builder, "pthread_setspecific", I32, I32, I8.as_pointer())
+    builder.call(put, [_key(builder, name), builder.inttoptr(value, I8.as_pointer())])
+
+
+def _thread_context(builder: Any) -> Any:
+    return builder.bitcast(_own(builder, "warpwell_tls_key"), I64.as_pointer())
 
 
 @seam.primitive(a.grid)
@@ -264,14 +279,9 @@ def forget_context() -> None:
     _libc.pthread_setspecific(_tls_key, None)
 
 
-def _set_context(builder: Any, args: Any) -> None:
-    _thread_context(builder)  # declares the key
-    key = builder.load(builder.module.globals["warpwell_tls_key"])
-    put = _external(builder, "pthread_setspecific", I32, I32, I8.as_pointer())
-    builder.call(put, [key, builder.inttoptr(args[0], I8.as_pointer())])
-
-
-seam.word(set_context, 1, _set_context, result=types.void)
+seam.word(set_context, 1, lambda b, v: _keep_own(b, "warpwell_tls_key", v[0]), result=types.void)
+seam.word(a.take_seat, 1, lambda b, v: _keep_own(b, "warpwell_seat_key", v[0]), result=types.void)
+seam.word(a.seat, 0, lambda b, _: b.ptrtoint(_own(b, "warpwell_seat_key"), I64))
 
 
 def _clock_ns(builder: Any, args: Any) -> Any:

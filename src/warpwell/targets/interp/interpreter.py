@@ -533,6 +533,9 @@ class Interpreter(Interleaver):
         self._point()
         return self.now * NS_PER_STEP
 
+    def seat(self) -> int:
+        return int(self.thread.index)
+
     def interrupted(self) -> int:
         return int(self.flag.interrupted)
 
