@@ -2,7 +2,8 @@
 
 Unique random pages, one command a page (no merging), data many times the cache. The storage tier stands over
 host memory (`ram`), so it measures queues, controller and transfers, not a drive; commands are counted by the
-controller. The host tier reads 4 KiB records at random, a warp a record, beside the bus rate of a pinned copy.
+controller. With ``--drives``, it stands over so many emulated drives as well, beside the rate that they emulate. The
+host tier reads 4 KiB records at random, a warp a record, beside the bus rate of a pinned copy.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from measure import best, kernel_seconds, machine, save, table
 
 import warpwell as ww
 from warpwell.cache import parse_size
-from warpwell.storage import RamMedium
+from warpwell.storage import Latency, Medium, RamMedium, Striped
+from warpwell.storage.latency import rates_of
 from warpwell.targets import div, grid, kernel, lane_id, memory_for, store_weak_as, warp_size
 
 I8 = np.dtype(np.int64)
+DRIVE = rates_of("P5800X")
+STRIPE = 1 << 16
 ODD = 0x9E3779B1
 
 
@@ -42,13 +46,23 @@ def records(a, mask, sink):
     store_weak_as(sink + 8 * (t & 0xFFFFF), total, I8)
 
 
-def misses(tier: str, data: np.ndarray, pages: int, page_size: int, target: str, options: dict) -> list:
+def emulated(data: np.ndarray, drives: int) -> Medium:
+    """Return emulated drives, striped, that hold the data."""
+    parts = [RamMedium(-(-data.nbytes // (STRIPE * drives)) * STRIPE) for _ in range(drives)]
+    Striped(parts, STRIPE).write(0, data)
+    return Striped([Latency(part, DRIVE.name) for part in parts], STRIPE)
+
+
+def misses(
+    tier: str, data: np.ndarray, pages: int, page_size: int, target: str, options: dict, drives: int = 0
+) -> list:
     """Return a row: rate of unique random pages."""
     items = page_size // 8
     count = 1 << min(pages, data.nbytes // page_size).bit_length() - 1
     part = data[: count * items]
     with ww.open(
-        RamMedium(part), dtype=np.int64, device=target, tier=tier, cache=max(part.nbytes // 8, page_size),
+        emulated(part, drives) if drives else RamMedium(part),
+        dtype=np.int64, shape=part.shape, device=target, tier=tier, cache=max(part.nbytes // 8, page_size),
         page_size=page_size, merge=1, timeout=60, name=f"{tier} {page_size}", **options,
     ) as a:  # fmt: skip
         times, commands, before = [], [], 0
@@ -128,6 +142,7 @@ def main() -> None:
     parser.add_argument("--queues", type=int, default=None)
     parser.add_argument("--depth", type=int, default=None)
     parser.add_argument("--tiers", nargs="+", default=["storage", "host-cached"])
+    parser.add_argument("--drives", type=int, nargs="+", default=[], help="numbers of emulated drives")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
@@ -144,10 +159,16 @@ def main() -> None:
     ]
     head = ["tier", "page B", "pages", "data/cache", "commands/page", "M pages/s", "GB/s"]
     table("miss path over ram (no drive), unique random pages", head, rows)
+    over = [[n, size, row[5], n * DRIVE.read_iops[size >= 4096] / 1e6] for n in options.drives
+            for size in options.page_size
+            for row in [misses("storage", data, pages, size, options.device, chosen, n)]]  # fmt: skip
+    if over:
+        table(f"misses over emulated {DRIVE.name}", ["drives", "page B", "M pages/s", "drives' M/s", "ratio"],
+              [[*row, row[2] / row[3]] for row in over])  # fmt: skip
     record = host_records(data[: min(data.size, 1 << 28)], options.device)
     table("4 KiB records at random, a warp a record", ["tier", "GB/s", "copy GB/s", "ratio"],
           [[*record, record[1] / record[2]]])  # fmt: skip
-    save(options.json, machine(options.device) | {"misses": rows, "head": head, "records": record})
+    save(options.json, machine(options.device) | {"misses": rows, "head": head, "drives": over, "records": record})
 
 
 if __name__ == "__main__":

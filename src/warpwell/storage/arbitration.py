@@ -266,7 +266,7 @@ def serve(control, thread, namespaces):
     take_seat(load_relaxed(thread + 8 * T_SEAT, SYSTEM))
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
         store_release(rounds, load_relaxed(rounds, SYSTEM) + 1, SYSTEM)
-        work = share(control, thread, namespaces) + serve_media(control, namespaces)
+        work = share(control, thread, namespaces) + serve_media(control, thread + 8 * T_DONE, namespaces)
         if work > 0:
             idle = 0
             continue

@@ -395,7 +395,12 @@ class Controller:
     def step(self, thread: int = 0) -> int:
         """Do one round of the work of a service thread (interpreted runs); return the number of commands."""
         work = int(arbitration.share(self.control, self._record_of(thread), self.namespaces))
-        return work + int(native.serve_media(self.control, self.namespaces))
+        return work + self.complete(thread)
+
+    def complete(self, thread: int) -> int:
+        """Do the latter part of a round: post what the media have finished; return the number of commands."""
+        ended = self._record_of(thread) + 8 * arbitration.T_DONE
+        return int(native.serve_media(self.control, ended, self.namespaces))
 
     def _record_of(self, thread: int) -> int:
         return self._records_of_threads + 8 * arbitration.THREAD_WORDS * thread

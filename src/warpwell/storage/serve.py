@@ -213,8 +213,11 @@ def count_error(record, status):
 
 
 @device
-def serve_media(control, namespaces):
-    """Post the commands that media with a complete function have finished (any service thread); return the number."""
+def serve_media(control, ended, namespaces):
+    """Post the commands that media with a complete function have finished (any service thread); return the number.
+
+    `ended` has room for `FETCH` words.
+    """
     done = 0
     for nsid in range(1, load_relaxed(namespaces, SYSTEM)):
         record = namespaces + nsid * (8 * NS_WORDS)
@@ -223,6 +226,7 @@ def serve_media(control, namespaces):
             continue
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
         keyed = load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
+        count = 0
         for _ in range(FETCH):
             finished = call_native(function, state, 0, 0, 0, 0, 0)
             if finished < 0:
@@ -231,12 +235,31 @@ def serve_media(control, namespaces):
             if keyed:
                 finish_key_value(control, record, finished >> 16, finished & 0xFFFF)
                 continue
-            tag = finished >> 16
-            status = finished & 0xFFFF
-            if status != 0:
+            if finished & 0xFFFF != 0:
                 fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
-            post(port_of(control, tag >> 16), tag & 0xFFFF, status, 0)
+            store_relaxed(ended + 8 * count, finished, SYSTEM)
+            count += 1
+        while count > 0:
+            count = post_port(control, ended, count)
     return done
+
+
+@device
+def post_port(control, ended, count):
+    """Post those of `count` ended commands that are of the port of the first; return how many are left, moved up."""
+    index = load_relaxed(ended, SYSTEM) >> 32
+    port = port_of(control, index)
+    left = 0
+    lock_ring(port)
+    for k in range(count):
+        finished = load_relaxed(ended + 8 * k, SYSTEM)
+        if finished >> 32 == index:
+            put(port, (finished >> 16) & 0xFFFF, finished & 0xFFFF, 0)
+        else:
+            store_relaxed(ended + 8 * left, finished, SYSTEM)
+            left += 1
+    store_release(port + 8 * at.P_POST_LOCK, 0, SYSTEM)
+    return left
 
 
 @device

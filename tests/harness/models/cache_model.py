@@ -30,7 +30,6 @@ from warpwell.cache.paging import evict_page
 from warpwell.cache.transfer import serve
 from warpwell.cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_of, state_of
 from warpwell.queues.layout import Q_IN_USE
-from warpwell.storage.serve import serve_media
 from warpwell.targets import DEVICE, backoff, closing, load_acquire
 from warpwell.targets.fault import LaunchFlag
 
@@ -149,7 +148,7 @@ class CacheModel:
         )  # fmt: skip
         run.announce(self.flag.address, 16)
         controller = cache.controller
-        run.serve(*controller.services(), lambda: serve_media(controller.control, controller.namespaces))
+        run.serve(*controller.services(), lambda: controller.complete(1))
         for address in range(cache.table_bytes // 8):
             word = self.view.table + 8 * address
             run.watched[word] = partial(self._word_changed, word)

@@ -34,7 +34,6 @@ from warpwell.queues.layout import (
 )
 from warpwell.queues.submission import id_record, release_id, staging_of, state_word, submit, take_id
 from warpwell.storage.controller import Controller
-from warpwell.storage.serve import serve_media
 from warpwell.targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
 
 from .adversary import Adversary, Violation
@@ -87,7 +86,7 @@ class QueueModel:
         self.pairs = self._make_pairs(random)
         self.depth = self.pairs.depth
         # as many threads as pairs may have: here one pair has two
-        self.controller = Controller(self.pairs, threads=2, interpreted=True, window=self._window(random))
+        self.controller = Controller(self.pairs, threads=3, interpreted=True, window=self._window(random))
         self.queue, self.port = self.pairs.record(0), self.pairs.port(0)
         self.bound: dict[int, Request] = {}
         self.entered = 0
@@ -132,7 +131,7 @@ class QueueModel:
         if random.random() < 0.5:
             steps.append(lambda: controller.step(1))
         if random.random() < 0.5:
-            steps.append(lambda: serve_media(controller.control, controller.namespaces))
+            steps.append(lambda: controller.complete(2))
         self.run.serve(*steps)
         self.run.announce_blocks(
             self.pairs._device, self.pairs._shared, *self.controller.blocks(), self.medium.order,
