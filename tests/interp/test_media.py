@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
+from warpwell.storage import latency
 from warpwell.storage.faulty import Faulty
 from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.latency import Latency
@@ -70,6 +71,18 @@ def test_reads(make, seed: int) -> None:
     padded = np.concatenate([content(), np.zeros(4096, np.uint8)])
     for k, buffer in enumerate(buffers):
         assert np.array_equal(buffer.bytes, padded[512 * k : 512 * k + 1536]), k
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_part_that_is_full_or_locked_is_passed_over(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # four parts of one place each, of which one has no thread: more commands than places
+    monkeypatch.setattr(latency.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(latency, "IN_FLIGHT", 4)
+    medium = Striped([Latency(RamMedium(content()), latency_us=2000, read_iops=1e7)], 512)
+    buffers = [HostBytes(512) for _ in range(9)]
+    requests = [(READ, 512 * (k % 4), 512, b.address) for k, b in enumerate(buffers)]
+    assert interpreted(medium, requests, seed) == [0] * 9
+    assert all(np.array_equal(b.bytes, content()[512 * (k % 4) :][:512]) for k, b in enumerate(buffers))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

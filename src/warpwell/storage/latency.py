@@ -6,6 +6,7 @@ deadline from the limits, and waits in a queue by deadline until it completes.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -68,30 +69,34 @@ L_COST_512 = 0
 L_COST_4096 = 1
 L_LATENCY = 2
 LANE_WORDS = 3
+N_PARTS = 15
+"""A power of two, as the next one."""
+ROOM = 16
+"""Entries of a queue."""
 ORIGIN = 32
 """Clock from which times count, so that they can be in 1024ths of a nanosecond."""
 BYTES_FREE = 33
 """When the bytes so far have passed; each word from `COMMANDS_FREE` on says so of the commands of a lane."""
 COMMANDS_FREE = 34
-STATE_WORDS = 48
+STATE_WORDS = 64
 
 # -- part: commands that wait for their time, a queue by deadline for each lane ------------------------------------
-# A service thread puts commands into its own part, and takes them from there: threads that share a word wait for each
-# other's processor caches, which costs more than the rest of a command. A part that is full or locked is passed over:
-# its neighbour takes the command. So that no command waits for a thread that sleeps, a thread whose own part is empty
-# looks at all parts, and any other thread does so now and then.
+# A service thread puts commands into its own part, and takes them from there: words that all threads write would cost
+# more than the rest of a command. A part that is full or locked is passed over: its neighbour takes the command. So
+# that no command waits for a thread that sleeps, a thread that finds nothing due in its own part looks at another one,
+# and at all if its own is empty; now and then it looks at another one first. There are about as many parts as
+# processors.
 P_LOCK = 0
-P_LOOKS = 1
-"""Calls of `latency_complete` (a hint: not atomic)."""
-P_LANES = 2
+P_LANES = 1
 """The words `Q_HEAD` and so on of each lane."""
+P_LOOKS = 16
+"""Calls of `latency_complete` of its threads (a hint: not atomic), on a line that no other thread reads."""
 Q_HEAD = 0
 Q_TAIL = 1
 Q_DUE = 2
 """First deadline (ns), or `NEVER`."""
 QUEUE_WORDS = 3
-PART_WORDS = 16
-"""Two lines, which processors fetch together."""
+PART_WORDS = 32
 
 # -- entry of a queue -----------------------------------------------------------------------------------------------
 E_DEADLINE = 0
@@ -102,12 +107,11 @@ ENTRY_WORDS = 4
 
 READS = 0
 WRITES = 1
-N_PARTS = 16
-ROOM = 256
-"""Entries of a queue."""
-IN_FLIGHT = N_PARTS * ROOM
+MOST_PARTS = 16
+IN_FLIGHT = 4096
+"""Entries of the queues of a lane."""
 LOOK_ROUND = 16
-"""One call in so many looks at all parts."""
+"""One call in so many looks at another part first."""
 NEVER = 1 << 62
 UNIT = 512
 """Bytes of a step in which a retrieve may begin within the value."""
@@ -175,13 +179,15 @@ class Limits:
 
     def over(self, inner: NativeMedium, *, keyed: bool) -> NativeMedium:
         """Return native functions that delay those of a medium, or (`keyed`) those for keys and values."""
-        block = private_block(8 * (STATE_WORDS + PART_WORDS * N_PARTS))
+        parts = min(MOST_PARTS, 1 << ((os.cpu_count() or 2) - 1).bit_length())
+        block = private_block(8 * (STATE_WORDS + PART_WORDS * parts))
         entries = private_block(8 * ENTRY_WORDS * 2 * IN_FLIGHT)
         table, results = SlotTable() if inner.complete else None, results_table()
         words = block.words
         words[:3] = (inner.start, inner.complete, inner.state)
         words[TABLE] = table.address if table else 0
         words[KEYED], words[RESULTS] = keyed, results.address
+        words[N_PARTS], words[ROOM] = parts, IN_FLIGHT // parts
         words[PARTS], words[ENTRIES] = block.address + 8 * STATE_WORDS, entries.address
         words[BYTES_COST] = _cost(self.bandwidth / 512)
         words[ORIGIN] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
@@ -377,13 +383,20 @@ def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
 @device
 def entry_of(state: int, part: int, lane: int, position: int) -> int:
     """Return the address of an entry."""
-    return word(state, ENTRIES) + 8 * ENTRY_WORDS * (ROOM * (2 * part + lane) + (position & (ROOM - 1)))
+    room = word(state, ROOM)
+    return word(state, ENTRIES) + 8 * ENTRY_WORDS * (room * (2 * part + lane) + (position & (room - 1)))
 
 
 @device
 def part_of(state: int, part: int) -> int:
     """Return the address of a part."""
     return word(state, PARTS) + 8 * PART_WORDS * part
+
+
+@device
+def nth_part(state: int, number: int) -> int:
+    """Return the part with a number modulo the number of parts."""
+    return number & (word(state, N_PARTS) - 1)
 
 
 @device
@@ -395,7 +408,7 @@ def put_later(state: int, part: int, lane: int, deadline: int, answer: int, resu
     queue = record + 8 * (P_LANES + QUEUE_WORDS * lane)
     head = word(queue, Q_HEAD)
     tail = word(queue, Q_TAIL)
-    room = tail - head < ROOM
+    room = tail - head < word(state, ROOM)
     if room:
         entry = entry_of(state, part, lane, tail)
         set_word(entry, E_DEADLINE, deadline)
@@ -444,20 +457,22 @@ def pop_due(state: int, part: int) -> int:
 @device
 def take_due(state: int) -> int:
     """Take a completion that is due, of the calling thread's part first; return tag and status, or -1."""
-    mine = seat() & (N_PARTS - 1)
+    mine = nth_part(state, seat())
     record = part_of(state, mine)
     looks = word(record, P_LOOKS) + 1
     set_word(record, P_LOOKS, looks)
-    others = looks & (LOOK_ROUND - 1) == 0
-    if word(record, P_LANES + Q_DUE) == NEVER and word(record, P_LANES + QUEUE_WORDS + Q_DUE) == NEVER:
-        others = True
+    empty = word(record, P_LANES + Q_DUE) == NEVER and word(record, P_LANES + QUEUE_WORDS + Q_DUE) == NEVER
     found = -1
-    if not others:
-        return pop_due(state, mine)
-    for k in range(N_PARTS):
-        found = pop_due(state, (mine + 1 + k) & (N_PARTS - 1))  # its own last: it comes to the others seldom
-        if found >= 0:
-            break
+    if looks & (LOOK_ROUND - 1) == 0:
+        found = pop_due(state, nth_part(state, looks >> 4))
+    if found < 0 and not empty:
+        found = pop_due(state, mine)
+    others = 1
+    if empty:
+        others = word(state, N_PARTS)
+    while found < 0 and others > 0:
+        found = pop_due(state, nth_part(state, looks + others))
+        others -= 1
     return found
 
 
@@ -496,9 +511,8 @@ def hold(state: int, op: int, nbytes: int, tag: int, arrival: int, answer: int) 
     deadline = admit(state, lane, arrival, moved_by(state, op, nbytes, result & 0xFFFFFFFF))
     mine = seat()
     while clock_ns() < deadline:
-        for k in range(N_PARTS):
-            part = (mine + k) & (N_PARTS - 1)
-            if put_later(state, part, lane, deadline, (tag << 16) | (answer & 0xFFFF), result):
+        for k in range(word(state, N_PARTS)):
+            if put_later(state, nth_part(state, mine + k), lane, deadline, (tag << 16) | (answer & 0xFFFF), result):
                 return PENDING
         backoff(24)
     return answer
