@@ -1,0 +1,136 @@
+"""The CUDA driver's C interface by ctypes, as an unmodified program meets it: `libcuda.so.1`, found by the loader.
+
+Works on the fake driver, on the layer, and on a real driver. Nothing of Warpwell is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 0, 1, 2, 3, 4
+NO_DEVICE, INVALID_DEVICE, INVALID_IMAGE, INVALID_CONTEXT = 100, 101, 200, 201
+INVALID_HANDLE, NOT_FOUND, NOT_READY = 400, 500, 600
+ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED, NOT_SUPPORTED, UNKNOWN = 700, 709, 801, 999
+NON_BLOCKING = 1
+DISABLE_TIMING = 2
+LEGACY, PER_THREAD = 1, 2
+
+KERNELS = {
+    "fill": "QQI",  # address, words, value
+    "copy": "QQQ",  # to, from, bytes
+    "add": "QQQ",  # to, from, words
+    "nap": "I",  # microseconds
+    "flag": "QI",  # wait until the word at an address has a value
+    "fault": "",
+    "print": "I",
+}
+"""Kernels of the fake driver, with their parameters as ctypes letters: Q 8 bytes, I 4."""
+SIZES = {"Q": 8, "I": 4}
+LINES = [f"kernel {name} {' '.join(str(SIZES[letter]) for letter in letters)}\n" for name, letters in KERNELS.items()]
+IMAGE = "".join(["//FAKE\n", *LINES]).encode()
+TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
+
+
+class CudaError(Exception):
+    """A call returned a code that is not success."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call}: {code}")
+        self.code = code
+
+
+class Cuda:
+    """The driver, its primary contexts and the kernels of the fake. Calls raise `CudaError`.
+
+    Methods that begin with ``cu`` are the driver's own: ``cuda.cuMemFree_v2(address)``.
+    """
+
+    def __init__(self, path: str = "libcuda.so.1") -> None:
+        self.library = ctypes.CDLL(path)
+        self.contexts: list[int] = []
+        self.modules: dict[int, int] = {}
+        self.functions: dict[tuple[int, str], int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        function = getattr(self.library, name)
+
+        def call(*arguments: Any) -> None:
+            code = function(*(ctypes.c_uint64(a) if type(a) is int else a for a in arguments))
+            if code:
+                raise CudaError(name, code)
+
+        setattr(self, name, call)
+        return call
+
+    def code(self, name: str, *arguments: Any) -> int:
+        """Return what a call returns."""
+        return int(getattr(self.library, name)(*(ctypes.c_uint64(a) if type(a) is int else a for a in arguments)))
+
+    def out(self, name: str, *arguments: Any, kind: type = ctypes.c_uint64) -> int:
+        """Return what a call stores behind its first argument."""
+        value = kind()
+        getattr(self, name)(ctypes.byref(value), *arguments)
+        return int(value.value)
+
+    def start(self, devices: int | None = None) -> int:
+        """Initialize, retain the primary contexts, load the image, make the first context current."""
+        self.cuInit(0)
+        count = self.out("cuDeviceGetCount", kind=ctypes.c_int)
+        for ordinal in range(count if devices is None else devices):
+            self.contexts.append(self.out("cuDevicePrimaryCtxRetain", ctypes.c_int(ordinal)))
+        for ordinal in reversed(range(len(self.contexts))):
+            self.use(ordinal)
+            self.load(ordinal)
+        return len(self.contexts)
+
+    def use(self, ordinal: int) -> None:
+        """Make a device's context the calling thread's current one."""
+        self.cuCtxSetCurrent(self.contexts[ordinal])
+
+    def load(self, ordinal: int) -> None:
+        """Load the kernels into the current context."""
+        self.modules[ordinal] = self.out("cuModuleLoadData", IMAGE)
+        for name in KERNELS:
+            self.functions[ordinal, name] = self.out("cuModuleGetFunction", self.modules[ordinal], name.encode())
+
+    def alloc(self, nbytes: int) -> int:
+        """Return the address of device memory."""
+        return self.out("cuMemAlloc_v2", nbytes)
+
+    def pinned(self, nbytes: int) -> tuple[int, memoryview]:
+        """Return the address of pinned memory, and its bytes."""
+        address = self.out("cuMemHostAlloc", nbytes, ctypes.c_uint(0))
+        return address, memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+
+    def stream(self, flags: int = 0) -> int:
+        """Return a new stream."""
+        return self.out("cuStreamCreate", ctypes.c_uint(flags))
+
+    def event(self, flags: int = DISABLE_TIMING) -> int:
+        """Return a new event."""
+        return self.out("cuEventCreate", ctypes.c_uint(flags))
+
+    def launch(self, ordinal: int, stream: int, name: str, *arguments: int, call: str = "cuLaunchKernel") -> None:
+        """Launch a kernel of the fake with one block of one thread."""
+        values = [TYPES[letter](value) for letter, value in zip(KERNELS[name], arguments, strict=True)]
+        pointers = (ctypes.c_void_p * (len(values) + 1))(*(ctypes.addressof(value) for value in values))
+        one, function = ctypes.c_uint(1), self.functions[ordinal, name]
+        getattr(self, call)(function, one, one, one, one, one, one, ctypes.c_uint(0), stream, pointers, None)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Copy bytes to the device, synchronously."""
+        self.cuMemcpyHtoD_v2(address, data, len(data))
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Copy bytes from the device, synchronously."""
+        data = ctypes.create_string_buffer(nbytes)
+        self.cuMemcpyDtoH_v2(data, address, nbytes)
+        return data.raw
+
+    def params(self, values: Sequence[int]) -> Any:
+        """Return an array of 8-byte values, for ``extra``."""
+        return (ctypes.c_uint64 * len(values))(*values)

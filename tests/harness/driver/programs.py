@@ -1,0 +1,528 @@
+"""Random CUDA programs that are free of races, and what they must compute.
+
+    python -m tests.harness.driver.programs --seeds 0:500 --devices 2
+
+A program makes streams, events, device memory and pinned memory, and posts copies, memsets and kernels to streams in
+random order. A vector clock says for each call after which others it comes; where two calls that meet in memory are not
+ordered, the program first orders them: by an event and a wait, or by waiting itself. So executing the calls one after
+another on NumPy arrays gives what the driver must give, and a call that ran too early or too late shows as wrong bytes.
+
+Vector clocks: `clock[stream] = n` says that the first n calls of that stream are done before. Calls of the legacy
+stream come after all earlier calls of blocking streams of their device, and before all later ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.harness.driver.calls import LEGACY, NON_BLOCKING, NOT_READY, PER_THREAD, Cuda
+
+Clock = dict[int, int]
+WAITS_MOST = 20.0
+"""Seconds after which a stream that is queried counts as stuck."""
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Make `clock` come after both."""
+    for key, count in other.items():
+        if clock.get(key, 0) < count:
+            clock[key] = count
+
+
+@dataclass
+class Memory:
+    """Device or pinned memory, with what it must hold, and the calls that touched it last."""
+
+    address: int
+    model: np.ndarray
+    device: int
+    bytes: memoryview | None = None  # pinned: what the host sees
+    written: Clock = field(default_factory=dict)
+    read: Clock = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Stream:
+    """A stream of a device: `clock` is what its next call comes after, `done` what its last call came after."""
+
+    key: int
+    handle: int
+    device: int
+    kind: str  # "legacy", "blocking", "free" (non-blocking)
+    clock: Clock = field(default_factory=dict)
+    done: Clock = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Event:
+    """An event, and what is done when its last record is."""
+
+    handle: int
+    device: int
+    clock: Clock = field(default_factory=dict)
+
+
+class Wrong(Exception):
+    """Memory holds something else than the model."""
+
+
+class Program:
+    """One random program; `run` executes it and compares."""
+
+    def __init__(self, cuda: Cuda, seed: int, devices: int, steps: int = 60, legacy: bool = True) -> None:
+        self.cuda, self.random = cuda, random.Random(seed)
+        self.steps, self.host, self.keys = steps, Clock(), iter(range(1, 1 << 30))
+        self.text: list[str] = []
+        self.streams: list[Stream] = []
+        self.events: list[Event] = []
+        self.memory: list[Memory] = []
+        self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
+        for device in range(devices):
+            cuda.use(device)
+            if legacy:
+                handle = self.random.choice([0, LEGACY])
+                self.streams.append(Stream(next(self.keys), handle, device, "legacy"))
+                self.streams.append(Stream(next(self.keys), PER_THREAD, device, "blocking"))
+            for _ in range(2):
+                self.new_stream(device)
+                self.new_memory(device)
+            self.new_pinned(device)
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Remember a step, for the report of a failure."""
+        self.text.append(text)
+
+    def new_stream(self, device: int) -> None:
+        """Make a stream."""
+        flags = self.random.choice([0, NON_BLOCKING])
+        stream = Stream(next(self.keys), self.cuda.stream(flags), device, "free" if flags else "blocking")
+        self.say(f"stream {stream.key} = create({stream.kind}) on {device}")
+        self.streams.append(stream)
+
+    def size(self) -> int:
+        """Return a number of bytes, a multiple of 8."""
+        kind = self.random.random()
+        most = 256 if kind < 0.3 else 40_000 if kind < 0.7 else 300_000 if kind < 0.97 else 3_000_000
+        return 8 * self.random.randint(1, most // 8)
+
+    def new_memory(self, device: int) -> None:
+        """Allocate device memory, sometimes in a stream, and fill it."""
+        nbytes = self.size()
+        streams = [stream for stream in self.streams if stream.device == device]
+        if streams and self.random.random() < 0.3:
+            stream = self.random.choice(streams)
+            address = self.cuda.out("cuMemAllocAsync", nbytes, stream.handle)
+            memory = Memory(address, np.zeros(nbytes, np.uint8), device)
+            self.say(f"{address:#x} = allocAsync({nbytes}) in {stream.key}")
+        else:
+            stream = None
+            memory = Memory(self.cuda.alloc(nbytes), np.zeros(nbytes, np.uint8), device)
+            self.say(f"{memory.address:#x} = alloc({nbytes}) on {device}")
+        if any(memory.address < m.address + len(m.model) and m.address < memory.address + nbytes for m in self.memory):
+            raise Wrong(f"{memory.address:#x} is memory that is in use")
+        self.memory.append(memory)
+        if stream:
+            self.after(stream, [], [memory])
+            self.cuda.cuMemsetD8Async(memory.address, ctypes.c_ubyte(0), nbytes, stream.handle)
+        else:
+            stream = self.random.choice([stream for stream in self.streams if stream.device == device])
+            self.memset(stream, memory)
+
+    def new_pinned(self, device: int) -> None:
+        """Allocate pinned memory."""
+        nbytes = self.size()
+        address, view = self.cuda.pinned(nbytes)
+        data = self.random.randbytes(nbytes)
+        view[:] = data
+        self.memory.append(Memory(address, np.frombuffer(data, np.uint8).copy(), device, view))
+
+    # -- order -----------------------------------------------------------------------------------------------
+
+    def before(self, stream: Stream) -> Clock:
+        """Return what a call posted to a stream now comes after."""
+        clock = dict(self.host)
+        join(clock, stream.clock)
+        for other in self.streams:
+            if other.device == stream.device and "free" not in (other.kind, stream.kind):
+                if "legacy" in (other.kind, stream.kind):
+                    join(clock, other.done)
+        return clock
+
+    def after(self, stream: Stream, reads: list[Memory], writes: list[Memory]) -> None:
+        """Order a call of a stream behind all that it meets in memory, and count it."""
+        need = Clock()
+        for memory in reads + writes:
+            join(need, memory.written)
+        for memory in writes:
+            join(need, memory.read)
+        for _ in range(100):
+            have = self.before(stream)
+            missing = [key for key, count in need.items() if have.get(key, 0) < count]
+            if not missing:
+                break
+            self.order(self.random.choice(missing), stream)
+        clock = self.before(stream)
+        clock[stream.key] = clock.get(stream.key, 0) + 1
+        stream.clock = clock
+        stream.done = dict(clock)
+        for memory in writes:
+            memory.written, memory.read = {stream.key: clock[stream.key]}, {}
+        for memory in reads:
+            memory.read[stream.key] = clock[stream.key]
+
+    def order(self, key: int, stream: Stream | None) -> None:
+        """Let a stream, or the host, come after all calls of the stream with a key."""
+        other = next((one for one in self.streams if one.key == key), None)
+        if other is None:
+            for device in self.gone:
+                if key in self.gone[device]:
+                    self.synchronize_context(device)
+            return
+        if stream and other.device == stream.device and self.random.random() < 0.75:
+            self.wait(stream, self.record(other))
+        else:
+            self.wait_on_host(other)
+
+    def record(self, stream: Stream) -> Event:
+        """Record an event, new or used, in a stream."""
+        self.cuda.use(stream.device)
+        old = [event for event in self.events if event.device == stream.device]
+        if old and self.random.random() < 0.8:
+            event = self.random.choice(old)
+        else:
+            event = Event(self.cuda.event(), stream.device)
+            self.events.append(event)
+        self.say(f"record({event.handle:#x}) in {stream.key}")
+        self.cuda.cuEventRecord(event.handle, stream.handle)
+        event.clock = self.before(stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let a stream wait for an event."""
+        self.say(f"wait({event.handle:#x}) in {stream.key}")
+        self.cuda.use(stream.device)
+        self.cuda.cuStreamWaitEvent(stream.handle, event.handle, ctypes.c_uint(0))
+        join(stream.clock, event.clock)
+
+    def wait_on_host(self, stream: Stream) -> None:
+        """Wait for all calls of a stream, in one of the ways that there are."""
+        self.cuda.use(stream.device)
+        way = self.random.randrange(5)
+        if way == 0:
+            self.synchronize_context(stream.device)
+        elif way == 1:
+            self.say(f"synchronize({stream.key})")
+            self.cuda.cuStreamSynchronize(stream.handle)
+            join(self.host, stream.clock)
+        elif way == 2:
+            self.say(f"query({stream.key})")
+            self.poll("cuStreamQuery", stream.handle)
+            join(self.host, stream.clock)
+        else:
+            event = self.record(stream)
+            if way == 3:
+                self.cuda.cuEventSynchronize(event.handle)
+            else:
+                self.poll("cuEventQuery", event.handle)
+            join(self.host, event.clock)
+
+    def poll(self, call: str, handle: int) -> None:
+        """Query until ready."""
+        end = time.monotonic() + WAITS_MOST
+        while (code := self.cuda.code(call, handle)) == NOT_READY:
+            if time.monotonic() > end:
+                raise Wrong(f"{call} is not ready after {WAITS_MOST:g} s")
+        if code:
+            raise Wrong(f"{call}: {code}")
+
+    def synchronize_context(self, device: int) -> None:
+        """Wait for a device."""
+        self.say(f"synchronize device {device}")
+        self.cuda.use(device)
+        self.cuda.cuCtxSynchronize()
+        join(self.host, self.gone[device])
+        for stream in self.streams:
+            if stream.device == device:
+                join(self.host, stream.clock)
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def span(self, memory: Memory, align: int = 1) -> tuple[int, int]:
+        """Return a start and a length inside memory, both multiples of `align`."""
+        whole = len(memory.model) // align
+        if self.random.random() < 0.3:
+            return 0, whole * align
+        start = self.random.randrange(whole)
+        return start * align, self.random.randint(1, whole - start) * align
+
+    def host_may_touch(self, memory: Memory, write: bool) -> None:
+        """Wait on the host until pinned memory can be read, or written."""
+        for clock in (memory.written, memory.read if write else {}):
+            for key, count in clock.items():
+                if self.host.get(key, 0) < count:
+                    self.order(key, None)
+
+    def compare(self, memory: Memory) -> None:
+        """Compare pinned memory with the model."""
+        assert memory.bytes is not None
+        self.host_may_touch(memory, write=False)
+        self.same(np.frombuffer(memory.bytes, np.uint8), memory.model, f"pinned {memory.address:#x}")
+
+    def same(self, got: np.ndarray, want: np.ndarray, what: str) -> None:
+        """Raise `Wrong` where bytes differ."""
+        if not np.array_equal(got, want):
+            at = np.flatnonzero(got != want)
+            first = int(at[0])
+            text = f"{len(at)} of {len(want)} bytes differ, first at {first}: {got[first]}, not {want[first]}"
+            raise Wrong(f"{what}: {text}")
+
+    def memset(self, stream: Stream, memory: Memory) -> None:
+        """Set all of a memory to a value."""
+        width = self.random.choice([1, 2, 4])
+        start, nbytes = self.span(memory, width) if memory.written else (0, len(memory.model))
+        value = self.random.getrandbits(8 * width)
+        self.after(stream, [], [memory])
+        self.say(f"memset{8 * width}({memory.address:#x}+{start}, {nbytes}) in {stream.key}")
+        memory.model[start : start + nbytes].view(f"u{width}")[:] = value
+        word = {1: ctypes.c_ubyte, 2: ctypes.c_ushort, 4: ctypes.c_uint}[width](value)
+        call = f"cuMemsetD{8 * width}"
+        if stream.kind == "legacy" and self.random.random() < 0.5:
+            getattr(self.cuda, f"{call}_v2")(memory.address + start, word, nbytes // width)
+        else:
+            getattr(self.cuda, f"{call}Async")(memory.address + start, word, nbytes // width, stream.handle)
+
+    def copy_in(self, stream: Stream, memory: Memory, pinned: Memory | None) -> None:
+        """Copy from the host; pageable bytes are overwritten at once, they were read."""
+        start, nbytes = self.span(memory)
+        if pinned:
+            nbytes = min(nbytes, len(pinned.model))
+            source: int | ctypes.Array[ctypes.c_char] = pinned.address
+            data = pinned.model[:nbytes].copy()
+        else:
+            data = np.frombuffer(self.random.randbytes(nbytes), np.uint8)
+            source = ctypes.create_string_buffer(data.tobytes(), nbytes)
+        self.after(stream, [pinned] if pinned else [], [memory])
+        self.say(f"in({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
+        call, to = self.random.choice(["cuMemcpyHtoD", "cuMemcpy"]), memory.address + start
+        if stream.kind == "legacy" and self.random.random() < 0.5:
+            getattr(self.cuda, "cuMemcpyHtoD_v2" if call == "cuMemcpyHtoD" else call)(to, source, nbytes)
+            if pinned:
+                join(self.host, stream.clock)
+        else:
+            call = f"{call}Async_v2" if call == "cuMemcpyHtoD" else f"{call}Async"
+            getattr(self.cuda, call)(to, source, nbytes, stream.handle)
+        if not isinstance(source, int):
+            ctypes.memset(source, 0xEE, nbytes)
+        memory.model[start : start + nbytes] = data
+
+    def copy_out(self, stream: Stream, memory: Memory, pinned: Memory | None) -> None:
+        """Copy to the host; pageable bytes are there when the call returns."""
+        start, nbytes = self.span(memory)
+        if pinned:
+            nbytes = min(nbytes, len(pinned.model))
+        self.after(stream, [memory], [pinned] if pinned else [])
+        self.say(f"out({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
+        target = pinned.address if pinned else ctypes.create_string_buffer(b"\xcc" * nbytes, nbytes)
+        waits = stream.kind == "legacy" and self.random.random() < 0.5
+        if waits:
+            self.cuda.cuMemcpyDtoH_v2(target, memory.address + start, nbytes)
+        else:
+            self.cuda.cuMemcpyDtoHAsync_v2(target, memory.address + start, nbytes, stream.handle)
+        if waits or not pinned:
+            join(self.host, stream.clock)
+        if pinned:
+            pinned.model[:nbytes] = memory.model[start : start + nbytes]
+        else:
+            assert not isinstance(target, int)
+            want = memory.model[start : start + nbytes]
+            self.same(np.frombuffer(target, np.uint8), want, f"{memory.address:#x}+{start}")
+
+    def copy(self, stream: Stream, to: Memory, source: Memory, kernel: str | None) -> None:
+        """Copy, or add, on the device."""
+        align = 4 if kernel == "add" else 1
+        start, nbytes = self.span(to, align)
+        nbytes = min(nbytes, len(source.model) // align * align)
+        self.after(stream, [source], [to])
+        self.say(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
+        if kernel:
+            words = nbytes // 4 if kernel == "add" else nbytes
+            self.cuda.launch(to.device, stream.handle, kernel, to.address + start, source.address, words)
+        else:
+            self.cuda.cuMemcpyDtoDAsync_v2(to.address + start, source.address, nbytes, stream.handle)
+        if kernel == "add":
+            to.model[start : start + nbytes].view("u4")[:] += source.model[:nbytes].view("u4")
+        else:
+            to.model[start : start + nbytes] = source.model[:nbytes]
+
+    def fill(self, stream: Stream, memory: Memory) -> None:
+        """Launch the kernel that fills words."""
+        start, nbytes = self.span(memory, 4)
+        value = self.random.getrandbits(32)
+        self.after(stream, [], [memory])
+        self.say(f"fill({memory.address:#x}+{start}, {nbytes}) in {stream.key}")
+        self.cuda.launch(memory.device, stream.handle, "fill", memory.address + start, nbytes // 4, value)
+        memory.model[start : start + nbytes].view("u4")[:] = value
+
+    def free(self, memory: Memory) -> None:
+        """Free memory: at once, whatever is under way, or in a stream."""
+        self.memory.remove(memory)
+        if memory.bytes is not None:
+            self.say(f"freeHost({memory.address:#x})")
+            memory.bytes.release()
+            self.cuda.cuMemFreeHost(memory.address)
+            self.new_pinned(memory.device)
+            return
+        if self.random.random() < 0.5:
+            self.say(f"free({memory.address:#x})")
+            self.cuda.cuMemFree_v2(memory.address)
+        else:
+            stream = self.random.choice([stream for stream in self.streams if stream.device == memory.device])
+            self.after(stream, [], [memory])
+            self.say(f"freeAsync({memory.address:#x}) in {stream.key}")
+            self.cuda.cuMemFreeAsync(memory.address, stream.handle)
+        self.new_memory(memory.device)
+
+    def destroy(self, stream: Stream) -> None:
+        """Destroy a stream whose work may go on, and make another."""
+        self.streams.remove(stream)
+        join(self.gone[stream.device], stream.clock)
+        self.say(f"destroy({stream.key})")
+        self.cuda.cuStreamDestroy_v2(stream.handle)
+        self.new_stream(stream.device)
+
+    def step(self) -> None:
+        """Do one random thing."""
+        device = self.random.choice(self.memory).device
+        self.cuda.use(device)
+        stream = self.random.choice([stream for stream in self.streams if stream.device == device])
+        own = [memory for memory in self.memory if memory.device == device]
+        on_device = [memory for memory in own if memory.bytes is None]
+        pinned = [memory for memory in own if memory.bytes is not None]
+        memory, host = self.random.choice(on_device), self.random.choice([None, *pinned])
+        match self.random.randrange(22):
+            case 0 | 1 | 2:
+                self.copy_in(stream, memory, host)
+            case 3 | 4:
+                self.copy_out(stream, memory, host)
+            case 5 | 6 | 7 | 8:
+                other = self.random.choice(on_device)
+                if other is not memory:
+                    self.copy(stream, memory, other, self.random.choice([None, "copy", "add"]))
+            case 9 | 10:
+                self.fill(stream, memory)
+            case 11 | 12:
+                self.memset(stream, memory)
+            case 13:
+                self.cuda.launch(device, stream.handle, "nap", self.random.randint(1, 200))
+            case 14:
+                self.wait_on_host(stream)
+            case 15:
+                self.record(stream)
+            case 16 if self.events:
+                events = [event for event in self.events if event.device == device]
+                if events:
+                    self.wait(stream, self.random.choice(events))
+            case 17 if self.events:
+                event = self.events.pop(self.random.randrange(len(self.events)))
+                self.cuda.use(event.device)
+                self.say(f"destroy({event.handle:#x})")
+                self.cuda.cuEventDestroy_v2(event.handle)
+            case 18:
+                self.free(self.random.choice(own))
+            case 19 if stream.handle > PER_THREAD:
+                self.destroy(stream)
+            case 20 if pinned:
+                one = self.random.choice(pinned)
+                self.compare(one)
+                self.host_may_touch(one, write=True)
+                data = self.random.randbytes(len(one.model))
+                assert one.bytes is not None
+                one.bytes[:] = data
+                one.model[:] = np.frombuffer(data, np.uint8)
+
+    def run(self) -> None:
+        """Execute, compare all memory, and let everything go."""
+        for _ in range(self.steps):
+            self.step()
+        for device in self.gone:
+            if self.random.random() < 0.5:
+                self.synchronize_context(device)
+        for memory in self.memory:
+            self.cuda.use(memory.device)
+            if memory.bytes is None:
+                streams = [stream for stream in self.streams if stream.device == memory.device]
+                self.copy_out(self.random.choice(streams), memory, None)
+            else:
+                self.compare(memory)
+        self.close()
+
+    def close(self) -> None:
+        """Let everything go."""
+        for memory in self.memory:
+            self.cuda.use(memory.device)
+            if memory.bytes is None:
+                self.cuda.cuMemFree_v2(memory.address)
+            else:
+                memory.bytes.release()
+                self.cuda.cuMemFreeHost(memory.address)
+        for event in self.events:
+            self.cuda.use(event.device)
+            self.cuda.cuEventDestroy_v2(event.handle)
+        for stream in self.streams:
+            if stream.handle > PER_THREAD:
+                self.cuda.use(stream.device)
+                self.cuda.cuStreamDestroy_v2(stream.handle)
+
+
+def run(cuda: Cuda, seeds: Iterator[int], devices: int, found: list[str], legacy: bool = True) -> None:
+    """Run programs until one is wrong."""
+    for seed in seeds:
+        if found:
+            return
+        program = None
+        try:
+            program = Program(cuda, seed, devices, legacy=legacy)
+            program.run()
+        except Exception as error:
+            steps = "\n  ".join(program.text[-12:]) if program else ""
+            found.append(f"seed {seed}: {type(error).__name__}: {error}\n  {steps}")
+            return
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the programs of a range of seeds; tell the first that is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.driver.programs", description=main.__doc__)
+    parser.add_argument("--seeds", default="0:100", help="first and end")
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="threads that run programs side by side")
+    chosen = parser.parse_args(arguments)
+    first, end = map(int, chosen.seeds.split(":"))
+    cuda = Cuda()
+    devices = cuda.start(chosen.devices)
+    found: list[str] = []
+    seeds = iter(range(first, end))
+    if chosen.threads == 1:
+        run(cuda, seeds, devices, found)
+    else:
+        shares = [iter(range(first + k, end, chosen.threads)) for k in range(chosen.threads)]
+        threads = [threading.Thread(target=run, args=(cuda, share, devices, found)) for share in shares]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    print(found[0] if found else f"{end - first} programs are right", flush=True)
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
