@@ -1,0 +1,144 @@
+"""The table of the driver's interface against NVIDIA's headers, where they are installed, and what follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from warpwell.driver import generate, table
+
+CLASSES = {
+    "unsigned char": "1", "unsigned short": "2", "unsigned int": "4", "cuuint32_t": "4", "int": "4", "CUdevice_v1": "4",
+    "float": "f", "size_t": "8", "unsigned long long": "8", "cuuint64_t": "8", "CUdeviceptr_v2": "8",
+    "CUmemGenericAllocationHandle_v1": "8", "CUoccupancyB2DSize": "pointer",
+}  # fmt: skip
+"""How the header's types travel in a call: bytes of an integer, a float, or a pointer."""
+HANDLES = {"CUcontext", "CUstream", "CUevent", "CUfunction", "CUkernel", "CUlibrary", "CUmodule", "CUgreenCtx"}
+ROLES = {
+    "uint8_t": "1", "uint16_t": "2", "uint32_t": "4", "int32_t": "4", "float": "f", "size_t": "8", "uint64_t": "8",
+}  # fmt: skip
+
+
+def folders() -> list[Path]:
+    """Folders that may hold NVIDIA's headers: those of the wheel nvidia-cuda-runtime."""
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(one) for one in (spec.submodule_search_locations or [] if spec else [])]
+
+
+@pytest.fixture(scope="module")
+def headers() -> tuple[str, str]:
+    """Return the typedefs of all versions, and cuda.h."""
+    for folder in folders():
+        for found in folder.glob("*/include/cudaTypedefs.h"):
+            more = found.with_name("cudaProfilerTypedefs.h")
+            return found.read_text() + more.read_text(), found.with_name("cuda.h").read_text()
+    pytest.skip("the headers are not installed: pip install nvidia-cuda-runtime")
+
+
+def prototypes(typedefs: str) -> dict[tuple[str, int, bool], list[str]]:
+    """Return (name, version, of a thread's stream) -> C types of the arguments."""
+    found = {}
+    pattern = r"typedef CUresult\s*\(CUDAAPI \*PFN_(cu\w+?)_v(\d+)(_ptds|_ptsz)?\)\(([^;]*)\);"
+    for name, version, suffix, inside in re.findall(pattern, typedefs):
+        inside = re.sub(r"\s+", " ", inside).strip()
+        found[name, int(version), bool(suffix)] = [] if inside in ("", "void") else inside.split(",")
+    return found
+
+
+def passed_as(argument: str) -> str:
+    """Return how an argument of the header is passed."""
+    words = argument.replace("const ", "").strip()
+    if "*" in words:
+        return "pointer"
+    kind = re.sub(r"\s*\w+$", "", words) if re.search(r"\s", words) else words
+    kind = kind.removesuffix("_st")
+    return "pointer" if kind in HANDLES else CLASSES.get(kind, "4" if kind.startswith("CU") else kind)
+
+
+def test_the_table_has_every_name_and_version_of_the_header(headers: tuple[str, str]) -> None:
+    header = {(name, version, thread) for name, version, thread in prototypes(headers[0])}
+    ours = {(entry.name, entry.version, entry.per_thread) for entry in table.entries()}
+    assert len(header) > 500
+    assert not sorted(header - ours), "missing in the table"
+    assert not sorted(ours - header), "unknown to the header: a mistake, or the installed header is older"
+
+
+def test_served_calls_pass_their_arguments_as_the_header_says(headers: tuple[str, str]) -> None:
+    known = prototypes(headers[0])
+    wrong = []
+    compared = set()
+    for entry in table.entries():
+        call = table.calls().get(table.plain_symbol(entry.symbol))
+        arguments = known.get((entry.name, entry.version, entry.per_thread))
+        if call is None or arguments is None:
+            continue
+        compared.add(call.symbol)
+        ours = ["pointer" if "*" in one or one.startswith("CU") else ROLES[one] for one in call.c_types]
+        if ours != [passed_as(argument) for argument in arguments]:
+            wrong.append(f"{entry.symbol}: {call.roles}, the header has {arguments}")
+    assert not wrong, "\n".join(wrong)
+    assert compared == set(table.calls()), "served, and in no header"
+
+
+def test_error_codes_are_the_headers(headers: tuple[str, str]) -> None:
+    inside = re.search(r"typedef enum cudaError_enum \{(.*?)\} CUresult;", headers[1], re.S)
+    assert inside
+    codes = {int(code): name for name, code in re.findall(r"(CUDA_\w+)\s*=\s*(\d+)", inside[1])}
+    assert codes == table.errors()
+
+
+def test_a_symbol_stands_once_and_versions_rise() -> None:
+    symbols = [entry.symbol for entry in table.entries()]
+    assert len(symbols) == len(set(symbols))
+    for name in {entry.name for entry in table.entries()}:
+        plain = [entry for entry in table.entries() if entry.name == name and not entry.per_thread]
+        assert [entry.version for entry in plain] == sorted(entry.version for entry in plain), name
+        assert [entry.symbol for entry in plain] == [name] + [f"{name}_v{i}" for i in range(2, len(plain) + 1)]
+
+
+def test_served_calls_are_symbols_and_have_known_roles() -> None:
+    symbols = {entry.symbol for entry in table.entries()}
+    for call in table.calls().values():
+        assert call.symbol in symbols
+        assert call.kind in ("hand", "call", "send", "inner"), call
+        assert all(role.removeprefix("out_") in table.ROLES for role in call.roles), call
+        # What nobody waits for returns nothing, and host memory is gone before it would be read.
+        if call.kind == "send":
+            assert not any(role.startswith("out_") for role in call.roles), call
+        if call.kind in ("call", "send"):
+            assert not {"host", "source", "ptr", "str", "chars", "stream", "event"} & set(call.roles), call
+
+
+def test_layer_and_worker_of_different_tables_do_not_talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = generate.protocol_hash()
+    other = tmp_path / "native"
+    other.mkdir()
+    for name in ("wire.h", "calls.h"):
+        (other / name).write_bytes((generate.NATIVE / name).read_bytes())
+    monkeypatch.setattr(generate, "NATIVE", other)
+    assert generate.protocol_hash() == here
+    (other / "calls.h").write_text((other / "calls.h").read_text() + "\n")
+    assert generate.protocol_hash() != here
+
+
+def test_numbers_and_structs_follow_from_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = generate.sources()["gen_ops.h"]
+    numbers = re.findall(r"^    WW_OP_(cu\w+),$", text, re.M)
+    assert numbers == [call.symbol for call in table.calls().values() if call.kind in ("call", "send")]
+    call = table.calls()["cuCtxSetLimit"]
+    assert "struct __attribute__((packed)) ww_args_cuCtxSetLimit { int32_t a0; uint64_t a1; };" in text
+    monkeypatch.setattr(table, "calls", lambda: {call.symbol: replace(call, roles=("enum", "u8"))})
+    assert "ww_args_cuCtxSetLimit { int32_t a0; uint8_t a1; };" in generate.sources()["gen_ops.h"]
+
+
+def test_the_wire_fits_what_both_sides_assume() -> None:
+    text = (generate.NATIVE / "wire.h").read_text()
+    values = {name: int(value) << int(shift or 0) for name, value, shift in
+              re.findall(r"#define (WW_\w+) \(?(\d+)u(?: << (\d+)\))?", text)}  # fmt: skip
+    assert values["WW_RING_BYTES"] & (values["WW_RING_BYTES"] - 1) == 0
+    assert values["WW_RING_BYTES"] % 32 == 0  # so a header fits wherever an entry may begin
+    assert values["WW_ENTRY_MOST"] * 2 <= values["WW_RING_BYTES"]  # an entry and the padding before it
