@@ -4,6 +4,6 @@
 - generate: the C sources that follow from the table
 - build: the native parts, built once into the cache folder
 
-The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` what layer and worker share, ``fake.c`` a
-driver without a GPU for tests.
+The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
+share, ``worker.h`` the map of the worker, ``fake.c`` a driver without a GPU for tests.
 """

@@ -1,0 +1,271 @@
+/* Start and end of a worker.
+ *
+ *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K --facts
+ *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --socket FD --life FD [--pidfd FD]
+ *
+ * The first form writes WW_HASH and a ww_facts to stdout. The second serves the client at the other end of the socket, and
+ * ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of `life`) is gone.
+ */
+#include "worker.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LEAST_DRIVER 12040       /* functions tell their parameters since then */
+#define RESIZE_LOCAL_TO_MOST 0x10 /* flag of a context: else a kernel with more local memory waits for the device */
+
+struct ww_worker ww;
+static struct options {
+    const char *driver, *device;
+    uint32_t ordinal;
+    int facts, socket, life, pidfd;
+} given = {.driver = "libcuda.so.1", .device = "0", .socket = -1, .life = -1, .pidfd = -1};
+
+/* -- ends ------------------------------------------------------------------------------------------------------------------- */
+
+static _Noreturn void end(int status) {
+    if (given.socket >= 0) shutdown(given.socket, SHUT_RDWR); /* before the driver takes its time to let the device go */
+    _exit(status);
+}
+
+void ww_die(const char *line) {
+    fprintf(stderr, "warpwell: the CUDA worker of device %u ends: %s\n", given.ordinal, line);
+    fflush(NULL);
+    if (ww.status) atomic_store(&ww.status->sticky, CUDA_ERROR_UNKNOWN);
+    end(1);
+}
+
+void ww_lost(CUresult code) {
+    atomic_store(&ww.status->sticky, (uint32_t)code);
+    alarm(2);
+    native.cuCtxSynchronize(); /* shows what an assert printed; a lost context does not wait */
+    fflush(NULL);
+    end(0);
+}
+
+int ww_is_sticky(CUresult code) {
+    switch (code) {
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED: return 1;
+    default: return 0;
+    }
+}
+
+void *ww_memory(size_t n) {
+    void *memory = calloc(1, n);
+    if (!memory) ww_die("out of host memory");
+    return memory;
+}
+
+/* Its own thread, because the executor may be held up in the driver, or by a full pipe at stdout. */
+static void *watch(void *unused) {
+    (void)unused;
+    struct pollfd all[3] = {{given.socket, POLLRDHUP, 0}, {given.pidfd, POLLIN, 0}, {given.life, POLLIN, 0}};
+    for (;;) {
+        if (poll(all, 3, -1) <= 0) continue;
+        if (all[0].revents || all[1].revents || all[2].revents) end(0);
+    }
+    return NULL;
+}
+
+static void start_watch(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, watch, NULL)) ww_die("there is no thread to watch the client");
+    pthread_detach(thread);
+}
+
+static _Noreturn void refuse(CUresult result, const char *why) {
+    struct ww_refused said = {.said = WW_REFUSED, .result = result};
+    snprintf(said.why, sizeof said.why, "%s", why);
+    if (given.socket >= 0) send(given.socket, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
+    else fprintf(stderr, "warpwell: %s\n", why);
+    end(1);
+}
+
+static void must(CUresult code, const char *what) {
+    if (!code) return;
+    const char *name = NULL;
+    char why[200];
+    if (native.cuGetErrorName) native.cuGetErrorName(code, &name);
+    snprintf(why, sizeof why, "device %u: %s: %s", given.ordinal, what, name ? name : "unknown error");
+    refuse(code, why);
+}
+
+/* -- the device --------------------------------------------------------------------------------------------------------------- */
+
+static int same_uuid(const unsigned char *uuid, const char *text) {
+    char said[64];
+    int n = snprintf(said, sizeof said, "GPU-");
+    for (int i = 0; i < 16; i++)
+        n += snprintf(said + n, sizeof said - (size_t)n, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+    return !strcmp(said, text);
+}
+
+static void find_device(void) {
+    char *rest;
+    long ordinal = strtol(given.device, &rest, 10);
+    int count = 0;
+    if (*given.device && !*rest) {
+        must(native.cuDeviceGet(&ww.device, (int)ordinal), "no such device");
+        return;
+    }
+    must(native.cuDeviceGetCount(&count), "devices cannot be counted");
+    for (int i = 0; i < count; i++) {
+        unsigned char uuid[16];
+        if (native.cuDeviceGet(&ww.device, i) || native.cuDeviceGetUuid_v2(uuid, ww.device)) continue;
+        if (same_uuid(uuid, given.device)) return;
+    }
+    refuse(CUDA_ERROR_NO_DEVICE, "the worker does not see its device");
+}
+
+static void start_driver(void) {
+    char why[400];
+    int version = 0;
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* else the first launch of a kernel may wait for the device */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (ww_load_native(given.driver, why, sizeof why)) refuse(CUDA_ERROR_NO_DEVICE, why);
+    must(native.cuInit(0), "the driver does not start");
+    must(native.cuDriverGetVersion(&version), "the driver has no version");
+    if (version < LEAST_DRIVER) refuse(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "the driver is older than CUDA 12.4: update it");
+    find_device();
+}
+
+static void find_facts(struct ww_facts *facts) {
+    memset(facts, 0, sizeof *facts);
+    size_t total = 0;
+    int version = 0;
+    facts->said = WW_FACTS;
+    must(native.cuDriverGetVersion(&version), "the driver has no version");
+    must(native.cuDeviceTotalMem_v2(&total, ww.device), "the device tells no size");
+    must(native.cuDeviceGetName(facts->name, sizeof facts->name, ww.device), "the device has no name");
+    must(native.cuDeviceGetUuid_v2(facts->uuid, ww.device), "the device has no UUID");
+    must(native.cuDeviceGetPCIBusId(facts->pci, sizeof facts->pci, ww.device), "the device has no PCI address");
+    facts->driver_version = (uint32_t)version;
+    facts->total_bytes = ww.quota && ww.quota < total ? ww.quota : total;
+    facts->arena = WW_ARENA_BASE + given.ordinal * WW_ARENA_STEP;
+    facts->arena_bytes = WW_ARENA_STEP;
+    for (int i = 1; i < (int)WW_ATTRIBUTES; i++)
+        if (native.cuDeviceGetAttribute(facts->attributes + i, i, ww.device)) facts->attributes[i] = 0;
+    facts->greatest_priority = facts->attributes[CU_DEVICE_STREAM_PRIORITIES] ? -5 : 0;
+}
+
+static void start_context(struct ww_facts *facts) {
+    native.cuDevicePrimaryCtxSetFlags_v2(ww.device, RESIZE_LOCAL_TO_MOST);
+    must(native.cuDevicePrimaryCtxRetain(&ww.context, ww.device), "there is no context");
+    must(native.cuCtxSetCurrent(ww.context), "the context cannot be entered");
+    native.cuCtxGetStreamPriorityRange(&facts->least_priority, &facts->greatest_priority);
+    must(ww_memory_start(given.ordinal, facts->total_bytes, &facts->arena, &facts->arena_bytes), "there are no addresses");
+    must(native.cuMemHostRegister_v2(ww.staging, (size_t)WW_PLACES * WW_PLACE_BYTES, CU_MEMHOST_PORTABLE),
+         "staging cannot be registered");
+    must(native.cuMemHostRegister_v2(ww.cells, (size_t)WW_CELLS * WW_SMALL, CU_MEMHOST_PORTABLE), "cells cannot be registered");
+}
+
+/* -- what is shared ----------------------------------------------------------------------------------------------------------- */
+
+/* Memory whose size nobody can change; with `read_only`, nobody but this process can write to it. All of it is there at
+ * once: a write never finds the machine without memory. */
+static void *share(const char *name, size_t n, int read_only, int *fd) {
+    int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
+    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0 || ftruncate(*fd, (off_t)n) || fallocate(*fd, 0, 0, (off_t)n))
+        refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no shared memory for a client");
+    void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (memory == MAP_FAILED || fcntl(*fd, F_ADD_SEALS, seals))
+        refuse(CUDA_ERROR_OPERATING_SYSTEM, "shared memory cannot be mapped and sealed (Linux 5.1 is needed)");
+    return memory;
+}
+
+static void start_memory(int fds[3]) {
+    ww.ring = share("warpwell-ring", sizeof *ww.ring, 0, fds);
+    ww.status = share("warpwell-status", sizeof *ww.status, 1, fds + 1);
+    ww.staging = share("warpwell-staging", (size_t)WW_PLACES * WW_PLACE_BYTES, 0, fds + 2);
+    ww.cells = mmap(NULL, (size_t)WW_CELLS * WW_SMALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (ww.cells == MAP_FAILED) refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no memory for a client");
+    ww.host_most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
+}
+
+static void tell_opened(struct ww_facts *facts, const int fds[3]) {
+    facts->said = WW_OPENED;
+    struct iovec bytes = {facts, sizeof *facts};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(3 * sizeof(int))];
+    } control = {.header = {.cmsg_len = CMSG_LEN(3 * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.header), fds, 3 * sizeof(int));
+    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (sendmsg(ww.socket, &message, MSG_NOSIGNAL) < 0) end(1);
+    for (int i = 0; i < 3; i++) close(fds[i]);
+}
+
+/* -- main ------------------------------------------------------------------------------------------------------------------------ */
+
+static void parse(int argc, char **argv) {
+    static const struct option names[] = {
+        {"driver", 1, NULL, 'd'}, {"device", 1, NULL, 'u'}, {"ordinal", 1, NULL, 'o'}, {"quota", 1, NULL, 'q'},
+        {"socket", 1, NULL, 's'}, {"life", 1, NULL, 'l'}, {"pidfd", 1, NULL, 'p'}, {"facts", 0, NULL, 'f'}, {0}};
+    for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
+        switch (c) {
+        case 'd': given.driver = optarg; break;
+        case 'u': given.device = optarg; break;
+        case 'o': given.ordinal = (uint32_t)atoi(optarg); break;
+        case 'q': ww.quota = strtoull(optarg, NULL, 10); break;
+        case 's': given.socket = atoi(optarg); break;
+        case 'l': given.life = atoi(optarg); break;
+        case 'p': given.pidfd = atoi(optarg); break;
+        case 'f': given.facts = 1; break;
+        default: exit(2);
+        }
+    }
+    if (given.facts == (given.socket >= 0) || given.ordinal >= 64) {
+        fprintf(stderr, "ww_worker is started by Warpwell's server of CUDA clients\n");
+        exit(2);
+    }
+}
+
+int main(int argc, char **argv) {
+    static const int ignored[] = {SIGINT, SIGQUIT, SIGTSTP, SIGHUP, SIGPIPE}; /* the client decides what they mean */
+    int fds[3];
+    struct ww_facts facts;
+    parse(argc, argv);
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) signal(ignored[i], SIG_IGN);
+    if (given.facts) {
+        uint64_t hash = WW_HASH;
+        start_driver();
+        find_facts(&facts);
+        fwrite(&hash, sizeof hash, 1, stdout);
+        return fwrite(&facts, sizeof facts, 1, stdout) == 1 && !fflush(stdout) ? 0 : 1;
+    }
+    ww.socket = given.socket;
+    prctl(PR_SET_TIMERSLACK, 1000ul);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    start_watch();
+    start_driver();
+    find_facts(&facts);
+    start_memory(fds);
+    start_context(&facts);
+    ww_streams_start();
+    ww_heavy_start();
+    tell_opened(&facts, fds);
+    ww_execute();
+}

@@ -1,0 +1,220 @@
+/* The worker: one process that has the context, the memory and the streams of one client on one device.
+ *
+ *     worker.c           start: arguments, shared memory, the client's first packet; death
+ *     worker_executor.c  main thread: reads the ring, answers; makes only calls of the driver that cannot wait
+ *     worker_streams.c   streams, events, what is parked, marks: when the device has passed a point of a stream
+ *     worker_copies.c    copies, memsets, launches
+ *     worker_memory.c    allocations, frees, pinned memory
+ *     worker_arena.c     which addresses are mapped, used, free
+ *     worker_images.c    modules, functions
+ *     worker_heavy.c     one more thread for calls of the driver that may wait
+ *
+ * The executor alone changes what stands here, unless a comment says that it is the heavy thread's.
+ */
+#ifndef WW_WORKER_H
+#define WW_WORKER_H
+
+#include "calls.h"
+#include "cu.h"
+#include "gen_worker.h"
+#include "wire.h"
+
+/* -- the process ---------------------------------------------------------------------------------------------------------- */
+
+struct ww_worker {
+    struct ww_ring *ring;
+    struct ww_status *status;
+    unsigned char *staging, *cells; /* both registered */
+    int socket;
+    uint64_t tail;                  /* bytes of the ring that were read */
+    CUcontext context;
+    CUdevice device;
+    uint64_t quota;                 /* bytes of device memory, or 0 */
+    uint64_t host_most;             /* bytes of pinned memory */
+};
+extern struct ww_worker ww;
+
+_Noreturn void ww_die(const char *line);   /* the client is wrong, or the machine: one line on its stderr, and the end */
+_Noreturn void ww_lost(CUresult code);     /* the context is lost: the client learns the code, and the end */
+int ww_is_sticky(CUresult code);
+void ww_wake(void);                        /* from other threads: the executor looks at its lists again */
+void *ww_memory(size_t n);                 /* zeroed, or the end */
+
+/* -- calls: entries of the ring that were copied, and what the worker itself puts into streams ---------------------------- */
+
+struct ww_generation { /* of an event: one record. Waits and queries belong to it, not to the event */
+    uint32_t refs, timed;
+    int recorded;      /* a record was read */
+    int parked;        /* and is not issued yet */
+    CUevent native;
+};
+
+struct ww_todo { /* what happens when a mark has been passed */
+    struct ww_todo *next;
+    enum { WW_ANSWER, WW_PLACE, WW_CELL, WW_BARRIER, WW_RELEASE, WW_EVENT_DROP } kind;
+    uint32_t a, b;     /* slot and seq; place and use; cell */
+    uint64_t address;
+    struct ww_barrier *barrier;
+};
+
+struct ww_call {
+    struct ww_call *next;
+    uint64_t order;                    /* in which calls were read */
+    size_t bytes;                      /* of this struct with what follows */
+    struct ww_generation *generation;  /* of waits and records */
+    struct ww_native_function *function;
+    struct ww_todo *todo;              /* not an entry, but a mark for this */
+    int destroys;                      /* not an entry, but the stream's end */
+    uint32_t nargs;                    /* bytes of args */
+    struct ww_entry entry;
+    _Alignas(16) unsigned char args[];
+};
+
+void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n);
+void ww_result(const struct ww_call *call, CUresult result); /* answers, or defers an error; a payload's place is done on errors */
+void ww_place_done(uint32_t place, uint32_t use, CUresult result);
+_Noreturn void ww_execute(void);                              /* the main loop */
+
+/* -- streams -------------------------------------------------------------------------------------------------------------- */
+
+struct ww_mark {
+    struct ww_mark *next;
+    CUevent native;
+    uint64_t count;        /* calls of the stream that it covers */
+    int waited;            /* a thread waits: what the device printed is shown first */
+    struct ww_todo *todos;
+};
+
+struct ww_stream {
+    struct ww_stream *next_made, *next_parked;
+    CUstream native;
+    uint32_t id;
+    int nonblocking, gone, is_parked;
+    uint64_t issued, marked, done;      /* calls: given to the driver, covered by a mark, passed */
+    uint32_t cells;                     /* that it holds */
+    struct ww_mark *first_mark, *last_mark;
+    struct ww_todo *later;              /* go to the next mark, whenever that comes */
+    struct ww_call *first, *last;       /* parked */
+    size_t parked_bytes;
+};
+
+void ww_streams_start(void);
+void ww_stream_call(struct ww_call *call);               /* issues it or parks a copy of it */
+int ww_streams_step(void);                               /* looks at marks and parked calls; whether something happened */
+int ww_streams_busy(void);                               /* whether a mark or a wait is outstanding */
+struct ww_stream *ww_find_stream(uint32_t id);
+void ww_stream_later(struct ww_stream *s, struct ww_todo todo); /* at the next mark */
+void ww_stream_mark(struct ww_stream *s, struct ww_todo todo);  /* when all that is issued now has been passed */
+uint32_t ww_take_cell(struct ww_stream *s);                      /* 1 + cell, or 0: none for this stream now */
+void ww_stream_create(const struct ww_call *call);
+void ww_stream_destroy(const struct ww_call *call);
+void ww_stream_query(const struct ww_call *call);
+void ww_stream_sync(const struct ww_call *call);
+void ww_event_create(const struct ww_call *call);
+void ww_event_destroy(const struct ww_call *call);
+void ww_event_query(const struct ww_call *call);
+void ww_event_sync(const struct ww_call *call);
+void ww_event_elapsed(const struct ww_call *call);
+
+struct ww_barrier { /* all calls that were read before it are passed */
+    uint32_t left;
+    void (*then)(struct ww_barrier *barrier);
+    uint32_t slot, seq;
+    uint64_t what;
+    void *with;
+};
+void ww_barrier(struct ww_barrier barrier);
+void ww_ctx_sync(const struct ww_call *call);
+
+#define WW_CELLS 256u /* of WW_SMALL bytes: payloads that travelled in entries, on their way to the device */
+
+/* -- copies, launches ----------------------------------------------------------------------------------------------------- */
+
+CUresult ww_check_move(const struct ww_call *call);                   /* at reading: what can be said without memory */
+CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held); /* held: the result is told by a mark */
+
+/* -- memory --------------------------------------------------------------------------------------------------------------- */
+
+#define WW_ALIGN 512u
+#define WW_ARENA_BASE 0x300000000000ull
+#define WW_ARENA_STEP (1ull << 40)
+
+enum ww_block_state { WW_UNMAPPED, WW_BUSY, WW_FREE, WW_USED, WW_FREEING };
+
+struct ww_block {
+    uint64_t at, size;
+    enum ww_block_state state;
+};
+
+struct ww_chunk {
+    uint64_t at, size, handle;
+};
+
+struct ww_arena {
+    uint64_t base, bytes, piece, quota, mapped, free;
+    struct ww_block *blocks; /* by address, they cover the whole range */
+    size_t n, room;
+    struct ww_chunk *chunks; /* mapped at one time each */
+    size_t nchunks, chunk_room;
+};
+extern struct ww_arena ww_arena;
+
+void ww_arena_init(struct ww_arena *a, uint64_t base, uint64_t bytes, uint64_t piece, uint64_t quota);
+uint64_t ww_arena_take(struct ww_arena *a, uint64_t n);
+uint64_t ww_arena_choose(struct ww_arena *a, uint64_t n, uint64_t *size);
+void ww_arena_settle(struct ww_arena *a, uint64_t at, uint64_t size, uint64_t handle);
+int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out);
+uint64_t ww_arena_size(const struct ww_arena *a, uint64_t at);
+int ww_arena_holds(const struct ww_arena *a, uint64_t at, uint64_t n);
+int ww_arena_freeing(struct ww_arena *a, uint64_t at);
+void ww_arena_free(struct ww_arena *a, uint64_t at);
+
+CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes);
+enum ww_where { WW_NOWHERE, WW_DEVICE, WW_HOST };
+enum ww_where ww_where(uint64_t at, uint64_t n); /* what the client may name in copies */
+void ww_alloc(const struct ww_call *call);
+void ww_free(const struct ww_call *call);
+CUresult ww_free_async_read(const struct ww_call *call);
+void ww_release(uint64_t address);               /* the stream has passed a free */
+void ww_mem_info(const struct ww_call *call);
+void ww_pin(const struct ww_call *call);
+void ww_unpin(const struct ww_call *call);
+
+/* -- images --------------------------------------------------------------------------------------------------------------- */
+
+struct ww_native_function {
+    uint32_t id, params;
+    CUfunction native;
+    struct ww_param *param;
+};
+
+void ww_image(const struct ww_call *call);
+void ww_load(const struct ww_call *call);
+void ww_unload(const struct ww_call *call);
+void ww_global(const struct ww_call *call);
+void ww_function_set(const struct ww_call *call);
+struct ww_native_function *ww_function(uint32_t id); /* or NULL */
+int ww_is_global(uint64_t at, uint64_t n);
+
+/* -- heavy thread --------------------------------------------------------------------------------------------------------- */
+
+struct ww_job {
+    struct ww_job *next;
+    void (*work)(struct ww_job *job); /* in the heavy thread: sets result, data, nbytes */
+    void (*done)(struct ww_job *job); /* in the executor, then the job and its data are freed; NULL: only the answer */
+    CUresult result;
+    uint32_t slot, seq;
+    void *data;                       /* malloced: bytes of the answer */
+    size_t nbytes;
+    uint64_t a, b, c;
+    int fd;
+    void *with;
+    struct ww_call *call;             /* a copy, freed with the job, or NULL */
+};
+
+void ww_heavy_start(void);
+void ww_heavy(struct ww_job job);
+int ww_heavy_step(void);              /* carries out `done` of jobs that are; whether there was one */
+struct ww_call *ww_copy_call(const struct ww_call *call);
+
+#endif

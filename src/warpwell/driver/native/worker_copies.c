@@ -1,0 +1,157 @@
+/* Copies, memsets and launches: what a stream carries out. Called when a call is read, and again when it is issued. */
+#include "worker.h"
+
+#include <string.h>
+
+/* What can be said of a call at once: sizes, places, the function. Memory is looked at when the call is issued. */
+static CUresult check_launch(struct ww_call *call) {
+    const struct ww_args_launch *args = (const void *)call->args;
+    if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)
+        return CUDA_ERROR_INVALID_VALUE;
+    size_t bytes = sizeof *args + args->attributes * sizeof(struct ww_launch_attribute) + args->param_bytes;
+    if (bytes > call->nargs) return CUDA_ERROR_INVALID_VALUE;
+    call->function = ww_function(args->function);
+    if (!call->function) return CUDA_ERROR_INVALID_HANDLE;
+    for (uint32_t i = 0; i < call->function->params; i++) {
+        struct ww_param p = call->function->param[i];
+        if (p.size > args->param_bytes || p.offset > args->param_bytes - p.size) return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult check_bytes(const struct ww_call *call) {
+    const struct ww_args_move *args = (const void *)call->args;
+    if (call->nargs < sizeof *args) return CUDA_ERROR_INVALID_VALUE;
+    if (call->entry.place)
+        return args->nbytes == call->entry.nbytes && args->nbytes <= WW_PLACE_BYTES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    if (call->entry.op == WW_OP_OUT || args->nbytes > WW_SMALL || args->nbytes > call->nargs - sizeof *args)
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+CUresult ww_check_move(const struct ww_call *call) {
+    switch (call->entry.op) {
+    case WW_OP_LAUNCH: return check_launch((struct ww_call *)call);
+    case WW_OP_IN:
+    case WW_OP_OUT: return check_bytes(call);
+    case WW_OP_COPY: return call->nargs >= sizeof(struct ww_args_copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case WW_OP_MEMSET: return call->nargs >= sizeof(struct ww_args_memset) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case WW_OP_FREE_ASYNC: return ww_free_async_read(call);
+    default: return CUDA_SUCCESS;
+    }
+}
+
+static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *held) {
+    const struct ww_args_move *args = (const void *)call->args;
+    enum ww_where where = ww_where(args->address, args->nbytes);
+    if (where == WW_NOWHERE) return CUDA_ERROR_INVALID_VALUE;
+    const unsigned char *from;
+    uint32_t cell = 0;
+    if (call->entry.place) {
+        from = ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES;
+    } else {
+        cell = ww_take_cell(s);
+        if (!cell) return CUDA_ERROR_OUT_OF_MEMORY; /* cannot be: a call without a cell is parked */
+        unsigned char *to = ww.cells + (size_t)(cell - 1) * WW_SMALL;
+        memcpy(to, call->args + sizeof *args, args->nbytes);
+        from = to;
+        ww_stream_later(s, (struct ww_todo){.kind = WW_CELL, .a = cell - 1});
+    }
+    CUresult code = CUDA_SUCCESS;
+    if (where == WW_DEVICE) code = native.cuMemcpyHtoDAsync_v2(args->address, from, args->nbytes, s->native);
+    else code = native.cuMemcpyAsync(args->address, (uintptr_t)from, args->nbytes, s->native);
+    if (!code && call->entry.place) {
+        ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
+        if (call->entry.slot == WW_NO_SLOT) *held = 1;
+    }
+    return code;
+}
+
+static CUresult move_out(struct ww_stream *s, const struct ww_call *call, int *held) {
+    const struct ww_args_move *args = (const void *)call->args;
+    enum ww_where where = ww_where(args->address, args->nbytes);
+    if (where == WW_NOWHERE) return CUDA_ERROR_INVALID_VALUE;
+    unsigned char *to = ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES;
+    CUresult code;
+    if (where == WW_DEVICE) code = native.cuMemcpyDtoHAsync_v2(to, args->address, args->nbytes, s->native);
+    else code = native.cuMemcpyAsync((uintptr_t)to, args->address, args->nbytes, s->native);
+    if (!code) {
+        ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
+        if (call->entry.slot == WW_NO_SLOT) *held = 1;
+    }
+    return code;
+}
+
+static CUresult copy(struct ww_stream *s, const struct ww_call *call) {
+    const struct ww_args_copy *args = (const void *)call->args;
+    enum ww_where to = ww_where(args->to, args->nbytes), from = ww_where(args->from, args->nbytes);
+    if (to == WW_NOWHERE || from == WW_NOWHERE) return CUDA_ERROR_INVALID_VALUE;
+    if (to == WW_DEVICE && from == WW_DEVICE)
+        return native.cuMemcpyDtoDAsync_v2(args->to, args->from, args->nbytes, s->native);
+    if (to == WW_DEVICE)
+        return native.cuMemcpyHtoDAsync_v2(args->to, (void *)(uintptr_t)args->from, args->nbytes, s->native);
+    if (from == WW_DEVICE)
+        return native.cuMemcpyDtoHAsync_v2((void *)(uintptr_t)args->to, args->from, args->nbytes, s->native);
+    return native.cuMemcpyAsync(args->to, args->from, args->nbytes, s->native);
+}
+
+static CUresult fill(struct ww_stream *s, const struct ww_call *call) {
+    const struct ww_args_memset *args = (const void *)call->args;
+    if ((args->width != 1 && args->width != 2 && args->width != 4) || args->address % args->width
+        || args->count > UINT64_MAX / 4 || ww_where(args->address, args->count * args->width) == WW_NOWHERE)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (args->width == 1)
+        return native.cuMemsetD8Async(args->address, (unsigned char)args->value, args->count, s->native);
+    if (args->width == 2)
+        return native.cuMemsetD16Async(args->address, (unsigned short)args->value, args->count, s->native);
+    return native.cuMemsetD32Async(args->address, args->value, args->count, s->native);
+}
+
+static CUresult set_attribute(struct cu_launch_attribute *to, const struct ww_launch_attribute *from) {
+    memset(to, 0, sizeof *to);
+    to->id = from->id;
+    switch (from->id) {
+    case CU_LAUNCH_COOPERATIVE:
+    case CU_LAUNCH_PROGRAMMATIC_SERIALIZATION:
+    case CU_LAUNCH_PRIORITY: to->value.number = (int32_t)from->value[0]; return CUDA_SUCCESS;
+    case CU_LAUNCH_CLUSTER_DIMENSION: memcpy(to->value.cluster, from->value, sizeof to->value.cluster); return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+static CUresult launch(struct ww_stream *s, struct ww_call *call) {
+    const struct ww_args_launch *args = (const void *)call->args;
+    const struct ww_launch_attribute *from = (const void *)(args + 1);
+    struct cu_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    unsigned char *params = (unsigned char *)(from + args->attributes);
+    void *pointers[4096];
+    const struct ww_native_function *f = call->function;
+    if (f->params > sizeof pointers / sizeof *pointers) return CUDA_ERROR_INVALID_VALUE;
+    for (uint32_t i = 0; i < f->params; i++) pointers[i] = params + f->param[i].offset;
+    struct cu_launch_config config = {.shared = args->shared, .stream = s->native, .attributes = attributes};
+    config.nattributes = args->attributes;
+    for (int i = 0; i < 3; i++) {
+        config.grid[i] = args->grid[i];
+        config.block[i] = args->block[i];
+    }
+    for (uint32_t i = 0; i < args->attributes; i++) {
+        CUresult code = set_attribute(attributes + i, from + i);
+        if (code) return code;
+    }
+    return native.cuLaunchKernelEx(&config, f->native, pointers, NULL);
+}
+
+CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held) {
+    switch (call->entry.op) {
+    case WW_OP_LAUNCH: return launch(s, call);
+    case WW_OP_IN: return move_in(s, call, held);
+    case WW_OP_OUT: return move_out(s, call, held);
+    case WW_OP_COPY: return copy(s, call);
+    case WW_OP_MEMSET: return fill(s, call);
+    case WW_OP_FREE_ASYNC:
+        ww_stream_mark(s, (struct ww_todo){
+            .kind = WW_RELEASE, .address = ((const struct ww_args_free *)(const void *)call->args)->address});
+        return CUDA_SUCCESS;
+    default: return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}

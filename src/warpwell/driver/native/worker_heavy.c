@@ -1,0 +1,72 @@
+/* One more thread: carries out, in order, calls of the driver that may wait (load, unload, map, pin, queries). */
+#include "worker.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t some = PTHREAD_COND_INITIALIZER;
+static struct ww_job *wanted, **wanted_end = &wanted, *done, **done_end = &done;
+static _Atomic int any_done;
+
+static void *work(void *unused) {
+    (void)unused;
+    CUresult code = native.cuCtxSetCurrent(ww.context);
+    if (code) ww_die("the second thread cannot enter the context");
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        while (!wanted) pthread_cond_wait(&some, &lock);
+        struct ww_job *job = wanted;
+        wanted = job->next;
+        if (!wanted) wanted_end = &wanted;
+        pthread_mutex_unlock(&lock);
+        job->work(job);
+        fflush(stdout);
+        job->next = NULL;
+        pthread_mutex_lock(&lock);
+        *done_end = job;
+        done_end = &job->next;
+        atomic_store(&any_done, 1);
+        pthread_mutex_unlock(&lock);
+        ww_wake();
+    }
+    return NULL;
+}
+
+void ww_heavy_start(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, work, NULL)) ww_die("there is no second thread");
+    pthread_detach(thread);
+}
+
+void ww_heavy(struct ww_job wish) {
+    struct ww_job *job = ww_memory(sizeof *job);
+    *job = wish;
+    pthread_mutex_lock(&lock);
+    *wanted_end = job;
+    wanted_end = &job->next;
+    pthread_cond_signal(&some);
+    pthread_mutex_unlock(&lock);
+}
+
+int ww_heavy_step(void) {
+    if (!atomic_load(&any_done)) return 0;
+    pthread_mutex_lock(&lock);
+    struct ww_job *list = done;
+    done = NULL;
+    done_end = &done;
+    atomic_store(&any_done, 0);
+    pthread_mutex_unlock(&lock);
+    while (list) {
+        struct ww_job *job = list;
+        list = job->next;
+        if (ww_is_sticky(job->result)) ww_lost(job->result);
+        if (job->done) job->done(job);
+        else ww_answer(job->slot, job->seq, job->result, job->data, job->nbytes);
+        free(job->data);
+        free(job->call);
+        free(job);
+    }
+    return 1;
+}

@@ -1,0 +1,375 @@
+/* Images, modules, functions. A library of the client is a module here: there is one context.
+ *
+ * The heavy thread loads and unloads, and gives functions their ids; the executor looks them up.
+ */
+#include "worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define IMAGES_MOST (2ull << 30) /* bytes of all images on their way */
+#define GLOBALS_MOST 65536u
+
+struct image {
+    unsigned char *bytes;
+    uint64_t got, total;
+};
+
+struct module {
+    CUmodule native;
+    uint32_t n;
+    struct ww_native_function **functions;
+};
+
+struct global {
+    uint64_t at, nbytes;
+    uint32_t module;
+};
+
+struct load { /* of the heavy thread */
+    struct image image;
+    struct module *module;
+    uint32_t info_bytes, error_bytes;
+    char *info, *error;
+    unsigned char *answer;
+    size_t bytes, room;
+};
+
+static struct image images[WW_IMAGES];
+static uint64_t image_bytes;
+static struct module *modules[WW_MODULES];
+static char loading[WW_MODULES]; /* ids that are being loaded or unloaded */
+static struct ww_native_function *functions[WW_FUNCTIONS];
+static uint32_t *free_ids, nfree_ids, free_room, next_id = 1; /* the heavy thread's */
+static struct global *globals;
+static uint32_t nglobals;
+
+/* -- images ----------------------------------------------------------------------------------------------------------------- */
+
+static void forget_image(struct image *image) {
+    if (image->bytes) image_bytes -= image->total;
+    free(image->bytes);
+    *image = (struct image){0};
+}
+
+static CUresult add_piece(const struct ww_call *call) {
+    const struct ww_args_image *args = (const void *)call->args;
+    if (call->nargs < sizeof *args || args->image >= WW_IMAGES || !call->entry.place || !args->total)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct image *image = images + args->image;
+    if (args->offset == 0) {
+        forget_image(image);
+        if (args->total > WW_IMAGE_MOST) return CUDA_ERROR_INVALID_IMAGE;
+        if (args->total > IMAGES_MOST - image_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+        image->bytes = calloc(1, args->total + 64); /* a text ends with 0 */
+        if (!image->bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+        image->total = args->total;
+        image_bytes += args->total;
+    }
+    if (!image->bytes || args->total != image->total || args->offset != image->got
+        || call->entry.nbytes > image->total - image->got || call->entry.nbytes > WW_PLACE_BYTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(image->bytes + image->got, ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES, call->entry.nbytes);
+    image->got += call->entry.nbytes;
+    return CUDA_SUCCESS;
+}
+
+void ww_image(const struct ww_call *call) {
+    CUresult code = add_piece(call);
+    if (call->entry.place) ww_place_done(call->entry.place, call->entry.use, code);
+    ww_result(call, code);
+}
+
+/* -- loading, in the heavy thread ----------------------------------------------------------------------------------------- */
+
+static void put(struct load *l, const void *bytes, size_t n) {
+    if (l->bytes + n > l->room) {
+        l->room = 2 * (l->bytes + n);
+        l->answer = realloc(l->answer, l->room);
+        if (!l->answer) ww_die("out of memory for the answer of a load");
+    }
+    memcpy(l->answer + l->bytes, bytes, n);
+    l->bytes += n;
+}
+
+/* Options whose value is a number that the client may choose; all others are pointers, or results. */
+static int is_plain(uint32_t option) {
+    static const uint64_t plain = 1 << 0 | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13
+                                  | 1 << 14 | 1 << 15 | 1 << 20 | 1 << 21 | 1 << 22 | 1 << 23 | 1ull << 30 | 1ull << 31;
+    return option < 64 && (plain >> option & 1);
+}
+
+static CUresult load_module(struct load *l, const struct ww_call *call, CUmodule *out) {
+    const struct ww_args_load *args = (const void *)call->args;
+    const struct ww_option *from = (const void *)(args + 1);
+    int32_t names[WW_OPTIONS + 4];
+    void *values[WW_OPTIONS + 4];
+    uint32_t n = 0;
+    for (; n < args->options; n++) {
+        if (!is_plain(from[n].option)) return CUDA_ERROR_NOT_SUPPORTED;
+        names[n] = (int32_t)from[n].option;
+        values[n] = (void *)(uintptr_t)from[n].value;
+    }
+    uint32_t info = n;
+    if (l->info_bytes) {
+        names[n] = CU_JIT_INFO_LOG, values[n++] = l->info;
+        names[n] = CU_JIT_INFO_LOG_BYTES, values[n++] = (void *)(uintptr_t)l->info_bytes;
+    }
+    uint32_t error = n;
+    if (l->error_bytes) {
+        names[n] = CU_JIT_ERROR_LOG, values[n++] = l->error;
+        names[n] = CU_JIT_ERROR_LOG_BYTES, values[n++] = (void *)(uintptr_t)l->error_bytes;
+    }
+    CUresult code = native.cuModuleLoadDataEx(out, l->image.bytes, n, names, values);
+    /* the sizes come back as what was written; a bound holds whatever the driver says */
+    uint32_t wrote = l->info_bytes ? (uint32_t)(uintptr_t)values[info + 1] : 0;
+    if (wrote < l->info_bytes) l->info_bytes = wrote;
+    wrote = l->error_bytes ? (uint32_t)(uintptr_t)values[error + 1] : 0;
+    if (wrote < l->error_bytes) l->error_bytes = wrote;
+    return code;
+}
+
+static uint32_t take_id(void) {
+    if (nfree_ids) return free_ids[--nfree_ids];
+    return next_id < WW_FUNCTIONS ? next_id++ : 0;
+}
+
+static void give_id(uint32_t id) {
+    if (nfree_ids == free_room) {
+        free_room = free_room ? 2 * free_room : 256;
+        free_ids = realloc(free_ids, free_room * sizeof *free_ids);
+        if (!free_ids) ww_die("out of memory for ids");
+    }
+    free_ids[nfree_ids++] = id;
+}
+
+static struct ww_native_function *make_function(CUfunction native_function) {
+    struct ww_native_function *f = ww_memory(sizeof *f);
+    f->native = native_function;
+    f->param = ww_memory(4096 * sizeof *f->param);
+    size_t offset, size;
+    while (f->params < 4096 && !native.cuFuncGetParamInfo(native_function, f->params, &offset, &size))
+        f->param[f->params++] = (struct ww_param){(uint32_t)offset, (uint32_t)size};
+    struct ww_param *exact = realloc(f->param, (f->params + 1) * sizeof *f->param);
+    if (exact) f->param = exact;
+    return f;
+}
+
+static CUresult add_function(struct load *l, CUfunction native_function) {
+    static const unsigned char zeros[8];
+    const char *name = NULL;
+    CUresult code = native.cuFuncGetName(&name, native_function);
+    if (code) return code;
+    size_t length = strlen(name) + 1;
+    if (length > WW_NAME_MOST) return CUDA_ERROR_INVALID_IMAGE;
+    uint32_t id = take_id();
+    if (!id) return CUDA_ERROR_OUT_OF_MEMORY;
+    struct ww_native_function *f = make_function(native_function);
+    f->id = id;
+    functions[id] = f;
+    l->module->functions[l->module->n++] = f;
+    struct ww_function said = {.id = id, .params = f->params, .name_bytes = (uint32_t)length};
+    for (int i = 0; i < (int)WW_FUNCTION_ATTRIBUTES; i++)
+        if (native.cuFuncGetAttribute(said.attributes + i, i, native_function)) said.attributes[i] = -1;
+    put(l, &said, sizeof said);
+    put(l, f->param, f->params * sizeof *f->param);
+    put(l, name, length);
+    put(l, zeros, (8 - length % 8) % 8);
+    return CUDA_SUCCESS;
+}
+
+static CUresult add_functions(struct load *l) {
+    uint32_t n = 0;
+    CUresult code = native.cuModuleGetFunctionCount(&n, l->module->native);
+    if (code || !n) return code;
+    CUfunction *all = ww_memory(n * sizeof *all);
+    l->module->functions = ww_memory(n * sizeof *l->module->functions);
+    code = native.cuModuleEnumerateFunctions(all, n, l->module->native);
+    for (uint32_t i = 0; i < n && !code; i++) code = add_function(l, all[i]);
+    free(all);
+    return code;
+}
+
+static void drop_module(struct module *m) {
+    for (uint32_t i = 0; i < m->n; i++) {
+        struct ww_native_function *f = m->functions[i];
+        functions[f->id] = NULL;
+        give_id(f->id);
+        free(f->param);
+        free(f);
+    }
+    native.cuModuleUnload(m->native);
+    free(m->functions);
+    free(m);
+}
+
+static void load(struct ww_job *job) {
+    struct load *l = job->with;
+    struct ww_loaded head = {0};
+    l->module = ww_memory(sizeof *l->module);
+    job->result = load_module(l, job->call, &l->module->native);
+    put(l, &head, sizeof head);
+    if (job->result) {
+        free(l->module);
+        l->module = NULL;
+    } else {
+        job->result = add_functions(l);
+        if (job->result) {
+            drop_module(l->module);
+            l->module = NULL;
+            l->bytes = sizeof head;
+        }
+    }
+    head.functions = l->module ? l->module->n : 0;
+    head.info_bytes = l->info_bytes;
+    head.error_bytes = l->error_bytes;
+    put(l, l->info, l->info_bytes);
+    put(l, l->error, l->error_bytes);
+    memcpy(l->answer, &head, sizeof head);
+    job->data = l->answer;
+    job->nbytes = l->bytes;
+}
+
+static void loaded(struct ww_job *job) {
+    struct load *l = job->with;
+    const struct ww_args_load *args = (const void *)job->call->args;
+    loading[args->module] = 0;
+    modules[args->module] = l->module;
+    image_bytes -= l->image.total;
+    ww_answer(job->slot, job->seq, job->result, job->data, job->nbytes);
+    free(l->image.bytes);
+    free(l->info);
+    free(l->error);
+    free(l);
+}
+
+void ww_load(const struct ww_call *call) {
+    const struct ww_args_load *args = (const void *)call->args;
+    CUresult code = CUDA_SUCCESS;
+    if (call->nargs < sizeof *args || args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES
+        || args->options > WW_OPTIONS || args->options * sizeof(struct ww_option) > call->nargs - sizeof *args
+        || modules[args->module] || loading[args->module])
+        code = CUDA_ERROR_INVALID_VALUE;
+    else if (!images[args->image].bytes || images[args->image].got != images[args->image].total)
+        code = CUDA_ERROR_INVALID_IMAGE;
+    else if (args->info_most > WW_LOG_MOST || args->error_most > WW_LOG_MOST) code = CUDA_ERROR_INVALID_VALUE;
+    if (code) {
+        ww_result(call, code);
+        return;
+    }
+    struct load *l = ww_memory(sizeof *l);
+    l->image = images[args->image];
+    images[args->image] = (struct image){0};
+    loading[args->module] = 1;
+    l->info = ww_memory(args->info_most + 1);
+    l->error = ww_memory(args->error_most + 1);
+    l->info_bytes = args->info_most;
+    l->error_bytes = args->error_most;
+    ww_heavy((struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call),
+                             .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+/* -- unloading -------------------------------------------------------------------------------------------------------------- */
+
+static void unload(struct ww_job *job) {
+    drop_module(job->with);
+    job->result = CUDA_SUCCESS;
+}
+
+static void unloaded(struct ww_job *job) {
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < nglobals; i++)
+        if (globals[i].module != job->a) globals[kept++] = globals[i];
+    nglobals = kept;
+    loading[job->a] = 0;
+    ww_answer(job->slot, job->seq, job->result, NULL, 0);
+}
+
+static void start_unload(struct ww_barrier *barrier) {
+    ww_heavy((struct ww_job){.work = unload, .done = unloaded, .a = barrier->what, .with = barrier->with,
+                             .slot = barrier->slot, .seq = barrier->seq});
+}
+
+void ww_unload(const struct ww_call *call) {
+    const struct ww_args_id *args = (const void *)call->args;
+    struct module *m = call->nargs >= sizeof *args && args->id < WW_MODULES ? modules[args->id] : NULL;
+    if (!m) {
+        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+        return;
+    }
+    modules[args->id] = NULL;
+    loading[args->id] = 1;
+    for (uint32_t i = 0; i < m->n; i++) functions[m->functions[i]->id] = NULL; /* for calls that are read from now on */
+    ww_barrier((struct ww_barrier){
+        .then = start_unload, .what = args->id, .with = m, .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+/* -- functions, globals ------------------------------------------------------------------------------------------------------ */
+
+struct ww_native_function *ww_function(uint32_t id) {
+    return id < WW_FUNCTIONS ? functions[id] : NULL;
+}
+
+int ww_find_function(uint32_t id, CUfunction *out) {
+    struct ww_native_function *f = ww_function(id);
+    if (!f) return CUDA_ERROR_INVALID_HANDLE;
+    *out = f->native;
+    return CUDA_SUCCESS;
+}
+
+static void set_function(struct ww_job *job) {
+    const struct ww_args_function_set *args = (const void *)job->call->args;
+    CUfunction f;
+    job->result = ww_find_function(args->function, &f);
+    if (!job->result) job->result = native.cuFuncSetAttribute(f, (int32_t)args->attribute, args->value);
+}
+
+void ww_function_set(const struct ww_call *call) {
+    if (call->nargs < sizeof(struct ww_args_function_set)) {
+        ww_result(call, CUDA_ERROR_INVALID_VALUE);
+        return;
+    }
+    ww_heavy((struct ww_job){.work = set_function, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+static void find_global(struct ww_job *job) {
+    const struct ww_args_global *args = (const void *)job->call->args;
+    const struct module *m = job->with;
+    CUdeviceptr at = 0;
+    size_t n = 0;
+    job->result = native.cuModuleGetGlobal_v2(&at, &n, m->native, (const char *)(args + 1));
+    job->a = at;
+    job->b = n;
+}
+
+static void found_global(struct ww_job *job) {
+    const struct ww_args_global *args = (const void *)job->call->args;
+    struct ww_range range = {job->a, job->b};
+    int known = ww_is_global(job->a, job->b);
+    if (!job->result && !known && nglobals < GLOBALS_MOST && modules[args->module] == job->with) {
+        globals = realloc(globals, (nglobals + 1) * sizeof *globals);
+        if (!globals) ww_die("out of memory for globals");
+        globals[nglobals++] = (struct global){job->a, job->b, args->module};
+    }
+    ww_answer(job->slot, job->seq, job->result, &range, job->result ? 0 : sizeof range);
+}
+
+void ww_global(const struct ww_call *call) {
+    const struct ww_args_global *args = (const void *)call->args;
+    CUresult code = CUDA_SUCCESS;
+    if (call->nargs < sizeof *args || !args->name_bytes || args->name_bytes > WW_NAME_MOST
+        || args->name_bytes > call->nargs - sizeof *args || call->args[sizeof *args + args->name_bytes - 1])
+        code = CUDA_ERROR_INVALID_VALUE;
+    else if (args->module >= WW_MODULES || !modules[args->module]) code = CUDA_ERROR_INVALID_HANDLE;
+    if (code) ww_result(call, code);
+    else
+        ww_heavy((struct ww_job){.work = find_global, .done = found_global, .with = modules[args->module],
+                                 .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+int ww_is_global(uint64_t at, uint64_t n) {
+    for (uint32_t i = 0; i < nglobals; i++)
+        if (at >= globals[i].at && n <= globals[i].nbytes && at - globals[i].at <= globals[i].nbytes - n) return 1;
+    return 0;
+}

@@ -1,0 +1,363 @@
+/* Memory of the client: device memory from the arena, and pinned host memory at an address that both sides have.
+ *
+ * A free is carried out when all that was read before it has been passed: one group of frees at a time waits for that,
+ * those that come meanwhile are the next group. An allocation that finds no room waits for frees that are under way
+ * before it is refused.
+ */
+#include "worker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation */
+#define PINS_MOST 65536u
+
+struct wish { /* an allocation that waits for memory */
+    struct wish *next;
+    uint64_t nbytes;
+    uint32_t slot, seq;
+};
+
+struct pin {
+    uint64_t at, nbytes;
+    int gone; /* no more copies; its end is under way */
+};
+
+struct ww_arena ww_arena;
+static struct wish *wishes, **wishes_end = &wishes;
+static int mapping, full;          /* a range is being mapped, or given back; the last attempt found no memory */
+static uint64_t *frees, *group;    /* the next group, and the one that waits */
+static size_t nfrees, frees_room, ngroup;
+static uint32_t releases;          /* frees of streams that were read and have not been passed */
+static struct pin *pins;           /* by address */
+static size_t npins, pins_room;
+static uint64_t pinned;
+
+static void grant(void);
+
+/* -- mapping, in the heavy thread ---------------------------------------------------------------------------------------- */
+
+static void map(struct ww_job *job) {
+    struct cu_mem_prop prop = {.type = CU_MEM_PINNED, .location = {CU_MEM_ON_DEVICE, ww.device}};
+    struct cu_mem_access access = {.location = prop.location, .access = CU_MEM_READ_WRITE};
+    uint64_t handle = 0;
+    job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
+    if (job->result) return;
+    job->result = native.cuMemMap(job->a, job->b, 0, handle, 0);
+    if (!job->result) {
+        job->result = native.cuMemSetAccess(job->a, job->b, &access, 1);
+        if (job->result) native.cuMemUnmap(job->a, job->b);
+    }
+    if (job->result) native.cuMemRelease(handle);
+    else job->c = handle;
+}
+
+static void unmap(struct ww_job *job) {
+    job->result = native.cuMemUnmap(job->a, job->b);
+    if (!job->result) job->result = native.cuMemRelease(job->c);
+}
+
+static void mapped(struct ww_job *job) {
+    ww_arena_settle(&ww_arena, job->a, job->b, job->result ? 0 : job->c);
+    mapping = 0;
+    full = job->result != CUDA_SUCCESS;
+    grant();
+}
+
+static void unmapped(struct ww_job *job) {
+    if (job->result) ww_die("the driver does not take memory back");
+    ww_arena_settle(&ww_arena, job->a, job->b, 0);
+    mapping = full = 0;
+    grant();
+}
+
+static int give_back(uint64_t keep) {
+    struct ww_chunk c;
+    if (mapping || !ww_arena_spare(&ww_arena, keep, &c)) return 0;
+    mapping = 1;
+    ww_heavy((struct ww_job){.work = unmap, .done = unmapped, .a = c.at, .b = c.size, .c = c.handle});
+    return 1;
+}
+
+CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes) {
+    struct cu_mem_prop prop = {.type = CU_MEM_PINNED, .location = {CU_MEM_ON_DEVICE, ww.device}};
+    size_t piece = 0;
+    CUresult code = native.cuMemGetAllocationGranularity(&piece, &prop, CU_MEM_GRANULARITY_MINIMUM);
+    if (code) return code;
+    uint64_t want = 2 * total < WW_ARENA_STEP ? (2 * total + piece - 1) / piece * piece : WW_ARENA_STEP;
+    code = native.cuMemAddressReserve(base, want, 0, WW_ARENA_BASE + ordinal * WW_ARENA_STEP, 0);
+    if (code) return code;
+    *bytes = want;
+    ww_arena_init(&ww_arena, *base, want, piece, ww.quota);
+    return CUDA_SUCCESS;
+}
+
+/* -- allocations ---------------------------------------------------------------------------------------------------------- */
+
+static void end_wish(CUresult code, uint64_t address) {
+    struct wish *w = wishes;
+    wishes = w->next;
+    if (!wishes) wishes_end = &wishes;
+    ww_answer(w->slot, w->seq, code, &address, code ? 0 : sizeof address);
+    free(w);
+}
+
+/* Gives memory to those who wait, in their order. */
+static void grant(void) {
+    while (wishes && !mapping) {
+        uint64_t size, nbytes = wishes->nbytes, at = ww_arena_take(&ww_arena, nbytes);
+        if (at) {
+            end_wish(CUDA_SUCCESS, at);
+            continue;
+        }
+        if (!full && (at = ww_arena_choose(&ww_arena, nbytes, &size))) {
+            mapping = 1;
+            ww_heavy((struct ww_job){.work = map, .done = mapped, .a = at, .b = size});
+            return;
+        }
+        full = 0;
+        if (give_back(0)) return;
+        if (ngroup || releases) { /* `done_group` and `ww_release` come back here */
+            return;
+        }
+        end_wish(CUDA_ERROR_OUT_OF_MEMORY, 0);
+    }
+    if (!wishes) give_back(KEEP_FREE);
+}
+
+void ww_alloc(const struct ww_call *call) {
+    const struct ww_args_alloc *args = (const void *)call->args;
+    CUresult code = call->nargs < sizeof *args || !args->nbytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    if (!code && (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota))) code = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!code && call->entry.op == WW_OP_ALLOC_ASYNC && !ww_find_stream(call->entry.stream)) code = CUDA_ERROR_INVALID_HANDLE;
+    if (code) {
+        ww_result(call, code);
+        return;
+    }
+    struct wish *w = ww_memory(sizeof *w);
+    *w = (struct wish){.nbytes = args->nbytes, .slot = call->entry.slot, .seq = call->entry.seq};
+    *wishes_end = w;
+    wishes_end = &w->next;
+    if (wishes == w) grant();
+}
+
+/* -- frees -------------------------------------------------------------------------------------------------------------------- */
+
+static void start_group(void);
+
+static void done_group(struct ww_barrier *barrier) {
+    (void)barrier;
+    for (size_t i = 0; i < ngroup; i++) ww_arena_free(&ww_arena, group[i]);
+    free(group);
+    group = NULL;
+    ngroup = 0;
+    if (nfrees) start_group();
+    grant();
+}
+
+static void start_group(void) {
+    group = frees;
+    ngroup = nfrees;
+    frees = NULL;
+    nfrees = frees_room = 0;
+    ww_barrier((struct ww_barrier){.then = done_group});
+}
+
+void ww_free(const struct ww_call *call) {
+    const struct ww_args_free *args = (const void *)call->args;
+    if (call->nargs < sizeof *args || !ww_arena_freeing(&ww_arena, args->address)) {
+        ww_result(call, CUDA_ERROR_INVALID_VALUE);
+        return;
+    }
+    if (nfrees == frees_room) {
+        frees_room = frees_room ? 2 * frees_room : 64;
+        frees = realloc(frees, frees_room * sizeof *frees);
+        if (!frees) ww_die("out of memory for frees");
+    }
+    frees[nfrees++] = args->address;
+    if (!ngroup) start_group();
+    ww_result(call, CUDA_SUCCESS);
+}
+
+CUresult ww_free_async_read(const struct ww_call *call) {
+    const struct ww_args_free *args = (const void *)call->args;
+    if (call->nargs < sizeof *args || !ww_arena_freeing(&ww_arena, args->address)) return CUDA_ERROR_INVALID_VALUE;
+    releases++;
+    return CUDA_SUCCESS;
+}
+
+void ww_release(uint64_t address) {
+    releases--;
+    ww_arena_free(&ww_arena, address);
+    grant();
+}
+
+static void read_info(struct ww_job *job) {
+    size_t left = 0, total = 0;
+    job->result = native.cuMemGetInfo_v2(&left, &total);
+    job->a = left;
+    job->b = total;
+}
+
+static void tell_info(struct ww_job *job) {
+    struct ww_mem_info info = {.free = job->a + ww_arena.free, .total = job->b};
+    if (ww.quota && ww.quota < info.total) {
+        uint64_t own = ww.quota - (ww_arena.mapped - ww_arena.free);
+        info.total = ww.quota;
+        if (info.free > own) info.free = own;
+    }
+    ww_answer(job->slot, job->seq, job->result, &info, job->result ? 0 : sizeof info);
+}
+
+void ww_mem_info(const struct ww_call *call) {
+    ww_heavy((struct ww_job){.work = read_info, .done = tell_info, .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+/* -- pinned memory -------------------------------------------------------------------------------------------------------- */
+
+/* Index of the first pin that ends behind `at`. */
+static size_t find_pin(uint64_t at) {
+    size_t low = 0, high = npins;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (pins[middle].at + pins[middle].nbytes <= at) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+enum ww_where ww_where(uint64_t at, uint64_t n) {
+    if (at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST) {
+        size_t i = find_pin(at);
+        int inside = i < npins && at >= pins[i].at && n <= pins[i].nbytes && at - pins[i].at <= pins[i].nbytes - n;
+        return inside ? WW_HOST : WW_NOWHERE;
+    }
+    return ww_arena_holds(&ww_arena, at, n) || ww_is_global(at, n) ? WW_DEVICE : WW_NOWHERE;
+}
+
+static int share(uint64_t at, uint64_t n, CUresult *code) {
+    int fd = memfd_create("warpwell-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    *code = CUDA_ERROR_OUT_OF_MEMORY;
+    if (fd < 0) return -1;
+    void *got = MAP_FAILED;
+    if (!ftruncate(fd, (off_t)n) && !fallocate(fd, 0, 0, (off_t)n)
+        && !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        got = mmap((void *)(uintptr_t)at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
+    if (got == (void *)(uintptr_t)at) {
+        *code = CUDA_SUCCESS;
+        return fd;
+    }
+    if (got != MAP_FAILED) munmap(got, n); /* a kernel that takes the address for a hint */
+    if (got != MAP_FAILED || errno == EEXIST) *code = CUDA_ERROR_ALREADY_MAPPED;
+    close(fd);
+    return -1;
+}
+
+static void pin(struct ww_job *job) {
+    job->fd = share(job->a, job->b, &job->result);
+    if (job->fd < 0) return;
+    job->result = native.cuMemHostRegister_v2((void *)(uintptr_t)job->a, job->b, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+    uint64_t seen = 0;
+    if (!job->result) {
+        native.cuMemHostGetDevicePointer_v2(&seen, (void *)(uintptr_t)job->a, 0);
+        if (seen == job->a) return;
+        native.cuMemHostUnregister((void *)(uintptr_t)job->a);
+        job->result = CUDA_ERROR_NOT_SUPPORTED;
+    }
+    munmap((void *)(uintptr_t)job->a, job->b);
+    close(job->fd);
+    job->fd = -1;
+}
+
+static void unpin(struct ww_job *job) {
+    job->result = native.cuMemHostUnregister((void *)(uintptr_t)job->a);
+    munmap((void *)(uintptr_t)job->a, job->b);
+}
+
+static void forget_pin(uint64_t at) {
+    size_t i = find_pin(at);
+    pinned -= pins[i].nbytes;
+    memmove(pins + i, pins + i + 1, (npins - i - 1) * sizeof *pins);
+    npins--;
+}
+
+static int send_pin(uint64_t at, uint64_t n, int fd) {
+    struct ww_pinned said = {.said = WW_PINNED, .address = at, .nbytes = n};
+    struct iovec bytes = {&said, sizeof said};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    return sendmsg(ww.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -1 : 0;
+}
+
+static void was_pinned(struct ww_job *job) {
+    if (!job->c && !job->result && send_pin(job->a, job->b, job->fd)) {
+        close(job->fd); /* the client does not read its socket */
+        ww_heavy((struct ww_job){.work = unpin, .done = job->done, .a = job->a, .b = job->b, .fd = -1, .c = 1,
+                                 .slot = job->slot, .seq = job->seq});
+        return;
+    }
+    if (job->fd >= 0) close(job->fd);
+    if (job->c) job->result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (job->result) forget_pin(job->a);
+    else pins[find_pin(job->a)].gone = 0;
+    ww_answer(job->slot, job->seq, job->result, NULL, 0);
+}
+
+void ww_pin(const struct ww_call *call) {
+    const struct ww_args_pin *args = (const void *)call->args;
+    CUresult code = CUDA_SUCCESS;
+    if (call->nargs < sizeof *args || args->address % 4096 || args->nbytes % 4096 || !args->nbytes
+        || args->address < WW_PIN_LOWEST || args->address >= WW_PIN_HIGHEST
+        || args->nbytes > WW_PIN_HIGHEST - args->address)
+        code = CUDA_ERROR_INVALID_VALUE;
+    else if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST) code = CUDA_ERROR_OUT_OF_MEMORY;
+    size_t i = code ? 0 : find_pin(args->address);
+    if (!code && i < npins && pins[i].at < args->address + args->nbytes) code = CUDA_ERROR_ALREADY_MAPPED;
+    if (code) {
+        ww_result(call, code);
+        return;
+    }
+    if (npins == pins_room) {
+        pins_room = pins_room ? 2 * pins_room : 64;
+        pins = realloc(pins, pins_room * sizeof *pins);
+        if (!pins) ww_die("out of memory for the table of pinned memory");
+    }
+    memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
+    pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .gone = 1};
+    npins++;
+    pinned += args->nbytes;
+    ww_heavy((struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1,
+                             .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+static void was_unpinned(struct ww_job *job) {
+    forget_pin(job->a);
+    ww_answer(job->slot, job->seq, job->result, NULL, 0);
+}
+
+static void start_unpin(struct ww_barrier *barrier) {
+    struct pin *p = pins + find_pin(barrier->what);
+    ww_heavy((struct ww_job){.work = unpin, .done = was_unpinned, .a = p->at, .b = p->nbytes, .slot = barrier->slot,
+                             .seq = barrier->seq});
+}
+
+void ww_unpin(const struct ww_call *call) {
+    const struct ww_args_free *args = (const void *)call->args;
+    size_t i = call->nargs < sizeof *args ? npins : find_pin(args->address);
+    if (i >= npins || pins[i].at != args->address || pins[i].gone) {
+        ww_result(call, CUDA_ERROR_INVALID_VALUE);
+        return;
+    }
+    pins[i].gone = 1;
+    ww_barrier((struct ww_barrier){.then = start_unpin, .what = args->address, .slot = call->entry.slot, .seq = call->entry.seq});
+}

@@ -1,0 +1,560 @@
+/* Streams, events, parked calls, marks.
+ *
+ * Parked: a call that the driver might make wait, or whose turn has not come, queues here. Each call has the number in
+ * which it was read. A call of the legacy stream is issued when no blocking stream has a parked call with a smaller
+ * number, and the reverse; a wait for an event when the record that it belongs to is issued; any call when fewer than
+ * MOST calls of its stream are outstanding. The parked call with the smallest number waits for nothing but the device, so
+ * there is no circle.
+ *
+ * Marks: an event of the driver's behind a number of calls of a stream, polled. Nothing else tells what the device has
+ * passed. A mark in the legacy stream is itself a call that blocking streams wait for, so it must not be made later than
+ * the next call of a blocking stream: `about_to_issue` sees to that.
+ */
+#include "worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST 512u            /* calls outstanding in a stream: the driver itself blocks at about 1,000 */
+#define MARK_EACH 64u
+#define PARKED_MOST (64u << 20)      /* bytes of calls parked in a stream: only hostile clients get there */
+#define PARKED_MOST_ALL (512u << 20)
+
+struct event {
+    uint32_t flags;
+    struct ww_generation *generation; /* the last */
+};
+
+struct waiter { /* a thread in cuEventSynchronize */
+    struct waiter *next;
+    struct ww_generation *generation;
+    uint32_t slot, seq;
+};
+
+static struct ww_stream *streams[WW_IDS];
+static struct event *events[WW_IDS];
+static struct ww_stream *made;   /* all, also those that the client has destroyed and that have work left */
+static struct ww_stream *legacy;
+static struct ww_stream *parked; /* those with parked calls */
+static struct waiter *waiters;
+static uint64_t order, parked_bytes;
+static uint32_t nmarks, nunmarked; /* nunmarked: made blocking streams with calls that no mark covers */
+static CUevent spare[1024];
+static uint32_t nspare;
+static uint16_t free_cells[WW_CELLS];
+static uint32_t nfree_cells;
+
+/* -- marks ------------------------------------------------------------------------------------------------------------- */
+
+static CUevent take_event(void) {
+    CUevent event = NULL;
+    if (nspare) return spare[--nspare];
+    CUresult code = native.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (ww_is_sticky(code)) ww_lost(code);
+    if (code) ww_die("the driver makes no more events");
+    return event;
+}
+
+static void give_event(CUevent event) {
+    if (nspare < sizeof spare / sizeof *spare) spare[nspare++] = event;
+    else native.cuEventDestroy_v2(event);
+}
+
+static struct ww_todo *todo_copy(struct ww_todo todo) {
+    struct ww_todo *kept = ww_memory(sizeof *kept);
+    *kept = todo;
+    return kept;
+}
+
+static void do_one(struct ww_stream *s, const struct ww_todo *t) {
+    switch (t->kind) {
+    case WW_ANSWER: ww_answer(t->a, t->b, CUDA_SUCCESS, NULL, 0); break;
+    case WW_PLACE: ww_place_done(t->a, t->b, CUDA_SUCCESS); break;
+    case WW_CELL:
+        free_cells[nfree_cells++] = (uint16_t)t->a;
+        s->cells--;
+        break;
+    case WW_RELEASE: ww_release(t->address); break;
+    case WW_BARRIER:
+        if (--t->barrier->left == 0) {
+            t->barrier->then(t->barrier);
+            free(t->barrier);
+        }
+        break;
+    default: break;
+    }
+}
+
+static void do_all(struct ww_stream *s, struct ww_todo *list) {
+    while (list) {
+        struct ww_todo *next = list->next;
+        do_one(s, list);
+        free(list);
+        list = next;
+    }
+}
+
+static struct ww_mark *mark(struct ww_stream *s) {
+    if (s->last_mark && s->last_mark->count == s->issued) return s->last_mark;
+    struct ww_mark *m = ww_memory(sizeof *m);
+    m->native = take_event();
+    CUresult code = native.cuEventRecord(m->native, s->native);
+    if (ww_is_sticky(code)) ww_lost(code);
+    if (code) ww_die("the driver records no event");
+    if (s != legacy && !s->nonblocking && s->marked != s->issued) nunmarked--;
+    m->count = s->marked = s->issued;
+    m->todos = s->later;
+    s->later = NULL;
+    if (s->last_mark) s->last_mark->next = m;
+    else s->first_mark = m;
+    s->last_mark = m;
+    nmarks++;
+    return m;
+}
+
+void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
+    struct ww_todo *kept = todo_copy(todo);
+    kept->next = s->later;
+    s->later = kept;
+}
+
+/* Todos of one mark are done in the order in which they came. */
+static void append(struct ww_todo **list, struct ww_todo *todo) {
+    while (*list) list = &(*list)->next;
+    *list = todo;
+    todo->next = NULL;
+}
+
+static void mark_for(struct ww_stream *s, struct ww_todo *todo) {
+    if (s->done == s->issued && !s->first_mark) {
+        todo->next = NULL;
+        do_all(s, todo);
+        return;
+    }
+    struct ww_mark *m = mark(s);
+    m->waited |= todo->kind == WW_ANSWER || todo->kind == WW_BARRIER;
+    append(&m->todos, todo);
+}
+
+void ww_stream_mark(struct ww_stream *s, struct ww_todo todo) {
+    mark_for(s, todo_copy(todo));
+}
+
+/* What the device printed is shown by calls that synchronize, not by those that look: this one cannot wait. */
+static void show_prints(CUevent event) {
+    CUresult code = native.cuEventSynchronize(event);
+    if (ww_is_sticky(code)) ww_lost(code);
+    fflush(stdout);
+}
+
+static int poll_stream(struct ww_stream *s) {
+    int some = 0;
+    for (struct ww_mark *m; (m = s->first_mark); some = 1) {
+        CUresult code = native.cuEventQuery(m->native);
+        if (code == CUDA_ERROR_NOT_READY) break;
+        if (code) ww_lost(code);
+        if (m->waited) show_prints(m->native);
+        s->done = m->count;
+        s->first_mark = m->next;
+        if (!s->first_mark) s->last_mark = NULL;
+        give_event(m->native);
+        nmarks--;
+        do_all(s, m->todos);
+        free(m);
+    }
+    return some;
+}
+
+/* -- parking ------------------------------------------------------------------------------------------------------------- */
+
+static int ready(const struct ww_stream *s, const struct ww_call *call) {
+    if (s->issued - s->done >= MOST) return 0;
+    if (!call->todo && call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked) return 0;
+    if (call->entry.op == WW_OP_IN && !call->todo && !call->destroys && !call->entry.place
+        && (nfree_cells == 0 || s->cells >= nfree_cells))
+        return 0;
+    if (s == legacy) {
+        for (const struct ww_stream *p = parked; p; p = p->next_parked)
+            if (p != legacy && !p->nonblocking && p->first && p->first->order < call->order) return 0;
+        return 1;
+    }
+    return s->nonblocking || !legacy->first || legacy->first->order > call->order;
+}
+
+static void drop_generation(struct ww_generation *g) {
+    if (g && --g->refs == 0) {
+        native.cuEventDestroy_v2(g->native);
+        free(g);
+    }
+}
+
+static void end_stream(struct ww_stream *s) {
+    struct ww_stream **at = &made;
+    while (*at != s) at = &(*at)->next_made;
+    *at = s->next_made;
+    free(s);
+}
+
+/* A mark that comes after a call of the other kind waits for that call, too: so marks are made before it. */
+static void about_to_issue(const struct ww_stream *s) {
+    if (s->nonblocking) return;
+    if (s != legacy && legacy->marked != legacy->issued) mark(legacy);
+    for (struct ww_stream *other = made; s == legacy && nunmarked && other; other = other->next_made)
+        if (other != legacy && !other->nonblocking && other->marked != other->issued) mark(other);
+}
+
+static void issue(struct ww_stream *s, struct ww_call *call) {
+    if (call->todo) {
+        mark_for(s, call->todo);
+        return;
+    }
+    if (call->destroys) {
+        mark(s);
+        native.cuStreamDestroy_v2(s->native);
+        s->gone = 1;
+        return;
+    }
+    int held = 0;
+    about_to_issue(s);
+    if (s != legacy && !s->nonblocking && s->marked == s->issued) nunmarked++;
+    s->issued++; /* before the driver's call: a mark behind that covers it */
+    CUresult code;
+    if (call->entry.op == WW_OP_EVENT_RECORD) {
+        code = native.cuEventRecord(call->generation->native, s->native);
+        call->generation->parked = 0;
+    } else if (call->entry.op == WW_OP_STREAM_WAIT) {
+        code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0) : CUDA_SUCCESS;
+    } else {
+        code = ww_issue(s, call, &held);
+    }
+    if (ww_is_sticky(code)) ww_lost(code);
+    if (!code && !held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
+        ww_stream_mark(s, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
+    else if (!held) ww_result(call, code);
+    if (s->issued - s->marked >= MARK_EACH || (s->later && nfree_cells < WW_CELLS / 2)) mark(s);
+    drop_generation(call->generation);
+    call->generation = NULL;
+}
+
+struct ww_call *ww_copy_call(const struct ww_call *call) {
+    struct ww_call *kept = ww_memory(call->bytes);
+    memcpy(kept, call, call->bytes);
+    return kept;
+}
+
+static void park(struct ww_stream *s, struct ww_call *kept) {
+    kept->next = NULL;
+    if (s->last) s->last->next = kept;
+    else s->first = kept;
+    s->last = kept;
+    s->parked_bytes += kept->bytes;
+    parked_bytes += kept->bytes;
+    if (s->parked_bytes > PARKED_MOST || parked_bytes > PARKED_MOST_ALL) ww_die("a stream holds too many calls");
+    if (!s->is_parked) {
+        s->is_parked = 1;
+        s->next_parked = parked;
+        parked = s;
+    }
+    if (s->marked != s->issued) mark(s); /* so that what is outstanding is seen to pass */
+}
+
+/* Resolves the event at reading: what comes later to the event's id is another event, or another record of it. */
+static CUresult resolve(struct ww_call *call) {
+    const struct ww_args_event *args = (const void *)call->args;
+    if (call->nargs < sizeof *args) return CUDA_ERROR_INVALID_VALUE;
+    struct event *event = args->event < WW_IDS ? events[args->event] : NULL;
+    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    struct ww_generation *g = event->generation;
+    if (call->entry.op == WW_OP_EVENT_RECORD) {
+        if (g->refs > 1) { /* somebody still waits for the last record */
+            struct ww_generation *fresh = ww_memory(sizeof *fresh);
+            CUresult code = native.cuEventCreate(&fresh->native, event->flags);
+            if (code) {
+                free(fresh);
+                return code;
+            }
+            *fresh = (struct ww_generation){.refs = 1, .timed = g->timed, .native = fresh->native};
+            drop_generation(g);
+            event->generation = g = fresh;
+        }
+        g->recorded = g->parked = 1;
+    }
+    g->refs++;
+    call->generation = g;
+    return CUDA_SUCCESS;
+}
+
+void ww_stream_call(struct ww_call *call) {
+    struct ww_stream *s = ww_find_stream(call->entry.stream);
+    CUresult code = s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    uint16_t op = call->entry.op;
+    call->order = ++order;
+    if (!code && (op == WW_OP_EVENT_RECORD || op == WW_OP_STREAM_WAIT)) code = resolve(call);
+    if (!code) code = ww_check_move(call);
+    if (ww_is_sticky(code)) ww_lost(code);
+    if (code) ww_result(call, code);
+    else if (!s->first && ready(s, call)) issue(s, call);
+    else park(s, ww_copy_call(call));
+}
+
+/* Puts something of the worker's own behind all that was read for a stream. */
+static void put(struct ww_stream *s, struct ww_todo *todo, int destroys) {
+    struct ww_call *call = ww_memory(sizeof *call);
+    call->bytes = sizeof *call;
+    call->order = ++order;
+    call->todo = todo;
+    call->destroys = destroys;
+    if (s->first) {
+        park(s, call);
+        return;
+    }
+    issue(s, call);
+    free(call);
+}
+
+static int unpark(struct ww_stream *s) {
+    int some = 0;
+    while (s->first && ready(s, s->first)) {
+        struct ww_call *call = s->first;
+        s->first = call->next;
+        if (!s->first) s->last = NULL;
+        s->parked_bytes -= call->bytes;
+        parked_bytes -= call->bytes;
+        issue(s, call);
+        free(call);
+        some = 1;
+    }
+    if (s->first && s->marked != s->issued) mark(s);
+    return some;
+}
+
+static int unpark_all(void) {
+    int some = 0;
+    for (struct ww_stream *s = parked, *next; s; s = next) {
+        next = s->next_parked;
+        some |= unpark(s); /* may park other streams, at the head of the list */
+    }
+    for (struct ww_stream **at = &parked; *at;) {
+        struct ww_stream *s = *at;
+        if (s->first) {
+            at = &s->next_parked;
+        } else {
+            s->is_parked = 0;
+            *at = s->next_parked;
+        }
+    }
+    return some;
+}
+
+static int poll_waiters(void) {
+    int some = 0;
+    for (struct waiter **at = &waiters; *at;) {
+        struct waiter *w = *at;
+        CUresult code = w->generation->parked ? CUDA_ERROR_NOT_READY : native.cuEventQuery(w->generation->native);
+        if (code == CUDA_ERROR_NOT_READY) {
+            at = &w->next;
+            continue;
+        }
+        if (ww_is_sticky(code)) ww_lost(code);
+        show_prints(w->generation->native);
+        ww_answer(w->slot, w->seq, code, NULL, 0);
+        *at = w->next;
+        drop_generation(w->generation);
+        free(w);
+        some = 1;
+    }
+    return some;
+}
+
+int ww_streams_step(void) {
+    int some = parked ? unpark_all() : 0; /* before streams that are gone end: they leave this list first */
+    for (struct ww_stream *s = made, *next; s; s = next) {
+        next = s->next_made;
+        if (s->first_mark) some |= poll_stream(s);
+        if (s->gone && !s->first_mark && !s->is_parked) end_stream(s);
+    }
+    if (waiters) some |= poll_waiters();
+    return some;
+}
+
+int ww_streams_busy(void) {
+    return nmarks || parked || waiters;
+}
+
+/* -- streams ---------------------------------------------------------------------------------------------------------- */
+
+struct ww_stream *ww_find_stream(uint32_t id) {
+    return id < WW_IDS ? streams[id] : NULL;
+}
+
+uint32_t ww_take_cell(struct ww_stream *s) {
+    if (!nfree_cells || s->cells >= nfree_cells) return 0;
+    s->cells++;
+    return 1u + free_cells[--nfree_cells];
+}
+
+static struct ww_stream *add_stream(uint32_t id, CUstream stream, int nonblocking) {
+    struct ww_stream *s = ww_memory(sizeof *s);
+    s->native = stream;
+    s->id = id;
+    s->nonblocking = nonblocking;
+    s->next_made = made;
+    made = streams[id] = s;
+    return s;
+}
+
+void ww_streams_start(void) {
+    legacy = add_stream(WW_LEGACY, CU_STREAM_LEGACY, 0);
+    while (nfree_cells < WW_CELLS) {
+        free_cells[nfree_cells] = (uint16_t)nfree_cells;
+        nfree_cells++;
+    }
+}
+
+void ww_stream_create(const struct ww_call *call) {
+    const struct ww_args_stream_create *args = (const void *)call->args;
+    CUstream stream = NULL;
+    CUresult code = CUDA_SUCCESS;
+    if (call->nargs < sizeof *args || args->id < WW_FIRST_ID || args->id >= WW_IDS || streams[args->id])
+        code = CUDA_ERROR_INVALID_VALUE;
+    if (!code) code = native.cuStreamCreateWithPriority(&stream, args->flags & CU_STREAM_NON_BLOCKING, args->priority);
+    if (!code) add_stream(args->id, stream, !!(args->flags & CU_STREAM_NON_BLOCKING));
+    ww_result(call, code);
+}
+
+void ww_stream_destroy(const struct ww_call *call) {
+    const struct ww_args_id *args = (const void *)call->args;
+    struct ww_stream *s = NULL;
+    if (call->nargs >= sizeof *args && args->id >= WW_FIRST_ID) s = ww_find_stream(args->id);
+    if (!s) {
+        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+        return;
+    }
+    streams[args->id] = NULL;
+    put(s, NULL, 1);
+    ww_result(call, CUDA_SUCCESS);
+}
+
+void ww_stream_query(const struct ww_call *call) {
+    struct ww_stream *s = ww_find_stream(call->entry.stream);
+    CUresult code = CUDA_ERROR_INVALID_HANDLE;
+    if (s) code = s->first ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
+    if (s && !code && s->first_mark) { /* what stands at the marks is done before the answer */
+        poll_stream(s);
+        if (s->first_mark) code = CUDA_ERROR_NOT_READY;
+    }
+    if (ww_is_sticky(code)) ww_lost(code);
+    ww_result(call, code);
+}
+
+static void answer_barrier(struct ww_barrier *barrier) {
+    ww_answer(barrier->slot, barrier->seq, CUDA_SUCCESS, NULL, 0);
+}
+
+/* Calls of the legacy stream wait for those of all blocking streams, so who waits for it waits for them. */
+static void barrier_over(struct ww_barrier wanted, int nonblocking_too) {
+    struct ww_barrier *b = ww_memory(sizeof *b);
+    *b = wanted;
+    b->left = 1;
+    for (struct ww_stream *s = made; s; s = s->next_made) {
+        if (s->nonblocking && !nonblocking_too) continue;
+        if (s->gone ? !s->first_mark : !s->first && s->done == s->issued && !s->first_mark) continue;
+        b->left++;
+        struct ww_todo todo = {.kind = WW_BARRIER, .barrier = b};
+        if (s->gone) append(&s->last_mark->todos, todo_copy(todo));
+        else put(s, todo_copy(todo), 0);
+    }
+    do_one(NULL, &(struct ww_todo){.kind = WW_BARRIER, .barrier = b});
+}
+
+void ww_barrier(struct ww_barrier barrier) {
+    barrier_over(barrier, 1);
+}
+
+void ww_stream_sync(const struct ww_call *call) {
+    struct ww_stream *s = ww_find_stream(call->entry.stream);
+    if (!s) ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+    else if (s == legacy)
+        barrier_over((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq}, 0);
+    else
+        put(s, todo_copy((struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq}), 0);
+}
+
+void ww_ctx_sync(const struct ww_call *call) {
+    ww_barrier((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq});
+}
+
+/* -- events ------------------------------------------------------------------------------------------------------------- */
+
+static struct event *find_event(const struct ww_call *call) {
+    const struct ww_args_event *args = (const void *)call->args;
+    return call->nargs >= sizeof *args && args->event && args->event < WW_IDS ? events[args->event] : NULL;
+}
+
+void ww_event_create(const struct ww_call *call) {
+    const struct ww_args_event *args = (const void *)call->args;
+    uint32_t allowed = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
+    CUresult code = CUDA_SUCCESS;
+    CUevent event = NULL;
+    if (call->nargs < sizeof *args || !args->event || args->event >= WW_IDS || events[args->event]
+        || (args->flags & ~allowed))
+        code = CUDA_ERROR_INVALID_VALUE;
+    if (!code) code = native.cuEventCreate(&event, args->flags);
+    if (!code) {
+        struct event *e = events[args->event] = ww_memory(sizeof *e);
+        e->flags = args->flags;
+        e->generation = ww_memory(sizeof *e->generation);
+        *e->generation = (struct ww_generation){
+            .refs = 1, .timed = !(args->flags & CU_EVENT_DISABLE_TIMING), .native = event};
+    }
+    ww_result(call, code);
+}
+
+void ww_event_destroy(const struct ww_call *call) {
+    struct event *e = find_event(call);
+    if (e) {
+        events[((const struct ww_args_event *)(const void *)call->args)->event] = NULL;
+        drop_generation(e->generation);
+        free(e);
+    }
+    ww_result(call, e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+}
+
+void ww_event_query(const struct ww_call *call) {
+    struct event *e = find_event(call);
+    CUresult code = CUDA_ERROR_INVALID_HANDLE;
+    if (e) code = e->generation->parked ? CUDA_ERROR_NOT_READY : native.cuEventQuery(e->generation->native);
+    if (ww_is_sticky(code)) ww_lost(code);
+    ww_result(call, code);
+}
+
+void ww_event_sync(const struct ww_call *call) {
+    struct event *e = find_event(call);
+    if (!e) {
+        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+        return;
+    }
+    struct waiter *w = ww_memory(sizeof *w);
+    *w = (struct waiter){.next = waiters, .generation = e->generation, .slot = call->entry.slot, .seq = call->entry.seq};
+    e->generation->refs++;
+    waiters = w;
+}
+
+void ww_event_elapsed(const struct ww_call *call) {
+    const struct ww_args_elapsed *args = (const void *)call->args;
+    struct event *first = NULL, *second = NULL;
+    if (call->nargs >= sizeof *args && args->first < WW_IDS && args->second < WW_IDS) {
+        first = events[args->first];
+        second = events[args->second];
+    }
+    float ms = 0;
+    CUresult code = CUDA_SUCCESS;
+    if (!first || !second || !first->generation->recorded || !second->generation->recorded || !first->generation->timed
+        || !second->generation->timed)
+        code = CUDA_ERROR_INVALID_HANDLE;
+    else if (first->generation->parked || second->generation->parked) code = CUDA_ERROR_NOT_READY;
+    else code = native.cuEventElapsedTime(&ms, first->generation->native, second->generation->native);
+    if (ww_is_sticky(code)) ww_lost(code);
+    ww_answer(call->entry.slot, call->entry.seq, code, &ms, code ? 0 : sizeof ms);
+}
