@@ -1,8 +1,124 @@
-/* What the parts of the fake driver share. */
+/* What the parts of the fake driver share: a driver without a GPU, for tests of layer and worker.
+ *
+ * It is asynchronous as a real one: each stream has a thread, which runs the stream's operations in order, and where
+ * FAKE_SEED is not 0 waits a random short time before each. So bytes come late, and whoever relies on an order that
+ * nobody promised sees wrong ones. Where a real driver blocks its caller, the fake blocks, too, and says so (FAKE_BLOCKED).
+ *
+ * Device memory is memory of this process at the same addresses. Kernels are those of text images; see fake_image.c.
+ *
+ *     FAKE_DEVICES  how many (2)           FAKE_MEMORY   bytes of each (8 GiB)      FAKE_SEED  of the delays (0: none)
+ *     FAKE_VERSION  of the driver (13000)  FAKE_LOG      file: calls that it lacks
+ *     FAKE_BLOCKED  file: a line for each call that blocked for other work, with "main" or "thread"
+ *
+ * Locks: `fake_lock` for all objects and queues, `fake_memory` for the table of addresses; the second may be taken
+ * while the first is held, never the other way round.
+ */
 #ifndef WW_FAKE_H
 #define WW_FAKE_H
 
-/* A call that the fake does not have: NOT_SUPPORTED, and a line in the file FAKE_LOG names. */
+#include "gen_calls.h"
+
+#include <pthread.h>
+
+#define FAKE_MOST_DEVICES 16
+#define FAKE_PENDING 1000 /* operations of a stream; the next call blocks */
+
+enum fake_kind { FAKE_STREAM = 0x57a1, FAKE_EVENT, FAKE_MODULE, FAKE_FUNCTION };
+
+struct fake_object { /* first member of what handles point to */
+    enum fake_kind kind;
+    struct CUctx_st *context;
+    unsigned life; /* of the context: objects of a context before its reset are invalid */
+};
+
+struct CUctx_st {
+    int device, retained;
+    unsigned flags, life;
+    int sticky;             /* 0, or what every call returns */
+    uint64_t used;          /* bytes of device memory */
+    size_t limits[CU_LIMITS];
+    int cache, shared_size; /* configurations */
+    struct CUstream_st *legacy, *streams;
+    char *printed;          /* what kernels printed since the last synchronization */
+    size_t nprinted;
+};
+
+/* One operation of a stream. Who waits for it holds a reference. */
+struct fake_op {
+    int refs, done;
+    double time;                   /* seconds, when done */
+    int (*run)(struct fake_op *op); /* CUresult; not 0: the context is lost */
+    CUcontext context;
+    unsigned life;
+    struct fake_op *next, **after; /* in the queue; done before this may run */
+    size_t nafter;
+    uint64_t to, from, size;       /* of copies, memsets, frees */
+    uint32_t value, width;
+    void *data;                    /* freed with the operation */
+    CUfunction function;
+    size_t nparams;
+};
+
+struct CUstream_st {
+    struct fake_object object;
+    unsigned flags;
+    int priority, started, destroyed;
+    uint64_t id, random;
+    struct fake_op *head, *tail, *last; /* last: enqueued, perhaps done */
+    size_t pending;
+    pthread_cond_t work;
+    struct CUstream_st *next; /* of the context */
+};
+
+struct CUevent_st {
+    struct fake_object object;
+    unsigned flags;
+    struct fake_op *last; /* its last record, or NULL */
+};
+
+extern pthread_mutex_t fake_lock;
+extern pthread_cond_t fake_moved;
+extern pthread_rwlock_t fake_memory;
+extern struct CUctx_st fake_contexts[FAKE_MOST_DEVICES];
+
+/* -- fake.c --- */
+
+/* A call that the fake does not have: NOT_SUPPORTED. */
 int fake_absent(const char *symbol);
+/* The calling thread's context if it can be used, else a code. */
+int fake_need(CUcontext *context);
+/* Say that `symbol` blocks for other work. */
+void fake_blocks(const char *symbol);
+long long fake_number(const char *variable, long long otherwise);
+int fake_device(CUdevice device);
+int fake_attribute(int attribute, CUdevice device);
+/* Objects: valid handles are in one tree. All with fake_lock held. */
+void *fake_make(enum fake_kind kind, size_t size, CUcontext context);
+int fake_valid(const void *handle, enum fake_kind kind);
+void fake_drop(void *handle); /* the handle is invalid; the memory stays */
+
+/* -- fake_stream.c --- */
+
+/* The stream that a handle means in the current context, or a code. fake_lock held. */
+int fake_stream(CUstream handle, CUcontext context, CUstream *stream);
+struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *));
+/* Append; fake_lock held. May wait for room. Returns with a reference for the caller where `keep`. */
+void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol);
+void fake_wait(struct fake_op *op); /* lock held; drops the caller's reference */
+/* Wait for all work of a context; lock held. `symbol`: say so if there was any. */
+void fake_wait_all(CUcontext context, const char *symbol);
+/* Wait for a stream's work; lock held. */
+void fake_wait_stream(CUstream stream, const char *symbol);
+void fake_flush(CUcontext context); /* printed text to stdout */
+void fake_end_streams(CUcontext context);
+
+/* -- fake_memory.c --- */
+
+/* Whether a kernel may touch these bytes; fake_memory held. */
+int fake_reachable(uint64_t address, uint64_t size);
+/* Device memory, outside of what programs see as theirs: globals of modules. 0: no room. */
+uint64_t fake_allocate(CUcontext context, uint64_t size);
+void fake_release(uint64_t address);
+void fake_end_memory(CUcontext context);
 
 #endif

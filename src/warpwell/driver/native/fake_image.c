@@ -1,0 +1,914 @@
+/* The fake driver: images, functions, launches. See fake.h.
+ *
+ * An image is one of
+ *
+ *     text that begins with //FAKE    lines `kernel NAME SIZE ..` (bytes of its parameters) and `global NAME BYTES`;
+ *                                     these kernels compute, see `KERNELS`
+ *     a cubin (ELF)                   kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from symbols
+ *     PTX                             kernels and parameters from .entry, globals from .global
+ *     a fatbin, or a wrapper of one   its content is not read: each name is found, as a kernel without parameters
+ *
+ * Kernels that the fake does not know do nothing, in their stream's time.
+ */
+#include "fake.h"
+
+#include <ctype.h>
+#include <elf.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_PARAMS 256
+#define MOST_THREADS 1024
+#define MOST_SHARED 232448
+
+struct global {
+    char *name;
+    uint64_t address, size;
+    struct global *next;
+};
+
+struct CUmod_st {
+    struct fake_object object;
+    int any;              /* fatbin: all names are found */
+    int library;
+    struct CUfunc_st *functions;
+    struct global *globals;
+};
+
+struct CUfunc_st {
+    struct fake_object object;
+    char *name;
+    CUmodule module;
+    int loaded, nparams, max_dynamic, carveout;
+    uint32_t offsets[MOST_PARAMS], sizes[MOST_PARAMS];
+    struct CUfunc_st *next;
+};
+
+static int enter(CUcontext *context)
+{
+    int error = fake_need(context);
+    if (!error)
+        pthread_mutex_lock(&fake_lock);
+    return error;
+}
+
+static int leave(int error)
+{
+    pthread_mutex_unlock(&fake_lock);
+    return error;
+}
+
+/* -- reading images ------------------------------------------------------------------------------------------------------ */
+
+static CUfunction find_function(CUmodule module, const char *name, size_t n)
+{
+    for (CUfunction f = module->functions; f; f = f->next)
+        if (strlen(f->name) == n && !memcmp(f->name, name, n))
+            return f;
+    return NULL;
+}
+
+static CUfunction add_function(CUmodule module, const char *name, size_t n)
+{
+    CUfunction function = find_function(module, name, n);
+    if (function)
+        return function;
+    function = fake_make(FAKE_FUNCTION, sizeof *function, module->object.context);
+    function->name = strndup(name, n);
+    function->module = module;
+    function->max_dynamic = fake_attribute(CU_DEVICE_SHARED_PER_BLOCK, 0);
+    function->next = module->functions;
+    module->functions = function;
+    return function;
+}
+
+/* A parameter of the next natural alignment. */
+static void add_param(CUfunction function, uint32_t size, uint32_t align)
+{
+    int i = function->nparams;
+    uint32_t end = i ? function->offsets[i - 1] + function->sizes[i - 1] : 0;
+    if (i == MOST_PARAMS || !size)
+        return;
+    align = align ? align : size & -size;
+    align = align > 16 ? 16 : align;
+    function->offsets[i] = (end + align - 1) & -align;
+    function->sizes[i] = size;
+    function->nparams++;
+}
+
+static int add_global(CUmodule module, const char *name, size_t n, uint64_t size)
+{
+    struct global *global = calloc(1, sizeof *global);
+    if (!global || !(global->address = fake_allocate(module->object.context, size))) {
+        free(global);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    global->name = strndup(name, n);
+    global->size = size;
+    global->next = module->globals;
+    module->globals = global;
+    return CUDA_SUCCESS;
+}
+
+static int read_fake(CUmodule module, const char *text)
+{
+    int error = CUDA_SUCCESS;
+    for (const char *line = strchr(text, '\n'); line && !error; line = strchr(line + 1, '\n')) {
+        char name[128];
+        int used = 0;
+        unsigned long size;
+        if (sscanf(line + 1, "kernel %127s%n", name, &used) == 1) {
+            CUfunction function = add_function(module, name, strlen(name));
+            const char *at = line + 1 + used;
+            while (*at == ' ')
+                add_param(function, (uint32_t)strtoul(at, (char **)&at, 10), 0);
+        } else if (sscanf(line + 1, "global %127s %lu", name, &size) == 2) {
+            error = add_global(module, name, strlen(name), size);
+        }
+    }
+    return error;
+}
+
+static uint32_t ptx_size(const char *type)
+{
+    for (; *type && !isdigit((unsigned char)*type); type++)
+        ;
+    return (uint32_t)atoi(type) / 8;
+}
+
+static size_t word(const char *text)
+{
+    return strcspn(text, " \t\r\n[](),;={");
+}
+
+/* One declaration `.align 4 .b8 name[12]` or `.u64 .ptr .align 1 name`; the bytes, alignment and name. */
+static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, const char **name, size_t *n)
+{
+    uint64_t size = 0, count = 1;
+    *align = 0;
+    *n = 0;
+    while (at < end) {
+        at += strspn(at, " \t\r\n");
+        if (at >= end)
+            break;
+        if (*at == '.') {
+            size_t length = word(at);
+            if (!strncmp(at, ".align", 6)) {
+                unsigned value = (unsigned)strtoul(at + 6, (char **)&at, 10);
+                *align = size ? *align : value; /* behind a type: of what a pointer points to */
+                continue;
+            }
+            if (!size && strchr("busf", at[1]) && isdigit((unsigned char)at[2]))
+                size = ptx_size(at);
+            at += length;
+        } else if (*at == '[') {
+            uint64_t k = strtoull(at + 1, (char **)&at, 10);
+            count *= k ? k : 1;
+            at = strchr(at, ']') ? strchr(at, ']') + 1 : end;
+        } else if (!*n) {
+            *name = at;
+            *n = word(at);
+            at += *n ? *n : 1;
+        } else {
+            break;
+        }
+    }
+    return size * count;
+}
+
+static int read_ptx(CUmodule module, const char *text)
+{
+    uint32_t align;
+    const char *name = NULL;
+    size_t n;
+    for (const char *at = strstr(text, ".entry"); at; at = strstr(at + 1, ".entry")) {
+        const char *entry = at + 6 + strspn(at + 6, " \t\r\n");
+        const char *close = entry + strcspn(entry, ")"), *body = entry + strcspn(entry, "{");
+        CUfunction function = add_function(module, entry, word(entry));
+        for (const char *p = strstr(entry, ".param"); p && p < close && p < body; p = strstr(p + 1, ".param")) {
+            const char *end = p + strcspn(p, ",)");
+            uint32_t size = (uint32_t)ptx_declared(p + 6, end, &align, &name, &n);
+            add_param(function, size, align);
+        }
+    }
+    for (const char *at = strstr(text, ".global"); at; at = strstr(at + 1, ".global")) {
+        const char *end = at + strcspn(at, ";={");
+        const char *line = at;
+        while (line > text && line[-1] != '\n' && line[-1] != ';')
+            line--;
+        line += strspn(line, " \t\r");
+        if (line != at && strncmp(line, ".visible", 8) && strncmp(line, ".weak", 5)) /* ld.global and the like */
+            continue;
+        uint64_t size = ptx_declared(at + 7, end, &align, &name, &n);
+        if (size && n && add_global(module, name, n, size))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Parameters of a kernel from its .nv.info section: records of (format, attribute, bytes). */
+static void read_info(CUfunction function, const unsigned char *at, const unsigned char *end)
+{
+    while (at + 4 <= end) {
+        unsigned format = at[0], attribute = at[1], value = at[2] | at[3] << 8;
+        at += 4;
+        if (format != 4)
+            continue;
+        if (attribute == 0x17 && value >= 12 && at + 12 <= end) { /* KPARAM: index, ordinal, offset, size */
+            uint16_t ordinal, offset;
+            uint32_t flags;
+            memcpy(&ordinal, at + 4, 2);
+            memcpy(&offset, at + 6, 2);
+            memcpy(&flags, at + 8, 4);
+            if (ordinal < MOST_PARAMS) {
+                function->offsets[ordinal] = offset;
+                function->sizes[ordinal] = flags >> 18;
+                function->nparams = ordinal + 1 > function->nparams ? ordinal + 1 : function->nparams;
+            }
+        }
+        at += value;
+    }
+}
+
+static int read_elf(CUmodule module, const unsigned char *image)
+{
+    const Elf64_Ehdr *head = (const void *)image;
+    const Elf64_Shdr *sections = (const void *)(image + head->e_shoff);
+    if (head->e_ident[EI_CLASS] != ELFCLASS64 || !head->e_shnum || head->e_shentsize != sizeof *sections)
+        return CUDA_ERROR_INVALID_IMAGE;
+    const char *names = (const char *)image + sections[head->e_shstrndx].sh_offset;
+    for (int i = 0; i < head->e_shnum; i++) {
+        const char *name = names + sections[i].sh_name;
+        if (!strncmp(name, ".text.", 6))
+            add_function(module, name + 6, strlen(name + 6));
+    }
+    for (int i = 0; i < head->e_shnum; i++) {
+        const Elf64_Shdr *section = &sections[i];
+        const char *name = names + section->sh_name;
+        const unsigned char *bytes = image + section->sh_offset;
+        CUfunction function;
+        if (!strncmp(name, ".nv.info.", 9) && (function = find_function(module, name + 9, strlen(name + 9))))
+            read_info(function, bytes, bytes + section->sh_size);
+        if (section->sh_type != SHT_SYMTAB || !section->sh_entsize)
+            continue;
+        const char *text = (const char *)image + sections[section->sh_link].sh_offset;
+        const Elf64_Sym *symbols = (const void *)bytes;
+        for (size_t k = 0; k < section->sh_size / section->sh_entsize; k++)
+            if (ELF64_ST_TYPE(symbols[k].st_info) == STT_OBJECT && symbols[k].st_size
+                && add_global(module, text + symbols[k].st_name, strlen(text + symbols[k].st_name), symbols[k].st_size))
+                return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+static int read_image(CUmodule module, const void *image)
+{
+    uint32_t magic;
+    memcpy(&magic, image, 4);
+    if (magic == 0x464c457f)
+        return read_elf(module, image);
+    if (magic == 0xba55ed50 || magic == 0x466243b1) {
+        module->any = 1;
+        return CUDA_SUCCESS;
+    }
+    if (!memcmp(image, "//FA", 4) && !strncmp(image, "//FAKE", 6))
+        return read_fake(module, image);
+    if (isprint(*(const unsigned char *)image) || isspace(*(const unsigned char *)image))
+        return strstr(image, ".version") ? read_ptx(module, image) : CUDA_ERROR_INVALID_PTX;
+    return CUDA_ERROR_INVALID_IMAGE;
+}
+
+static void drop_module(CUmodule module)
+{
+    for (CUfunction f = module->functions; f; f = f->next)
+        fake_drop(f); /* the memory stays: launches that wait in streams still look at it */
+    while (module->globals) {
+        struct global *next = module->globals->next;
+        fake_release(module->globals->address);
+        free(module->globals->name);
+        free(module->globals);
+        module->globals = next;
+    }
+    fake_drop(module);
+}
+
+static int load(CUmodule *module, const void *image, int library)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!module || !image)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    CUmodule made = fake_make(FAKE_MODULE, sizeof *made, context);
+    made->library = library;
+    if ((error = read_image(made, image)))
+        drop_module(made);
+    else
+        *module = made;
+    return leave(error);
+}
+
+/* -- modules, libraries ---------------------------------------------------------------------------------------------------- */
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return load(module, image, 0);
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int32_t *options, void **values)
+{
+    int error = load(module, image, 0);
+    for (uint32_t i = 0; i < n && options && values; i++) { /* logs: one line of an error, empty else */
+        char *log = NULL;
+        size_t room = 0;
+        int wanted = options[i] == CU_JIT_ERROR_LOG ? CU_JIT_ERROR_LOG_BYTES : CU_JIT_INFO_LOG_BYTES;
+        if (options[i] != CU_JIT_ERROR_LOG && options[i] != CU_JIT_INFO_LOG)
+            continue;
+        for (uint32_t k = 0; k < n; k++)
+            if (options[k] == wanted) {
+                room = (size_t)(uintptr_t)values[k];
+                log = values[i];
+                const char *text = error && wanted == CU_JIT_ERROR_LOG_BYTES ? "the fake driver cannot read this image" : "";
+                if (log && room)
+                    snprintf(log, room, "%s", text);
+                values[k] = (void *)(uintptr_t)(log && room ? strlen(log) + 1 : 0);
+            }
+    }
+    return error;
+}
+
+static int unload(CUmodule module, int library, const char *symbol)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!fake_valid(module, FAKE_MODULE) || module->library != library)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    fake_wait_all(context, symbol);
+    if (fake_valid(module, FAKE_MODULE))
+        drop_module(module);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuModuleUnload(CUmodule module)
+{
+    return unload(module, 0, "cuModuleUnload");
+}
+
+static int get_function(CUfunction *function, CUmodule module, const char *name)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!function || !name || !*name)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (!fake_valid(module, FAKE_MODULE))
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    CUfunction found = find_function(module, name, strlen(name));
+    if (!found && module->any)
+        found = add_function(module, name, strlen(name));
+    if (found)
+        *function = found;
+    return leave(found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND);
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    return get_function(function, module, name);
+}
+
+CUresult cuModuleGetFunctionCount(uint32_t *count, CUmodule module)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!count || !fake_valid(module, FAKE_MODULE))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *count = 0;
+    for (CUfunction f = module->functions; f; f = f->next)
+        ++*count;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuModuleEnumerateFunctions(CUfunction *functions, uint32_t room, CUmodule module)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!functions || !fake_valid(module, FAKE_MODULE))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    for (CUfunction f = module->functions; f && room; f = f->next, room--)
+        *functions++ = f;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module, const char *name)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!name || !fake_valid(module, FAKE_MODULE))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    for (struct global *g = module->globals; g; g = g->next)
+        if (!strcmp(g->name, name)) {
+            if (address)
+                *address = g->address;
+            if (size)
+                *size = g->size;
+            return leave(CUDA_SUCCESS);
+        }
+    return leave(CUDA_ERROR_NOT_FOUND);
+}
+
+CUresult cuModuleGetLoadingMode(int32_t *mode)
+{
+    const char *wanted = getenv("CUDA_MODULE_LOADING");
+    if (!mode)
+        return CUDA_ERROR_INVALID_VALUE;
+    *mode = wanted && !strcmp(wanted, "EAGER") ? 1 : 2;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int32_t *options, void **values, uint32_t n,
+                           int32_t *library_options, void **library_values, uint32_t nlibrary)
+{
+    (void)options, (void)values, (void)n, (void)library_options, (void)library_values, (void)nlibrary;
+    return load((CUmodule *)library, image, 1);
+}
+
+CUresult cuLibraryUnload(CUlibrary library)
+{
+    return unload((CUmodule)library, 1, "cuLibraryUnload");
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
+{
+    return get_function((CUfunction *)kernel, (CUmodule)library, name);
+}
+
+CUresult cuLibraryGetKernelCount(uint32_t *count, CUlibrary library)
+{
+    return cuModuleGetFunctionCount(count, (CUmodule)library);
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, uint32_t room, CUlibrary library)
+{
+    return cuModuleEnumerateFunctions((CUfunction *)kernels, room, (CUmodule)library);
+}
+
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+{
+    if (!module)
+        return CUDA_ERROR_INVALID_VALUE;
+    *module = (CUmodule)library;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary library, const char *name)
+{
+    return cuModuleGetGlobal_v2(address, size, (CUmodule)library, name);
+}
+
+/* -- functions --------------------------------------------------------------------------------------------------------------- */
+
+/* Check a function and its context; without error the lock is held. */
+static int enter_function(CUfunction function)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    return fake_valid(function, FAKE_FUNCTION) ? CUDA_SUCCESS : leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+{
+    int error = enter_function((CUfunction)kernel);
+    if (error)
+        return error;
+    if (function)
+        *function = (CUfunction)kernel;
+    return leave(function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuFuncGetName(const char **name, CUfunction function)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (name)
+        *name = function->name;
+    return leave(name ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuKernelGetName(const char **name, CUkernel kernel)
+{
+    return cuFuncGetName(name, (CUfunction)kernel);
+}
+
+CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (module)
+        *module = function->module;
+    return leave(module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel)
+{
+    return cuFuncGetModule((CUmodule *)library, (CUfunction)kernel);
+}
+
+CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (!offset || index >= (size_t)function->nparams)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *offset = function->offsets[index];
+    if (size)
+        *size = function->sizes[index];
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
+{
+    return cuFuncGetParamInfo((CUfunction)kernel, index, offset, size);
+}
+
+CUresult cuFuncGetAttribute(int32_t *value, int32_t attribute, CUfunction function)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTES)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    switch (attribute) {
+    case CU_FUNC_MAX_THREADS: *value = MOST_THREADS; break;
+    case CU_FUNC_REGISTERS: *value = 32; break;
+    case CU_FUNC_PTX_VERSION:
+    case CU_FUNC_BINARY_VERSION: *value = 90; break;
+    case CU_FUNC_MAX_DYNAMIC_SHARED: *value = function->max_dynamic; break;
+    case CU_FUNC_SHARED_CARVEOUT: *value = function->carveout; break;
+    default: *value = 0;
+    }
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuKernelGetAttribute(int32_t *value, int32_t attribute, CUkernel kernel, CUdevice device)
+{
+    (void)device;
+    return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
+}
+
+CUresult cuFuncSetAttribute(CUfunction function, int32_t attribute, int32_t value)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (attribute == CU_FUNC_MAX_DYNAMIC_SHARED && value >= 0 && value <= MOST_SHARED)
+        function->max_dynamic = value;
+    else if (attribute == CU_FUNC_SHARED_CARVEOUT && value >= -1 && value <= 100)
+        function->carveout = value;
+    else
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuKernelSetAttribute(int32_t attribute, int32_t value, CUkernel kernel, CUdevice device)
+{
+    (void)device;
+    return cuFuncSetAttribute((CUfunction)kernel, attribute, value);
+}
+
+CUresult cuFuncSetCacheConfig(CUfunction function, int32_t config)
+{
+    int error = enter_function(function);
+    return error ? error : leave(config >= 0 && config <= 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuKernelSetCacheConfig(CUkernel kernel, int32_t config, CUdevice device)
+{
+    (void)device;
+    return cuFuncSetCacheConfig((CUfunction)kernel, config);
+}
+
+CUresult cuFuncSetSharedMemConfig(CUfunction function, int32_t config)
+{
+    (void)config;
+    int error = enter_function(function);
+    return error ? error : leave(CUDA_SUCCESS);
+}
+
+CUresult cuFuncIsLoaded(int32_t *state, CUfunction function)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (state)
+        *state = function->loaded;
+    return leave(state ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuFuncLoad(CUfunction function)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    function->loaded = 1;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, CUfunction function, int32_t threads, size_t shared)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (!blocks || threads < 1)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    size_t by_shared = (size_t)fake_attribute(CU_DEVICE_SHARED_PER_MULTIPROCESSOR, 0) / (shared + 1024);
+    int by_threads = threads > MOST_THREADS ? 0 : 2048 / ((threads + 31) & ~31);
+    by_threads = by_threads > 32 ? 32 : by_threads;
+    *blocks = by_shared < (size_t)by_threads ? (int)by_shared : by_threads;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int32_t *blocks, CUfunction function, int32_t threads,
+                                                              size_t shared, uint32_t flags)
+{
+    return flags > 1 ? CUDA_ERROR_INVALID_VALUE
+                     : cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
+}
+
+CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int32_t blocks, int32_t threads)
+{
+    int error = enter_function(function);
+    if (error)
+        return error;
+    if (!bytes || blocks < 1 || threads < 1)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *bytes = (size_t)(fake_attribute(CU_DEVICE_SHARED_PER_MULTIPROCESSOR, 0) / blocks - 1024);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int32_t *grid, int32_t *block, CUfunction function, void *shared_of,
+                                                   size_t shared, int32_t most, uint32_t flags)
+{
+    size_t (*shared_for)(int) = (size_t (*)(int))shared_of;
+    int best = 0;
+    if (!grid || !block || flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    most = most > 0 && most < MOST_THREADS ? most : MOST_THREADS;
+    for (int threads = most; threads > 0; threads -= threads % 32 ? threads % 32 : 32) {
+        int blocks, error = cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                        &blocks, function, threads, shared_for ? shared_for(threads) : shared);
+        if (error)
+            return error;
+        if (blocks * threads > best) {
+            best = blocks * threads;
+            *block = threads;
+            *grid = blocks * fake_attribute(CU_DEVICE_MULTIPROCESSORS, 0);
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxPotentialBlockSize(int32_t *grid, int32_t *block, CUfunction function, void *shared_of,
+                                          size_t shared, int32_t most)
+{
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, most, 0);
+}
+
+/* -- kernels of the fake --------------------------------------------------------------------------------------------------- */
+
+static uint64_t param(const struct fake_op *op, int i)
+{
+    uint64_t value = 0;
+    if (i < op->function->nparams) {
+        uint32_t size = op->function->sizes[i];
+        memcpy(&value, (char *)op->data + op->function->offsets[i], size < 8 ? size : 8);
+    }
+    return value;
+}
+
+/* fill(dst, n, value): n 32-bit words. */
+static int kernel_fill(struct fake_op *op)
+{
+    uint32_t *dst = (uint32_t *)param(op, 0);
+    uint64_t n = param(op, 1);
+    if (!fake_reachable((uint64_t)dst, 4 * n))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < n; i++)
+        dst[i] = (uint32_t)param(op, 2);
+    return CUDA_SUCCESS;
+}
+
+/* copy(dst, src, n) and add(dst, src, n): 32-bit words; add makes dst[i] += src[i]. */
+static int kernel_two(struct fake_op *op, int adds)
+{
+    uint32_t *dst = (uint32_t *)param(op, 0);
+    const uint32_t *src = (const uint32_t *)param(op, 1);
+    uint64_t n = param(op, 2);
+    if (!fake_reachable((uint64_t)dst, 4 * n) || !fake_reachable((uint64_t)src, 4 * n))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    for (uint64_t i = 0; i < n; i++)
+        dst[i] = adds ? dst[i] + src[i] : src[i];
+    return CUDA_SUCCESS;
+}
+
+static int kernel_copy(struct fake_op *op)
+{
+    return kernel_two(op, 0);
+}
+
+static int kernel_add(struct fake_op *op)
+{
+    return kernel_two(op, 1);
+}
+
+/* nap(us) */
+static int kernel_nap(struct fake_op *op)
+{
+    uint64_t us = param(op, 0);
+    struct timespec t = {(time_t)(us / 1000000), (long)(us % 1000000) * 1000};
+    nanosleep(&t, NULL);
+    return CUDA_SUCCESS;
+}
+
+/* flag(addr, value): runs until the 32-bit word has the value, or the context is gone. */
+static int kernel_flag(struct fake_op *op)
+{
+    uint64_t address = param(op, 0);
+    for (;;) {
+        pthread_rwlock_rdlock(&fake_memory);
+        int known = fake_reachable(address, 4);
+        int there = known && __atomic_load_n((uint32_t *)address, __ATOMIC_ACQUIRE) == (uint32_t)param(op, 1);
+        pthread_rwlock_unlock(&fake_memory);
+        if (!known)
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        if (there || __atomic_load_n(&op->context->life, __ATOMIC_RELAXED) != op->life
+            || __atomic_load_n(&op->context->sticky, __ATOMIC_RELAXED))
+            return CUDA_SUCCESS;
+        usleep(50);
+    }
+}
+
+/* fault(): the context is lost. */
+static int kernel_fault(struct fake_op *op)
+{
+    (void)op;
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+/* fail(): an assertion of device code: a line on stderr, and the context is lost. */
+static int kernel_fail(struct fake_op *op)
+{
+    (void)op;
+    static const char line[] = "fake.cu:1: block: [0,0,0], thread: [0,0,0] Assertion `fail` failed.\n";
+    return write(2, line, sizeof line - 1) < 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_ASSERT;
+}
+
+/* print(value): a line, which comes out at the next synchronization. */
+static int kernel_print(struct fake_op *op)
+{
+    CUcontext context = op->context;
+    char line[64];
+    int n = snprintf(line, sizeof line, "fake print %llu\n", (unsigned long long)param(op, 0));
+    pthread_mutex_lock(&fake_lock);
+    if (context->life == op->life) {
+        context->printed = realloc(context->printed, context->nprinted + (size_t)n);
+        if (!context->printed)
+            abort();
+        memcpy(context->printed + context->nprinted, line, (size_t)n);
+        context->nprinted += (size_t)n;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return CUDA_SUCCESS;
+}
+
+static const struct {
+    const char *name;
+    int (*run)(struct fake_op *op);
+    int memory; /* runs with the table of addresses locked */
+} KERNELS[] = {
+    {"fill", kernel_fill, 1}, {"copy", kernel_copy, 1},   {"add", kernel_add, 1},   {"nap", kernel_nap, 0},
+    {"flag", kernel_flag, 0}, {"fault", kernel_fault, 0}, {"fail", kernel_fail, 0}, {"print", kernel_print, 0},
+};
+
+static int run_kernel(struct fake_op *op)
+{
+    for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++) {
+        if (strcmp(KERNELS[i].name, op->function->name))
+            continue;
+        if (!KERNELS[i].memory)
+            return KERNELS[i].run(op);
+        pthread_rwlock_rdlock(&fake_memory);
+        int error = KERNELS[i].run(op);
+        pthread_rwlock_unlock(&fake_memory);
+        return error;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* -- launches ------------------------------------------------------------------------------------------------------------------ */
+
+static int check_shape(const struct cu_launch_config *c, CUfunction function)
+{
+    static const uint64_t GRID[3] = {2147483647, 65535, 65535}, BLOCK[3] = {1024, 1024, 64};
+    uint64_t threads = 1;
+    for (int i = 0; i < 3; i++) {
+        if (!c->grid[i] || !c->block[i] || c->grid[i] > GRID[i] || c->block[i] > BLOCK[i])
+            return CUDA_ERROR_INVALID_VALUE;
+        threads *= c->block[i];
+    }
+    if (threads > MOST_THREADS || c->shared > (uint32_t)function->max_dynamic)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (uint32_t i = 0; i < c->nattributes; i++)
+        if (c->attributes[i].id > 18)
+            return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+/* The parameters as the kernel sees them, from one of the two ways of giving them. */
+static int pack(struct fake_op *op, CUfunction function, void **params, void **extra)
+{
+    int last = function->nparams - 1;
+    size_t bytes = last >= 0 ? function->offsets[last] + function->sizes[last] : 0, given = 0;
+    const void *buffer = NULL;
+    for (; extra && *extra != CU_LAUNCH_END; extra += 2) {
+        if (*extra == CU_LAUNCH_BUFFER)
+            buffer = extra[1];
+        else if (*extra == CU_LAUNCH_BUFFER_SIZE)
+            given = *(size_t *)extra[1];
+        else
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (bytes && !params && (!buffer || given < bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    op->data = calloc(1, bytes + 8);
+    if (!op->data)
+        abort();
+    for (int i = 0; params && i < function->nparams; i++)
+        memcpy((char *)op->data + function->offsets[i], params[i], function->sizes[i]);
+    if (!params && bytes)
+        memcpy(op->data, buffer, bytes);
+    return CUDA_SUCCESS;
+}
+
+static int launch(int per_thread, const struct cu_launch_config *config, CUfunction function, void **params, void **extra,
+                  const char *symbol)
+{
+    CUcontext context;
+    CUstream stream, handle = config->stream;
+    int error = enter(&context), mode;
+    if (error)
+        return error;
+    if (!handle && per_thread)
+        handle = CU_STREAM_PER_THREAD;
+    if (!fake_valid(function, FAKE_FUNCTION) || function->object.context != context)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if ((error = fake_stream(handle, context, &stream)) || (error = check_shape(config, function)))
+        return leave(error);
+    if (!function->loaded && !cuModuleGetLoadingMode(&mode) && mode == 2)
+        fake_wait_all(context, symbol); /* a kernel's code is loaded at its first launch */
+    function->loaded = 1;
+    struct fake_op *op = fake_op(context, run_kernel);
+    op->function = function;
+    if ((error = pack(op, function, params, extra))) {
+        free(op);
+        return leave(error);
+    }
+    fake_enqueue(stream, op, 0, symbol);
+    return leave(context->sticky);
+}
+
+CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction function, void **params, void **extra)
+{
+    return config ? launch(per_thread, config, function, params, extra, "cuLaunchKernelEx") : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuLaunchKernel(CUfunction function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
+                        uint32_t shared, CUstream stream, void **params, void **extra)
+{
+    struct cu_launch_config config = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .stream = stream};
+    return launch(0, &config, function, params, extra, "cuLaunchKernel");
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by,
+                                   uint32_t bz, uint32_t shared, CUstream stream, void **params)
+{
+    struct cu_launch_config config = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .stream = stream};
+    return launch(0, &config, function, params, NULL, "cuLaunchCooperativeKernel");
+}

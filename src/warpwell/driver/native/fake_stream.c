@@ -1,0 +1,563 @@
+/* The fake driver: streams, their threads, events, synchronization. */
+#include "fake.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static uint64_t next_stream = 1;
+static __thread struct {
+    CUstream stream;
+    unsigned life;
+} own[FAKE_MOST_DEVICES]; /* the thread's default streams */
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* -- operations -------------------------------------------------------------------------------------------------------- */
+
+struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *))
+{
+    struct fake_op *op = calloc(1, sizeof *op);
+    if (!op)
+        abort();
+    op->refs = 1;
+    op->run = run;
+    op->context = context;
+    op->life = context->life;
+    return op;
+}
+
+static void unref(struct fake_op *op)
+{
+    if (op && !--op->refs) {
+        free(op->data);
+        free(op);
+    }
+}
+
+static void finish(struct fake_op *op)
+{
+    for (size_t i = 0; i < op->nafter; i++)
+        unref(op->after[i]);
+    free(op->after);
+    op->after = NULL;
+    op->nafter = 0;
+    op->time = now();
+    op->done = 1;
+}
+
+static void add_after(struct fake_op *op, struct fake_op *before)
+{
+    if (!before || before->done)
+        return;
+    op->after = realloc(op->after, (op->nafter + 1) * sizeof *op->after);
+    if (!op->after)
+        abort();
+    before->refs++;
+    op->after[op->nafter++] = before;
+}
+
+static int is_ready(const struct fake_op *op)
+{
+    for (size_t i = 0; i < op->nafter; i++)
+        if (!op->after[i]->done)
+            return 0;
+    return 1;
+}
+
+/* A random short time before an operation; half of them wait not at all. */
+static void delay(CUstream stream)
+{
+    static long long seed = -1;
+    if (seed < 0)
+        seed = fake_number("FAKE_SEED", 0);
+    if (!seed)
+        return;
+    if (!stream->random)
+        stream->random = ((uint64_t)seed * 0x9e3779b97f4a7c15ull) ^ (stream->id * 0xbf58476d1ce4e5b9ull) ^ 1;
+    stream->random ^= stream->random << 13;
+    stream->random ^= stream->random >> 7;
+    stream->random ^= stream->random << 17;
+    unsigned r = (unsigned)(stream->random >> 33) & 31;
+    if (r >= 16)
+        usleep(r == 31 ? 1500 : (r - 15) * 12);
+}
+
+static void *run_stream(void *argument)
+{
+    CUstream stream = argument;
+    pthread_mutex_lock(&fake_lock);
+    for (;;) {
+        while (!stream->head && !stream->destroyed)
+            pthread_cond_wait(&stream->work, &fake_lock);
+        struct fake_op *op = stream->head;
+        if (!op)
+            break;
+        CUcontext context = op->context;
+        while (!is_ready(op) && !context->sticky && op->life == context->life)
+            pthread_cond_wait(&fake_moved, &fake_lock);
+        if (op->run && !context->sticky && op->life == context->life) {
+            pthread_mutex_unlock(&fake_lock);
+            delay(stream);
+            int error = op->run(op);
+            pthread_mutex_lock(&fake_lock);
+            if (error && !context->sticky && op->life == context->life)
+                __atomic_store_n(&context->sticky, error, __ATOMIC_RELEASE);
+        }
+        finish(op);
+        stream->head = op->next;
+        stream->pending--;
+        if (!stream->head)
+            stream->tail = NULL;
+        unref(op);
+        pthread_cond_broadcast(&fake_moved);
+    }
+    unref(stream->last);
+    pthread_mutex_unlock(&fake_lock);
+    return NULL; /* the stream's memory stays: a handle is never given out twice */
+}
+
+static void start(CUstream stream)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, 256 << 10);
+    if (pthread_create(&thread, &attributes, run_stream, stream))
+        abort();
+    pthread_attr_destroy(&attributes);
+    stream->started = 1;
+}
+
+void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol)
+{
+    CUcontext context = stream->object.context;
+    if (stream->pending >= FAKE_PENDING)
+        fake_blocks(symbol);
+    while (stream->pending >= FAKE_PENDING && !context->sticky && op->life == context->life)
+        pthread_cond_wait(&fake_moved, &fake_lock);
+    if (stream == context->legacy) {
+        for (CUstream other = context->streams; other; other = other->next)
+            if (other != stream && !(other->flags & CU_STREAM_NON_BLOCKING))
+                add_after(op, other->last);
+    } else if (!(stream->flags & CU_STREAM_NON_BLOCKING) && context->legacy) {
+        add_after(op, context->legacy->last);
+    }
+    op->refs += keep ? 2 : 1; /* the queue has the first, `last` the second */
+    unref(stream->last);
+    stream->last = op;
+    if (stream->tail)
+        stream->tail->next = op;
+    else
+        stream->head = op;
+    stream->tail = op;
+    stream->pending++;
+    if (!stream->started)
+        start(stream);
+    pthread_cond_signal(&stream->work);
+}
+
+void fake_wait(struct fake_op *op)
+{
+    CUcontext context = op->context;
+    while (!op->done && !context->sticky && op->life == context->life)
+        pthread_cond_wait(&fake_moved, &fake_lock);
+    unref(op);
+}
+
+static void wait_last(CUstream stream)
+{
+    if (stream->last && !stream->last->done) {
+        stream->last->refs++;
+        fake_wait(stream->last);
+    }
+}
+
+void fake_wait_stream(CUstream stream, const char *symbol)
+{
+    if (stream->last && !stream->last->done && symbol)
+        fake_blocks(symbol);
+    wait_last(stream);
+}
+
+void fake_wait_all(CUcontext context, const char *symbol)
+{
+    unsigned life = context->life;
+    size_t n = 0;
+    struct fake_op **ops = NULL;
+    for (CUstream stream = context->streams; stream; stream = stream->next) {
+        if (!stream->last || stream->last->done)
+            continue;
+        ops = realloc(ops, (n + 1) * sizeof *ops);
+        if (!ops)
+            abort();
+        stream->last->refs++;
+        ops[n++] = stream->last;
+    }
+    if (n && symbol)
+        fake_blocks(symbol);
+    for (size_t i = 0; i < n; i++)
+        fake_wait(ops[i]);
+    free(ops);
+    if (life == context->life)
+        fake_flush(context);
+}
+
+void fake_flush(CUcontext context)
+{
+    size_t done = 0;
+    while (done < context->nprinted) {
+        ssize_t n = write(1, context->printed + done, context->nprinted - done);
+        if (n <= 0)
+            break;
+        done += (size_t)n;
+    }
+    context->nprinted = 0;
+}
+
+/* -- streams ------------------------------------------------------------------------------------------------------------ */
+
+static CUstream make_stream(CUcontext context, unsigned flags, int priority)
+{
+    CUstream stream = fake_make(FAKE_STREAM, sizeof *stream, context);
+    stream->flags = flags;
+    stream->priority = priority;
+    stream->id = next_stream++;
+    pthread_cond_init(&stream->work, NULL);
+    stream->next = context->streams;
+    context->streams = stream;
+    return stream;
+}
+
+static void end_stream(CUstream stream)
+{
+    for (CUstream *at = &stream->object.context->streams; *at; at = &(*at)->next)
+        if (*at == stream) {
+            *at = stream->next;
+            break;
+        }
+    stream->destroyed = 1;
+    fake_drop(stream);
+    pthread_cond_signal(&stream->work);
+}
+
+void fake_end_streams(CUcontext context)
+{
+    while (context->streams)
+        end_stream(context->streams);
+    context->legacy = NULL;
+    pthread_cond_broadcast(&fake_moved);
+}
+
+int fake_stream(CUstream handle, CUcontext context, CUstream *stream)
+{
+    if (!handle || handle == CU_STREAM_LEGACY) {
+        if (!context->legacy)
+            context->legacy = make_stream(context, 0, 0);
+        *stream = context->legacy;
+        return CUDA_SUCCESS;
+    }
+    if (handle == CU_STREAM_PER_THREAD) {
+        int device = context->device;
+        if (!own[device].stream || own[device].life != context->life) {
+            own[device].stream = make_stream(context, 0, 0);
+            own[device].life = context->life;
+        }
+        *stream = own[device].stream;
+        return CUDA_SUCCESS;
+    }
+    if (!fake_valid(handle, FAKE_STREAM))
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (handle->object.context != context)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *stream = handle;
+    return CUDA_SUCCESS;
+}
+
+/* Take the lock, and the stream of the current context; without error the lock is held. */
+static int enter(CUstream handle, CUstream *stream)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    if ((error = fake_stream(handle, context, stream)))
+        pthread_mutex_unlock(&fake_lock);
+    return error;
+}
+
+static int leave(int error)
+{
+    pthread_mutex_unlock(&fake_lock);
+    return error;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, uint32_t flags, int32_t priority)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error || !stream || flags > CU_STREAM_NON_BLOCKING)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&fake_lock);
+    *stream = make_stream(context, flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuStreamCreate(CUstream *stream, uint32_t flags)
+{
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream handle)
+{
+    CUstream stream;
+    if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
+        return CUDA_ERROR_INVALID_HANDLE;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    end_stream(stream); /* its thread ends when it has done what was enqueued */
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuStreamSynchronize(CUstream handle)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    CUcontext context = stream->object.context;
+    fake_wait_stream(stream, "cuStreamSynchronize");
+    fake_flush(context);
+    return leave(context->sticky);
+}
+
+CUresult cuStreamQuery(CUstream handle)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    return leave(!stream->last || stream->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    if (context)
+        *context = stream->object.context;
+    return leave(context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, void *green)
+{
+    if (green)
+        *(void **)green = NULL;
+    return cuStreamGetCtx(handle, context);
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    CUcontext context;
+    int error = cuStreamGetCtx(handle, &context);
+    if (!error && device)
+        *device = context->device;
+    return error ? error : device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, uint32_t *flags)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    if (flags)
+        *flags = stream->flags;
+    return leave(flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int32_t *priority)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    if (priority)
+        *priority = stream->priority;
+    return leave(priority ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuStreamGetId(CUstream handle, uint64_t *id)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    if (id)
+        *id = stream->id;
+    return leave(id ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuStreamIsCapturing(CUstream handle, int32_t *status)
+{
+    CUstream stream;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    if (status)
+        *status = 0;
+    return leave(status ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    fake_wait_all(context, "cuCtxSynchronize");
+    return leave(context->sticky);
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext other)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    context = other ? other : context;
+    fake_wait_all(context, "cuCtxSynchronize_v2");
+    return leave(context->sticky);
+}
+
+/* -- events --------------------------------------------------------------------------------------------------------------- */
+
+static int enter_event(CUevent event)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error)
+        return error;
+    pthread_mutex_lock(&fake_lock);
+    return fake_valid(event, FAKE_EVENT) ? CUDA_SUCCESS : leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+CUresult cuEventCreate(CUevent *event, uint32_t flags)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error || !event || flags > 7 || flags & CU_EVENT_INTERPROCESS)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&fake_lock);
+    *event = fake_make(FAKE_EVENT, sizeof **event, context);
+    (*event)->flags = flags;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    int error = enter_event(event);
+    if (error)
+        return error;
+    unref(event->last);
+    fake_drop(event);
+    free(event);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream handle)
+{
+    CUstream stream;
+    int error = enter_event(event);
+    if (error)
+        return error;
+    CUcontext context = event->object.context;
+    if ((error = fake_stream(handle, context, &stream)))
+        return leave(error);
+    struct fake_op *op = fake_op(context, NULL);
+    fake_enqueue(stream, op, 1, "cuEventRecord");
+    unref(event->last);
+    event->last = op;
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, uint32_t flags)
+{
+    return flags > 1 ? CUDA_ERROR_INVALID_VALUE : cuEventRecord(event, handle);
+}
+
+CUresult cuEventQuery(CUevent event)
+{
+    int error = enter_event(event);
+    if (error)
+        return error;
+    return leave(!event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+    int error = enter_event(event);
+    if (error)
+        return error;
+    CUcontext context = event->object.context;
+    struct fake_op *op = event->last;
+    if (op && !op->done) {
+        fake_blocks("cuEventSynchronize");
+        op->refs++;
+        fake_wait(op); /* the event may be destroyed meanwhile */
+    }
+    fake_flush(context);
+    return leave(context->sticky);
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second)
+{
+    int error = enter_event(first);
+    if (error)
+        return error;
+    if (!milliseconds)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (!fake_valid(second, FAKE_EVENT) || !first->last || !second->last
+        || (first->flags | second->flags) & CU_EVENT_DISABLE_TIMING)
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!first->last->done || !second->last->done)
+        return leave(CUDA_ERROR_NOT_READY);
+    *milliseconds = (float)((second->last->time - first->last->time) * 1e3);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent first, CUevent second)
+{
+    return cuEventElapsedTime(milliseconds, first, second);
+}
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, uint32_t flags)
+{
+    CUstream stream;
+    if (flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = enter(handle, &stream);
+    if (error)
+        return error;
+    if (!fake_valid(event, FAKE_EVENT))
+        return leave(CUDA_ERROR_INVALID_HANDLE);
+    if (event->last && !event->last->done) {
+        struct fake_op *op = fake_op(stream->object.context, NULL);
+        add_after(op, event->last);
+        fake_enqueue(stream, op, 0, "cuStreamWaitEvent");
+    }
+    return leave(CUDA_SUCCESS);
+}
