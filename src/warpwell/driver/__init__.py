@@ -5,5 +5,6 @@
 - build: the native parts, built once into the cache folder
 
 The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
-share, ``worker.h`` the map of the worker, ``fake.c`` a driver without a GPU for tests.
+share, ``worker.h`` the map of the worker, ``fake.h`` that of a driver
+without a GPU for tests.
 """

@@ -109,8 +109,6 @@ def _ops_h() -> str:
 def _library(header: str, absent: str) -> str:
     """All exported symbols. Those with own code elsewhere are weak here; where that is missing, they say so."""
     lines = [f'/* Generated: every symbol of the driver. */\n#include "{header}"\n#include "gen_calls.h"']
-    if header == "layer.h":  # by which a worker sees that its driver is not one
-        lines.append("WW_API extern const int ww_layer;\nconst int ww_layer = 1;")
     served = table.calls()
     for entry in table.entries():
         plain = table.plain_symbol(entry.symbol)
@@ -210,7 +208,7 @@ def _worker_c() -> str:
     lines += ["struct ww_native native;", "int ww_load_native(const char *path, char *why, size_t room)", "{"]
     lines += ["    void *driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);", "    if (!driver) {"]
     lines += ['        snprintf(why, room, "%s", dlerror());', "        return -1;", "    }"]
-    lines += ['    if (dlsym(driver, "ww_layer")) {', "        dlclose(driver);"]
+    lines += ['    if (dlsym(driver, "ww_layer")) { /* layer.c has it */', "        dlclose(driver);"]
     lines += ['        snprintf(why, room, "%s is the layer of Warpwell itself, not a driver", path);']
     lines += ["        return -1;", "    }"]
     for symbol in table.calls():
