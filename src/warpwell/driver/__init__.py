@@ -3,6 +3,8 @@
 - table: names, versions and roles of the driver's interface, and what becomes of each call
 - generate: the C sources that follow from the table
 - build: the native parts, built once into the cache folder
+- environment: what makes a program find the layer in the place of the driver
+- server: accepts clients, starts a worker for each client and device
 
 The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
 share, ``worker.h`` the map of the worker, ``fake.h`` that of a driver

@@ -38,6 +38,11 @@ static _Noreturn void end(int status) {
     _exit(status);
 }
 
+/* A client that closes its context waits for the end of the socket: the device's memory is free by then. */
+static _Noreturn void end_quietly(void) {
+    _exit(0);
+}
+
 void ww_die(const char *line) {
     fprintf(stderr, "warpwell: the CUDA worker of device %u ends: %s\n", given.ordinal, line);
     fflush(NULL);
@@ -84,7 +89,7 @@ static void *watch(void *unused) {
     struct pollfd all[3] = {{given.socket, POLLRDHUP, 0}, {given.pidfd, POLLIN, 0}, {given.life, POLLIN, 0}};
     for (;;) {
         if (poll(all, 3, -1) <= 0) continue;
-        if (all[0].revents || all[1].revents || all[2].revents) end(0);
+        if (all[0].revents || all[1].revents || all[2].revents) end_quietly();
     }
     return NULL;
 }

@@ -1,0 +1,71 @@
+"""What the environment of a client needs, so that it finds the layer where it looks for the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+FOLDER = "WARPWELL_CUDA"
+"""Variable with the folder of the sockets ``device-0``, ``device-1``, .. and of ``lib``."""
+NAMES = ("libcuda.so.1", "libcuda.so")
+"""Programs look for either: both must be one file, or a process would load it twice."""
+_HIDDEN = ("CUDA_VISIBLE_DEVICES", "NUMBA_CUDA_DRIVER")
+"""They speak of local GPUs, and of the local driver."""
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "USER")
+_KEPT_KINDS = ("CUDA_", "NVIDIA_", "FAKE_", "LC_", "XDG_")
+
+
+def make_library_folder(folder: Path, layer: Path) -> Path:
+    """Make ``lib`` in the folder, with the driver's names for the layer; return it."""
+    library = folder / "lib"
+    library.mkdir(mode=0o700, exist_ok=True)
+    for name in NAMES:
+        (library / name).symlink_to(layer)
+    return library
+
+
+def client_environ(folder: str | Path, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a program whose CUDA calls go to the sockets of a folder.
+
+    Parameters
+    ----------
+    folder : path
+        That of a `DriverServer`.
+    environ : mapping, optional
+        What it is made from; by default that of this process.
+    """
+    found = dict(without_layer(os.environ if environ is None else environ))
+    library = str(Path(folder) / "lib")
+    found[FOLDER] = str(folder)
+    found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (library, found.get("LD_LIBRARY_PATH"))))
+    found["TRITON_LIBCUDA_PATH"] = library  # it asks ldconfig first
+    found["OMPI_MCA_accelerator"] = "null"  # MPI of such a process would take pointers of the pool for its own
+    for name in _HIDDEN:
+        found.pop(name, None)
+    return found
+
+
+def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which CUDA is that of this machine again."""
+    found = dict(environ)
+    folder = found.pop(FOLDER, None)
+    if folder is None:
+        return found
+    library = str(Path(folder) / "lib")
+    paths = [path for path in found.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path and path != library]
+    found.pop("LD_LIBRARY_PATH", None)
+    if paths:
+        found["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    if found.get("TRITON_LIBCUDA_PATH") == library:
+        del found["TRITON_LIBCUDA_PATH"]
+    return found
+
+
+def worker_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a worker may know of an environment: nothing of MPI, jobs and their tokens."""
+    found = without_layer(environ)
+    kept = {name: value for name, value in found.items() if name in _KEPT or name.startswith(_KEPT_KINDS)}
+    if "LD_LIBRARY_PATH" in found:
+        kept["LD_LIBRARY_PATH"] = found["LD_LIBRARY_PATH"]
+    return kept
