@@ -1,0 +1,448 @@
+/* State of the process: which devices there are, the way to their servers and workers, and what a fork leaves. */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define FACTS_MS 20000   /* a server answers from memory, or starts a process that asks the driver */
+#define OPENED_MS 120000 /* a worker makes its context */
+#define GONE_MS 5000     /* a worker gives its memory back */
+
+struct ww_layer layer;
+
+/* Exported: a worker knows by it that it was given a layer as its driver. */
+__attribute__((visibility("default"))) const int ww_layer = 1;
+
+void ww_say(const char *format, ...)
+{
+    char line[600];
+    va_list args;
+    va_start(args, format);
+    int n = snprintf(line, sizeof line, "warpwell: ");
+    n += vsnprintf(line + n, sizeof line - (size_t)n - 1, format, args);
+    va_end(args);
+    if (n > (int)sizeof line - 2)
+        n = (int)sizeof line - 2;
+    line[n++] = '\n';
+    if (write(2, line, (size_t)n) < 0)
+        return; /* nobody reads it */
+}
+
+/* -- the socket ------------------------------------------------------------------------------------------------------- */
+
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Receive one packet with up to `nfds` descriptors (the rest of *fds is -1). Its bytes, 0 at the end, -1 with errno. */
+int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms)
+{
+    int64_t until = now_ms() + timeout_ms;
+    for (int i = 0; i < nfds; i++)
+        fds[i] = -1;
+    for (;;) {
+        int64_t left = until - now_ms();
+        struct pollfd p = {.fd = socket, .events = POLLIN};
+        int ready = poll(&p, 1, left > 0 ? (int)left : 0);
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready <= 0) {
+            errno = ready ? errno : ETIMEDOUT;
+            return -1;
+        }
+        union {
+            char bytes[CMSG_SPACE(8 * sizeof(int))];
+            struct cmsghdr align;
+        } control;
+        struct iovec part = {packet, nbytes};
+        struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        ssize_t n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+            continue;
+        struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&m);
+        if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+            int came = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            int *at = (int *)CMSG_DATA(c);
+            for (int i = 0; i < came; i++)
+                if (i < nfds)
+                    fds[i] = at[i];
+                else
+                    close(at[i]);
+        }
+        return (int)n;
+    }
+}
+
+static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int nfds)
+{
+    struct ww_hello hello = {.said = said, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(),
+                             .ordinal = (uint32_t)ordinal};
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct iovec part = {&hello, sizeof hello};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1};
+    if (nfds) {
+        memset(&control, 0, sizeof control);
+        m.msg_control = &control;
+        m.msg_controllen = CMSG_SPACE((size_t)nfds * sizeof(int));
+        struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN((size_t)nfds * sizeof(int));
+        memcpy(CMSG_DATA(c), fds, (size_t)nfds * sizeof(int));
+    }
+    for (;;) {
+        ssize_t n = sendmsg(socket, &m, MSG_NOSIGNAL);
+        if (n >= 0)
+            return 0;
+        if (errno != EINTR)
+            return -1;
+    }
+}
+
+/* Connect to the server of a device: a socket, or -1 with errno. The folder's name may be longer than a socket's may. */
+static int connect_to(const char *folder, int ordinal)
+{
+    int at = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (at < 0)
+        return -1;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/device-%d", at, ordinal);
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int failed = s < 0 || connect(s, (struct sockaddr *)&address, sizeof address) ? errno : 0;
+    close(at);
+    if (failed && s >= 0)
+        close(s);
+    errno = failed;
+    return failed ? -1 : s;
+}
+
+/* Wait for facts under the name `said`; a refusal is printed, and its code returned. */
+static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *facts, int *fds, int nfds, int timeout_ms)
+{
+    union {
+        uint32_t said;
+        struct ww_facts facts;
+        struct ww_refused refused;
+    } packet;
+    int n = ww_receive(socket, &packet, sizeof packet, fds, nfds, timeout_ms);
+    if (n == (int)sizeof packet.facts && packet.said == said) {
+        *facts = packet.facts;
+        return 0;
+    }
+    if (n == (int)sizeof packet.refused && packet.said == WW_REFUSED) {
+        packet.refused.why[sizeof packet.refused.why - 1] = 0;
+        ww_say("device %d: %s", ordinal, packet.refused.why);
+        return packet.refused.result ? packet.refused.result : CUDA_ERROR_UNKNOWN;
+    }
+    ww_say("device %d: %s", ordinal, n == 0 ? "the server closed the connection" : n < 0 ? strerror(errno) : "a wrong answer");
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+/* -- which devices there are -------------------------------------------------------------------------------------------- */
+
+/* Ordinals that CUDA_VISIBLE_DEVICES leaves, in its order: as the driver does, up to the first that does not exist. */
+static int visible(int *which, int most)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    int n = 0;
+    if (!list) {
+        for (; n < most; n++)
+            which[n] = n;
+        return n;
+    }
+    while (*list && n < most) {
+        char *end;
+        long k = strtol(list, &end, 10);
+        if (end == list || k < 0 || k >= WW_DEVICES)
+            break;
+        which[n++] = (int)k;
+        list = end;
+        while (*list == ' ')
+            list++;
+        if (*list++ != ',')
+            break;
+    }
+    return n;
+}
+
+static int ask_facts(const char *folder, int ordinal, struct ww_device *d)
+{
+    int s = connect_to(folder, ordinal);
+    if (s < 0)
+        return errno == ENOENT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
+    int error = say_hello(s, WW_HELLO, ordinal, NULL, 0) ? CUDA_ERROR_DEVICE_UNAVAILABLE : 0;
+    if (!error)
+        error = await_facts(s, WW_FACTS, ordinal, &d->facts, NULL, 0, FACTS_MS);
+    close(s);
+    d->ordinal = ordinal;
+    return error;
+}
+
+static int count_cores(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+}
+
+static int start(void)
+{
+    const char *folder = getenv("WARPWELL_CUDA"), *strict = getenv("WARPWELL_CUDA_STRICT");
+    int which[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0;
+    layer.strict = strict && *strict && strcmp(strict, "0");
+    layer.many_cores = count_cores() > 2;
+    layer.ndevices = 0;
+    if (!folder) {
+        ww_say("WARPWELL_CUDA is not set: this libcuda.so.1 belongs to programs that `warpwell run` starts");
+        return CUDA_ERROR_NO_DEVICE;
+    }
+    for (int i = 0; i < n && !error; i++) {
+        error = ask_facts(folder, which[i], &layer.devices[layer.ndevices]);
+        if (!error) {
+            int version = (int)layer.devices[layer.ndevices++].facts.driver_version;
+            if (!layer.driver_version || version < layer.driver_version)
+                layer.driver_version = version;
+        }
+    }
+    if (error == CUDA_ERROR_NO_DEVICE && layer.ndevices)
+        error = 0;
+    return error ? error : layer.ndevices ? 0 : CUDA_ERROR_NO_DEVICE;
+}
+
+int ww_facts_once(void)
+{
+    if (atomic_load_explicit(&layer.state, memory_order_acquire))
+        return layer.failed;
+    pthread_mutex_lock(&layer.starting);
+    if (!layer.state) {
+        layer.failed = start();
+        atomic_store_explicit(&layer.state, 1, memory_order_release);
+    }
+    pthread_mutex_unlock(&layer.starting);
+    return layer.failed;
+}
+
+/* -- workers ---------------------------------------------------------------------------------------------------------------- */
+
+static void *map_shared(int fd, size_t nbytes, int protection)
+{
+    struct stat s;
+    if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
+        return NULL;
+    void *at = mmap(NULL, nbytes, protection, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED)
+        return NULL;
+    madvise(at, nbytes, MADV_DONTFORK);
+    return at;
+}
+
+static void unmap(struct ww_channel *c)
+{
+    if (c->ring)
+        munmap(c->ring, sizeof *c->ring);
+    if (c->staging)
+        munmap(c->staging, (size_t)WW_PLACES * WW_PLACE_BYTES);
+    if (c->socket >= 0)
+        close(c->socket);
+    c->ring = NULL;
+    c->staging = NULL;
+    c->socket = -1;
+}
+
+static void forget(struct ww_channel *c)
+{
+    if (c && c->status)
+        munmap((void *)c->status, sizeof *c->status);
+    free(c);
+}
+
+/* The last reference. A thread that looks for errors has none, and may be between reading the pointer and following it:
+ * a channel and its status stay until a few others have ended. */
+void ww_release(struct ww_channel *c)
+{
+    static struct ww_channel *ended[4];
+    static unsigned at;
+    if (atomic_fetch_sub(&c->references, 1) != 1)
+        return;
+    unmap(c);
+    pthread_mutex_lock(&layer.objects);
+    struct ww_channel *oldest = ended[at % 4];
+    ended[at++ % 4] = c;
+    pthread_mutex_unlock(&layer.objects);
+    forget(oldest);
+}
+
+static int adopt(struct ww_channel *c, const int *fds)
+{
+    c->ring = map_shared(fds[0], sizeof *c->ring, PROT_READ | PROT_WRITE);
+    c->status = map_shared(fds[1], sizeof *c->status, PROT_READ);
+    c->staging = map_shared(fds[2], (size_t)WW_PLACES * WW_PLACE_BYTES, PROT_READ | PROT_WRITE);
+    return c->ring && c->status && c->staging ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Two descriptors for the worker's output; those that the program has closed are /dev/null. */
+static int outputs(int *fds)
+{
+    int none = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    for (int i = 0; i < 2; i++)
+        fds[i] = fcntl(i + 1, F_GETFD) < 0 ? none : i + 1;
+    return none;
+}
+
+static int open_channel(struct ww_device *d, struct ww_channel *c)
+{
+    int given[2], fds[3] = {-1, -1, -1};
+    const char *folder = getenv("WARPWELL_CUDA");
+    c->socket = folder ? connect_to(folder, d->ordinal) : -1;
+    if (c->socket < 0) {
+        ww_say("device %d: its server is gone", d->ordinal);
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
+    int none = outputs(given), error = CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (none >= 0 && !say_hello(c->socket, WW_HELLO, d->ordinal, NULL, 0))
+        error = await_facts(c->socket, WW_FACTS, d->ordinal, &d->facts, NULL, 0, FACTS_MS);
+    if (!error && say_hello(c->socket, WW_OPEN, d->ordinal, given, 2))
+        error = CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (!error)
+        error = await_facts(c->socket, WW_OPENED, d->ordinal, &d->facts, fds, 3, OPENED_MS);
+    if (!error)
+        error = adopt(c, fds);
+    for (int i = 0; i < 3; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    if (none >= 0)
+        close(none);
+    return error;
+}
+
+/* Addresses of the device's memory must not be given to the program by mmap. Where it has some of them already, an address
+ * alone does not tell where a copy goes; copies with a direction still work. */
+static void reserve(const struct ww_facts *f)
+{
+    void *at = (void *)(uintptr_t)f->arena;
+    void *got = mmap(at, f->arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != MAP_FAILED && got != at)
+        munmap(got, f->arena_bytes);
+}
+
+int ww_open(struct ww_device *d)
+{
+    struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
+    if (c)
+        return 0; /* one that is lost says so when it is used */
+    pthread_mutex_lock(&d->opening);
+    int error = 0;
+    if (!atomic_load(&d->channel)) {
+        c = calloc(1, sizeof *c);
+        error = c ? open_channel(d, c) : CUDA_ERROR_OUT_OF_MEMORY;
+        if (!error) {
+            c->ordinal = d->ordinal;
+            atomic_store(&c->references, 1);
+            pthread_mutex_init(&c->pinning, NULL);
+            reserve(&d->facts);
+            atomic_store_explicit(&d->channel, c, memory_order_release);
+        } else if (c) {
+            unmap(c);
+            forget(c);
+        }
+    }
+    pthread_mutex_unlock(&d->opening);
+    return error;
+}
+
+void ww_close(struct ww_device *d)
+{
+    pthread_mutex_lock(&d->opening);
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_exchange(&d->channel, NULL);
+    if (c) {
+        int alive = 0;
+        atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        atomic_fetch_add(&d->life, 1);
+        atomic_store(&d->has_non_blocking, 0);
+        ww_ids_clear(d);
+    }
+    pthread_mutex_unlock(&d->post);
+    if (c) {
+        char byte;
+        int64_t until = now_ms() + GONE_MS;
+        shutdown(c->socket, SHUT_WR); /* the worker sees it, frees the device's memory, and goes */
+        while (ww_receive(c->socket, &byte, 1, NULL, 0, GONE_MS) > 0 && now_ms() < until)
+            ;
+        ww_ranges_clear(d);
+        ww_release(c);
+    }
+    pthread_mutex_unlock(&d->opening);
+}
+
+bool ww_alive(struct ww_channel *c)
+{
+    char byte;
+    if (atomic_load(&c->lost))
+        return false;
+    ssize_t n = recv(c->socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR)))
+        return true;
+    int code = (int)atomic_load(&c->status->sticky), alive = 0; /* it may end as soon as it has said why */
+    if (atomic_compare_exchange_strong(&c->lost, &alive, code ? code : CUDA_ERROR_DEVICE_UNAVAILABLE) && !code)
+        ww_say("device %d: its worker has ended; its memory is lost until the primary context is reset", c->ordinal);
+    return false;
+}
+
+/* -- fork ----------------------------------------------------------------------------------------------------------------- */
+
+static void make_locks(void)
+{
+    pthread_mutex_init(&layer.starting, NULL);
+    pthread_mutex_init(&layer.loading, NULL);
+    pthread_mutex_init(&layer.objects, NULL);
+    pthread_mutex_init(&layer.registered.lock, NULL);
+    for (int i = 0; i < WW_DEVICES; i++) {
+        struct ww_device *d = &layer.devices[i];
+        pthread_mutex_init(&d->opening, NULL);
+        pthread_mutex_init(&d->post, NULL);
+        pthread_mutex_init(&d->ranges.lock, NULL);
+    }
+}
+
+/* In a forked child: nothing of the parent's is used, its locks may be held by threads that are not here. A child of an
+ * initialized process stays without a driver; another starts anew. */
+static void after_fork(void)
+{
+    if (layer.state < 2) {
+        make_locks();
+        atomic_store(&layer.state, 0);
+        return;
+    }
+    atomic_store(&layer.forked, 1);
+    for (int i = 0; i < WW_DEVICES; i++) {
+        struct ww_channel *c = atomic_load(&layer.devices[i].channel);
+        if (c)
+            close(c->socket); /* else the worker does not see the parent's end */
+    }
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+    make_locks();
+    for (int i = 0; i < WW_DEVICES; i++)
+        ww_ids_clear(&layer.devices[i]);
+    pthread_atfork(NULL, NULL, after_fork);
+}

@@ -1,0 +1,204 @@
+/* The layer: libcuda.so.1 in a program's process. It keeps handles, addresses and errors, and posts calls to workers.
+ *
+ *     layer.c          state of the process: devices, the way to servers and workers, fork
+ *     layer_ring.c     posting, answers, places, errors
+ *     layer_object.c   handles and ids
+ *     layer_context.c  cuInit, devices, contexts
+ *     layer_range.c    which addresses belong to whom
+ *     layer_memory.c   memory on devices and pinned
+ *     layer_copy.c     copies and memsets
+ *     layer_stream.c   streams and events
+ *     layer_image.c    lengths of images (no other part of the layer)
+ *     layer_code.c     modules, libraries, functions
+ *     layer_launch.c   launches
+ *     layer_names.c    names of errors, cuGetProcAddress, refusals
+ *
+ * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges. No thread is made
+ * here. A forked child of an initialized process gets NOT_INITIALIZED before any lock is taken.
+ */
+#ifndef WW_LAYER_H
+#define WW_LAYER_H
+
+#include "calls.h"
+#include "gen_calls.h"
+#include "gen_ops.h"
+#include "wire.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define WW_DEVICES 16
+#define WW_STACK 64      /* contexts pushed by one thread */
+#define WW_OBJECTS (1u << 20)
+
+enum ww_kind { WW_DEAD, WW_STREAM = 0x5757a1, WW_EVENT, WW_MODULE, WW_LIBRARY, WW_KERNEL, WW_FUNCTION };
+
+/* What a handle points to. Objects are never given back to malloc: a stale handle is found out, it does not crash. */
+struct ww_object {
+    _Atomic uint32_t kind;
+    uint32_t id;              /* on the wire; of its kind and device */
+    struct ww_device *device; /* NULL: libraries and kernels */
+    uint64_t life;            /* of the device when it was made */
+    uint32_t flags;
+    int32_t priority;
+    uint64_t serial;          /* never used twice in the process */
+    void *more;               /* struct ww_code, ww_library, ww_kernel, ww_fn */
+    struct ww_object *next;   /* of the free list */
+    _Atomic uint32_t recorded; /* events */
+};
+
+/* A worker: its shared memory and socket. Waiters hold a reference, so that a reset unmaps nothing under them. */
+struct ww_channel {
+    struct ww_ring *ring;
+    const struct ww_status *status;
+    unsigned char *staging;
+    int socket, ordinal;
+    _Atomic int references;
+    _Atomic int lost; /* 0, or the code of all calls */
+    uint64_t head, woken;                /* under device.post */
+    uint32_t place_use[WW_PLACES];       /* under device.post */
+    uint32_t place_stream[WW_PLACES];
+    bool place_held[WW_PLACES];
+    uint32_t slot_seq[WW_SLOTS];         /* of the slot's holder */
+    _Atomic uint64_t slots[WW_SLOTS / 64]; /* 1: taken */
+    _Atomic uint64_t seen;               /* deferred errors that were returned */
+    uint32_t weight[WW_IDS];             /* by stream: posted since the last time that somebody waited; under device.post */
+    pthread_mutex_t pinning;             /* one PIN at a time reads the socket */
+};
+
+struct ww_range {
+    uint64_t start, size;
+    uint32_t what, flags; /* enum ww_what */
+    uint64_t serial;
+};
+
+struct ww_ranges { /* sorted by start, without overlaps */
+    pthread_mutex_t lock;
+    struct ww_range *all;
+    size_t n, room;
+};
+
+struct ww_ids { /* of a kind on the wire: a ring of free ones, the one given back longest ago first */
+    uint32_t first, most, next, at, nfree;
+    uint32_t *free; /* most entries, made with the first id that comes back */
+};
+
+struct ww_device {
+    int ordinal;
+    struct ww_facts facts;
+    pthread_mutex_t opening, post;
+    struct ww_channel *_Atomic channel; /* NULL: no worker */
+    _Atomic uint64_t life;              /* adds 1 with each reset */
+    int retained;
+    uint32_t context_flags;
+    _Atomic int has_non_blocking;       /* a stream that does not wait for the legacy one was made */
+    struct ww_ranges ranges;
+    struct ww_ids streams, events, modules;
+};
+
+struct ww_layer {
+    _Atomic int state; /* 0, 1: facts are known, 2: cuInit was done */
+    _Atomic int forked;
+    int ndevices, failed; /* failed: code of cuInit */
+    int driver_version;
+    bool strict, many_cores;
+    pthread_mutex_t starting, loading, objects;
+    struct ww_ranges registered; /* flags: the device */
+    struct ww_device devices[WW_DEVICES];
+};
+
+extern struct ww_layer layer;
+
+/* -- layer.c ------------------------------------------------------------------------------------------------------------ */
+
+int ww_facts_once(void);                       /* ask the servers, once; 0 or a code */
+int ww_open(struct ww_device *d);              /* make sure that there is a worker */
+void ww_close(struct ww_device *d);            /* let the worker go: a new life of the device */
+void ww_release(struct ww_channel *c);
+bool ww_alive(struct ww_channel *c);           /* looks at the socket; marks the channel lost */
+int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms);
+
+/* -- layer_context.c ------------------------------------------------------------------------------------------------- */
+
+int ww_ready(void);                            /* initialized, not forked: 0 or a code */
+int ww_need(struct ww_device **d);             /* of the current context, with a worker that lives */
+struct ww_device *ww_current(void);            /* or NULL */
+struct ww_device *ww_context(CUcontext h);     /* or NULL */
+CUcontext ww_context_handle(struct ww_device *d);
+
+/* -- layer_ring.c ---------------------------------------------------------------------------------------------------- */
+
+#define WW_ANSWERED 0x8000u /* for ww_begin alone: an answer is waited for, without WW_DONE when the call is issued */
+
+struct ww_post { /* an entry between ww_begin and ww_finish; the device's `post` is locked */
+    struct ww_device *device;
+    struct ww_channel *channel;
+    struct ww_entry *entry; /* in the ring; arguments follow */
+    uint32_t slot, seq;
+};
+
+/* Begin an entry with room for `nbytes` behind its header. flags: 0, WW_DONE or WW_ANSWERED. */
+int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, size_t nbytes, struct ww_post *p);
+/* Publish it. Where an answer was asked for (also in strict mode, or where a stream is far ahead) wait, return its result. */
+int ww_finish(struct ww_post *p);
+int ww_abandon(struct ww_post *p, int error); /* do not publish it; returns `error` */
+
+int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs);
+int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout,
+            uint32_t *got);
+/* As ww_call, for long answers: all bytes come in malloc'd `*all` (NULL: none), with an error, too. */
+int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall);
+int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody has had, once; a sticky one always */
+
+/* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. */
+int ww_place_take(struct ww_device *d, uint32_t stream, struct ww_channel **c, uint32_t *place);
+int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes); /* before ww_finish */
+int ww_place_wait(struct ww_channel *c, uint32_t place);
+void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);
+uint32_t ww_places_free(struct ww_device *d);
+
+/* -- layer_object.c -------------------------------------------------------------------------------------------------- */
+
+struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d); /* NULL: no room */
+struct ww_object *ww_object(const void *handle, uint32_t kind);      /* or NULL; one of an earlier life is NULL, too */
+int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was); /* its last state in *was: 0, or a code */
+int ww_id_take(struct ww_ids *ids, uint32_t *id); /* 0 or OUT_OF_MEMORY */
+void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id);
+void ww_ids_clear(struct ww_device *d);
+
+/* -- layer_range.c --------------------------------------------------------------------------------------------------- */
+
+enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
+
+int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags);
+bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_range *r); /* removes it */
+bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_range *r);
+struct ww_device *ww_range_owner(uint64_t at, struct ww_range *r); /* the current device's first; NULL: plain host memory */
+bool ww_range_holds(const struct ww_range *r, uint64_t at, uint64_t nbytes);
+void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
+
+/* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ------------------------------------------------------ */
+
+int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id);
+int ww_event(void *h, struct ww_device *d, uint32_t *id);
+int ww_function(void *h, struct ww_device *d, uint32_t *id);
+
+struct ww_fn { /* a function on a device */
+    struct ww_object *object, *module; /* module: of a loaded module, else NULL */
+    struct ww_object *kernel;          /* of a library's function, else NULL */
+    char *name;
+    uint32_t nparams, param_bytes;
+    struct ww_param *params;
+    _Atomic int32_t attributes[WW_FUNCTION_ATTRIBUTES];
+};
+
+int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f); /* of a CUfunction, or of a CUkernel on this device */
+
+int ww_image_length(const void *image, const void **start, size_t *nbytes);
+
+int ww_refused(const char *symbol);
+void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

@@ -1,0 +1,836 @@
+/* Modules, libraries, functions. A load is synchronous, and its answer has all that is asked about functions later.
+ *
+ * A library belongs to no context: its image is kept, and loaded on a device at the first use there. A module's functions are
+ * those of one load. What a reset ends (functions of that life) is not freed: a thread may still look at it.
+ */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct code { /* an image on a device */
+    struct ww_device *device;
+    uint64_t life;
+    uint32_t id, nfns, nglobals;
+    struct ww_fn **fns;
+    uint64_t *globals;        /* addresses in the device's ranges */
+    struct ww_object *module; /* its handle, once asked for */
+};
+
+struct options { /* of a load, and where its logs go */
+    uint32_t n;
+    struct ww_option at[WW_OPTIONS];
+    char *info, *error;
+    uint32_t info_most, error_most;
+    void **info_size, **error_size; /* written with the logs' lengths */
+};
+
+struct kernel {
+    char *name;
+    struct ww_object *library;
+    struct ww_fn *_Atomic fns[WW_DEVICES]; /* valid in the life that their objects name */
+};
+
+struct library {
+    void *image;
+    size_t nbytes;
+    struct options options; /* without logs */
+    struct code *codes[WW_DEVICES];
+    struct ww_object **kernels;
+    uint32_t nkernels, room;
+};
+
+/* -- options --------------------------------------------------------------------------------------------------------------- */
+
+static int read_options(struct options *o, unsigned n, const int *names, void **values)
+{
+    memset(o, 0, sizeof *o);
+    if (n > WW_OPTIONS || (n && (!names || !values)))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < n; i++) {
+        switch (names[i]) {
+        case CU_JIT_INFO_LOG: o->info = values[i]; break;
+        case CU_JIT_ERROR_LOG: o->error = values[i]; break;
+        case CU_JIT_INFO_LOG_BYTES:
+            o->info_most = (uint32_t)(uintptr_t)values[i];
+            o->info_size = &values[i];
+            break;
+        case CU_JIT_ERROR_LOG_BYTES:
+            o->error_most = (uint32_t)(uintptr_t)values[i];
+            o->error_size = &values[i];
+            break;
+        case CU_JIT_WALL_TIME: { /* the result takes the value's place */
+            float none = 0;
+            memcpy(&values[i], &none, sizeof none);
+            break;
+        }
+        default:
+            if (names[i] < 0 || names[i] > 31)
+                return CUDA_ERROR_INVALID_VALUE;
+            if (names[i] >= 18 && names[i] <= 20) /* names and addresses of globals to link with */
+                return ww_refused("loading with addresses of globals");
+            o->at[o->n++] = (struct ww_option){(uint32_t)names[i], 0, (uintptr_t)values[i]};
+        }
+    }
+    o->info_most = !o->info ? 0 : o->info_most > WW_LOG_MOST ? WW_LOG_MOST : o->info_most;
+    o->error_most = !o->error ? 0 : o->error_most > WW_LOG_MOST ? WW_LOG_MOST : o->error_most;
+    return 0;
+}
+
+static void write_log(char *to, uint32_t most, void **size, const unsigned char *from, uint32_t n)
+{
+    n = most ? n < most ? n : most - 1 : 0;
+    if (most) {
+        memcpy(to, from, n);
+        to[n] = 0;
+    }
+    if (size)
+        *size = (void *)(uintptr_t)n;
+}
+
+/* -- loads ------------------------------------------------------------------------------------------------------------------ */
+
+static int send_image(struct ww_device *d, const void *image, size_t nbytes)
+{
+    int error = 0;
+    for (size_t at = 0; at < nbytes && !error; at += WW_PLACE_BYTES) {
+        uint32_t n = nbytes - at < WW_PLACE_BYTES ? (uint32_t)(nbytes - at) : WW_PLACE_BYTES, place;
+        struct ww_args_image args = {0, 0, at, nbytes};
+        struct ww_channel *c;
+        struct ww_post p;
+        if ((error = ww_place_take(d, 0, &c, &place)))
+            return error;
+        memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const char *)image + at, n);
+        error = ww_begin(d, WW_OP_IMAGE, 0, 0, sizeof args, &p);
+        if (!error)
+            error = ww_place_post(&p, c, place, n);
+        if (!error) {
+            memcpy(p.entry + 1, &args, sizeof args);
+            error = ww_finish(&p);
+        }
+        ww_place_drop(d, c, place);
+    }
+    return error;
+}
+
+static void free_fn(struct ww_fn *f)
+{
+    struct ww_object was;
+    if (f && f->object)
+        ww_object_drop(f->object, WW_FUNCTION, &was);
+    if (f) {
+        free(f->name);
+        free(f->params);
+    }
+    free(f);
+}
+
+static void free_code(struct code *c)
+{
+    struct ww_object was;
+    for (uint32_t i = 0; c && i < c->nfns; i++)
+        free_fn(c->fns[i]);
+    if (c && c->module)
+        ww_object_drop(c->module, WW_MODULE, &was);
+    if (c) {
+        free(c->fns);
+        free(c->globals);
+    }
+    free(c);
+}
+
+/* Read one function of a load's answer; *at moves behind it. NULL: malformed, or no memory. */
+static struct ww_fn *read_fn(const unsigned char **at, const unsigned char *end, struct ww_device *d)
+{
+    struct ww_function w;
+    size_t left = (size_t)(end - *at), names, all;
+    if (left < sizeof w)
+        return NULL;
+    memcpy(&w, *at, sizeof w);
+    names = sizeof w + (size_t)w.params * sizeof(struct ww_param);
+    all = (names + w.name_bytes + 7) & ~(size_t)7;
+    if (w.params > WW_PARAMS_MOST || !w.name_bytes || w.name_bytes > WW_NAME_MOST || all > left)
+        return NULL;
+    struct ww_fn *f = calloc(1, sizeof *f);
+    if (!f)
+        return NULL;
+    f->nparams = w.params;
+    f->params = malloc(w.params * sizeof *f->params + 1);
+    f->name = strndup((const char *)*at + names, w.name_bytes);
+    f->object = ww_object_new(WW_FUNCTION, d);
+    if (!f->params || !f->name || !f->object) {
+        free_fn(f);
+        return NULL;
+    }
+    memcpy(f->params, *at + sizeof w, w.params * sizeof *f->params);
+    for (uint32_t i = 0; i < w.params; i++) {
+        uint64_t stop = (uint64_t)f->params[i].offset + f->params[i].size;
+        if (stop > f->param_bytes)
+            f->param_bytes = stop > WW_PARAMS_MOST ? WW_PARAMS_MOST + 1 : (uint32_t)stop;
+    }
+    for (unsigned i = 0; i < WW_FUNCTION_ATTRIBUTES; i++)
+        atomic_init(&f->attributes[i], w.attributes[i]);
+    f->object->id = w.id;
+    f->object->more = f;
+    *at += all;
+    return f;
+}
+
+static int read_loaded(struct code *c, const unsigned char *all, size_t nall, struct options *o)
+{
+    struct ww_loaded w;
+    const unsigned char *at = all + sizeof w, *end = all + nall;
+    if (nall < sizeof w)
+        return CUDA_ERROR_UNKNOWN;
+    memcpy(&w, all, sizeof w);
+    if (w.functions > WW_FUNCTIONS || !(c->fns = calloc(w.functions + 1, sizeof *c->fns)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (; c->nfns < w.functions; c->nfns++)
+        if (!(c->fns[c->nfns] = read_fn(&at, end, c->device)) || c->fns[c->nfns]->param_bytes > WW_PARAMS_MOST)
+            return CUDA_ERROR_UNKNOWN;
+    if ((size_t)(end - at) < (size_t)w.info_bytes + w.error_bytes)
+        return CUDA_ERROR_UNKNOWN;
+    write_log(o->info, o->info_most, o->info_size, at, w.info_bytes);
+    write_log(o->error, o->error_most, o->error_size, at + w.info_bytes, w.error_bytes);
+    return 0;
+}
+
+/* Load an image on a device; layer.loading is locked. */
+static int load(struct ww_device *d, const void *image, size_t nbytes, bool library, struct options *o, struct code **made)
+{
+    struct {
+        struct ww_args_load args;
+        struct ww_option options[WW_OPTIONS];
+    } m = {.args = {0, 0, library, o->n, o->info_most, o->error_most}};
+    struct code *c = calloc(1, sizeof *c);
+    unsigned char *all = NULL;
+    size_t nall = 0;
+    if (!c)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    c->device = d;
+    c->life = atomic_load(&d->life);
+    memcpy(m.options, o->at, o->n * sizeof *o->at);
+    int error = send_image(d, image, nbytes);
+    if (!error && !(error = ww_id_take(&d->modules, &c->id))) {
+        m.args.module = c->id;
+        error = ww_ask(d, WW_OP_LOAD, &m, sizeof m.args + o->n * sizeof *o->at, &all, &nall);
+        int bad = all ? read_loaded(c, all, nall, o) : error ? 0 : CUDA_ERROR_UNKNOWN;
+        if (error)
+            ww_id_give(d, &d->modules, c->life, c->id);
+        error = error ? error : bad;
+        free(all);
+    }
+    if (error) {
+        free_code(c);
+        return error;
+    }
+    *made = c;
+    return 0;
+}
+
+/* Unload what is loaded; of an earlier life nothing is left to unload. */
+static int unload(struct code *c)
+{
+    struct ww_device *d = c->device;
+    struct ww_args_id args = {c->id, 0};
+    struct ww_range r;
+    int error = 0;
+    if (c->life == atomic_load(&d->life)) {
+        for (uint32_t i = 0; i < c->nglobals; i++)
+            ww_range_take(&d->ranges, c->globals[i], WW_GLOBAL, &r);
+        error = ww_call(d, WW_OP_UNLOAD, 0, &args, sizeof args, NULL, 0, NULL);
+        ww_id_give(d, &d->modules, c->life, c->id);
+    }
+    free_code(c);
+    return error;
+}
+
+static struct ww_fn *fn_named(const struct code *c, const char *name)
+{
+    for (uint32_t i = 0; i < c->nfns; i++)
+        if (!strcmp(c->fns[i]->name, name))
+            return c->fns[i];
+    return NULL;
+}
+
+/* A global's address; copies find it by its range from then on. layer.loading is locked. */
+static int global(struct code *c, const char *name, CUdeviceptr *address, size_t *nbytes)
+{
+    size_t n = strlen(name) + 1;
+    struct {
+        struct ww_args_global args;
+        char name[WW_NAME_MOST];
+    } m;
+    struct ww_address r;
+    uint32_t got = 0;
+    if (n > sizeof m.name)
+        return CUDA_ERROR_NOT_FOUND;
+    m.args = (struct ww_args_global){c->id, (uint32_t)n};
+    memcpy(m.name, name, n);
+    int error = ww_call(c->device, WW_OP_GLOBAL, 0, &m, sizeof m.args + n, &r, sizeof r, &got);
+    if (error || got != sizeof r)
+        return error ? error : CUDA_ERROR_UNKNOWN;
+    if (r.nbytes && !ww_range_add(&c->device->ranges, r.address, r.nbytes, WW_GLOBAL, 0)) {
+        uint64_t *more = realloc(c->globals, (c->nglobals + 1) * sizeof *more);
+        if (more) {
+            c->globals = more;
+            c->globals[c->nglobals++] = r.address;
+        }
+    }
+    if (address)
+        *address = r.address;
+    if (nbytes)
+        *nbytes = r.nbytes;
+    return 0;
+}
+
+static int module_handle(struct code *c, CUmodule *module)
+{
+    if (!c->module && (c->module = ww_object_new(WW_MODULE, c->device)))
+        c->module->more = c;
+    *module = (CUmodule)(void *)c->module;
+    return c->module ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* -- modules ----------------------------------------------------------------------------------------------------------------- */
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values)
+{
+    struct ww_device *d;
+    struct options o;
+    struct code *c;
+    const void *start;
+    size_t nbytes;
+    int error = ww_need(&d);
+    if (error || !module || !image)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, &start, &nbytes)))
+        return error;
+    pthread_mutex_lock(&layer.loading);
+    if (!(error = load(d, start, nbytes, false, &o, &c)))
+        error = module_handle(c, module);
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
+}
+
+CUresult cuModuleUnload(CUmodule h)
+{
+    struct ww_object *o = ww_object(h, WW_MODULE);
+    int error = ww_ready();
+    if (error || !o)
+        return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&layer.loading);
+    o = ww_object(h, WW_MODULE);
+    error = o ? unload(o->more) : CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule h, const char *name)
+{
+    struct ww_object *o = ww_object(h, WW_MODULE);
+    int error = ww_ready();
+    if (error || !o || !function || !name)
+        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    struct ww_fn *f = fn_named(o->more, name);
+    if (!f)
+        return CUDA_ERROR_NOT_FOUND;
+    f->module = o;
+    *function = (CUfunction)(void *)f->object;
+    return 0;
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, const char *name)
+{
+    struct ww_object *o = ww_object(h, WW_MODULE);
+    int error = ww_ready();
+    if (error || !o || !name)
+        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_lock(&layer.loading);
+    o = ww_object(h, WW_MODULE);
+    error = o ? global(o->more, name, address, nbytes) : CUDA_ERROR_INVALID_HANDLE;
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuModuleGetLoadingMode(int *mode)
+{
+    if (!mode)
+        return CUDA_ERROR_INVALID_VALUE;
+    *mode = 1; /* at once */
+    return 0;
+}
+
+/* -- libraries ----------------------------------------------------------------------------------------------------------------- */
+
+/* The library's code on a device, loaded at first use; layer.loading is locked. */
+static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct code **c)
+{
+    struct code **at = &l->codes[d - layer.devices];
+    int error = ww_open(d);
+    if (!error && (!*at || (*at)->life != atomic_load(&d->life))) {
+        *at = NULL;
+        error = load(d, l->image, l->nbytes, true, logs ? logs : &l->options, at);
+    }
+    *c = *at;
+    return error;
+}
+
+/* Any device will do to learn names: the current one, else one that is in use. */
+static struct ww_device *some_device(void)
+{
+    struct ww_device *d = ww_current();
+    for (int i = 0; i < layer.ndevices && !d; i++)
+        if (atomic_load(&layer.devices[i].channel))
+            d = &layer.devices[i];
+    return d;
+}
+
+static void free_library(struct library *l)
+{
+    for (int i = 0; i < WW_DEVICES; i++)
+        if (l->codes[i])
+            unload(l->codes[i]);
+    for (uint32_t i = 0; i < l->nkernels; i++) {
+        struct ww_object was;
+        if (!ww_object_drop(l->kernels[i], WW_KERNEL, &was)) {
+            struct kernel *k = was.more;
+            free(k->name);
+            free(k);
+        }
+    }
+    free(l->kernels);
+    free(l->image);
+    free(l);
+}
+
+static int new_library(CUlibrary *library, const void *image, size_t nbytes, struct options *o)
+{
+    struct library *l = calloc(1, sizeof *l);
+    struct ww_device *d = ww_current();
+    struct ww_object *h = NULL;
+    struct code *c;
+    int error = CUDA_ERROR_OUT_OF_MEMORY;
+    if (l && (l->image = malloc(nbytes)) && (h = ww_object_new(WW_LIBRARY, NULL))) {
+        memcpy(l->image, image, nbytes);
+        l->nbytes = nbytes;
+        l->options.n = o->n;
+        memcpy(l->options.at, o->at, sizeof o->at);
+        h->more = l;
+        pthread_mutex_lock(&layer.loading);
+        error = d ? code_on(l, d, o, &c) : 0; /* else at first use, as the driver does */
+        pthread_mutex_unlock(&layer.loading);
+    }
+    if (error) {
+        struct ww_object was;
+        if (h)
+            ww_object_drop(h, WW_LIBRARY, &was);
+        if (l)
+            free_library(l);
+        return error;
+    }
+    *library = (CUlibrary)(void *)h;
+    return 0;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *names, void **values, unsigned n, int *library_names,
+                           void **library_values, unsigned nlibrary)
+{
+    struct options o;
+    const void *start;
+    size_t nbytes;
+    int error = ww_ready();
+    if (error || !library || !image || (nlibrary && !library_names))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    (void)library_values; /* whether the image is kept by the caller: it is copied */
+    if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, &start, &nbytes)))
+        return error;
+    return new_library(library, start, nbytes, &o);
+}
+
+CUresult cuLibraryUnload(CUlibrary h)
+{
+    struct ww_object was;
+    int error = ww_ready();
+    if (error)
+        return error;
+    pthread_mutex_lock(&layer.loading);
+    if (!(error = ww_object_drop(h, WW_LIBRARY, &was)))
+        free_library(was.more);
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+/* The one handle of a kernel's name; layer.loading is locked. */
+static int kernel_named(struct ww_object *library, const char *name, CUkernel *kernel)
+{
+    struct library *l = library->more;
+    for (uint32_t i = 0; i < l->nkernels; i++) {
+        if (!strcmp(((struct kernel *)l->kernels[i]->more)->name, name)) {
+            *kernel = (CUkernel)(void *)l->kernels[i];
+            return 0;
+        }
+    }
+    if (l->nkernels == l->room) {
+        struct ww_object **more = realloc(l->kernels, (2 * l->room + 8) * sizeof *more);
+        if (!more)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        l->kernels = more;
+        l->room = 2 * l->room + 8;
+    }
+    struct kernel *k = calloc(1, sizeof *k);
+    struct ww_object *o = k && (k->name = strdup(name)) ? ww_object_new(WW_KERNEL, NULL) : NULL;
+    if (!o) {
+        free(k ? k->name : NULL);
+        free(k);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    k->library = library;
+    o->more = k;
+    l->kernels[l->nkernels++] = o;
+    *kernel = (CUkernel)(void *)o;
+    return 0;
+}
+
+/* Lock loads and look a library up, with its code on some device; on an error nothing is locked. */
+static int lock_library(CUlibrary h, struct ww_object **o, struct code **c)
+{
+    struct ww_device *d = some_device();
+    int error = ww_ready();
+    if (error)
+        return error;
+    pthread_mutex_lock(&layer.loading);
+    *o = ww_object(h, WW_LIBRARY);
+    error = !*o ? CUDA_ERROR_INVALID_HANDLE : !d ? CUDA_ERROR_INVALID_CONTEXT : code_on((*o)->more, d, NULL, c);
+    if (error)
+        pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary h, const char *name)
+{
+    struct ww_object *o;
+    struct code *c;
+    if (!kernel || !name)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = lock_library(h, &o, &c);
+    if (error)
+        return error;
+    error = fn_named(c, name) ? kernel_named(o, name, kernel) : CUDA_ERROR_NOT_FOUND;
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary h)
+{
+    struct ww_object *o;
+    struct code *c;
+    int error = count ? lock_library(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
+    if (error)
+        return error;
+    *count = c->nfns;
+    pthread_mutex_unlock(&layer.loading);
+    return 0;
+}
+
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned most, CUlibrary h)
+{
+    struct ww_object *o;
+    struct code *c;
+    int error = kernels ? lock_library(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
+    if (error)
+        return error;
+    for (unsigned i = 0; i < most && i < c->nfns && !error; i++)
+        error = kernel_named(o, c->fns[i]->name, &kernels[i]);
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+/* Lock loads and find a library's code on the current device. */
+static int lock_current(CUlibrary h, struct ww_object **o, struct code **c)
+{
+    struct ww_device *d;
+    int error = ww_need(&d);
+    return error ? error : lock_library(h, o, c);
+}
+
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary h)
+{
+    struct ww_object *o;
+    struct code *c;
+    int error = module ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
+    if (error)
+        return error;
+    error = module_handle(c, module);
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, const char *name)
+{
+    struct ww_object *o;
+    struct code *c;
+    int error = name ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
+    if (error)
+        return error;
+    error = global(c, name, address, nbytes);
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+/* -- functions ------------------------------------------------------------------------------------------------------------------ */
+
+/* A kernel's function on a device, loaded at first use. */
+static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f)
+{
+    struct kernel *k = o->more;
+    struct code *c;
+    *f = atomic_load_explicit(&k->fns[d - layer.devices], memory_order_acquire);
+    if (__builtin_expect(*f && (*f)->object->life == atomic_load_explicit(&d->life, memory_order_relaxed), 1))
+        return 0;
+    pthread_mutex_lock(&layer.loading);
+    int error = ww_object(o, WW_KERNEL) ? code_on(k->library->more, d, NULL, &c) : CUDA_ERROR_INVALID_HANDLE;
+    if (!error && !(*f = fn_named(c, k->name)))
+        error = CUDA_ERROR_NOT_FOUND;
+    if (!error) {
+        (*f)->kernel = o;
+        atomic_store_explicit(&k->fns[d - layer.devices], *f, memory_order_release);
+    }
+    pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f)
+{
+    struct ww_object *o = ww_object(h, WW_FUNCTION);
+    if (o) {
+        *f = o->more;
+        return o->device == d ? 0 : CUDA_ERROR_INVALID_HANDLE;
+    }
+    o = ww_object(h, WW_KERNEL);
+    return o ? fn_on(o, d, f) : CUDA_ERROR_INVALID_HANDLE;
+}
+
+int ww_function(void *h, struct ww_device *d, uint32_t *id)
+{
+    struct ww_fn *f;
+    int error = ww_fn_of(h, d, &f);
+    if (!error)
+        *id = f->object->id;
+    return error;
+}
+
+/* The function behind a handle that may name one of any device. */
+static int fn_of(void *h, struct ww_fn **f)
+{
+    struct ww_object *o = ww_object(h, WW_FUNCTION);
+    struct ww_device *d;
+    int error = o ? ww_ready() : ww_need(&d);
+    return error ? error : ww_fn_of(h, o ? o->device : d, f);
+}
+
+static int fn_at(CUkernel h, CUdevice k, struct ww_fn **f)
+{
+    int error = ww_ready();
+    if (error || k < 0 || k >= layer.ndevices)
+        return error ? error : CUDA_ERROR_INVALID_DEVICE;
+    return ww_fn_of(h, &layer.devices[k], f);
+}
+
+static int get_attribute(const struct ww_fn *f, int attribute, int *value)
+{
+    if (!value || attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    *value = atomic_load_explicit(&((struct ww_fn *)f)->attributes[attribute], memory_order_relaxed);
+    return *value == -1 && attribute > CU_FUNC_SHARED_CARVEOUT ? CUDA_ERROR_INVALID_VALUE : 0;
+}
+
+static int set_attribute(struct ww_fn *f, int attribute, int value)
+{
+    struct ww_args_function_set args = {f->object->id, (uint32_t)attribute, value, 0};
+    if (attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = ww_call(f->object->device, WW_OP_FUNCTION_SET, 0, &args, sizeof args, NULL, 0, NULL);
+    if (!error)
+        atomic_store_explicit(&f->attributes[attribute], value, memory_order_relaxed);
+    return error;
+}
+
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction h)
+{
+    struct ww_fn *f;
+    int error = fn_of(h, &f);
+    return error ? error : get_attribute(f, attribute, value);
+}
+
+CUresult cuFuncSetAttribute(CUfunction h, int attribute, int value)
+{
+    struct ww_fn *f;
+    int error = fn_of(h, &f);
+    return error ? error : set_attribute(f, attribute, value);
+}
+
+CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel h, CUdevice k)
+{
+    struct ww_fn *f;
+    int error = fn_at(h, k, &f);
+    return error ? error : get_attribute(f, attribute, value);
+}
+
+CUresult cuKernelSetAttribute(int attribute, int value, CUkernel h, CUdevice k)
+{
+    struct ww_fn *f;
+    int error = fn_at(h, k, &f);
+    return error ? error : set_attribute(f, attribute, value);
+}
+
+CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k)
+{
+    struct ww_fn *f;
+    int error = fn_at(h, k, &f);
+    if (error)
+        return error;
+    if (config < 0 || config > 3)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct ww_args_cuFuncSetCacheConfig args = {f->object->id, config};
+    return ww_call(f->object->device, WW_OP_cuFuncSetCacheConfig, 0, &args, sizeof args, NULL, 0, NULL);
+}
+
+static int param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes)
+{
+    if (i >= f->nparams || !offset)
+        return CUDA_ERROR_INVALID_VALUE;
+    *offset = f->params[i].offset;
+    if (nbytes)
+        *nbytes = f->params[i].size;
+    return 0;
+}
+
+CUresult cuFuncGetParamInfo(CUfunction h, size_t i, size_t *offset, size_t *nbytes)
+{
+    struct ww_fn *f;
+    int error = fn_of(h, &f);
+    return error ? error : param_info(f, i, offset, nbytes);
+}
+
+CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbytes)
+{
+    struct ww_fn *f;
+    struct ww_object *o = ww_object(h, WW_KERNEL);
+    struct ww_device *d = some_device();
+    int error = ww_ready();
+    if (error || !o || !d)
+        return error ? error : o ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;
+    return (error = fn_on(o, d, &f)) ? error : param_info(f, i, offset, nbytes);
+}
+
+CUresult cuFuncGetName(const char **name, CUfunction h)
+{
+    struct ww_fn *f;
+    int error = fn_of(h, &f);
+    if (error || !name)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *name = f->name;
+    return 0;
+}
+
+CUresult cuFuncGetModule(CUmodule *module, CUfunction h)
+{
+    struct ww_fn *f;
+    int error = fn_of(h, &f);
+    if (error || !module)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (f->kernel)
+        return cuLibraryGetModule(module, (CUlibrary)(void *)((struct kernel *)f->kernel->more)->library);
+    *module = (CUmodule)(void *)f->module;
+    return f->module ? 0 : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult cuFuncLoad(CUfunction h)
+{
+    struct ww_fn *f;
+    return fn_of(h, &f);
+}
+
+CUresult cuFuncIsLoaded(int *state, CUfunction h)
+{
+    struct ww_fn *f;
+    int error = fn_of(h, &f);
+    if (error || !state)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *state = 1;
+    return 0;
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel h)
+{
+    struct ww_device *d;
+    struct ww_fn *f;
+    int error = ww_need(&d);
+    if (error || !function)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_object *o = ww_object(h, WW_KERNEL);
+    if (!o)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (!(error = fn_on(o, d, &f)))
+        *function = (CUfunction)(void *)f->object;
+    return error;
+}
+
+CUresult cuKernelGetName(const char **name, CUkernel h)
+{
+    struct ww_object *o = ww_object(h, WW_KERNEL);
+    int error = ww_ready();
+    if (error || !o || !name)
+        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *name = ((struct kernel *)o->more)->name;
+    return 0;
+}
+
+CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h)
+{
+    struct ww_object *o = ww_object(h, WW_KERNEL);
+    int error = ww_ready();
+    if (error || !o || !library)
+        return error ? error : o ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+    *library = (CUlibrary)(void *)((struct kernel *)o->more)->library;
+    return 0;
+}
+
+/* -- occupancy -------------------------------------------------------------------------------------------------------------------- */
+
+/* The block size with most threads on a multiprocessor, the largest of equals; asked of the driver for each size. */
+CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction h, void *shared_of, size_t shared,
+                                                   int limit, unsigned flags)
+{
+    struct ww_device *d;
+    struct ww_fn *f;
+    int error = ww_need(&d), best = 0, n;
+    if (error || (error = ww_fn_of(h, d, &f)) || !grid || !block)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    int most = f->attributes[CU_FUNC_MAX_THREADS], warp = d->facts.attributes[CU_DEVICE_WARP_SIZE];
+    size_t (*callback)(int) = (size_t (*)(int))(uintptr_t)shared_of;
+    most = limit > 0 && limit < most ? limit : most;
+    *grid = *block = 0;
+    for (int size = most; size > 0 && warp > 0; size = size % warp ? size - size % warp : size - warp) {
+        size_t bytes = callback ? callback(size) : shared;
+        if ((error = cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&n, h, size, bytes, flags)))
+            return error;
+        if (n * size > best) {
+            best = n * size;
+            *block = size;
+            *grid = n * d->facts.attributes[CU_DEVICE_MULTIPROCESSORS];
+        }
+    }
+    return 0;
+}
+
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction h, void *shared_of, size_t shared, int limit)
+{
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, h, shared_of, shared, limit, 0);
+}

@@ -1,0 +1,317 @@
+/* Copies and memsets.
+ *
+ * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Memory that was pinned
+ * on the copy's device is read and written when the stream gets there. Small copies travel in the entry itself.
+ */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define OUT_AHEAD 8u    /* places of one copy from the device */
+#define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
+
+struct copy {
+    struct ww_device *device; /* the stream's */
+    uint32_t stream;
+    bool waits;               /* a synchronous call */
+    uint64_t to, from;
+    size_t nbytes;
+};
+
+/* Wait until all that was posted to a stream is done. */
+static int stream_done(struct ww_device *d, uint32_t stream)
+{
+    return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
+}
+
+/* Synchronous calls wait where other streams would not order themselves behind the legacy one. */
+static uint32_t waiting(const struct copy *k)
+{
+    return k->waits && atomic_load_explicit(&k->device->has_non_blocking, memory_order_relaxed) ? WW_DONE : 0;
+}
+
+/* -- from the host ------------------------------------------------------------------------------------------------------ */
+
+static int in_entry(const struct copy *k)
+{
+    struct ww_args_move args = {k->to, k->nbytes};
+    struct ww_post p;
+    int error = ww_begin(k->device, WW_OP_IN, k->stream, waiting(k), sizeof args + k->nbytes, &p);
+    if (error)
+        return error;
+    memcpy(p.entry + 1, &args, sizeof args);
+    memcpy((char *)(p.entry + 1) + sizeof args, (const void *)(uintptr_t)k->from, k->nbytes);
+    return ww_finish(&p);
+}
+
+static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t flags)
+{
+    struct ww_args_move args = {k->to + at, nbytes};
+    struct ww_channel *c;
+    struct ww_post p;
+    uint32_t place;
+    int error = ww_place_take(k->device, k->stream, &c, &place);
+    if (error)
+        return error;
+    memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const void *)(uintptr_t)(k->from + at), nbytes);
+    error = ww_begin(k->device, WW_OP_IN, k->stream, flags, sizeof args, &p);
+    if (!error)
+        error = ww_place_post(&p, c, place, nbytes);
+    if (!error) {
+        memcpy(p.entry + 1, &args, sizeof args);
+        error = ww_finish(&p);
+    }
+    ww_place_drop(k->device, c, place);
+    return error;
+}
+
+static int copy_in(const struct copy *k)
+{
+    int error = 0;
+    if (k->nbytes <= WW_SMALL)
+        return in_entry(k);
+    for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
+        size_t left = k->nbytes - at;
+        error = in_piece(k, at, left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES, left > WW_PLACE_BYTES ? 0 : waiting(k));
+    }
+    return error;
+}
+
+/* -- to the host ----------------------------------------------------------------------------------------------------------- */
+
+struct piece {
+    struct ww_channel *channel;
+    uint32_t place, nbytes;
+};
+
+static int out_post(const struct copy *k, size_t at, struct piece *q)
+{
+    size_t left = k->nbytes - at;
+    struct ww_post p;
+    q->nbytes = left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES;
+    struct ww_args_move args = {k->from + at, q->nbytes};
+    int error = ww_place_take(k->device, k->stream, &q->channel, &q->place);
+    if (error)
+        return error;
+    error = ww_begin(k->device, WW_OP_OUT, k->stream, 0, sizeof args, &p);
+    if (!error)
+        error = ww_place_post(&p, q->channel, q->place, q->nbytes);
+    if (error) {
+        ww_place_drop(k->device, q->channel, q->place);
+        return error;
+    }
+    memcpy(p.entry + 1, &args, sizeof args);
+    ww_finish(&p); /* the place says what came of it */
+    return 0;
+}
+
+static int out_take(const struct copy *k, size_t at, const struct piece *q)
+{
+    int error = ww_place_wait(q->channel, q->place);
+    if (!error)
+        memcpy((void *)(uintptr_t)(k->to + at), q->channel->staging + (size_t)q->place * WW_PLACE_BYTES, q->nbytes);
+    ww_place_drop(k->device, q->channel, q->place);
+    return error;
+}
+
+static int copy_out(const struct copy *k)
+{
+    struct piece pieces[OUT_AHEAD];
+    size_t n = (k->nbytes + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES, posted = 0, taken = 0;
+    int error = n > 1 || ww_places_free(k->device) < FEW_PLACES ? stream_done(k->device, k->stream) : 0;
+    while (taken < posted || (posted < n && !error)) {
+        if (posted < n && !error && posted - taken < OUT_AHEAD) {
+            error = out_post(k, posted * WW_PLACE_BYTES, &pieces[posted % OUT_AHEAD]);
+            posted += !error;
+        } else {
+            int failed = out_take(k, taken * WW_PLACE_BYTES, &pieces[taken % OUT_AHEAD]);
+            error = error ? error : failed;
+            taken++;
+        }
+    }
+    return error ? error : ww_earlier(k->device);
+}
+
+/* -- between addresses that the worker has ---------------------------------------------------------------------------------- */
+
+static int copy_there(const struct copy *k, bool host)
+{
+    struct ww_args_copy args = {k->to, k->from, k->nbytes};
+    struct ww_post p;
+    uint32_t flags = k->waits && host ? WW_DONE : waiting(k); /* the caller may touch pinned memory at once */
+    int error = ww_begin(k->device, WW_OP_COPY, k->stream, flags, sizeof args, &p);
+    if (error)
+        return error;
+    memcpy(p.entry + 1, &args, sizeof args);
+    return ww_finish(&p);
+}
+
+/* Between two devices, by way of the program: when the stream has come there, and before the call returns. */
+static int copy_across(const struct copy *k, struct ww_device *to, struct ww_device *from)
+{
+    char *buffer = malloc(WW_PLACE_BYTES);
+    int error = buffer ? stream_done(k->device, k->stream) : CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
+        size_t left = k->nbytes - at, n = left < WW_PLACE_BYTES ? left : WW_PLACE_BYTES;
+        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n};
+        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n};
+        if (!(error = copy_out(&out)) && !(error = copy_in(&in)) && left <= WW_PLACE_BYTES)
+            error = stream_done(to, WW_LEGACY);
+    }
+    free(buffer);
+    return error;
+}
+
+/* -- where a copy goes --------------------------------------------------------------------------------------------------- */
+
+/* The device of an address that its worker can use, with its range; NULL: the program's own memory. */
+static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_range *r)
+{
+    if (ww_range_find(&k->device->ranges, at, r))
+        return k->device;
+    struct ww_device *d = ww_range_owner(at, r);
+    return d && r->what == WW_PINNED_MEMORY ? NULL : d; /* pinned on another device: plain memory for this one */
+}
+
+static int dispatch(const struct copy *k)
+{
+    struct ww_range to, from;
+    struct ww_device *there = end_of(k, k->to, &to), *here = end_of(k, k->from, &from);
+    if ((there && !ww_range_holds(&to, k->to, k->nbytes)) || (here && !ww_range_holds(&from, k->from, k->nbytes)))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool pinned = (there && to.what == WW_PINNED_MEMORY) || (here && from.what == WW_PINNED_MEMORY);
+    if (there && here)
+        return there == k->device && here == k->device ? copy_there(k, pinned) : copy_across(k, there, here);
+    struct copy other = *k; /* the other device's memory: in its legacy stream, when ours has come there */
+    int error = 0;
+    if ((there && there != k->device) || (here && here != k->device)) {
+        error = stream_done(k->device, k->stream);
+        other.device = there ? there : here;
+        other.stream = WW_LEGACY;
+        other.waits = true;
+    }
+    if (there && !error)
+        return copy_in(&other);
+    if (here && !error)
+        return copy_out(&other);
+    if (!error && !(error = stream_done(k->device, k->stream)))
+        memmove((void *)(uintptr_t)k->to, (const void *)(uintptr_t)k->from, k->nbytes);
+    return error;
+}
+
+enum side { ANY, HOST, DEVICE };
+
+static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, size_t nbytes, void *h, int per_thread,
+                bool waits)
+{
+    struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes};
+    struct ww_range r;
+    int error = ww_need(&k.device);
+    if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)))
+        return error;
+    if (!nbytes)
+        return 0;
+    if (!to || !from || (to_is == DEVICE && !ww_range_owner(to, &r)) || (from_is == DEVICE && !ww_range_owner(from, &r)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return dispatch(&k);
+}
+
+CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes)
+{
+    return copy(to, ANY, from, ANY, nbytes, NULL, per_thread, true);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h)
+{
+    return copy(to, ANY, from, ANY, nbytes, h, 0, false);
+}
+
+CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t nbytes)
+{
+    return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, NULL, per_thread, true);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t nbytes, CUstream h)
+{
+    return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, h, 0, false);
+}
+
+CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t nbytes)
+{
+    return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, NULL, per_thread, true);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t nbytes, CUstream h)
+{
+    return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, h, 0, false);
+}
+
+CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes)
+{
+    return copy(to, DEVICE, from, DEVICE, nbytes, NULL, per_thread, true);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h)
+{
+    return copy(to, DEVICE, from, DEVICE, nbytes, h, 0, false);
+}
+
+/* -- memsets ------------------------------------------------------------------------------------------------------------------ */
+
+static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
+{
+    struct copy k = {.waits = waits, .to = to};
+    struct ww_range r;
+    struct ww_post p;
+    int error = ww_need(&k.device);
+    if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)))
+        return error;
+    if (!count)
+        return 0;
+    struct ww_device *owner = ww_range_owner(to, &r);
+    if (!owner || to % width || count > SIZE_MAX / width || !ww_range_holds(&r, to, count * width))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (owner != k.device) {
+        if ((error = stream_done(k.device, k.stream)))
+            return error;
+        k.device = owner;
+        k.stream = WW_LEGACY;
+    }
+    struct ww_args_memset args = {to, count, value, width};
+    uint32_t flags = waits && r.what == WW_PINNED_MEMORY ? WW_DONE : waiting(&k);
+    if ((error = ww_begin(k.device, WW_OP_MEMSET, k.stream, flags, sizeof args, &p)))
+        return error;
+    memcpy(p.entry + 1, &args, sizeof args);
+    return ww_finish(&p);
+}
+
+CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count)
+{
+    return fill(to, value, 1, count, NULL, per_thread, true);
+}
+
+CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, unsigned short value, size_t count)
+{
+    return fill(to, value, 2, count, NULL, per_thread, true);
+}
+
+CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, unsigned value, size_t count)
+{
+    return fill(to, value, 4, count, NULL, per_thread, true);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream h)
+{
+    return fill(to, value, 1, count, h, 0, false);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream h)
+{
+    return fill(to, value, 2, count, h, 0, false);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream h)
+{
+    return fill(to, value, 4, count, h, 0, false);
+}

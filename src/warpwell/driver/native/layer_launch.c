@@ -1,0 +1,161 @@
+/* Launches: checked against the device and the function here, so that wrong ones fail at once with the driver's codes. */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <string.h>
+
+struct launch {
+    void *function;
+    uint32_t grid[3], block[3], shared;
+    uint32_t nattributes;
+    struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    void **params, **extra;
+};
+
+static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct launch *k)
+{
+    const int32_t *have = d->facts.attributes;
+    uint64_t threads = 1;
+    for (int i = 0; i < 3; i++) {
+        if (!k->grid[i] || k->grid[i] > (uint32_t)have[CU_DEVICE_MAX_GRID_X + i])
+            return CUDA_ERROR_INVALID_VALUE;
+        if (!k->block[i] || k->block[i] > (uint32_t)have[CU_DEVICE_MAX_BLOCK_X + i])
+            return CUDA_ERROR_INVALID_VALUE;
+        threads *= k->block[i];
+    }
+    if (threads > (uint32_t)have[CU_DEVICE_MAX_THREADS_PER_BLOCK])
+        return CUDA_ERROR_INVALID_VALUE;
+    if (threads > (uint32_t)atomic_load_explicit(&f->attributes[CU_FUNC_MAX_THREADS], memory_order_relaxed))
+        return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    int most = atomic_load_explicit(&f->attributes[CU_FUNC_MAX_DYNAMIC_SHARED], memory_order_relaxed);
+    return most >= 0 && k->shared > (uint32_t)most ? CUDA_ERROR_INVALID_VALUE : 0;
+}
+
+/* Find the one buffer of packed parameters in `extra`: END, or pairs of a key and a value. */
+static int packed(void **extra, const void **buffer, size_t *nbytes)
+{
+    *buffer = NULL;
+    *nbytes = 0;
+    for (int i = 0; i < 8 && extra[i] != CU_LAUNCH_END; i += 2) {
+        if (extra[i] == CU_LAUNCH_BUFFER)
+            *buffer = extra[i + 1];
+        else if (extra[i] == CU_LAUNCH_BUFFER_SIZE && extra[i + 1])
+            *nbytes = *(size_t *)extra[i + 1];
+        else
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return 0;
+}
+
+/* Say whether the caller gave what the function takes. */
+static int check_params(const struct ww_fn *f, const struct launch *k, const void **buffer)
+{
+    size_t nbytes;
+    *buffer = NULL;
+    if (k->params && k->extra)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!f->nparams || k->params)
+        return 0;
+    if (!k->extra)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = packed(k->extra, buffer, &nbytes);
+    return error ? error : *buffer && nbytes >= f->param_bytes ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+static int launch(const struct launch *k, void *h, int per_thread)
+{
+    struct ww_device *d;
+    struct ww_fn *f;
+    struct ww_post p;
+    const void *buffer;
+    uint32_t stream;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(h, per_thread, &d, &stream)) || (error = ww_fn_of(k->function, d, &f)) ||
+        (error = check_shape(d, f, k)) || (error = check_params(f, k, &buffer)) || (error = ww_earlier(d)))
+        return error;
+    size_t extra = k->nattributes * sizeof *k->attributes;
+    if ((error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, &p)))
+        return error;
+    struct ww_args_launch *args = (struct ww_args_launch *)(p.entry + 1);
+    *args = (struct ww_args_launch){.function = f->object->id, .shared = k->shared, .attributes = k->nattributes,
+                                    .param_bytes = f->param_bytes};
+    memcpy(args->grid, k->grid, sizeof args->grid);
+    memcpy(args->block, k->block, sizeof args->block);
+    memcpy(args + 1, k->attributes, extra);
+    char *to = (char *)(args + 1) + extra;
+    if (buffer)
+        memcpy(to, buffer, f->param_bytes);
+    else
+        for (uint32_t i = 0; i < f->nparams; i++)
+            memcpy(to + f->params[i].offset, k->params[i], f->params[i].size);
+    return ww_finish(&p);
+}
+
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void **params, void **extra)
+{
+    struct launch k;
+    k.function = f;
+    k.grid[0] = gx, k.grid[1] = gy, k.grid[2] = gz;
+    k.block[0] = bx, k.block[1] = by, k.block[2] = bz;
+    k.shared = shared;
+    k.nattributes = 0;
+    k.params = params;
+    k.extra = extra;
+    return launch(&k, stream, 0);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                                   unsigned shared, CUstream stream, void **params)
+{
+    struct launch k = {.function = f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .nattributes = 1,
+                       .attributes = {{CU_LAUNCH_COOPERATIVE, {1, 0, 0}}}, .params = params};
+    return launch(&k, stream, 0);
+}
+
+/* Take the attributes that travel; those that are off are left out, others are refused. */
+static int read_attributes(struct launch *k, const struct cu_launch_config *c)
+{
+    k->nattributes = 0;
+    if (c->nattributes > 64 || (c->nattributes && !c->attributes))
+        return CUDA_ERROR_INVALID_VALUE;
+    for (uint32_t i = 0; i < c->nattributes; i++) {
+        const struct cu_launch_attribute *a = &c->attributes[i];
+        struct ww_launch_attribute *to = &k->attributes[k->nattributes];
+        switch (a->id) {
+        case CU_LAUNCH_IGNORE:
+            continue;
+        case CU_LAUNCH_COOPERATIVE:
+        case CU_LAUNCH_PROGRAMMATIC_SERIALIZATION:
+            if (!a->value.number)
+                continue;
+            break;
+        case CU_LAUNCH_CLUSTER_DIMENSION:
+        case CU_LAUNCH_PRIORITY:
+            break;
+        default:
+            return ww_refused("cuLaunchKernelEx with an attribute other than cooperative, cluster, serialization, priority");
+        }
+        if (k->nattributes == WW_LAUNCH_ATTRIBUTES)
+            return CUDA_ERROR_INVALID_VALUE;
+        to->id = a->id;
+        memcpy(to->value, a->value.cluster, sizeof to->value);
+        k->nattributes++;
+    }
+    return 0;
+}
+
+CUresult ww_cuLaunchKernelEx(int per_thread, const void *config, CUfunction f, void **params, void **extra)
+{
+    const struct cu_launch_config *c = config;
+    struct launch k;
+    int error = ww_ready();
+    if (error || !c || (error = read_attributes(&k, c)))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    k.function = f;
+    memcpy(k.grid, c->grid, sizeof k.grid);
+    memcpy(k.block, c->block, sizeof k.block);
+    k.shared = c->shared;
+    k.params = params;
+    k.extra = extra;
+    return launch(&k, c->stream, per_thread);
+}

@@ -1,0 +1,363 @@
+/* Memory on devices, pinned and registered host memory, and what a pointer is. */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define PIN_TRIES 256
+#define PIN_STEP (1ull << 16)   /* of addresses */
+#define PINNED_MS 10000         /* the packet with the memory is on its way when its answer is there */
+#define REGISTER_DEVICEMAP 2u
+#define REGISTER_READ_ONLY 8u
+
+/* -- on the device ---------------------------------------------------------------------------------------------------- */
+
+static int allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, CUdeviceptr *address)
+{
+    struct ww_args_alloc args = {nbytes};
+    uint64_t at = 0;
+    uint32_t got = 0;
+    int error = ww_call(d, op, stream, &args, sizeof args, &at, sizeof at, &got);
+    if (error || got != sizeof at)
+        return error ? error : CUDA_ERROR_UNKNOWN;
+    if ((error = ww_range_add(&d->ranges, at, nbytes, WW_ON_DEVICE, 0))) {
+        struct ww_args_free back = {at};
+        ww_send(d, WW_OP_FREE, 0, &back, sizeof back);
+        return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_UNKNOWN : error;
+    }
+    *address = at;
+    return 0;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes)
+{
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address || !nbytes)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    return allocate(d, WW_OP_ALLOC, 0, nbytes, address);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h)
+{
+    struct ww_device *d;
+    uint32_t stream;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(h, 0, &d, &stream)))
+        return error;
+    if (!address || !nbytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    return allocate(d, WW_OP_ALLOC_ASYNC, stream, nbytes, address);
+}
+
+/* Take a block out of its table before the worker may give its address to another thread. */
+static struct ww_device *take_block(CUdeviceptr address)
+{
+    struct ww_range r;
+    struct ww_device *d = ww_range_owner(address, &r);
+    return d && ww_range_take(&d->ranges, address, WW_ON_DEVICE, &r) ? d : NULL;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address)
+        return error;
+    struct ww_args_free args = {address};
+    if (!(d = take_block(address)))
+        return CUDA_ERROR_INVALID_VALUE;
+    return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
+{
+    struct ww_device *d, *owner;
+    uint32_t stream;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(h, 0, &d, &stream)) || !address)
+        return error;
+    struct ww_args_free args = {address};
+    if (!(owner = take_block(address)))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (owner != d) /* a stream of another device says nothing about this one's work: as cuMemFree */
+        return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);
+    return ww_send(d, WW_OP_FREE_ASYNC, stream, &args, sizeof args);
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    struct ww_device *d;
+    struct ww_mem_info info = {0, 0};
+    int error = ww_need(&d);
+    if (error || (error = ww_call(d, WW_OP_MEM_INFO, 0, NULL, 0, &info, sizeof info, NULL)))
+        return error;
+    if (free_bytes)
+        *free_bytes = info.free;
+    if (total)
+        *total = info.total;
+    return 0;
+}
+
+/* -- pinned -------------------------------------------------------------------------------------------------------------- */
+
+/* Reserve addresses of the range for pinned memory that nobody uses; the next ones at each try. */
+static void *reserve(size_t nbytes)
+{
+    static _Atomic uint64_t next = WW_PIN_LOWEST;
+    for (int i = 0; i < PIN_TRIES; i++) {
+        uint64_t step = (nbytes + PIN_STEP - 1) & ~(PIN_STEP - 1), at = atomic_fetch_add(&next, step);
+        if (at + step > WW_PIN_HIGHEST) {
+            atomic_store(&next, WW_PIN_LOWEST);
+            continue;
+        }
+        void *wanted = (void *)(uintptr_t)at;
+        void *got = mmap(wanted, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        if (got == wanted)
+            return got;
+        if (got != MAP_FAILED)
+            munmap(got, nbytes);
+    }
+    return NULL;
+}
+
+/* Receive the memory that the worker made and put it where its addresses were reserved. */
+static int map_pinned(struct ww_channel *c, void *at, size_t nbytes)
+{
+    struct ww_pinned packet;
+    struct stat s;
+    int fd, n = ww_receive(c->socket, &packet, sizeof packet, &fd, 1, PINNED_MS);
+    bool good = n == (int)sizeof packet && packet.said == WW_PINNED && packet.address == (uintptr_t)at && fd >= 0 &&
+                !fstat(fd, &s) && (size_t)s.st_size >= nbytes;
+    if (good)
+        good = mmap(at, nbytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == at;
+    if (fd >= 0)
+        close(fd);
+    if (good)
+        madvise(at, nbytes, MADV_DONTFORK);
+    return good ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static int unpin(struct ww_device *d, uint64_t at, size_t nbytes)
+{
+    struct ww_args_free args = {at};
+    int error = ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);
+    munmap((void *)(uintptr_t)at, nbytes);
+    return error;
+}
+
+static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, uint32_t flags)
+{
+    struct ww_args_pin args = {(uintptr_t)at, whole, flags, 0};
+    pthread_mutex_lock(&c->pinning);
+    int error = ww_call(d, WW_OP_PIN, 0, &args, sizeof args, NULL, 0, NULL);
+    int unmapped = error ? 0 : map_pinned(c, at, whole);
+    pthread_mutex_unlock(&c->pinning);
+    if (unmapped)
+        unpin(d, (uintptr_t)at, whole);
+    else if (error)
+        munmap(at, whole);
+    return error ? error : unmapped;
+}
+
+static int pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags)
+{
+    size_t whole = (nbytes + 4095) & ~(size_t)4095;
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_load(&d->channel);
+    if (c)
+        atomic_fetch_add(&c->references, 1);
+    pthread_mutex_unlock(&d->post);
+    int error = c ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    void *at = NULL;
+    for (int i = 0; i < PIN_TRIES && error == CUDA_ERROR_ALREADY_MAPPED; i++)
+        error = (at = reserve(whole)) ? pin_at(d, c, at, whole, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (c)
+        ww_release(c);
+    if (!error && (error = ww_range_add(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags)))
+        unpin(d, (uintptr_t)at, whole);
+    if (error)
+        return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
+    *address = at;
+    return 0;
+}
+
+CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
+{
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address || flags > 7 || nbytes > SIZE_MAX / 2)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *address = NULL;
+    return nbytes ? pin(d, address, nbytes, flags) : 0;
+}
+
+CUresult cuMemAllocHost_v2(void **address, size_t nbytes)
+{
+    return cuMemHostAlloc(address, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+}
+
+CUresult cuMemFreeHost(void *address)
+{
+    struct ww_range r;
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !address)
+        return error;
+    d = ww_range_owner((uintptr_t)address, &r);
+    if (!d || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
+        return CUDA_ERROR_INVALID_VALUE;
+    return unpin(d, r.start, r.size);
+}
+
+CUresult cuMemHostGetFlags(unsigned *flags, void *address)
+{
+    struct ww_range r;
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY)
+        return CUDA_ERROR_INVALID_VALUE;
+    *flags = r.flags;
+    return 0;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags)
+{
+    struct ww_range r;
+    struct ww_device *d;
+    int error = ww_need(&d);
+    if (error || !device || flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (ww_range_find(&d->ranges, (uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY) {
+        *device = (uintptr_t)address;
+        return 0;
+    }
+    if (ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
+        return ww_refused("cuMemHostGetDevicePointer of memory that was pinned on another device");
+    if (ww_range_find(&layer.registered, (uintptr_t)address, &r))
+        return ww_refused("cuMemHostGetDevicePointer of registered memory");
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and kernels
+ * cannot read it. */
+CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
+{
+    struct ww_device *d;
+    struct ww_range r;
+    int error = ww_need(&d);
+    if (error || !address || !nbytes || flags > 15)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (flags & (REGISTER_DEVICEMAP | 4u))
+        return ww_refused("cuMemHostRegister of memory that the device maps");
+    if (ww_range_owner((uintptr_t)address, &r))
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    error = ww_range_add(&layer.registered, (uintptr_t)address, nbytes, WW_REGISTERED, (uint32_t)d->ordinal);
+    return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : error;
+}
+
+CUresult cuMemHostUnregister(void *address)
+{
+    struct ww_device *d;
+    struct ww_range r;
+    int error = ww_need(&d);
+    if (error || !address)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    bool found = ww_range_take(&layer.registered, (uintptr_t)address, WW_REGISTERED, &r);
+    return found ? 0 : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+/* -- what a pointer is ------------------------------------------------------------------------------------------------------ */
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address)
+{
+    struct ww_device *d;
+    struct ww_range r;
+    int error = ww_need(&d);
+    if (error)
+        return error;
+    if (!ww_range_owner(address, &r))
+        return CUDA_ERROR_NOT_FOUND;
+    if (start)
+        *start = r.start;
+    if (nbytes)
+        *nbytes = r.size;
+    return 0;
+}
+
+/* Write one attribute of a pointer with a known range. */
+static int attribute_of(struct ww_device *d, const struct ww_range *r, CUdeviceptr at, int attribute, void *to)
+{
+    bool pinned = r->what == WW_PINNED_MEMORY;
+    switch (attribute) {
+    case CU_POINTER_CONTEXT: *(CUcontext *)to = ww_context_handle(d); return 0;
+    case CU_POINTER_MEMORY_TYPE: *(unsigned *)to = pinned ? 1 : 2; return 0;
+    case CU_POINTER_DEVICE_POINTER: *(CUdeviceptr *)to = at; return 0;
+    case CU_POINTER_HOST_POINTER:
+        *(void **)to = pinned ? (void *)(uintptr_t)at : NULL;
+        return pinned ? 0 : CUDA_ERROR_INVALID_VALUE;
+    case CU_POINTER_BUFFER_ID: *(uint64_t *)to = r->serial; return 0;
+    case CU_POINTER_DEVICE_ORDINAL: *(int *)to = (int)(d - layer.devices); return 0;
+    case CU_POINTER_RANGE_START: *(CUdeviceptr *)to = r->start; return 0;
+    case CU_POINTER_RANGE_SIZE: *(size_t *)to = r->size; return 0;
+    case CU_POINTER_MAPPED: *(int *)to = 1; return 0;
+    case CU_POINTER_SYNC_MEMOPS:
+    case CU_POINTER_IS_MANAGED:
+    case CU_POINTER_IS_IPC_CAPABLE: *(int *)to = 0; return 0;
+    case CU_POINTER_HANDLE_TYPES: *(uint64_t *)to = 0; return 0;
+    case 15: *(int *)to = 0; return 0;      /* capable of GPUDirect RDMA */
+    case 16: *(int *)to = 3; return 0;      /* access: read and write */
+    case 17: *(void **)to = NULL; return 0; /* pool */
+    default: return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at)
+{
+    struct ww_range r;
+    int error = ww_ready();
+    if (error || !to)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_device *d = ww_range_owner(at, &r);
+    return d ? attribute_of(d, &r, at, attribute, to) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Bytes of an attribute's value. */
+static size_t width_of(int attribute)
+{
+    switch (attribute) {
+    case CU_POINTER_MEMORY_TYPE:
+    case CU_POINTER_SYNC_MEMOPS:
+    case CU_POINTER_IS_MANAGED:
+    case CU_POINTER_DEVICE_ORDINAL:
+    case CU_POINTER_IS_IPC_CAPABLE:
+    case CU_POINTER_MAPPED:
+    case 15:
+    case 16: return 4;
+    default: return 8;
+    }
+}
+
+CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at)
+{
+    struct ww_range r;
+    int error = ww_ready();
+    if (error || !attributes || !to)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_device *d = ww_range_owner(at, &r);
+    for (unsigned i = 0; i < n; i++) {
+        if (attributes[i] < 1 || attributes[i] > 17)
+            return CUDA_ERROR_INVALID_VALUE;
+        memset(to[i], 0, width_of(attributes[i]));
+        if (d)
+            attribute_of(d, &r, at, attributes[i], to[i]); /* what the memory has not stays 0 */
+        else if (attributes[i] == CU_POINTER_DEVICE_ORDINAL)
+            *(int *)to[i] = -2; /* plain host memory */
+    }
+    return 0;
+}

@@ -1,0 +1,128 @@
+/* Names of errors, addresses of functions by name, and refusals. */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define REFUSED_NAMES 256
+
+static const struct ww_error *error_of(int code)
+{
+    for (size_t i = 0; i < sizeof ww_errors / sizeof *ww_errors; i++)
+        if (ww_errors[i].code == code)
+            return &ww_errors[i];
+    return NULL;
+}
+
+CUresult cuGetErrorName(int code, const char **name)
+{
+    const struct ww_error *e = error_of(code);
+    if (!name)
+        return CUDA_ERROR_INVALID_VALUE;
+    *name = e ? e->name : NULL;
+    return e ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGetErrorString(int code, const char **text)
+{
+    const struct ww_error *e = error_of(code);
+    if (!text)
+        return CUDA_ERROR_INVALID_VALUE;
+    *text = e ? e->text : NULL;
+    return e ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* -- functions by name ---------------------------------------------------------------------------------------------------- */
+
+#define FOUND 0
+#define NOT_FOUND 1
+#define TOO_OLD 2
+
+/* The newest variant of a name that is not newer than `version`; those for per-thread streams first where asked for. */
+static const struct ww_variant *variant_of(const char *name, int version, int per_thread, bool *known)
+{
+    const struct ww_variant *best = NULL;
+    *known = false;
+    for (const struct ww_variant *v = ww_variants; v->name; v++) {
+        if (strcmp(v->name, name))
+            continue;
+        *known = true;
+        if (v->version > version || (v->per_thread && !per_thread))
+            continue;
+        if (!best || v->per_thread > best->per_thread || (v->per_thread == best->per_thread && v->version > best->version))
+            best = v;
+    }
+    return best;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    bool known;
+    if (!name || !function || flags > 3)
+        return CUDA_ERROR_INVALID_VALUE;
+    const struct ww_variant *v = variant_of(name, version, (flags & CU_GET_PROC_ADDRESS_PER_THREAD) != 0, &known);
+    *function = v ? v->symbol : NULL;
+    if (status)
+        *status = v ? FOUND : known ? TOO_OLD : NOT_FOUND;
+    return v ? 0 : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+/* The driver's private tables: not known, and so not there. */
+CUresult cuGetExportTable(void *table, void *id)
+{
+    (void)id;
+    if (!table)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(const void **)table = NULL;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+/* -- refusals ----------------------------------------------------------------------------------------------------------------- */
+
+/* True for the first time that the process meets the name; names are literals. */
+static bool first_time(const char *name)
+{
+    static const char *said[REFUSED_NAMES];
+    static _Atomic int busy; /* no mutex: a forked child may come here, too */
+    int expected = 0;
+    bool first = true;
+    if (!atomic_compare_exchange_strong(&busy, &expected, 1))
+        return true;
+    int i = 0;
+    for (; i < REFUSED_NAMES && said[i] && first; i++)
+        first = strcmp(said[i], name) != 0;
+    if (first && i < REFUSED_NAMES)
+        said[i] = name;
+    atomic_store(&busy, 0);
+    return first && i < REFUSED_NAMES;
+}
+
+static void record(const char *name)
+{
+    const char *path = getenv("WARPWELL_CUDA_REFUSED");
+    char line[256];
+    int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
+    if (fd < 0)
+        return;
+    int n = snprintf(line, sizeof line, "%s\n", name);
+    if (write(fd, line, (size_t)n) < 0)
+        ww_say("%s cannot be written", path);
+    close(fd);
+}
+
+int ww_refused(const char *name)
+{
+    if (first_time(name)) {
+        ww_say("%s is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED", name);
+        record(name);
+    }
+    return CUDA_ERROR_NOT_SUPPORTED;
+}

@@ -1,0 +1,131 @@
+/* Handles: pointers into one table, so that a made-up or stale one is found out before it is followed; and ids on the wire. */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static struct ww_object *_Atomic table; /* WW_OBJECTS of them; pages come with their first use */
+static _Atomic uint32_t used;
+static struct ww_object *free_first, *free_last; /* the one dropped longest ago is used first */
+static uint64_t last_serial;
+
+static struct ww_object *next_object(void)
+{
+    struct ww_object *all = atomic_load(&table), *o = free_first;
+    uint32_t n = atomic_load(&used);
+    if (!all) {
+        all = mmap(NULL, sizeof *all * WW_OBJECTS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (all == MAP_FAILED)
+            return NULL;
+        atomic_store(&table, all);
+    }
+    if (o && (n >= 1024 || o != free_last)) { /* a small program sees no handle twice for a while */
+        free_first = o->next;
+        if (!free_first)
+            free_last = NULL;
+        return o;
+    }
+    if (n == WW_OBJECTS)
+        return NULL;
+    atomic_store(&used, n + 1);
+    return all + n;
+}
+
+struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d)
+{
+    pthread_mutex_lock(&layer.objects);
+    struct ww_object *o = next_object();
+    if (o) {
+        memset((char *)o + sizeof o->kind, 0, sizeof *o - sizeof o->kind);
+        o->device = d;
+        o->life = d ? atomic_load(&d->life) : 0;
+        o->serial = ++last_serial;
+        atomic_store_explicit(&o->kind, kind, memory_order_release);
+    }
+    pthread_mutex_unlock(&layer.objects);
+    return o;
+}
+
+static struct ww_object *at(const void *handle)
+{
+    struct ww_object *all = atomic_load_explicit(&table, memory_order_acquire);
+    uintptr_t offset = (uintptr_t)handle - (uintptr_t)all;
+    if (!all || (uintptr_t)handle < (uintptr_t)all || offset % sizeof *all ||
+        offset / sizeof *all >= atomic_load_explicit(&used, memory_order_relaxed))
+        return NULL;
+    return all + offset / sizeof *all;
+}
+
+struct ww_object *ww_object(const void *handle, uint32_t kind)
+{
+    struct ww_object *o = at(handle);
+    if (!o || atomic_load_explicit(&o->kind, memory_order_acquire) != kind)
+        return NULL;
+    return !o->device || o->life == atomic_load_explicit(&o->device->life, memory_order_relaxed) ? o : NULL;
+}
+
+int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was)
+{
+    struct ww_object *o = at(handle);
+    uint32_t expected = kind;
+    pthread_mutex_lock(&layer.objects);
+    if (!o || !atomic_compare_exchange_strong(&o->kind, &expected, WW_DEAD)) {
+        pthread_mutex_unlock(&layer.objects);
+        return CUDA_ERROR_INVALID_HANDLE;
+    }
+    memcpy(was, o, sizeof *was);
+    o->next = NULL;
+    if (free_last)
+        free_last->next = o;
+    else
+        free_first = o;
+    free_last = o;
+    pthread_mutex_unlock(&layer.objects);
+    return was->device && was->life != atomic_load(&was->device->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
+}
+
+/* -- ids ------------------------------------------------------------------------------------------------------------------- */
+
+int ww_id_take(struct ww_ids *ids, uint32_t *id)
+{
+    int error = 0;
+    pthread_mutex_lock(&layer.objects);
+    if (ids->next < ids->most) {
+        *id = ids->next++;
+    } else if (ids->nfree) {
+        *id = ids->free[ids->at];
+        ids->at = (ids->at + 1) % ids->most;
+        ids->nfree--;
+    } else {
+        error = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_unlock(&layer.objects);
+    return error;
+}
+
+void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id)
+{
+    pthread_mutex_lock(&layer.objects);
+    if (!ids->free)
+        ids->free = malloc(ids->most * sizeof *ids->free);
+    if (ids->free && life == atomic_load(&d->life) && ids->nfree < ids->most)
+        ids->free[(ids->at + ids->nfree++) % ids->most] = id;
+    pthread_mutex_unlock(&layer.objects);
+}
+
+static void clear(struct ww_ids *ids, uint32_t first, uint32_t most)
+{
+    ids->first = ids->next = first;
+    ids->most = most;
+    ids->nfree = ids->at = 0;
+}
+
+void ww_ids_clear(struct ww_device *d)
+{
+    pthread_mutex_lock(&layer.objects);
+    clear(&d->streams, WW_FIRST_ID, WW_IDS);
+    clear(&d->events, 1, WW_IDS);
+    clear(&d->modules, 1, WW_MODULES);
+    pthread_mutex_unlock(&layer.objects);
+}

@@ -1,0 +1,447 @@
+/* Posting calls, waiting for their answers, places of staging, errors of calls that nobody waits for.
+ *
+ * Posting needs device.post. Waiting needs no lock, only a reference to the channel: a reset in another thread marks the
+ * channel lost, and whoever waits sees that within WAIT_MS. Futex waits are interrupted by signals and go on.
+ */
+#define _GNU_SOURCE
+#include "layer.h"
+#include <errno.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WAIT_MS 50
+#define SPINS 1500           /* about 20 us, where other cores can work meanwhile */
+#define AHEAD (16u << 20)    /* weight of calls in a stream after which the caller waits until they are issued */
+#define CALL_WEIGHT 4096u    /* of a call, beside its bytes */
+
+static int futex_wait(const _Atomic uint32_t *word, uint32_t seen, int ms)
+{
+    struct timespec t = {.tv_sec = 0, .tv_nsec = ms * 1000000l};
+    return syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0) ? errno : 0;
+}
+
+static void futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("" ::: "memory");
+#endif
+}
+
+/* Wait until *word is `value`: 0, or the code of a channel that is lost. */
+static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+{
+    int spins = layer.many_cores ? SPINS : 20;
+    for (int i = 0; i < spins; i++) {
+        if (atomic_load_explicit(word, memory_order_acquire) == value)
+            return 0;
+        relax();
+    }
+    for (uint32_t round = 1;; round++) {
+        uint32_t seen = atomic_load_explicit(word, memory_order_acquire);
+        if (seen == value)
+            return 0;
+        if ((futex_wait(word, seen, WAIT_MS) == ETIMEDOUT || round % 64 == 0) && !ww_alive(c)) {
+            if (atomic_load_explicit(word, memory_order_acquire) == value)
+                return 0;
+            return atomic_load(&c->lost);
+        }
+    }
+}
+
+/* -- slots -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t try_slot(struct ww_channel *c)
+{
+    static _Thread_local unsigned hint;
+    for (unsigned i = 0; i < WW_SLOTS / 64; i++) {
+        unsigned word = (hint + i) % (WW_SLOTS / 64);
+        uint64_t taken = atomic_load_explicit(&c->slots[word], memory_order_relaxed);
+        while (~taken) {
+            unsigned bit = (unsigned)__builtin_ctzll(~taken);
+            if (atomic_compare_exchange_weak_explicit(&c->slots[word], &taken, taken | 1ull << bit, memory_order_acquire,
+                                                      memory_order_relaxed)) {
+                hint = word;
+                return word * 64 + bit;
+            }
+        }
+    }
+    return WW_NO_SLOT;
+}
+
+static void give_slot(struct ww_channel *c, uint32_t slot)
+{
+    atomic_fetch_and_explicit(&c->slots[slot / 64], ~(1ull << slot % 64), memory_order_release);
+}
+
+/* Take a slot: all of them are waited on by other threads only for a time. 0 or a code. */
+static int take_slot(struct ww_channel *c, uint32_t *slot)
+{
+    struct timespec step = {.tv_nsec = 200000};
+    while ((*slot = try_slot(c)) == WW_NO_SLOT) {
+        if (atomic_load(&c->lost))
+            return c->lost;
+        nanosleep(&step, NULL);
+    }
+    return 0;
+}
+
+/* -- posting ------------------------------------------------------------------------------------------------------------ */
+
+static int await_room(struct ww_channel *c, uint64_t need)
+{
+    for (uint32_t round = 1;; round++) {
+        uint32_t seen = atomic_load_explicit(&c->status->tail_futex, memory_order_acquire);
+        uint64_t tail = atomic_load_explicit(&c->status->tail, memory_order_acquire);
+        if (c->head + need - tail <= WW_RING_BYTES)
+            return 0;
+        futex_wait(&c->status->tail_futex, seen, 1);
+        if (round % WAIT_MS == 0 && !ww_alive(c))
+            return atomic_load(&c->lost);
+    }
+}
+
+/* Fill the end of the ring where an entry of `size` does not fit, and return where it goes; NULL: the channel is lost. */
+static struct ww_entry *room_for(struct ww_channel *c, uint32_t size)
+{
+    uint32_t at = (uint32_t)(c->head & (WW_RING_BYTES - 1)), rest = WW_RING_BYTES - at;
+    uint64_t need = size + (size > rest ? rest : 0);
+    if (c->head + need - atomic_load_explicit(&c->status->tail, memory_order_acquire) > WW_RING_BYTES && await_room(c, need))
+        return NULL;
+    if (size > rest) {
+        struct ww_entry *pad = (struct ww_entry *)(c->ring->data + at);
+        *pad = (struct ww_entry){.size = rest, .op = WW_OP_PAD, .slot = WW_NO_SLOT};
+        c->head += rest;
+        at = 0;
+    }
+    return (struct ww_entry *)(c->ring->data + at);
+}
+
+/* Lock the device and return its channel with a reference; NULL: none, *error says why. */
+static struct ww_channel *lock_channel(struct ww_device *d, int *error)
+{
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
+    *error = c ? atomic_load_explicit(&c->lost, memory_order_relaxed) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (*error) {
+        pthread_mutex_unlock(&d->post);
+        return NULL;
+    }
+    return c;
+}
+
+/* A slot before the lock: other threads need the lock to come to their answers' ends. */
+static int slot_first(struct ww_device *d, struct ww_post *p)
+{
+    int error;
+    struct ww_channel *c = lock_channel(d, &error);
+    if (!c)
+        return error;
+    atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&d->post);
+    p->channel = c;
+    if ((error = take_slot(c, &p->slot)))
+        ww_release(c);
+    return error;
+}
+
+static int drop_slot(struct ww_post *p, int error)
+{
+    if (p->slot != WW_NO_SLOT) {
+        give_slot(p->channel, p->slot);
+        ww_release(p->channel);
+    }
+    return error;
+}
+
+int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, size_t nbytes, struct ww_post *p)
+{
+    uint32_t size = (uint32_t)((sizeof(struct ww_entry) + nbytes + 31) & ~(size_t)31);
+    int error;
+    p->device = d;
+    p->slot = WW_NO_SLOT;
+    if (nbytes > WW_ENTRY_MOST - sizeof(struct ww_entry))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (__builtin_expect((flags & (WW_DONE | WW_ANSWERED)) || layer.strict, 0) && (error = slot_first(d, p)))
+        return error;
+    struct ww_channel *c = lock_channel(d, &error);
+    if (!c)
+        return drop_slot(p, error);
+    if (p->slot != WW_NO_SLOT && c != p->channel) { /* a reset in between */
+        pthread_mutex_unlock(&d->post);
+        return drop_slot(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    }
+    struct ww_entry *e = room_for(c, size);
+    if (!e) {
+        error = atomic_load(&c->lost);
+        pthread_mutex_unlock(&d->post);
+        return drop_slot(p, error);
+    }
+    *e = (struct ww_entry){.size = size, .op = op, .flags = (uint16_t)(flags & ~WW_ANSWERED), .slot = p->slot,
+                           .stream = stream};
+    if (p->slot != WW_NO_SLOT)
+        e->seq = p->seq = ++c->slot_seq[p->slot];
+    p->channel = c;
+    p->entry = e;
+    return 0;
+}
+
+/* A stream that never becomes ready must not fill the worker's memory: now and then its caller waits for the issue. */
+static void far_ahead(struct ww_post *p)
+{
+    struct ww_channel *c = p->channel;
+    uint32_t *weight = &c->weight[p->entry->stream % WW_IDS];
+    *weight += CALL_WEIGHT + p->entry->size + p->entry->nbytes;
+    if (*weight < AHEAD || p->slot != WW_NO_SLOT || (p->slot = try_slot(c)) == WW_NO_SLOT)
+        return;
+    *weight = 0;
+    atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
+    p->entry->slot = p->slot;
+    p->entry->seq = p->seq = ++c->slot_seq[p->slot];
+}
+
+/* Publish and unlock. The worker is woken once for all that is posted until it has caught up with what woke it: before it
+ * sleeps again it looks at the head behind a fence, as we look at `asleep` and `tail` behind ours. */
+static void publish(struct ww_post *p)
+{
+    struct ww_channel *c = p->channel;
+    if (p->entry->stream)
+        far_ahead(p);
+    c->head += p->entry->size;
+    atomic_store_explicit(&c->ring->head, c->head, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) &&
+        atomic_load_explicit(&c->status->tail, memory_order_relaxed) >= c->woken) {
+        c->woken = c->head;
+        atomic_fetch_add(&c->ring->wake, 1);
+        futex_wake(&c->ring->wake);
+    }
+    pthread_mutex_unlock(&p->device->post);
+}
+
+int ww_finish(struct ww_post *p)
+{
+    publish(p);
+    if (__builtin_expect(p->slot == WW_NO_SLOT, 1))
+        return 0;
+    const struct ww_slot *s = &p->channel->status->slots[p->slot];
+    int error = await(p->channel, &s->seq, p->seq);
+    return drop_slot(p, error ? error : s->result);
+}
+
+int ww_abandon(struct ww_post *p, int error)
+{
+    pthread_mutex_unlock(&p->device->post);
+    return drop_slot(p, error);
+}
+
+int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs)
+{
+    struct ww_post p;
+    int error = ww_begin(d, op, stream, 0, nargs, &p);
+    if (error)
+        return error;
+    memcpy(p.entry + 1, args, nargs);
+    return ww_finish(&p);
+}
+
+/* Post with an answer and wait for it; the slot stays taken. */
+static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, struct ww_post *p)
+{
+    int error = ww_begin(d, op, stream, WW_ANSWERED, nargs, p);
+    if (error)
+        return error;
+    if (nargs)
+        memcpy(p->entry + 1, args, nargs);
+    publish(p);
+    error = await(p->channel, &p->channel->status->slots[p->slot].seq, p->seq);
+    return error ? drop_slot(p, error) : 0;
+}
+
+int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout,
+            uint32_t *got)
+{
+    struct ww_post p;
+    int error = ask(d, op, stream, args, nargs, &p);
+    if (error)
+        return error;
+    const struct ww_slot *s = &p.channel->status->slots[p.slot];
+    uint32_t n = s->nbytes < WW_SLOT_DATA ? s->nbytes : WW_SLOT_DATA;
+    if (n && nout)
+        memcpy(out, s->data, n < nout ? n : nout);
+    if (got)
+        *got = n;
+    return drop_slot(&p, s->result);
+}
+
+/* Fetch what is left of a longer answer, on its slot. */
+static int fetch_more(struct ww_post *p, unsigned char *at, size_t left)
+{
+    const struct ww_slot *s = &p->channel->status->slots[p->slot];
+    while (left) {
+        int error;
+        struct ww_channel *c = lock_channel(p->device, &error);
+        if (c && c != p->channel) {
+            pthread_mutex_unlock(&p->device->post);
+            error = CUDA_ERROR_CONTEXT_IS_DESTROYED;
+        }
+        if (error)
+            return error;
+        p->entry = room_for(c, sizeof *p->entry);
+        if (!p->entry) {
+            pthread_mutex_unlock(&p->device->post);
+            return atomic_load(&c->lost);
+        }
+        p->seq = ++c->slot_seq[p->slot];
+        *p->entry = (struct ww_entry){.size = sizeof *p->entry, .op = WW_OP_MORE, .slot = p->slot, .seq = p->seq};
+        publish(p);
+        if ((error = await(p->channel, &s->seq, p->seq)))
+            return error;
+        if (s->result || !s->nbytes || s->nbytes > left || s->nbytes > WW_SLOT_DATA)
+            return s->result ? s->result : CUDA_ERROR_UNKNOWN;
+        memcpy(at, s->data, s->nbytes);
+        at += s->nbytes;
+        left -= s->nbytes;
+    }
+    return 0;
+}
+
+int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall)
+{
+    struct ww_post p;
+    *all = NULL;
+    *nall = 0;
+    int error = ask(d, op, 0, args, nargs, &p);
+    if (error)
+        return error;
+    const struct ww_slot *s = &p.channel->status->slots[p.slot];
+    int result = s->result;
+    size_t n = s->nbytes < WW_SLOT_DATA ? s->nbytes : WW_SLOT_DATA, more = s->more;
+    if (n) {
+        *all = malloc(n + more);
+        if (!*all)
+            return drop_slot(&p, CUDA_ERROR_OUT_OF_MEMORY);
+        memcpy(*all, s->data, n);
+        error = more ? fetch_more(&p, *all + n, more) : 0;
+        *nall = n + more;
+        if (error) {
+            free(*all);
+            *all = NULL;
+            *nall = 0;
+        }
+    }
+    return drop_slot(&p, result ? result : error);
+}
+
+/* -- errors ----------------------------------------------------------------------------------------------------------------- */
+
+int ww_earlier(struct ww_device *d)
+{
+    struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
+    if (!c)
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    int sticky = (int)atomic_load_explicit(&c->status->sticky, memory_order_acquire);
+    if (__builtin_expect(sticky != 0, 0))
+        return sticky;
+    uint64_t deferred = atomic_load_explicit(&c->status->deferred, memory_order_acquire);
+    uint64_t seen = atomic_load_explicit(&c->seen, memory_order_relaxed);
+    while (__builtin_expect(deferred >> 32 != seen >> 32, 0))
+        if (atomic_compare_exchange_weak(&c->seen, &seen, deferred))
+            return (int)(uint32_t)deferred;
+    return 0;
+}
+
+/* -- places ----------------------------------------------------------------------------------------------------------------- */
+
+static bool place_idle(const struct ww_channel *c, uint32_t i)
+{
+    return !c->place_held[i] && atomic_load_explicit(&c->status->places[i].use, memory_order_acquire) == c->place_use[i];
+}
+
+uint32_t ww_places_free(struct ww_device *d)
+{
+    int error;
+    uint32_t n = 0;
+    struct ww_channel *c = lock_channel(d, &error);
+    if (!c)
+        return 0;
+    for (uint32_t i = 0; i < WW_PLACES; i++)
+        n += place_idle(c, i);
+    pthread_mutex_unlock(&d->post);
+    return n;
+}
+
+/* A stream may have a place while it has fewer than are free: one that never becomes ready leaves some to the others. */
+static bool pick_place(struct ww_channel *c, uint32_t stream, uint32_t *place)
+{
+    uint32_t idle = 0, mine = 0, found = WW_PLACES;
+    for (uint32_t i = 0; i < WW_PLACES; i++) {
+        if (place_idle(c, i)) {
+            idle++;
+            found = i;
+        } else if (c->place_stream[i] == stream) {
+            mine++;
+        }
+    }
+    *place = found;
+    return idle && mine < idle;
+}
+
+int ww_place_take(struct ww_device *d, uint32_t stream, struct ww_channel **taken, uint32_t *place)
+{
+    struct timespec step = {.tv_nsec = 20000};
+    for (uint32_t round = 1;; round++) {
+        int error;
+        struct ww_channel *c = lock_channel(d, &error);
+        if (!c)
+            return error;
+        bool found = pick_place(c, stream, place);
+        if (found) {
+            c->place_held[*place] = true;
+            c->place_stream[*place] = stream;
+            atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
+            *taken = c;
+        } else if (round % 1000 == 0) {
+            ww_alive(c);
+        }
+        pthread_mutex_unlock(&d->post);
+        if (found)
+            return 0;
+        nanosleep(&step, NULL);
+    }
+}
+
+int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes)
+{
+    if (p->channel != c) /* another life: the entry was begun in a new worker's ring */
+        return ww_abandon(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    p->entry->place = place + 1;
+    p->entry->nbytes = nbytes;
+    p->entry->use = ++c->place_use[place];
+    return 0;
+}
+
+int ww_place_wait(struct ww_channel *c, uint32_t place)
+{
+    int error = await(c, &c->status->places[place].use, c->place_use[place]);
+    return error ? error : c->status->places[place].result;
+}
+
+void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place)
+{
+    pthread_mutex_lock(&d->post);
+    c->place_held[place] = false;
+    pthread_mutex_unlock(&d->post);
+    ww_release(c);
+}
