@@ -50,7 +50,7 @@ class Part:
         return sorted(path for name in self.names for path in native.glob(name))
 
 
-LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1"))
+LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"))
 WORKER = Part("ww_worker", ("worker*.c",), ("-fPIE", "-pie"))
 FAKE = Part("libfakecuda.so", ("fake*.c",), (*SHARED, "-Wl,-soname,libfakecuda.so"))
 GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c", FAKE: "gen_fake.c"}

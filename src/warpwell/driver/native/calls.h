@@ -18,7 +18,7 @@ enum ww_hand_op {
     WW_OP_IMAGE,         /* sent   ww_args_image; payload in a place: the worker keeps a copy under `image` */
     WW_OP_LOAD,          /* asked  ww_args_load, options -> ww_loaded ..; the image is dropped; logs come with errors, too */
     WW_OP_UNLOAD,        /* asked  ww_args_id (module) */
-    WW_OP_GLOBAL,        /* asked  ww_args_global, name -> ww_address; NOT_FOUND */
+    WW_OP_GLOBAL,        /* asked  ww_args_global, name -> ww_range; NOT_FOUND */
     WW_OP_LAUNCH,        /* sent   stream, ww_args_launch, attributes, parameters */
     WW_OP_FUNCTION_SET,  /* asked  ww_args_function_set */
     WW_OP_COPY,          /* sent, or asked with WW_DONE: stream, ww_args_copy: both ends are device addresses */
@@ -102,7 +102,7 @@ struct ww_args_global { /* then the name with its 0 */
     uint32_t module, name_bytes;
 };
 
-struct ww_address {
+struct ww_range {
     uint64_t address, nbytes;
 };
 

@@ -1,5 +1,4 @@
 /* State of the process: which devices there are, the way to their servers and workers, and what a fork leaves. */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <errno.h>
 #include <fcntl.h>

@@ -68,7 +68,7 @@ struct ww_channel {
     pthread_mutex_t pinning;             /* one PIN at a time reads the socket */
 };
 
-struct ww_range {
+struct ww_span {
     uint64_t start, size;
     uint32_t what, flags; /* enum ww_what */
     uint64_t serial;
@@ -76,7 +76,7 @@ struct ww_range {
 
 struct ww_ranges { /* sorted by start, without overlaps */
     pthread_mutex_t lock;
-    struct ww_range *all;
+    struct ww_span *all;
     size_t n, room;
 };
 
@@ -173,10 +173,10 @@ void ww_ids_clear(struct ww_device *d);
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags);
-bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_range *r); /* removes it */
-bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_range *r);
-struct ww_device *ww_range_owner(uint64_t at, struct ww_range *r); /* the current device's first; NULL: plain host memory */
-bool ww_range_holds(const struct ww_range *r, uint64_t at, uint64_t nbytes);
+bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r); /* removes it */
+bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
+struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r); /* the current device's first; NULL: plain host memory */
+bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
 void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
 
 /* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ------------------------------------------------------ */

@@ -3,7 +3,6 @@
  * A library belongs to no context: its image is kept, and loaded on a device at the first use there. A module's functions are
  * those of one load. What a reset ends (functions of that life) is not freed: a thread may still look at it.
  */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -233,7 +232,7 @@ static int unload(struct code *c)
 {
     struct ww_device *d = c->device;
     struct ww_args_id args = {c->id, 0};
-    struct ww_range r;
+    struct ww_span r;
     int error = 0;
     if (c->life == atomic_load(&d->life)) {
         for (uint32_t i = 0; i < c->nglobals; i++)
@@ -261,7 +260,7 @@ static int global(struct code *c, const char *name, CUdeviceptr *address, size_t
         struct ww_args_global args;
         char name[WW_NAME_MOST];
     } m;
-    struct ww_address r;
+    struct ww_range r;
     uint32_t got = 0;
     if (n > sizeof m.name)
         return CUDA_ERROR_NOT_FOUND;

@@ -1,5 +1,4 @@
 /* cuInit, devices, contexts. Only primary contexts exist; a context's handle is the address of its device here. */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <stdio.h>
 #include <string.h>

@@ -3,7 +3,6 @@
  * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Memory that was pinned
  * on the copy's device is read and written when the stream gets there. Small copies travel in the entry itself.
  */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -166,7 +165,7 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
 /* -- where a copy goes --------------------------------------------------------------------------------------------------- */
 
 /* The device of an address that its worker can use, with its range; NULL: the program's own memory. */
-static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_range *r)
+static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r)
 {
     if (ww_range_find(&k->device->ranges, at, r))
         return k->device;
@@ -176,7 +175,7 @@ static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_ran
 
 static int dispatch(const struct copy *k)
 {
-    struct ww_range to, from;
+    struct ww_span to, from;
     struct ww_device *there = end_of(k, k->to, &to), *here = end_of(k, k->from, &from);
     if ((there && !ww_range_holds(&to, k->to, k->nbytes)) || (here && !ww_range_holds(&from, k->from, k->nbytes)))
         return CUDA_ERROR_INVALID_VALUE;
@@ -206,7 +205,7 @@ static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, 
                 bool waits)
 {
     struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes};
-    struct ww_range r;
+    struct ww_span r;
     int error = ww_need(&k.device);
     if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)))
         return error;
@@ -262,7 +261,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, C
 static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
 {
     struct copy k = {.waits = waits, .to = to};
-    struct ww_range r;
+    struct ww_span r;
     struct ww_post p;
     int error = ww_need(&k.device);
     if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)))

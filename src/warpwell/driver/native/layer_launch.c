@@ -1,5 +1,4 @@
 /* Launches: checked against the device and the function here, so that wrong ones fail at once with the driver's codes. */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <string.h>
 
@@ -144,7 +143,7 @@ static int read_attributes(struct launch *k, const struct cu_launch_config *c)
     return 0;
 }
 
-CUresult ww_cuLaunchKernelEx(int per_thread, const void *config, CUfunction f, void **params, void **extra)
+CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **params, void **extra)
 {
     const struct cu_launch_config *c = config;
     struct launch k;

@@ -1,5 +1,4 @@
 /* Memory on devices, pinned and registered host memory, and what a pointer is. */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +55,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h)
 /* Take a block out of its table before the worker may give its address to another thread. */
 static struct ww_device *take_block(CUdeviceptr address)
 {
-    struct ww_range r;
+    struct ww_span r;
     struct ww_device *d = ww_range_owner(address, &r);
     return d && ww_range_take(&d->ranges, address, WW_ON_DEVICE, &r) ? d : NULL;
 }
@@ -202,7 +201,7 @@ CUresult cuMemAllocHost_v2(void **address, size_t nbytes)
 
 CUresult cuMemFreeHost(void *address)
 {
-    struct ww_range r;
+    struct ww_span r;
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !address)
@@ -215,7 +214,7 @@ CUresult cuMemFreeHost(void *address)
 
 CUresult cuMemHostGetFlags(unsigned *flags, void *address)
 {
-    struct ww_range r;
+    struct ww_span r;
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !flags)
@@ -228,7 +227,7 @@ CUresult cuMemHostGetFlags(unsigned *flags, void *address)
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags)
 {
-    struct ww_range r;
+    struct ww_span r;
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !device || flags)
@@ -249,7 +248,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsign
 CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
 {
     struct ww_device *d;
-    struct ww_range r;
+    struct ww_span r;
     int error = ww_need(&d);
     if (error || !address || !nbytes || flags > 15)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -264,7 +263,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
 CUresult cuMemHostUnregister(void *address)
 {
     struct ww_device *d;
-    struct ww_range r;
+    struct ww_span r;
     int error = ww_need(&d);
     if (error || !address)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -277,7 +276,7 @@ CUresult cuMemHostUnregister(void *address)
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address)
 {
     struct ww_device *d;
-    struct ww_range r;
+    struct ww_span r;
     int error = ww_need(&d);
     if (error)
         return error;
@@ -291,7 +290,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr
 }
 
 /* Write one attribute of a pointer with a known range. */
-static int attribute_of(struct ww_device *d, const struct ww_range *r, CUdeviceptr at, int attribute, void *to)
+static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to)
 {
     bool pinned = r->what == WW_PINNED_MEMORY;
     switch (attribute) {
@@ -319,7 +318,7 @@ static int attribute_of(struct ww_device *d, const struct ww_range *r, CUdevicep
 
 CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at)
 {
-    struct ww_range r;
+    struct ww_span r;
     int error = ww_ready();
     if (error || !to)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -345,7 +344,7 @@ static size_t width_of(int attribute)
 
 CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at)
 {
-    struct ww_range r;
+    struct ww_span r;
     int error = ww_ready();
     if (error || !attributes || !to)
         return error ? error : CUDA_ERROR_INVALID_VALUE;

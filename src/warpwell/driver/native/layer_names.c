@@ -1,5 +1,4 @@
 /* Names of errors, addresses of functions by name, and refusals. */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <fcntl.h>
 #include <stdio.h>

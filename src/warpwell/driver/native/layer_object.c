@@ -1,5 +1,4 @@
 /* Handles: pointers into one table, so that a made-up or stale one is found out before it is followed; and ids on the wire. */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,6 @@
  *
  * A table for each device: globals of modules lie where each driver put them, and may collide between devices.
  */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,7 @@ static size_t behind(const struct ww_ranges *t, uint64_t at)
     return low;
 }
 
-static int insert(struct ww_ranges *t, const struct ww_range *r)
+static int insert(struct ww_ranges *t, const struct ww_span *r)
 {
     size_t i = behind(t, r->start);
     if (i && t->all[i - 1].start + t->all[i - 1].size > r->start)
@@ -33,7 +32,7 @@ static int insert(struct ww_ranges *t, const struct ww_range *r)
         return CUDA_ERROR_ALREADY_MAPPED;
     if (t->n == t->room) {
         size_t room = t->room ? 2 * t->room : 64;
-        struct ww_range *all = realloc(t->all, room * sizeof *all);
+        struct ww_span *all = realloc(t->all, room * sizeof *all);
         if (!all)
             return CUDA_ERROR_OUT_OF_MEMORY;
         t->all = all;
@@ -47,7 +46,7 @@ static int insert(struct ww_ranges *t, const struct ww_range *r)
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags)
 {
-    struct ww_range r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1};
+    struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&t->lock);
@@ -62,7 +61,7 @@ static bool find(const struct ww_ranges *t, uint64_t at, size_t *i)
     return (*i)-- && at - t->all[*i].start < t->all[*i].size;
 }
 
-bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_range *r)
+bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r)
 {
     size_t i;
     pthread_mutex_lock(&t->lock);
@@ -76,7 +75,7 @@ bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww
     return found;
 }
 
-bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_range *r)
+bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r)
 {
     size_t i;
     pthread_mutex_lock(&t->lock);
@@ -87,7 +86,7 @@ bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_range *r)
     return found;
 }
 
-struct ww_device *ww_range_owner(uint64_t at, struct ww_range *r)
+struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r)
 {
     struct ww_device *first = ww_current();
     if (first && ww_range_find(&first->ranges, at, r))
@@ -98,7 +97,7 @@ struct ww_device *ww_range_owner(uint64_t at, struct ww_range *r)
     return NULL;
 }
 
-bool ww_range_holds(const struct ww_range *r, uint64_t at, uint64_t nbytes)
+bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes)
 {
     return at >= r->start && nbytes <= r->size && at - r->start <= r->size - nbytes;
 }

@@ -3,7 +3,6 @@
  * Posting needs device.post. Waiting needs no lock, only a reference to the channel: a reset in another thread marks the
  * channel lost, and whoever waits sees that within WAIT_MS. Futex waits are interrupted by signals and go on.
  */
-#define _GNU_SOURCE
 #include "layer.h"
 #include <errno.h>
 #include <linux/futex.h>

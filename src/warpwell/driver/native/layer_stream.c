@@ -1,5 +1,4 @@
 /* Streams and events. Their ids are chosen here, so making one waits for nobody. */
-#define _GNU_SOURCE
 #include "layer.h"
 
 /* -- the calling thread's own streams, one for each device ------------------------------------------------------------ */
