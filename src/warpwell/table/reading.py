@@ -50,7 +50,8 @@ class ColumnReads:
     commands : int
         Commands for these runs.
     from_storage : int
-        Bytes of the runs of what the system's page cache did not have, or does not have yet.
+        Bytes of the runs of what the system's page cache did not have, or does not have yet. All of them where kernels
+        read a column otherwise than from the mapped file: on a GPU, and through a cache.
     """
 
     column: str
@@ -67,11 +68,13 @@ class Reads:
     ----------
     dry : bool
         Whether the system is not asked to read anything.
+    mapped : bool
+        Whether what is read whole is looked at where it is mapped.
     """
 
-    def __init__(self, dry: bool = False) -> None:
+    def __init__(self, dry: bool = False, mapped: bool = True) -> None:
         self.columns: dict[str, ColumnReads] = {}
-        self._dry = dry
+        self._dry, self._mapped = dry or not mapped, mapped
         self._lock = threading.Lock()  # several threads may read for one query
 
     def add(self, column: str, file: MappedFile, wanted: int, ranges: Ranges) -> None:
@@ -79,7 +82,8 @@ class Reads:
         starts, ends = ranges
         read = int((np.minimum(ends, file.nbytes) - starts).sum())
         commands = int((-(-(ends - starts) // COMMAND)).sum())
-        starts, ends = _absent(file, starts, ends)
+        if self._mapped:
+            starts, ends = _absent(file, starts, ends)
         with self._lock:
             counts = self.columns.setdefault(column, ColumnReads(column))
             counts.wanted += wanted

@@ -1,14 +1,33 @@
-"""`select`: the one kernel of filters: which rows of a column have their key in a set, as bits.
+"""`select`: the kernel of filters: which rows of a column have their key in a set, as bits. `select_whole`: by spans.
 
-It reads 64-bit words of files, whatever they hold, so that it is compiled once and no query compiles anything;
-`key_sets` says what keys and sets are, `where` makes its arguments.
+They read 64-bit words of files, whatever these hold, so that they are compiled once and no query compiles anything;
+`key_sets` says what keys and sets are, `where` makes the arguments. `select` looks at each row that is wanted alone,
+and at nothing else; `select_whole` reads all words of numbers, as fast as a span is read.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ..array import atomic_add
-from ..array.spans import add
-from ..targets import device, grid, i64, kernel, lane_id, reduce_warp, warp_size
+from ..array.spans import add, fold_indexed_warp
+from ..targets import (
+    DEVICE,
+    ballot,
+    device,
+    element_address,
+    fetch_or_as,
+    grid,
+    i64,
+    kernel,
+    lane_id,
+    load_relaxed,
+    load_weak_as,
+    reduce_warp,
+    store_weak_as,
+    syncwarp,
+    warp_size,
+)
 
 NUMBERS = 0
 """Items of 8 to 64 bits."""
@@ -21,7 +40,7 @@ TEXT = 3
 BYTES = 4
 """As many bytes in each row."""
 
-UNIT = 16
+UNIT = 32
 """Words of the mask, of 64 rows each, that one index (on a GPU a warp) writes."""
 
 # Words of the record of a run.
@@ -39,6 +58,8 @@ FIRST_FLIP = 7
 FLIPS = 8
 RUN_WORDS = 9
 
+I8 = np.dtype(np.int64)
+ALL_LANES = 0xFFFFFFFF
 LEAST = -(1 << 63)
 GREATEST = (1 << 63) - 1
 
@@ -52,13 +73,13 @@ def word_at(words, i, tail):
 
 
 @device
-def searched(flips, first, count, key):
-    """Return 1 if an odd number of flips is not greater than the key (any thread)."""
+def searched(flips, count, key):
+    """Return 1 if an odd number of the flips at an address is not greater than the key (any thread)."""
     low = 0
     high = count
     while low < high:
         middle = (low + high) >> 1
-        if flips[first + middle] <= key:
+        if load_weak_as(i64(flips + 8 * middle), I8) <= key:
             low = middle + 1
         else:
             high = middle
@@ -66,37 +87,74 @@ def searched(flips, first, count, key):
 
 
 @device
-def numbers_in(values, tail, base, want, shift, pattern, order, flips, first, count, lane, lanes):
+def members(word, shift, pattern, order, flips, count, low, last):
+    """Return the bits of the numbers of a word, of 2**`shift` bits each, that are in the set (any thread).
+
+    `flips` is the address of `count` flips; of at most two `low` and `last` are the least and the greatest key. Who
+    calls this for each item of a span passes no array on, each of which would be counted on `cpu`.
+    """
+    word ^= pattern
+    if shift == 6:
+        return member(word ^ ((word >> 63) & order), flips, count, low, last)
+    bits = 1 << shift
+    found = i64(0)
+    for j in range(64 >> shift):
+        key = i64(word << (64 - bits * (j + 1))) >> (64 - bits)
+        found |= i64(member(key ^ ((key >> 63) & order), flips, count, low, last) << j)
+    return found
+
+
+@device
+def member(key, flips, count, low, last):
+    """Return 1 if a key is in the set (any thread)."""
+    if count > 2:
+        return i64(searched(flips, count, key))
+    return i64(key >= low and key <= last)
+
+
+@device
+def bounds(flips, count):
+    """Return the least and the greatest key of a set of one or two flips (any thread)."""
+    if count == 2:
+        return load_weak_as(flips, I8), load_weak_as(flips + 8, I8) - 1
+    return load_weak_as(flips, I8), i64(GREATEST)
+
+
+@device
+def mark(nothing, word, i, base, mask, shift, pattern, order, flips, count, low, last):
+    """Set the bits of the rows of word i of a column; row 0 is in word `base`, its bit at address `mask` (thread)."""
+    found = members(word, shift, pattern, order, flips, count, low, last)
+    if found != 0:
+        place = i - base
+        bits = i64(found << ((place & ((1 << shift) - 1)) << (6 - shift)))
+        address = i64(mask + 8 * (place >> shift))
+        if warp_size() == 1:
+            store_weak_as(address, load_weak_as(address, I8) | bits, I8)
+        else:
+            fetch_or_as(address, bits, I8)
+    return nothing
+
+
+@device
+def numbers_in(values, tail, base, want, shift, pattern, order, flips, count, lane, lanes):
     """Return the bits of the rows wanted of 64 whose numbers are in the set; each lane its own (any thread)."""
     per = 64 >> shift
-    bits = 1 << shift
-    low = flips[first]
-    last = i64(GREATEST)
-    if count == 2:
-        last = flips[first + 1] - 1
+    low, last = bounds(flips, count)
     found = i64(0)
-    for k in range(lane, bits, lanes):
+    for k in range(lane, 1 << shift, lanes):
         at = k * per
         if (want >> at) & ((1 << per) - 1) != 0:
-            word = word_at(values, base + k, tail) ^ pattern
-            for j in range(per):
-                key = i64(word << (64 - bits * (j + 1))) >> (64 - bits)
-                key ^= (key >> 63) & order
-                inside = 0
-                if count > 2:
-                    inside = searched(flips, first, count, key)
-                elif key >= low and key <= last:
-                    inside = 1
-                found |= i64(i64(inside) << (at + j))
+            word = word_at(values, base + k, tail)
+            found |= i64(members(word, shift, pattern, order, flips, count, low, last) << at)
     return found & want
 
 
 @device
-def bits_in(values, tail, at, want, flips, first, count):
+def bits_in(values, tail, at, want, flips, count):
     """Return the bits of the rows wanted of 64 whose bool is in the set (any thread)."""
     word = word_at(values, at, tail)
-    true = i64(0 - searched(flips, first, count, 1))
-    false = i64(0 - searched(flips, first, count, 0))
+    true = i64(0 - searched(flips, count, 1))
+    false = i64(0 - searched(flips, count, 0))
     return ((word & true) | ((word ^ -1) & false)) & want
 
 
@@ -157,9 +215,76 @@ def offset_at(values, tail, base, row, shift):
     return i64(word << (32 - ((row & 1) << 5))) >> 32
 
 
+@device
+def run_of(runs, unit):
+    """Return where the record of the run begins in which a unit is: the last that begins there or before (thread)."""
+    low = 0
+    high = runs.size // RUN_WORDS
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if runs[middle * RUN_WORDS + FIRST_UNIT] <= unit:
+            low = middle
+        else:
+            high = middle
+    return low * RUN_WORDS
+
+
+@device
+def wanted(runs, run, group, valid, tail, joined, before):
+    """Return the bits of the rows that there are, of 64, that were selected before, and that are not null (thread)."""
+    row = group << 6
+    want = i64(-1)
+    if runs[run + ROWS] - row < 64:
+        want = (i64(1) << (runs[run + ROWS] - row)) - 1
+    if joined != 0:
+        want &= before[runs[run + FIRST_WORD] + group]
+    if runs[run + VALID] >= 0 and want != 0:
+        want &= word_at(valid, runs[run + VALID] + group, tail)
+    return want
+
+
 @kernel
-def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, joined, tails, mask, bad):
-    """Set the bits of rows in `mask`, or with `joined` clear those of the others; all threads of a warp share a unit.
+def select_whole(values, valid, runs, flips, shift, pattern, order, joined, tails, before, mask):
+    """Do what `select` does, for NUMBERS of which nearly all rows are wanted: their words are read as spans.
+
+    `mask` is zeros before.
+    """
+    lanes = i64(warp_size())
+    lane = i64(lane_id())
+    unit = grid(1) // lanes
+    run = run_of(runs, unit)
+    rows = runs[run + ROWS]
+    start = runs[run + FIRST_WORD]
+    begin = (unit - runs[run + FIRST_UNIT]) * UNIT
+    end = min(begin + UNIT, (rows + 63) >> 6)
+    some = joined == 0
+    for group in range(begin + lane, end, lanes):
+        if joined != 0 and before[start + group] != 0:
+            some = True
+    first = runs[run + FIRST_FLIP]
+    count = runs[run + FLIPS]
+    if ballot(ALL_LANES, some) != 0 and count != 0:
+        keys = element_address(flips, first)
+        low, last = bounds(keys, count)
+        at = element_address(mask, start)
+        base = runs[run + VALUES]
+        to = base + ((min(rows, end << 6) << shift) + 63 >> 6)
+        stop = min(to, values.size)
+        fold_indexed_warp(
+            mark, 0, values, base + (begin << shift), stop, base, at, shift, pattern, order, keys, count, low, last
+        )
+        if stop < to and lane == 0:
+            mark(0, i64(tails[0]), stop, base, at, shift, pattern, order, keys, count, low, last)
+        syncwarp(ALL_LANES)
+        for group in range(begin + lane, end, lanes):
+            want = wanted(runs, run, group, valid, tails[1], joined, before)
+            if want != -1:
+                mask[start + group] = load_relaxed(i64(at + 8 * group), DEVICE) & want
+
+
+@kernel
+def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, joined, tails, before, mask, bad):
+    """Set the bits of rows in `mask`, with `joined` of those of `before`; all threads of a warp share a unit.
 
     `values`, `valid` and `data` are files as arrays of int64, `tails` their last, incomplete words. `shift` is the
     logarithm of an item's bits, or the bytes of a row of BYTES; `pattern` flips the bits that make keys of unsigned
@@ -169,41 +294,27 @@ def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, 
     lanes = i64(warp_size())
     unit = grid(1) // lanes
     lane = i64(lane_id())
-    low = 0
-    high = runs.size // RUN_WORDS
-    while high - low > 1:  # the last run that begins at this unit or before it
-        middle = (low + high) >> 1
-        if runs[middle * RUN_WORDS + FIRST_UNIT] <= unit:
-            low = middle
-        else:
-            high = middle
-    run = low * RUN_WORDS
-    rows = runs[run + ROWS]
+    run = run_of(runs, unit)
     first = runs[run + FIRST_FLIP]
     count = runs[run + FLIPS]
     begin = (unit - runs[run + FIRST_UNIT]) * UNIT
-    for group in range(begin, min(begin + UNIT, (rows + 63) >> 6)):
+    for group in range(begin, min(begin + UNIT, (runs[run + ROWS] + 63) >> 6)):
         row = group << 6
-        want = i64(-1)
-        if rows - row < 64:
-            want = (i64(1) << (rows - row)) - 1
-        if joined != 0:
-            want &= mask[runs[run + FIRST_WORD] + group]
-        if runs[run + VALID] >= 0 and want != 0:
-            want &= word_at(valid, runs[run + VALID] + group, tails[1])
+        want = wanted(runs, run, group, valid, tails[1], joined, before)
         part = i64(0)
         base = runs[run + VALUES]
         if want == 0 or count == 0:
             pass
         elif kind == NUMBERS:
             part = numbers_in(
-                values, tails[0], base + (group << shift), want, shift, pattern, order, flips, first, count, lane, lanes
-            )
+                values, tails[0], base + (group << shift), want, shift, pattern, order,
+                element_address(flips, first), count, lane, lanes,
+            )  # fmt: skip
         elif kind == WIDE:
             part = wide_in(values, tails[0], base + 2 * row, want, flips, first, count, lane, lanes)
         elif kind == BITS:
             if lane == 0:
-                part = bits_in(values, tails[0], base + group, want, flips, first, count)
+                part = bits_in(values, tails[0], base + group, want, element_address(flips, first), count)
         else:
             for k in range(lane, 64, lanes):
                 if (want >> k) & 1 != 0:
@@ -222,3 +333,13 @@ def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, 
         part = reduce_warp(add, part)
         if lane == 0:
             mask[runs[run + FIRST_WORD] + group] = part
+
+
+@kernel
+def list_words(mask, places, words, count):
+    """List the words of a mask that are not 0, in any order, and their places (one thread a word)."""
+    i = grid(1)
+    if mask[i] != 0:
+        at = atomic_add(count, 0, 1)
+        places[at] = i
+        words[at] = mask[i]

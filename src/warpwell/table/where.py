@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..array import Array
 from ..errors import ArgumentError
+from ..targets.arrays import to_device, to_host, zeros
 from . import selecting
 from .column import Column, ColumnRun
 from .column_files import STATISTICS_ROWS
@@ -118,10 +119,11 @@ class Matches:
 
 def where(table: Home, filters: Any) -> Matches:
     """Return the rows that match; see `Table.where`."""
-    reads, chosen = Reads(), None
-    for sets in _normal(table, filters):
+    conjunctions = list(_normal(table, filters))
+    reads, chosen = Reads(mapped=not conjunctions or _mapped(table, next(iter(conjunctions[0])))), None
+    for sets in conjunctions:
         mask = _conjunction(table, sets, reads)
-        chosen = mask if chosen is None else chosen | mask
+        chosen = mask if chosen is None else to_host(chosen) | to_host(mask)
     runs = table[0].runs if table.names else ()
     return Matches(table, _rows(runs, chosen), [reads])
 
@@ -166,12 +168,12 @@ def _words(runs: Sequence[ColumnRun]) -> list[int]:
     return starts
 
 
-def _rows(runs: Sequence[ColumnRun], mask: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def _rows(runs: Sequence[ColumnRun], mask: Any) -> NDArray[np.int64]:
     """Return the numbers of the rows whose bits are set."""
     if mask is None:
         return np.zeros(0, np.int64)
-    full = np.flatnonzero(mask)
-    bits = np.unpackbits(mask[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    full, words = _set_words(mask)
+    bits = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     which, bit = np.nonzero(bits)
     starts = np.array(_words(runs))
     run = np.searchsorted(starts, full, "right") - 1
@@ -179,7 +181,20 @@ def _rows(runs: Sequence[ColumnRun], mask: NDArray[np.int64] | None) -> NDArray[
     return np.asarray((firsts[run] + (full - starts[run]) * 64)[which] + bit)
 
 
-def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
+def _set_words(mask: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the places of the words of a mask that are not 0, ascending, and these."""
+    if isinstance(mask, np.ndarray):
+        full = np.flatnonzero(mask)
+        return full, mask[full]
+    places, words, count = (zeros("cuda", n) for n in (len(mask), len(mask), 1))
+    selecting.list_words[len(mask)](mask, places, words, count, device="cuda")
+    n = int(to_host(count)[0])
+    full, found = (to_host(one[: max(n, 1)])[:n] for one in (places, words))
+    order = np.argsort(full)
+    return full[order], found[order]
+
+
+def _conjunction(table: Home, sets: _Sets, reads: Reads) -> Any:
     """Return the mask of the rows that match all sets; the first column is read in all blocks that may match."""
     blocks = Blocks(table[next(iter(sets))].runs)
     codes: _Codes = {}
@@ -197,7 +212,7 @@ def _conjunction(table: Home, sets: _Sets, reads: Reads) -> NDArray[np.int64]:
             if not len(rows):
                 return mask
             bring(column, rows, reads)
-        mask = _evaluate(table, column, flips, codes, mask)
+        mask = _evaluate(table, column, flips, codes, mask, whole=number == 0)
     assert mask is not None
     return mask
 
@@ -239,24 +254,34 @@ def _least_code(run: ColumnRun) -> int:
     return 0 if dtype is None or dtype.kind == "i" else -(1 << (8 * dtype.itemsize - 1))
 
 
-def _evaluate(
-    table: Home, column: Column, flips: Flips, codes: _Codes, before: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
-    """Return the mask of rows whose keys are in a set, of those of the mask before."""
+def _mapped(table: Home, name: str) -> bool:
+    """Return whether kernels read a column where its file is mapped."""
+    extents = (one for run in table[name].runs for one in _buffers(run))
+    array, _ = _array(table, next((one for one in extents if one is not None), None))
+    return array is None or array.tier == "mapped"
+
+
+def _evaluate(table: Home, column: Column, flips: Flips, codes: _Codes, before: Any, *, whole: bool) -> Any:
+    """Return the mask of rows whose keys are in a set, of those of the mask before; `whole`: nearly all rows are.
+
+    It is in memory of the device.
+    """
     runs = column.runs
     starts = _words(runs)
-    mask = np.zeros(starts[-1], np.int64) if before is None else before.copy()
-    if before is not None and not mask.any():
-        return mask
+    mask: Any = None
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, run in enumerate(runs):
-        if run.layout.kind == "null":
-            mask[starts[number] : starts[number + 1]] = 0
-        else:
+        if run.layout.kind != "null":
             groups.setdefault(tuple(_place(one) for one in _buffers(run)), []).append(number)
     for numbers in groups.values():
-        _launch(table, column, [(runs[k], starts[k]) for k in numbers], flips, codes, mask, before is not None)
-    return mask
+        some = [(runs[k], starts[k]) for k in numbers]
+        arrays, tails = _arrays(table, some[0][0])
+        if mask is None:
+            mask = zeros(arrays[0].device, starts[-1])
+            if arrays[0].device == "cuda" and isinstance(before, np.ndarray):
+                before = to_device("cuda", before)
+        _launch(column, some, arrays, tails, flips, codes, before, mask, whole=whole)
+    return np.zeros(starts[-1], np.int64) if mask is None else mask
 
 
 def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | None]:
@@ -270,9 +295,13 @@ def _buffers(run: ColumnRun) -> tuple[Extent | None, Extent | None, Extent | Non
 def _place(extent: Extent | None) -> tuple[str, int] | None:
     """Return the file of an extent, and the byte of it where an array of words begins in which the extent does.
 
-    Not at byte 0 where it can be helped: a .npy file that is opened there is read as such.
+    Not at byte 0 where it can be helped: a .npy file that is opened there is read as such. At a multiple of 16, which
+    spans want, if the extent begins at one of 8.
     """
-    return None if extent is None else (extent.path, extent.offset % 8 + (8 if extent.offset >= 8 else 0))
+    if extent is None:
+        return None
+    rest = extent.offset % 8
+    return extent.path, rest + min(16, extent.offset - rest)
 
 
 def _word(extent: Extent | None) -> int:
@@ -294,23 +323,45 @@ def _array(table: Home, extent: Extent | None) -> tuple[Array | None, int]:
 
 
 def _launch(
-    table: Home, column: Column, runs: Sequence[tuple[ColumnRun, int]], flips: Flips, codes: _Codes,
-    mask: NDArray[np.int64], joined: bool,
+    column: Column, runs: Sequence[tuple[ColumnRun, int]], arrays: Sequence[Array], tails: Sequence[int], flips: Flips,
+    codes: _Codes, before: Any, mask: Any, *, whole: bool,
 ) -> None:  # fmt: skip
-    """Launch the kernel over runs whose buffers lie in the same arrays."""
-    layout = runs[0][0].layout
-    kind, shift, pattern, order = _form(column, runs[0][0])
-    wide = kind == selecting.WIDE
-    opened = [_array(table, one) for one in _buffers(runs[0][0])]
+    """Launch a kernel over runs whose buffers lie in the same arrays."""
+    kind = _form(column, runs[0][0])[0]
+    units, records, tables, pool = _tables(column, runs, flips, codes)
+    threads = units * (_WARP if arrays[0].device == "cuda" else 1)
+    rest = np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before, mask
+    form = (*_form(column, runs[0][0])[1:], int(before is not None))
+    # of mapped files the compiler's own loop over words is the fastest
+    if whole and kind == selecting.NUMBERS and arrays[0].tier != "mapped":
+        selecting.select_whole[threads](*arrays[:2], records, tables, *form, *rest)
+        return
+    bad = np.zeros(1, np.int64)
+    selecting.select[threads](*arrays, records, tables, pool, kind, *form, *rest, bad)
+    if bad[0]:
+        raise _damaged_text(column, runs)
+
+
+def _arrays(table: Home, run: ColumnRun) -> tuple[list[Array], list[int]]:
+    """Return the arrays of a run's buffers, some of them for those that it has not, and their last words."""
+    opened = [_array(table, one) for one in _buffers(run)]
     some = next(array for array, _ in opened if array is not None)
-    table_of_runs = np.zeros((len(runs), selecting.RUN_WORDS), np.int64)
-    words, pool = encoded(flips, wide)
-    step = 2 if wide or kind in (selecting.TEXT, selecting.BYTES) else 1
+    return [some if array is None else array for array, _ in opened], [tail for _, tail in opened]
+
+
+def _tables(
+    column: Column, runs: Sequence[tuple[ColumnRun, int]], flips: Flips, codes: _Codes
+) -> tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+    """Return the number of units, the records of runs, and the flips and their bytes, for the kernels."""
+    kind = _form(column, runs[0][0])[0]
+    records = np.zeros((len(runs), selecting.RUN_WORDS), np.int64)
+    words, pool = encoded(flips, kind == selecting.WIDE)
+    step = 2 if kind in (selecting.WIDE, selecting.TEXT, selecting.BYTES) else 1
     tables, at, unit = [words], 0, 0
     known: dict[int, tuple[int, int]] = {}
-    for record, (run, start) in zip(table_of_runs, runs, strict=True):
+    for record, (run, start) in zip(records, runs, strict=True):
         first, count = 0, len(words) // step
-        if layout.kind == "codes":
+        if run.layout.kind == "codes":
             first, count = known.get(id(run.dictionary), (-1, 0))
             if first < 0:
                 places, _ = encoded(_set_of_codes(column, run, flips, codes), False)
@@ -323,17 +374,8 @@ def _launch(
         nbytes = 0 if buffers[2] is None else buffers[2].nbytes
         record[:] = unit, start, run.rows, max(values, 0), valid, max(data, 0), nbytes, first, count
         unit += -(-run.rows // (64 * selecting.UNIT))
-    bad = np.zeros(1, np.int64)
-    tails = np.array([tail for _, tail in opened], np.int64)
-    lanes = _WARP if some.device == "cuda" else 1
     every = np.concatenate([*tables, [0]]).astype(np.int64)
-    arrays = [some if array is None else array for array, _ in opened]
-    selecting.select[unit * lanes](
-        *arrays, table_of_runs.reshape(-1), every, np.append(pool, np.uint8(0)), kind, shift, pattern, order,
-        int(joined), tails, mask, bad,
-    )  # fmt: skip
-    if bad[0]:
-        raise _damaged_text(column, runs)
+    return unit, records.reshape(-1), every, np.append(pool, np.uint8(0))
 
 
 def _form(column: Column, run: ColumnRun) -> tuple[int, int, int, int]:

@@ -71,6 +71,11 @@ def fold_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> 
     return _interpreted(_choose_fold(1), f, start, source, lo, hi, *args)
 
 
+def fold_indexed_warp(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
+    """Fold the caller's share of [lo, hi) of one array by ``f(start, item, i, *args)``, for item i; see `fold_warp`."""
+    return _interpreted(_choose_indexed, f, start, source, lo, hi, *args)
+
+
 def fold_block(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
     """Fold the caller's share of [lo, hi); return it (all threads of the block, same `lo` and `hi`).
 
@@ -316,6 +321,28 @@ def _folding(target: str, scope: int, source: Any) -> Maker:
     return _clipped_fold(source, walk)
 
 
+def _choose_indexed(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
+    if not _is_array(source):
+        return None
+    stored = _stored(source)
+    if stored is not None and target not in BUFFERED:
+        walk = words.folding(stored, _PLACES[1], True, indexed=True)
+    else:
+        sources = _windows(target, (source, INDEX))
+        walk = buffers.folding(sources) if stored else buffers.folding_memory(sources, _PLACES[1])
+        walk = _beside_index(walk)
+    return _together(1, _clipped_fold(source, walk))
+
+
+@functools.cache
+def _beside_index(walk: Maker) -> Maker:
+    @device
+    def beside_index(f, start, source, lo, hi, *args):
+        return walk(f, start, (source, 0), lo, hi, *args)
+
+    return beside_index
+
+
 @functools.cache
 def _together(scope: int, walk: Maker) -> Maker:
     """Return a walk before and after which the lanes of a warp run together: the walk counts those that do."""
@@ -536,3 +563,4 @@ for _scope, (_fold, _map, _fill) in enumerate(
     chosen(_fold, _choose_fold(_scope), REGISTERS)
     chosen(_map, _choose_map(_scope), REGISTERS)
     chosen(_fill, _choose_fill(_scope), REGISTERS)
+chosen(fold_indexed_warp, _choose_indexed, REGISTERS)

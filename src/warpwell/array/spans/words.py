@@ -533,8 +533,18 @@ def tally_of(full: bool, size: int) -> Maker:
     return tally
 
 
+@device
+def _fold_item(f, total, item, i, args):
+    return f(total, item, *args)
+
+
+@device
+def _fold_indexed(f, total, item, i, args):
+    return f(total, item, i, *args)
+
+
 @functools.cache
-def folding(source: Stored, place: Maker, shared: bool) -> Maker:
+def folding(source: Stored, place: Maker, shared: bool, *, indexed: bool = False) -> Maker:
     """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
 
     Parameters
@@ -543,24 +553,27 @@ def folding(source: Stored, place: Maker, shared: bool) -> Maker:
         Device function to the caller's rank, and among how many threads.
     shared : bool
         Whether the lanes of a warp share a run.
+    indexed : bool
+        Whether f is told the index of an item, too.
     """
     group = GROUP_BYTES // source.size
     look = looking(source, group, shared)
     first_group, together, four, one, brought, pinned = look[:6]
     unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
+    fold_item = _fold_indexed if indexed else _fold_item
 
     @device
-    def fold_group(f, total, first, second, args):
+    def fold_group(f, total, first, second, i, args):
         for k in range(group):
-            total = f(total, unpack(first, second, k), *args)
+            total = fold_item(f, total, unpack(first, second, k), i + k, args)
         return total
 
     @device
-    def fold_four(f, total, words, args):
-        total = fold_group(f, total, words[0], words[1], args)
-        total = fold_group(f, total, words[2], words[3], args)
-        total = fold_group(f, total, words[4], words[5], args)
-        return fold_group(f, total, words[6], words[7], args)
+    def fold_four(f, total, words, i, step, args):
+        total = fold_group(f, total, words[0], words[1], i, args)
+        total = fold_group(f, total, words[2], words[3], i + step, args)
+        total = fold_group(f, total, words[4], words[5], i + 2 * step, args)
+        return fold_group(f, total, words[6], words[7], i + 3 * step, args)
 
     @device
     def fold_words(f, start, view, lo, hi, *args):
@@ -574,7 +587,7 @@ def folding(source: Stored, place: Maker, shared: bool) -> Maker:
                 good, words = four(view, i, step)
                 tally(view, 4 * group, good)
                 if good:
-                    total = fold_four(f, total, words, args)
+                    total = fold_four(f, total, words, i, step, args)
                     i += 4 * step
                     continue
             else:
@@ -585,7 +598,7 @@ def folding(source: Stored, place: Maker, shared: bool) -> Maker:
                     if not good:
                         first, second = pinned(view, i)
                     for k in range(begin, end):
-                        total = f(total, unpack(first, second, k), *args)
+                        total = fold_item(f, total, unpack(first, second, k), i + k, args)
                     i += step
                     again = False
                     continue
