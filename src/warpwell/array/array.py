@@ -103,6 +103,13 @@ class Array(OnStorage):
             dtype, inner = dtype.subdtype
         return self._derive(self.shape + inner, dtype, self._strides + _c_strides(inner, dtype.itemsize), offset)
 
+    def over(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
+        """Return bytes of the file from `offset` behind item 0 on as another array, which shares cache and file.
+
+        They must be within the file.
+        """
+        return self._derive(shape, np.dtype(dtype), _c_strides(shape, np.dtype(dtype).itemsize), offset)
+
     def _derive(
         self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int, kind: type[Array] | None = None
     ) -> Array:

@@ -134,6 +134,14 @@ class Reads:
             counts.commands += pieces.commands
             counts.from_storage += pieces.from_storage
 
+    def gathered(self, column: str, wanted: int, asked: int) -> None:
+        """Count rows that `warpwell.gather` has read, of whose commands nobody knows."""
+        with self._lock:
+            counts = self.columns.setdefault(column, ColumnReads(column))
+            counts.wanted += wanted
+            counts.read += asked
+            counts.from_storage += asked
+
     def listed(self) -> list[ColumnReads]:
         """Return the counts, in the order in which columns were met."""
         return list(self.columns.values())

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..array import Array
+from ..array.gather.future import begin, by_stream, new_result, numbers_of
 from ..errors import ArgumentError
 from ..targets.arrays import to_device, to_host, zeros
+from ..targets.launch_stream import stream_of
 from . import selecting
 from .column import Column, ColumnRun
 from .column_files import STATISTICS_ROWS
 from .extent import Extent
 from .key_sets import Flips, codes_of, encoded, intersection, set_of
+from .layout import layout_of
 from .reading import ColumnReads, Reads, together
 from .statistics import Blocks, blocks_of, by_keys, spans
-from .take import Taken, bring, damaged, explain, take
+from .take import Taken, bring, damaged, explain, pieces, take
 
 _KINDS = {"fixed": selecting.NUMBERS, "codes": selecting.NUMBERS, "bits": selecting.BITS, "text": selecting.TEXT}
 _WARP = 32
@@ -101,6 +104,33 @@ class Matches:
         self._reads.append(reads)
         return Taken(found)
 
+    def gather(self, columns: Sequence[str | int] | str | None = None) -> dict[str, Any]:
+        """Return columns of these rows in memory of the table's device, by `warpwell.gather`.
+
+        On "cuda" nothing passes through host memory but what storage puts there.
+
+        Parameters
+        ----------
+        columns : sequence of str or int, optional
+            Names or numbers of columns of numbers without nulls; default: all.
+
+        Returns
+        -------
+        dict of str to `DeviceArray` or ndarray
+            Values as they are stored, of dates and times integers; of fixed-size lists, shape (len(self), size). A
+            `DeviceArray`, which other libraries take by DLPack without a copy, of tables on "cuda"; else NumPy arrays.
+
+        Raises
+        ------
+        ArgumentError
+            Values of a column have several sizes, or codes, or some are null: `take` returns these.
+        MediumError
+        """
+        reads = Reads()
+        found = {one.name: gathered(self._table, one, self._numbers, reads) for one in self._columns(columns)}
+        self._reads.append(reads)
+        return {name: result() for name, result in found.items()}
+
     def explain(self, columns: Sequence[str | int] | str | None = None) -> list[ColumnReads]:
         """Return what was read so far; with `columns`, what `take` of them would read.
 
@@ -126,6 +156,48 @@ def where(table: Home, filters: Any) -> Matches:
         chosen = mask if chosen is None else to_host(chosen) | to_host(mask)
     runs = table[0].runs if table.names else ()
     return Matches(table, _rows(runs, chosen), [reads])
+
+
+def gathered(table: Home, column: Column, numbers: NDArray[np.int64], reads: Reads) -> Callable[[], Any]:
+    """Begin to gather rows of a column on the table's device; return what waits for them, and returns them."""
+    parts = list(pieces(column.runs, numbers)) or [(run, numbers) for run in column.runs if run.rows][:1]
+    layout = layout_of(column.type, column.name)
+    for run in column.runs:
+        why = "nulls" if column.nulls else "codes" if run.codes is not None else f"values of {column.type}"
+        if layout.kind not in ("fixed", "list") or run.codes is not None or column.nulls:
+            raise ArgumentError(f"column {column.name!r} has {why}, and gather copies rows of numbers: use take")
+    if not parts:
+        return lambda: np.empty((0, *layout.inner), layout.dtype)
+    futures, at = [], 0
+    result: Any = None
+    for run, rows in parts:
+        array = _rows_of(table, run)
+        if result is None:
+            result, address = new_result(array, (len(numbers), *array.shape[1:]))
+        nbytes = array._strides[0]
+        if by_stream(array):
+            given: Any = numbers_of(rows, 0)
+            futures.append(begin(array, given, None, result, address + at, result, stream_of(array.device, 0)))
+        else:
+            futures.append(begin(array, rows, None, result, address + at, result))
+        at += len(rows) * nbytes
+
+    def wait() -> Any:
+        for future in futures:
+            future.result()
+        reads.gathered(column.name, at, sum(future.asked() for future in futures))
+        return result
+
+    return wait
+
+
+def _rows_of(table: Home, run: ColumnRun) -> Array:
+    """Return the values of a run as rows of the array of words that filters read, whose cache they share."""
+    assert run.values is not None
+    words, _ = _array(table, run.values)
+    place = _place(run.values)
+    assert words is not None and place is not None
+    return words.over(run.values.offset - place[1], run.values.shape, run.values.dtype)
 
 
 # -- filters ----------------------------------------------------------------------------------------------------
