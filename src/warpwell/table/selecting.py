@@ -136,16 +136,31 @@ def mark(nothing, word, i, base, mask, shift, pattern, order, flips, count, low,
 
 
 @device
-def numbers_in(values, tail, base, want, shift, pattern, order, flips, count, lane, lanes):
-    """Return the bits of the rows wanted of 64 whose numbers are in the set; each lane its own (any thread)."""
+def numbers_in(values, tail, base, want, shift, pattern, order, flips, first, count, keys, lane, lanes):
+    """Return the bits of the rows wanted of 64 whose numbers are in the set; each lane its own (any thread).
+
+    Written out: with `members` in the inner loop it takes a quarter longer on `cpu`.
+    """
     per = 64 >> shift
-    low, last = bounds(flips, count)
+    bits = 1 << shift
+    low = flips[first]
+    last = i64(GREATEST)
+    if count == 2:
+        last = flips[first + 1] - 1
     found = i64(0)
-    for k in range(lane, 1 << shift, lanes):
+    for k in range(lane, bits, lanes):
         at = k * per
         if (want >> at) & ((1 << per) - 1) != 0:
-            word = word_at(values, base + k, tail)
-            found |= i64(members(word, shift, pattern, order, flips, count, low, last) << at)
+            word = word_at(values, base + k, tail) ^ pattern
+            for j in range(per):
+                key = i64(word << (64 - bits * (j + 1))) >> (64 - bits)
+                key ^= (key >> 63) & order
+                inside = 0
+                if count > 2:
+                    inside = searched(keys, count, key)
+                elif key >= low and key <= last:
+                    inside = 1
+                found |= i64(i64(inside) << (at + j))
     return found & want
 
 
@@ -230,16 +245,13 @@ def run_of(runs, unit):
 
 
 @device
-def wanted(runs, run, group, valid, tail, joined, before):
-    """Return the bits of the rows that there are, of 64, that were selected before, and that are not null (thread)."""
-    row = group << 6
+def there(rows, group, valid, base, tail):
+    """Return the bits of the rows that there are, of 64, and that are not null; `base` is -1 if none is (thread)."""
     want = i64(-1)
-    if runs[run + ROWS] - row < 64:
-        want = (i64(1) << (runs[run + ROWS] - row)) - 1
-    if joined != 0:
-        want &= before[runs[run + FIRST_WORD] + group]
-    if runs[run + VALID] >= 0 and want != 0:
-        want &= word_at(valid, runs[run + VALID] + group, tail)
+    if rows - (group << 6) < 64:
+        want = (i64(1) << (rows - (group << 6))) - 1
+    if base >= 0:
+        want &= word_at(valid, base + group, tail)
     return want
 
 
@@ -277,7 +289,9 @@ def select_whole(values, valid, runs, flips, shift, pattern, order, joined, tail
             mark(0, i64(tails[0]), stop, base, at, shift, pattern, order, keys, count, low, last)
         syncwarp(ALL_LANES)
         for group in range(begin + lane, end, lanes):
-            want = wanted(runs, run, group, valid, tails[1], joined, before)
+            want = there(rows, group, valid, runs[run + VALID], tails[1])
+            if joined != 0:
+                want &= before[start + group]
             if want != -1:
                 mask[start + group] = load_relaxed(i64(at + 8 * group), DEVICE) & want
 
@@ -295,26 +309,32 @@ def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, 
     unit = grid(1) // lanes
     lane = i64(lane_id())
     run = run_of(runs, unit)
+    rows = runs[run + ROWS]
     first = runs[run + FIRST_FLIP]
     count = runs[run + FLIPS]
+    keys = element_address(flips, first)
     begin = (unit - runs[run + FIRST_UNIT]) * UNIT
-    for group in range(begin, min(begin + UNIT, (runs[run + ROWS] + 63) >> 6)):
+    for group in range(begin, min(begin + UNIT, (rows + 63) >> 6)):
         row = group << 6
-        want = wanted(runs, run, group, valid, tails[1], joined, before)
+        want = i64(-1)
+        if joined != 0:
+            want = before[runs[run + FIRST_WORD] + group]
+        if want != 0:
+            want &= there(rows, group, valid, runs[run + VALID], tails[1])
         part = i64(0)
         base = runs[run + VALUES]
         if want == 0 or count == 0:
             pass
         elif kind == NUMBERS:
             part = numbers_in(
-                values, tails[0], base + (group << shift), want, shift, pattern, order,
-                element_address(flips, first), count, lane, lanes,
+                values, tails[0], base + (group << shift), want, shift, pattern, order, flips, first, count, keys, lane,
+                lanes,
             )  # fmt: skip
         elif kind == WIDE:
             part = wide_in(values, tails[0], base + 2 * row, want, flips, first, count, lane, lanes)
         elif kind == BITS:
             if lane == 0:
-                part = bits_in(values, tails[0], base + group, want, element_address(flips, first), count)
+                part = bits_in(values, tails[0], base + group, want, keys, count)
         else:
             for k in range(lane, 64, lanes):
                 if (want >> k) & 1 != 0:
