@@ -88,17 +88,6 @@ def test_filters_select_what_pyarrow_selects(written):
         assert table_queries.first_difference(opened, table, 1, 200) is None
 
 
-def test_filters_through_a_cache_select_the_same(written):
-    path, table = written
-    with ww.table.open(path, device="cpu", cache="64KiB", page_size=512) as opened:
-        for name in ("i8", "u16", "f32", "f64", "u64", "d64", "no nulls"):
-            assert opened[name].runs[0].values.offset % 8 == 0
-            for op in ("<", "!=", "=="):
-                values = (one for one in table[name].drop_null().to_pylist() if one == one)
-                given = [(name, op, next(values))]
-                assert np.array_equal(opened.where(given).numpy(), table_queries.reference(table, given)), given
-
-
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_thousand_filters(written):

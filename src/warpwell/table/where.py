@@ -404,8 +404,7 @@ def _launch(
     threads = units * (_WARP if arrays[0].device == "cuda" else 1)
     rest = np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before, mask
     form = (*_form(column, runs[0][0])[1:], int(before is not None))
-    # of mapped files the compiler's own loop over words is the fastest
-    if whole and kind == selecting.NUMBERS and arrays[0].tier != "mapped":
+    if whole and kind == selecting.NUMBERS and arrays[0].device != "cpu":  # of mapped files a plain loop is as fast
         selecting.select_whole[threads](*arrays[:2], records, tables, *form, *rest)
         return
     bad = np.zeros(1, np.int64)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import warpwell as ww
+from warpwell.array.spans import fold_indexed_warp
 from warpwell.errors import CompileError, IndexRangeError
 
 PAGE = 512
@@ -39,8 +40,8 @@ def thrice(i):
 
 
 @ww.device
-def looked_up(total, item, table, numbers):
-    return total + table[item % 100] * numbers[item % 100]
+def looked_up(total, item, i, table, numbers):
+    return total + table[item % 100] * numbers[i % 100]
 
 
 @ww.device
@@ -51,7 +52,7 @@ def entry(i, table):
 @ww.kernel
 def by_tables(a, b, table, numbers, lo, hi, out):
     run = ww.grid(1) // ww.warp_size()
-    total = ww.fold_warp(looked_up, 0, a, lo[run], hi[run], table, numbers)
+    total = fold_indexed_warp(looked_up, 0, a, lo[run], hi[run], table, numbers)
     ww.map_warp(entry, b, a, lo[run], hi[run], numbers)
     ww.fill_warp(entry, a, lo[run], hi[run], table)
     ww.atomic_add(out, run, total)
@@ -208,7 +209,7 @@ class SpanConformance:
 
     @pytest.mark.parametrize("cache", [2, 4000])
     def test_arrays_among_the_arguments(self, tmp_path: Path, cache: int) -> None:
-        data, numbers = np.arange(self.SIZE) % 1000, np.arange(100)[::-1].copy()
+        data, numbers = np.arange(self.SIZE)[::-1] % 1000, np.arange(100)[::-1].copy()
         lo, hi = cuts(self.SIZE, 10)
         frames = {"cache": cache * (PAGE + 8), "mode": "r+"}
         for stored in (False, True):
@@ -222,7 +223,7 @@ class SpanConformance:
                 by_tables[10 * self.warp](a, b, table, numbers, lo, hi, out, device=self.DEVICE)
                 assert np.array_equal(a[:], numbers[np.arange(self.SIZE) % 100] + 1)
                 assert np.array_equal(b[:], numbers[data % 100])
-            terms = (numbers[data % 100] + 1) * numbers[data % 100]
+            terms = (numbers[data % 100] + 1) * numbers[np.arange(self.SIZE) % 100]
             assert out.tolist() == [terms[i:j].sum() for i, j in zip(lo, hi, strict=True)]
 
     @pytest.mark.parametrize("kind", ["host", "device", "mapped", "C", "F", "part"])
