@@ -158,6 +158,18 @@ def test_taken_rows_are_those_of_pyarrow(written):
         assert len(none) == 0 and not none and len(none.take()) == 0
 
 
+def test_gathered_columns_are_those_that_are_taken(written):
+    path, table = written
+    with ww.table.open(path, device="cpu") as opened:
+        for given in ([("i8", ">=", 0)], [("i8", "in", [])]):
+            rows = opened.where(given)
+            found = rows.gather("no nulls")["no nulls"]
+            assert found.dtype == np.int64 and np.array_equal(found, table["no nulls"].to_numpy()[rows.numpy()])
+        for name, why in (("i8", "nulls"), ("text", "nulls")):
+            with pytest.raises(errors.ArgumentError, match=f"{name}.*{why}.*take"):
+                rows.gather(["no nulls", name])
+
+
 REFUSED = [
     (("u8", "==", 300), "values from 0 to 255"),
     (("i8", "==", 1.5), "give an integer"),
