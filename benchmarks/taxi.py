@@ -11,6 +11,12 @@ draws the sweep.
     python benchmarks/taxi.py --only sweep --shares 1e-5,3e-4 --repeats 3 --systems "ours coded scan direct,duckdb"
 
 Of our own, "direct" takes rows past the page cache, and "whole" reads whole columns.
+
+With ``--device cuda`` (needs PyTorch; columns are made up): the kernel of filters beside a span scan of a column that is
+in the cache; and Q5 on demand, with 4 KiB and 512-byte pages, beside a bulk load of the five columns and, where it is
+installed, beside reads of as much by KvikIO.
+
+    python benchmarks/taxi.py --device cuda --rows 134217728 --folder /dev/shm/taxi
 """
 
 from __future__ import annotations
@@ -165,8 +171,152 @@ def say(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
+# -- on a GPU -------------------------------------------------------------------------------------------------------
+
+NUMBERS = [name for name in COLUMNS if name != "ehail_fee"]
+"""The columns that have bytes."""
+RUN = 2048
+"""Rows of a run of the span scan."""
+
+
+def made_up(path: Path, rows: int) -> list[np.ndarray]:
+    """Write an Arrow file of random columns, and return these."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(NUMBERS)) as pool:
+        columns = list(pool.map(lambda k: np.random.default_rng(k).random(rows), range(len(NUMBERS))))
+    batch = pa.record_batch(columns, names=NUMBERS)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    return columns
+
+
+def span_kernel():
+    import warpwell as ww
+
+    @ww.kernel
+    def span(a, runs, warps, out):
+        total = 0.0
+        for k in range(ww.grid(1) // ww.warp_size(), runs, warps):
+            total = ww.fold_warp(ww.add, total, a, k * RUN, (k + 1) * RUN)
+        out[ww.grid(1)] = total
+
+    return span
+
+
+def selection(path: Path, rows: int, options: dict) -> None:
+    """Time the kernel of filters beside a span scan of the same column, whose pages are in the cache."""
+    import torch
+    from measure import kernel_seconds
+
+    import warpwell as ww
+    from warpwell.table import key_sets, selecting, where
+
+    with ww.table.open(path, device="cuda", **options) as table:
+        column = table[NUMBERS[0]]
+        run = column.runs[0]
+        for _ in range(2):
+            start = time.perf_counter()
+            table.where([(NUMBERS[0], ">=", 0.9997)])
+            whole = time.perf_counter() - start
+        arrays, tails = where._arrays(table, run)
+        mask = torch.zeros(-(-rows // 64), dtype=torch.int64, device="cuda")
+        nothing = torch.zeros(1, dtype=torch.int64, device="cuda")
+        items, runs = where._rows_of(table, run), rows // RUN
+        seconds = kernel_seconds(span_kernel(), runs * 32, items, runs, runs, torch.zeros(runs * 32, device="cuda"),
+                                 device="cuda", arrays=[items])  # fmt: skip
+        for share in (3e-4, 0.5):
+            flips = key_sets.set_of(NUMBERS[0], column.type, ">=", 1 - share)
+            units, *tables = where._tables(column, [(run, 0)], flips, {})
+            near = [torch.as_tensor(one, device="cuda") for one in (*tables[:2], np.array(tails, np.int64))]
+            given = (*arrays[:2], *near[:2], *where._form(column, run)[1:], 0, near[2], nothing, mask)
+            took = kernel_seconds(selecting.select_whole, units * 32, *given, device="cuda", arrays=[arrays[0]])
+            say(what="selection, resident", **options, share=share, gb_s=round(8 * rows / took / 1e9),
+                span_gb_s=round(8 * rows / seconds / 1e9), of_a_span=round(seconds / took, 2),
+                where_ms=round(whole * 1e3, 1))  # fmt: skip
+
+
+def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict, repeats: int) -> None:
+    """Ask Q5 on demand, and of columns that are loaded whole, in turns; all caches are empty before each."""
+    import torch
+
+    import warpwell as ww
+    from warpwell.array import bulk
+    from warpwell.table import where
+
+    least, times = 1 - share, []
+    chosen = np.flatnonzero(columns[0] >= least)
+    expected = [one[chosen].mean() for one in columns[1:]]
+    with ww.table.open(path, device="cuda", **options) as table:
+        arrays = [where._rows_of(table, table[name].runs[0]) for name in NUMBERS]
+
+        def demanded():
+            rows = table.where([(NUMBERS[0], ">=", least)])
+            found = rows.gather(NUMBERS[1:])
+            return [float(torch.from_dlpack(one).mean()) for one in found.values()], rows
+
+        def loaded():
+            there = [torch.from_dlpack(bulk.get(one, slice(None))) for one in arrays]
+            keep = there[0] >= least
+            return [float(one[keep].mean()) for one in there[1:]], None
+
+        for _ in range(repeats + 1):
+            took = []
+            for way in (demanded, loaded):
+                for one in arrays:
+                    one.evict()
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                means, rows = way()
+                took.append(time.perf_counter() - start)
+                assert np.allclose(means, expected, rtol=1e-9), (way, means, expected)
+                if rows is not None:
+                    read = sum(one.read for one in rows.explain())
+            times.append(took)
+    ours, bulk_load = (statistics.median(one[k] for one in times[1:]) for k in (0, 1))
+    ratio = sum(one.nbytes for one in columns) / read
+    say(what="Q5", **options, share=share, ms=round(ours * 1e3, 1), bulk_ms=round(bulk_load * 1e3, 1),
+        faster=round(bulk_load / ours, 2), bytes_ratio=round(ratio, 2), of_it=round(bulk_load / ours / ratio, 2),
+        kvikio_ms=kvikio_ms(path, columns))  # fmt: skip
+
+
+def kvikio_ms(path: Path, columns: list[np.ndarray]) -> float | None:
+    """Return the milliseconds in which KvikIO reads as many bytes of the file to the GPU; None without it."""
+    try:
+        import cupy
+        import kvikio
+    except ImportError:
+        return None
+    there = [cupy.empty(one.nbytes, cupy.uint8) for one in columns]
+    best = math.inf
+    with kvikio.CuFile(path, "r") as file:
+        for _ in range(3):
+            start, at = time.perf_counter(), 0
+            for one in there:
+                file.read(one, file_offset=at)
+                at += one.nbytes
+            cupy.cuda.Device().synchronize()
+            best = min(best, time.perf_counter() - start)
+    return round(best * 1e3, 1)
+
+
+def on_gpu(folder: Path, rows: int, repeats: int) -> None:
+    """Measure on a GPU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "random.arrow"
+    columns = made_up(path, rows)
+    size = 2 * columns[0].nbytes
+    for page_size in (4096, 512):
+        options = {"cache": size, "page_size": page_size}
+        selection(path, rows, options)
+        for share in (3e-4, 1e-5):
+            on_demand(path, columns, share, options, repeats)
+    path.unlink()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rows", type=int, default=100_000_000)
     parser.add_argument("--folder", type=Path, default=Path("taxi-benchmark"))
     parser.add_argument("--repeats", type=int, default=5)
@@ -178,6 +328,9 @@ def main() -> None:
     options = parser.parse_args()
     rows, repeats = (1_000_000, 1) if options.quick else (options.rows, options.repeats)
     folder = options.folder / str(rows)
+    if options.device == "cuda":
+        on_gpu(folder, rows, repeats)
+        return
     if not (folder / "trips.duckdb").exists():
         folder.mkdir(parents=True, exist_ok=True)
         make(folder, rows)
