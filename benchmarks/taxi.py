@@ -12,8 +12,8 @@ draws the sweep.
 
 Of our own, "direct" takes rows past the page cache, and "whole" reads whole columns.
 
-With ``--device cuda`` (needs PyTorch; columns are made up): the kernel of filters beside a span scan of a column that is
-in the cache; and Q5 on demand, with 4 KiB and 512-byte pages, beside a bulk load of the five columns and, where it is
+With ``--device cuda`` (needs PyTorch; columns are made up): the kernel of filters beside a span scan of a column in the
+cache; and Q5 on demand, with 4 KiB and 512-byte pages, beside a bulk load of the five columns and, where it is
 installed, beside reads of as much by KvikIO.
 
     python benchmarks/taxi.py --device cuda --rows 134217728 --folder /dev/shm/taxi
