@@ -123,7 +123,7 @@ static int read_fake(CUmodule module, const char *text)
         if (sscanf(line + 1, "kernel %127s%n", name, &used) == 1) {
             CUfunction function = add_function(module, name, strlen(name));
             const char *at = line + 1 + used;
-            while (*at == ' ')
+            for (at += strspn(at, " "); isdigit((unsigned char)*at); at += strspn(at, " "))
                 add_param(function, (uint32_t)strtoul(at, (char **)&at, 10), 0);
         } else if (sscanf(line + 1, "global %127s %lu", name, &size) == 2) {
             error = add_global(module, name, strlen(name), size);
@@ -708,34 +708,34 @@ static int kernel_fill(struct fake_op *op)
 {
     uint32_t *dst = (uint32_t *)param(op, 0);
     uint64_t n = param(op, 1);
-    if (!fake_reachable((uint64_t)dst, 4 * n))
+    if (n > UINT64_MAX / 4 || !fake_reachable((uint64_t)dst, 4 * n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < n; i++)
         dst[i] = (uint32_t)param(op, 2);
     return CUDA_SUCCESS;
 }
 
-/* copy(dst, src, n) and add(dst, src, n): 32-bit words; add makes dst[i] += src[i]. */
-static int kernel_two(struct fake_op *op, int adds)
+/* copy(dst, src, n): n bytes. */
+static int kernel_copy(struct fake_op *op)
+{
+    uint64_t dst = param(op, 0), src = param(op, 1), n = param(op, 2);
+    if (!fake_reachable(dst, n) || !fake_reachable(src, n))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    memmove((void *)dst, (const void *)src, n);
+    return CUDA_SUCCESS;
+}
+
+/* add(dst, src, n): dst[i] += src[i] for n 32-bit words. */
+static int kernel_add(struct fake_op *op)
 {
     uint32_t *dst = (uint32_t *)param(op, 0);
     const uint32_t *src = (const uint32_t *)param(op, 1);
     uint64_t n = param(op, 2);
-    if (!fake_reachable((uint64_t)dst, 4 * n) || !fake_reachable((uint64_t)src, 4 * n))
+    if (n > UINT64_MAX / 4 || !fake_reachable((uint64_t)dst, 4 * n) || !fake_reachable((uint64_t)src, 4 * n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < n; i++)
-        dst[i] = adds ? dst[i] + src[i] : src[i];
+        dst[i] += src[i];
     return CUDA_SUCCESS;
-}
-
-static int kernel_copy(struct fake_op *op)
-{
-    return kernel_two(op, 0);
-}
-
-static int kernel_add(struct fake_op *op)
-{
-    return kernel_two(op, 1);
 }
 
 /* nap(us) */
