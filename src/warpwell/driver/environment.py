@@ -35,15 +35,22 @@ def client_environ(folder: str | Path, environ: Mapping[str, str] | None = None)
     environ : mapping, optional
         What it is made from; by default that of this process.
     """
-    found = dict(without_layer(os.environ if environ is None else environ))
+    given = os.environ if environ is None else environ
+    found: dict[str, str | None] = {**given, **changes(folder, given)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def changes(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables of `client_environ` that differ from an environment; None: it must not be there."""
     library = str(Path(folder) / "lib")
-    found[FOLDER] = str(folder)
-    found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, (library, found.get("LD_LIBRARY_PATH"))))
-    found["TRITON_LIBCUDA_PATH"] = library  # it asks ldconfig first
-    found["OMPI_MCA_accelerator"] = "null"  # MPI of such a process would take pointers of the pool for its own
-    for name in _HIDDEN:
-        found.pop(name, None)
-    return found
+    paths = without_layer(environ).get("LD_LIBRARY_PATH")
+    return {
+        FOLDER: str(folder),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (library, paths))),
+        "TRITON_LIBCUDA_PATH": library,  # it asks ldconfig first
+        "OMPI_MCA_accelerator": "null",  # MPI of such a process would take pointers of the pool for its own
+        **dict.fromkeys(_HIDDEN),
+    }
 
 
 def without_layer(environ: Mapping[str, str]) -> dict[str, str]:

@@ -86,6 +86,8 @@ class DriverServer:
         Bytes of device memory of each client on each device.
     environ : mapping, optional
         From which the environment of workers is made; by default that of this process.
+    parts : Built, optional
+        Layer and worker; by default those of `build.parts`.
 
     Raises
     ------
@@ -109,8 +111,9 @@ class DriverServer:
         first: int = 0,
         quota: int | None = None,
         environ: Mapping[str, str] | None = None,
+        parts: build.Built | None = None,
     ) -> None:
-        parts = build.parts()
+        parts = parts or build.parts()
         if parts.layer is None or parts.worker is None:
             raise DriverBuildError("the driver layer for unmodified CUDA programs is not in this installation")
         names = [str(i) for i in range(devices)] if isinstance(devices, int) else list(devices)

@@ -19,6 +19,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     run.add_argument("--trace", metavar="FILE", help="write statistics of calls: counts, bytes and waits (JSON)")
     run.add_argument("--notebook", action="store_true", help="the program is a kernel of Jupyter: interrupts go to it "
                      "and never end it, and it ends with Jupyter (see warpwell pool notebook)")  # fmt: skip
+    run.add_argument("--cuda", choices=("auto", "pool", "local"), default="auto", help="whose GPUs CUDA calls of the "
+                     "program itself reach: the pool's (default auto: if there is a driver, and a C compiler once), or "
+                     "those of this machine")  # fmt: skip
     run.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     run.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="the program")

@@ -60,7 +60,7 @@ def options(arguments: argparse.Namespace) -> RunOptions:
         hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
         tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
         trace=trace, notebook=getattr(arguments, "notebook", False),
-        start=arguments.start_timeout, mpiexec=arguments.mpiexec,
+        start=arguments.start_timeout, mpiexec=arguments.mpiexec, cuda=getattr(arguments, "cuda", "local"),
     )  # fmt: skip
 
 

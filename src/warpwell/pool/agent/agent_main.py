@@ -11,6 +11,7 @@ import traceback
 from ...errors import WarpwellError
 from ...targets import closing
 from ..devices import runtime_for
+from ..launch import cuda_programs
 from ..launch.connecting import connect
 from ..launch.gpus import Claim, list_gpus, users, visible
 from ..launch.lifeline import Lifeline
@@ -34,6 +35,8 @@ def main() -> int:
         if chosen.get("target") == "cuda":
             Claim(chosen["uuid"], chosen["share"])  # until this process ends
             os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
+        # before the application goes on; it ends with this process
+        _server = cuda_programs.serve(chosen["cuda"]) if "cuda" in chosen else None
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
         # as a deferred call: the lifeline's thread has entered no device

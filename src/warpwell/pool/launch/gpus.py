@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...driver.environment import FOLDER as LAYER
 from ...errors import AgentError
 
 FOLDER = "WARPWELL_GPU_LOCKS"
@@ -36,9 +37,7 @@ def list_gpus() -> list[str]:
     The driver is asked in a process of its own, because it reads ``CUDA_VISIBLE_DEVICES`` once, when it is first
     called, and this process will set that later. Call it before there are threads.
     """
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if not has_driver(os.environ):
         return []
     reading, writing = os.pipe()
     child = os.fork()
@@ -53,6 +52,17 @@ def list_gpus() -> list[str]:
     os.waitpid(child, 0)
     found: list[str] = json.loads(said) if said else []
     return found
+
+
+def has_driver(environ: Mapping[str, str]) -> bool:
+    """Say whether this process finds the driver of this machine, and not the layer of another job."""
+    if environ.get(LAYER):
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def visible(own: str, gpus: Sequence[str]) -> str:

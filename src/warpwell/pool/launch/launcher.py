@@ -21,7 +21,7 @@ from typing import Any
 from ...errors import AgentError
 from ...errors.general import extra
 from ..several import several
-from . import lifeline
+from . import cuda_programs, lifeline
 from .gpus import assign
 from .hosts import Host, is_here
 from .job_files import JobFiles
@@ -73,6 +73,8 @@ class RunOptions:
         Seconds in which all processes must become ready.
     mpiexec : str, optional
         Path of mpiexec; by default that of this Python's environment, or the one on PATH.
+    cuda : {"auto", "pool", "local"}
+        Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`. Those of other hosts: none.
     """
 
     hosts: Sequence[Host] = (Host("localhost", 1),)
@@ -86,6 +88,7 @@ class RunOptions:
     notebook: bool = False
     start: float = START
     mpiexec: str | None = None
+    cuda: str = "auto"
 
     @property
     def agents(self) -> int:
@@ -266,6 +269,9 @@ class Launcher:
             gpus = found[0].about.get("gpus", [])
             taken = found[0].about.get("taken", {})
             decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host, taken)
+        here = [(c.rank, decided[c.rank]["target"]) for c in ranks if c.kind == "agent" and c.local]
+        for rank, ordinal in cuda_programs.ordinals(here).items():
+            decided[rank] = {**decided[rank], "cuda": ordinal}
         self._phase = "ready"
         for connection in ranks:
             connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft,
@@ -427,4 +433,6 @@ class Launcher:
             found[FOLDER] = str(self._files.folder)
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
+        if not away and (cuda := cuda_programs.prepare(options.cuda, self._files.folder, found)) is not None:
+            found[cuda_programs.JOB] = cuda
         return found

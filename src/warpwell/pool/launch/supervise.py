@@ -40,13 +40,23 @@ def main(command: list[str]) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)  # mpiexec has set others
         with contextlib.suppress(OSError):
-            os.execv(command[0], command)
+            os.execve(command[0], command, _environ())
         os._exit(127)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(OSError):
         line.sendall(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
         line.recv(1)  # until the launcher is done with the others
     return 0
+
+
+def _environ() -> dict[str, str]:
+    """Return the application's environment: its CUDA may be that of the pool, which agents must not meet."""
+    found = dict(os.environ)
+    for name, value in json.loads(found.pop("WARPWELL_POOL_CUDA", "{}")).get("environ", {}).items():
+        found.pop(name, None)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def connect(address: str) -> socket.socket:

@@ -20,7 +20,9 @@ _thread = threading.local()
 
 @functools.cache
 def has_cuda() -> bool:
-    """Tell whether a GPU and numba-cuda are there."""
+    """Tell whether a GPU and numba-cuda are there. A pool's, which CUDA calls of an application reach, do not count."""
+    if os.environ.get("WARPWELL_CUDA"):
+        return False  # the driver would be the layer: such a process has the GPUs by `ww.devices()`
     try:
         from numba import cuda
 

@@ -1,0 +1,84 @@
+"""CUDA calls of the application itself go to the agents' GPUs: what launcher, supervisor and agents do for that.
+
+The launcher makes a folder in that of the job. Each agent of this host that has a GPU serves it there, and the
+supervisor starts the application with an environment in which the driver is the layer. Agents keep the real driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ...driver import build
+from ...driver.environment import changes, make_library_folder
+from ...driver.server import DriverServer
+from ...errors import DeviceNotFoundError, DriverBuildError
+from .gpus import has_driver
+
+JOB = "WARPWELL_POOL_CUDA"
+"""What supervisor and agents must know, as JSON: the changes of the application's environment, and the native parts."""
+DRIVER = "WARPWELL_CUDA_DRIVER"
+"""Variable with a driver's library that agents without a GPU serve, one device each: for tests."""
+CHOICES = ("auto", "pool", "local")
+
+
+def prepare(choice: str, folder: Path, environ: Mapping[str, str]) -> str | None:
+    """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
+
+    Parameters
+    ----------
+    choice : {"auto", "pool", "local"}
+        auto: the pool's GPUs if there is a driver, and the layer can be built.
+    folder : Path
+        That of the job.
+    environ : mapping
+        The application's environment.
+
+    Raises
+    ------
+    DeviceNotFoundError, DriverBuildError
+        The choice is "pool", and that cannot be.
+    """
+    driver = environ.get(DRIVER)
+    if choice == "local" or (choice == "auto" and driver is None and not has_driver(environ)):
+        return None
+    try:
+        if driver is None and not has_driver(environ):
+            raise DeviceNotFoundError("no CUDA driver is here: leave out --cuda pool", device="cuda")
+        parts = build.parts()
+        if parts.layer is None or parts.worker is None:
+            raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
+    except DriverBuildError:
+        if choice == "pool":
+            raise
+        return None
+    served = folder / "cuda"
+    served.mkdir(mode=0o700)
+    make_library_folder(served, parts.layer)
+    about = {"environ": changes(served, environ), "layer": str(parts.layer), "worker": str(parts.worker)}
+    return json.dumps(about | {"folder": str(served), "driver": driver})
+
+
+def ordinals(agents: Sequence[tuple[int, str]]) -> dict[int, int]:
+    """Return the application's number for the GPU of each agent of this host, by rank.
+
+    Parameters
+    ----------
+    agents : sequence of (int, str)
+        Rank and target of each.
+    """
+    anyway = DRIVER in os.environ
+    return {rank: i for i, rank in enumerate(sorted(r for r, target in agents if target == "cuda" or anyway))}
+
+
+def serve(ordinal: int) -> DriverServer | None:
+    """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent."""
+    text = os.environ.pop(JOB, None)
+    if text is None:
+        return None
+    about = json.loads(text)
+    parts = build.Built(Path(about["layer"]), Path(about["worker"]), None)
+    device = str(ordinal) if about["driver"] else "0"  # `visible` made the agent's GPU the first
+    return DriverServer([device], driver=about["driver"], folder=about["folder"], first=ordinal, parts=parts)
