@@ -1,0 +1,40 @@
+"""A CUDA program under ``warpwell run`` has the agents' GPUs, here those of the fake driver, and leaves no worker."""
+
+import os
+import uuid
+from pathlib import Path
+
+from tests.harness.until import until
+
+from warpwell.driver import build
+
+from .runs import PROGRAMS, Start, start
+
+__all__ = ["start"]
+
+
+def workers(mark: str) -> list[int]:
+    """Processes of workers with a mark in their environment: nothing else of the job's is in that."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"ww_worker" in (folder / "cmdline").read_bytes() and mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(start: Start) -> None:
+    mark = uuid.uuid4().hex
+    environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake), "FAKE_MARK": mark, "CUDA_VISIBLE_DEVICES": "7"}
+    run = start("--agents", "2", "--target", "cpu", str(PROGRAMS / "cuda_program.py"), environ=environ)
+    run.line("waits")
+    assert run.output.split("\n")[:2] == ["device 0 True", "device 1 True"]
+    found = workers(mark)
+    assert len(found) == 2
+    assert not any(b"WARPWELL_POOL" in Path(f"/proc/{pid}/environ").read_bytes() for pid in found)
+    os.kill(run.find("cuda_program.py")[-1], 9)
+    run.end()
+    run.nothing_is_left()
+    until(lambda: not workers(mark))
