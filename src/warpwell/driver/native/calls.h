@@ -56,7 +56,7 @@ struct ww_args_id {
     uint32_t id, unused;
 };
 
-/* -- images, functions ------------------------------------------------------------------------------------------------- */
+/* -- images, functions --------------------------------------------------------------------------------------------- */
 
 #define WW_IMAGE_MOST (1ull << 30) /* bytes of an image; also the bound that the worker holds */
 #define WW_IMAGES 64u              /* images on their way at one time: chosen by the client, 0 .. WW_IMAGES - 1 */
@@ -112,7 +112,7 @@ struct ww_args_function_set {
     uint32_t unused;
 };
 
-/* -- launch --------------------------------------------------------------------------------------------------------------- */
+/* -- launch -------------------------------------------------------------------------------------------------------- */
 
 #define WW_LAUNCH_ATTRIBUTES 8u
 
@@ -130,7 +130,7 @@ struct ww_launch_attribute { /* CUlaunchAttribute: COOPERATIVE 2, CLUSTER_DIMENS
     uint32_t value[3];
 };
 
-/* -- copies --------------------------------------------------------------------------------------------------------------- */
+/* -- copies -------------------------------------------------------------------------------------------------------- */
 
 struct ww_args_copy {
     uint64_t to, from, nbytes;
@@ -145,7 +145,7 @@ struct ww_args_move { /* nbytes = the entry's nbytes where the bytes are in a pl
     uint64_t address, nbytes;
 };
 
-/* -- streams, events ---------------------------------------------------------------------------------------------------- */
+/* -- streams, events ----------------------------------------------------------------------------------------------- */
 
 struct ww_args_stream_create {
     uint32_t id, flags; /* CU_STREAM_NON_BLOCKING = 1 */
@@ -161,7 +161,7 @@ struct ww_args_elapsed {
     uint32_t first, second;
 };
 
-/* -- memory ----------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------- */
 
 struct ww_args_alloc {
     uint64_t nbytes; /* > 0 */
@@ -183,7 +183,7 @@ struct ww_args_pin {
     uint32_t flags, unused;   /* CU_MEMHOSTALLOC_PORTABLE 1, DEVICEMAP 2, WRITECOMBINED 4 */
 };
 
-/* -- packets of the socket (said: enum ww_said) ------------------------------------------------------------------------- */
+/* -- packets of the socket (said: enum ww_said) -------------------------------------------------------------------- */
 
 /* WW_OPEN is a ww_hello with the client's stdout and stderr (or /dev/null for a closed one); WW_OPENED is a ww_facts with ring, status and staging, in this order. */
 

@@ -39,7 +39,7 @@ void ww_say(const char *format, ...)
         return; /* nobody reads it */
 }
 
-/* -- the socket ------------------------------------------------------------------------------------------------------- */
+/* -- the socket ---------------------------------------------------------------------------------------------------- */
 
 static int64_t now_ms(void)
 {
@@ -116,6 +116,17 @@ static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int
     }
 }
 
+/* A socket whose number is not one of a program's standard streams, which it may have closed. */
+static int new_socket(void)
+{
+    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (s < 0 || s > 2)
+        return s;
+    int higher = fcntl(s, F_DUPFD_CLOEXEC, 3);
+    close(s);
+    return higher;
+}
+
 /* Connect to the server of a device: a socket, or -1 with errno. The folder's name may be longer than a socket's may. */
 static int connect_to(const char *folder, int ordinal)
 {
@@ -124,7 +135,7 @@ static int connect_to(const char *folder, int ordinal)
         return -1;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/device-%d", at, ordinal);
-    int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int s = new_socket();
     int failed = s < 0 || connect(s, (struct sockaddr *)&address, sizeof address) ? errno : 0;
     close(at);
     if (failed && s >= 0)
@@ -155,7 +166,7 @@ static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-/* -- which devices there are -------------------------------------------------------------------------------------------- */
+/* -- which devices there are --------------------------------------------------------------------------------------- */
 
 /* Ordinals that CUDA_VISIBLE_DEVICES leaves, in its order: as the driver does, up to the first that does not exist. */
 static int visible(int *which, int most)
@@ -203,11 +214,13 @@ static int count_cores(void)
 
 static int start(void)
 {
-    const char *folder = getenv("WARPWELL_CUDA"), *strict = getenv("WARPWELL_CUDA_STRICT");
+    const char *given = getenv("WARPWELL_CUDA"), *strict = getenv("WARPWELL_CUDA_STRICT");
+    char *folder = given ? strdup(given) : NULL; /* a program may change its environment later */
     int which[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0;
     layer.strict = strict && *strict && strcmp(strict, "0");
     layer.many_cores = count_cores() > 2;
     layer.ndevices = 0;
+    layer.folder = folder;
     if (!folder) {
         ww_say("WARPWELL_CUDA is not set: this libcuda.so.1 belongs to programs that `warpwell run` starts");
         return CUDA_ERROR_NO_DEVICE;
@@ -238,7 +251,7 @@ int ww_facts_once(void)
     return layer.failed;
 }
 
-/* -- workers ---------------------------------------------------------------------------------------------------------------- */
+/* -- workers ------------------------------------------------------------------------------------------------------- */
 
 static void *map_shared(int fd, size_t nbytes, int protection)
 {
@@ -308,8 +321,7 @@ static int outputs(int *fds)
 static int open_channel(struct ww_device *d, struct ww_channel *c)
 {
     int given[2], fds[3] = {-1, -1, -1};
-    const char *folder = getenv("WARPWELL_CUDA");
-    c->socket = folder ? connect_to(folder, d->ordinal) : -1;
+    c->socket = connect_to(layer.folder, d->ordinal);
     if (c->socket < 0) {
         ww_say("device %d: its server is gone", d->ordinal);
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
@@ -405,7 +417,7 @@ bool ww_alive(struct ww_channel *c)
     return false;
 }
 
-/* -- fork ----------------------------------------------------------------------------------------------------------------- */
+/* -- fork ---------------------------------------------------------------------------------------------------------- */
 
 static void make_locks(void)
 {

@@ -94,6 +94,7 @@ struct ww_device {
     int retained;
     uint32_t context_flags;
     _Atomic int has_non_blocking;       /* a stream that does not wait for the legacy one was made */
+    _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
     struct ww_ids streams, events, modules;
 };
@@ -103,6 +104,7 @@ struct ww_layer {
     _Atomic int forked;
     int ndevices, failed; /* failed: code of cuInit */
     int driver_version;
+    const char *folder; /* of the sockets */
     bool strict, many_cores;
     pthread_mutex_t starting, loading, objects;
     struct ww_ranges registered; /* flags: the device */
@@ -111,7 +113,7 @@ struct ww_layer {
 
 extern struct ww_layer layer;
 
-/* -- layer.c ------------------------------------------------------------------------------------------------------------ */
+/* -- layer.c ------------------------------------------------------------------------------------------------------- */
 
 int ww_facts_once(void);                       /* ask the servers, once; 0 or a code */
 int ww_open(struct ww_device *d);              /* make sure that there is a worker */
@@ -120,7 +122,7 @@ void ww_release(struct ww_channel *c);
 bool ww_alive(struct ww_channel *c);           /* looks at the socket; marks the channel lost */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms);
 
-/* -- layer_context.c ------------------------------------------------------------------------------------------------- */
+/* -- layer_context.c ----------------------------------------------------------------------------------------------- */
 
 int ww_ready(void);                            /* initialized, not forked: 0 or a code */
 int ww_need(struct ww_device **d);             /* of the current context, with a worker that lives */
@@ -128,7 +130,7 @@ struct ww_device *ww_current(void);            /* or NULL */
 struct ww_device *ww_context(CUcontext h);     /* or NULL */
 CUcontext ww_context_handle(struct ww_device *d);
 
-/* -- layer_ring.c ---------------------------------------------------------------------------------------------------- */
+/* -- layer_ring.c -------------------------------------------------------------------------------------------------- */
 
 #define WW_ANSWERED 0x8000u /* for ww_begin alone: an answer is waited for, without WW_DONE when the call is issued */
 
@@ -159,7 +161,7 @@ int ww_place_wait(struct ww_channel *c, uint32_t place);
 void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);
 uint32_t ww_places_free(struct ww_device *d);
 
-/* -- layer_object.c -------------------------------------------------------------------------------------------------- */
+/* -- layer_object.c ------------------------------------------------------------------------------------------------ */
 
 struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d); /* NULL: no room */
 struct ww_object *ww_object(const void *handle, uint32_t kind);      /* or NULL; one of an earlier life is NULL, too */
@@ -168,7 +170,7 @@ int ww_id_take(struct ww_ids *ids, uint32_t *id); /* 0 or OUT_OF_MEMORY */
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id);
 void ww_ids_clear(struct ww_device *d);
 
-/* -- layer_range.c --------------------------------------------------------------------------------------------------- */
+/* -- layer_range.c ------------------------------------------------------------------------------------------------- */
 
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
@@ -179,9 +181,10 @@ struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r); /* the current
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
 void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
 
-/* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ------------------------------------------------------ */
+/* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ---------------------------------------------------- */
 
 int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id);
+int ww_mark_copied(struct ww_device *d); /* a synchronous call on the legacy stream has returned without waiting */
 int ww_event(void *h, struct ww_device *d, uint32_t *id);
 int ww_function(void *h, struct ww_device *d, uint32_t *id);
 

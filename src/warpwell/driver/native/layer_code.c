@@ -39,7 +39,7 @@ struct library {
     uint32_t nkernels, room;
 };
 
-/* -- options --------------------------------------------------------------------------------------------------------------- */
+/* -- options ------------------------------------------------------------------------------------------------------- */
 
 static int read_options(struct options *o, unsigned n, const int *names, void **values)
 {
@@ -87,7 +87,7 @@ static void write_log(char *to, uint32_t most, void **size, const unsigned char 
         *size = (void *)(uintptr_t)n;
 }
 
-/* -- loads ------------------------------------------------------------------------------------------------------------------ */
+/* -- loads --------------------------------------------------------------------------------------------------------- */
 
 static int send_image(struct ww_device *d, const void *image, size_t nbytes)
 {
@@ -291,7 +291,7 @@ static int module_handle(struct code *c, CUmodule *module)
     return c->module ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* -- modules ----------------------------------------------------------------------------------------------------------------- */
+/* -- modules ------------------------------------------------------------------------------------------------------- */
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values)
 {
@@ -365,7 +365,7 @@ CUresult cuModuleGetLoadingMode(int *mode)
     return 0;
 }
 
-/* -- libraries ----------------------------------------------------------------------------------------------------------------- */
+/* -- libraries ----------------------------------------------------------------------------------------------------- */
 
 /* The library's code on a device, loaded at first use; layer.loading is locked. */
 static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct code **c)
@@ -582,7 +582,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, c
     return error;
 }
 
-/* -- functions ------------------------------------------------------------------------------------------------------------------ */
+/* -- functions ----------------------------------------------------------------------------------------------------- */
 
 /* A kernel's function on a device, loaded at first use. */
 static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f)
@@ -801,7 +801,7 @@ CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h)
     return 0;
 }
 
-/* -- occupancy -------------------------------------------------------------------------------------------------------------------- */
+/* -- occupancy ----------------------------------------------------------------------------------------------------- */
 
 /* The block size with most threads on a multiprocessor, the largest of equals; asked of the driver for each size. */
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction h, void *shared_of, size_t shared,

@@ -88,7 +88,7 @@ CUresult cuDriverGetVersion(int *version)
     return 0;
 }
 
-/* -- devices ---------------------------------------------------------------------------------------------------------- */
+/* -- devices ------------------------------------------------------------------------------------------------------- */
 
 static int device_of(CUdevice k, struct ww_device **d)
 {
@@ -216,7 +216,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice
     return cuDeviceCanAccessPeer(value, k, peer);
 }
 
-/* -- primary contexts --------------------------------------------------------------------------------------------------- */
+/* -- primary contexts ---------------------------------------------------------------------------------------------- */
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k)
 {
@@ -280,7 +280,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags)
     return 0;
 }
 
-/* -- the thread's stack --------------------------------------------------------------------------------------------------- */
+/* -- the thread's stack -------------------------------------------------------------------------------------------- */
 
 CUresult cuCtxGetCurrent(CUcontext *context)
 {

@@ -24,24 +24,35 @@ static int stream_done(struct ww_device *d, uint32_t stream)
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
 }
 
-/* Synchronous calls wait where other streams would not order themselves behind the legacy one. */
+/* Synchronous calls wait where other streams would not order themselves behind them: behind the legacy stream those that
+ * do not block do not, behind a thread's own one no other does. */
 static uint32_t waiting(const struct copy *k)
 {
-    return k->waits && atomic_load_explicit(&k->device->has_non_blocking, memory_order_relaxed) ? WW_DONE : 0;
+    if (!k->waits)
+        return 0;
+    bool ordered = k->stream == WW_LEGACY && !atomic_load_explicit(&k->device->has_non_blocking, memory_order_relaxed);
+    return ordered ? 0 : WW_DONE;
 }
 
-/* -- from the host ------------------------------------------------------------------------------------------------------ */
+/* The end of a call: where a synchronous one has not waited, the first stream that does not block will. */
+static int posted(const struct copy *k, uint32_t flags, int error)
+{
+    return error || flags || !k->waits ? error : ww_mark_copied(k->device);
+}
+
+/* -- from the host ------------------------------------------------------------------------------------------------- */
 
 static int in_entry(const struct copy *k)
 {
     struct ww_args_move args = {k->to, k->nbytes};
     struct ww_post p;
-    int error = ww_begin(k->device, WW_OP_IN, k->stream, waiting(k), sizeof args + k->nbytes, &p);
+    uint32_t flags = waiting(k);
+    int error = ww_begin(k->device, WW_OP_IN, k->stream, flags, sizeof args + k->nbytes, &p);
     if (error)
         return error;
     memcpy(p.entry + 1, &args, sizeof args);
     memcpy((char *)(p.entry + 1) + sizeof args, (const void *)(uintptr_t)k->from, k->nbytes);
-    return ww_finish(&p);
+    return posted(k, flags, ww_finish(&p));
 }
 
 static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t flags)
@@ -68,16 +79,17 @@ static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t f
 static int copy_in(const struct copy *k)
 {
     int error = 0;
+    uint32_t flags = waiting(k);
     if (k->nbytes <= WW_SMALL)
         return in_entry(k);
     for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
         size_t left = k->nbytes - at;
-        error = in_piece(k, at, left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES, left > WW_PLACE_BYTES ? 0 : waiting(k));
+        error = in_piece(k, at, left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES, left > WW_PLACE_BYTES ? 0 : flags);
     }
-    return error;
+    return posted(k, flags, error);
 }
 
-/* -- to the host ----------------------------------------------------------------------------------------------------------- */
+/* -- to the host --------------------------------------------------------------------------------------------------- */
 
 struct piece {
     struct ww_channel *channel;
@@ -132,7 +144,7 @@ static int copy_out(const struct copy *k)
     return error ? error : ww_earlier(k->device);
 }
 
-/* -- between addresses that the worker has ---------------------------------------------------------------------------------- */
+/* -- between addresses that the worker has ------------------------------------------------------------------------- */
 
 static int copy_there(const struct copy *k, bool host)
 {
@@ -143,7 +155,7 @@ static int copy_there(const struct copy *k, bool host)
     if (error)
         return error;
     memcpy(p.entry + 1, &args, sizeof args);
-    return ww_finish(&p);
+    return posted(k, flags, ww_finish(&p));
 }
 
 /* Between two devices, by way of the program: when the stream has come there, and before the call returns. */
@@ -162,7 +174,7 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
     return error;
 }
 
-/* -- where a copy goes --------------------------------------------------------------------------------------------------- */
+/* -- where a copy goes --------------------------------------------------------------------------------------------- */
 
 /* The device of an address that its worker can use, with its range; NULL: the program's own memory. */
 static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r)
@@ -256,7 +268,7 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, C
     return copy(to, DEVICE, from, DEVICE, nbytes, h, 0, false);
 }
 
-/* -- memsets ------------------------------------------------------------------------------------------------------------------ */
+/* -- memsets ------------------------------------------------------------------------------------------------------- */
 
 static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
 {
@@ -282,7 +294,7 @@ static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, vo
     if ((error = ww_begin(k.device, WW_OP_MEMSET, k.stream, flags, sizeof args, &p)))
         return error;
     memcpy(p.entry + 1, &args, sizeof args);
-    return ww_finish(&p);
+    return posted(&k, flags, ww_finish(&p));
 }
 
 CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count)

@@ -12,7 +12,7 @@
 #define REGISTER_DEVICEMAP 2u
 #define REGISTER_READ_ONLY 8u
 
-/* -- on the device ---------------------------------------------------------------------------------------------------- */
+/* -- on the device ------------------------------------------------------------------------------------------------- */
 
 static int allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, CUdeviceptr *address)
 {
@@ -101,7 +101,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return 0;
 }
 
-/* -- pinned -------------------------------------------------------------------------------------------------------------- */
+/* -- pinned -------------------------------------------------------------------------------------------------------- */
 
 /* Reserve addresses of the range for pinned memory that nobody uses; the next ones at each try. */
 static void *reserve(size_t nbytes)
@@ -271,7 +271,7 @@ CUresult cuMemHostUnregister(void *address)
     return found ? 0 : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
-/* -- what a pointer is ------------------------------------------------------------------------------------------------------ */
+/* -- what a pointer is --------------------------------------------------------------------------------------------- */
 
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address)
 {

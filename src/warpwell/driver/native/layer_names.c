@@ -34,7 +34,7 @@ CUresult cuGetErrorString(int code, const char **text)
     return e ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* -- functions by name ---------------------------------------------------------------------------------------------------- */
+/* -- functions by name --------------------------------------------------------------------------------------------- */
 
 #define FOUND 0
 #define NOT_FOUND 1
@@ -84,7 +84,7 @@ CUresult cuGetExportTable(void *table, void *id)
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* -- refusals ----------------------------------------------------------------------------------------------------------------- */
+/* -- refusals ------------------------------------------------------------------------------------------------------ */
 
 /* True for the first time that the process meets the name; names are literals. */
 static bool first_time(const char *name)

@@ -84,7 +84,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was)
     return was->device && was->life != atomic_load(&was->device->life) ? CUDA_ERROR_CONTEXT_IS_DESTROYED : 0;
 }
 
-/* -- ids ------------------------------------------------------------------------------------------------------------------- */
+/* -- ids ----------------------------------------------------------------------------------------------------------- */
 
 int ww_id_take(struct ww_ids *ids, uint32_t *id)
 {

@@ -1,7 +1,7 @@
 /* Streams and events. Their ids are chosen here, so making one waits for nobody. */
 #include "layer.h"
 
-/* -- the calling thread's own streams, one for each device ------------------------------------------------------------ */
+/* -- the calling thread's own streams, one for each device --------------------------------------------------------- */
 
 struct own {
     struct {
@@ -59,7 +59,39 @@ static int own_stream(struct ww_device *d, uint32_t *id)
     return 0;
 }
 
-/* -- streams ------------------------------------------------------------------------------------------------------------------ */
+/* -- synchronous calls before the first stream that does not block ------------------------------------------------- */
+
+/* Synchronous copies and memsets on the legacy stream need not wait while all streams order themselves behind it. An event
+ * behind the last of them is what the first other stream's maker waits for: as long as the calls should have waited. */
+int ww_mark_copied(struct ww_device *d)
+{
+    uint64_t life = atomic_load(&d->life), tag = life << 32, mark = atomic_load(&d->copied);
+    struct ww_args_event args = {(uint32_t)mark, CU_EVENT_DISABLE_TIMING};
+    if (!args.event || mark >> 32 != (tag >> 32)) {
+        int error = ww_id_take(&d->events, &args.event);
+        if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
+            return error;
+        if (!atomic_compare_exchange_strong(&d->copied, &mark, tag | args.event)) { /* another thread's first */
+            struct ww_args_event spare = args;
+            args.event = (uint32_t)mark;
+            ww_send(d, WW_OP_EVENT_DESTROY, 0, &spare, sizeof spare);
+            ww_id_give(d, &d->events, life, spare.event);
+        }
+    }
+    args.flags = 0;
+    return ww_send(d, WW_OP_EVENT_RECORD, WW_LEGACY, &args, sizeof args);
+}
+
+static int await_copied(struct ww_device *d)
+{
+    uint64_t mark = atomic_load(&d->copied);
+    struct ww_args_event args = {(uint32_t)mark, 0};
+    if (!args.event || mark >> 32 != (uint32_t)atomic_load(&d->life))
+        return 0;
+    return ww_call(d, WW_OP_EVENT_SYNC, 0, &args, sizeof args, NULL, 0, NULL);
+}
+
+/* -- streams ------------------------------------------------------------------------------------------------------- */
 
 /* The id and device of a stream handle; for the null stream and its like *d must be the current device. */
 int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id)
@@ -109,9 +141,9 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
         return CUDA_ERROR_OUT_OF_MEMORY;
     o->flags = flags;
     o->priority = priority;
-    if (flags & CU_STREAM_NON_BLOCKING)
-        atomic_store(&d->has_non_blocking, 1);
-    if ((error = create(d, flags, priority, &o->id))) {
+    if ((flags & CU_STREAM_NON_BLOCKING) && !atomic_exchange(&d->has_non_blocking, 1))
+        error = await_copied(d);
+    if (error || (error = create(d, flags, priority, &o->id))) {
         struct ww_object was;
         ww_object_drop(o, WW_STREAM, &was);
         return error;
@@ -254,7 +286,7 @@ CUresult cuStreamIsCapturing(CUstream h, int *capturing)
     return error;
 }
 
-/* -- events ------------------------------------------------------------------------------------------------------------------- */
+/* -- events -------------------------------------------------------------------------------------------------------- */
 
 int ww_event(void *h, struct ww_device *d, uint32_t *id)
 {
