@@ -74,8 +74,10 @@ class Taken:
         return self._table.__arrow_c_stream__(requested_schema)
 
 
-MOST_BYTES = 64 << 20
+MOST_BYTES = 128 << 20
 """Most bytes that a take reads at a time."""
+ROW_BYTES = 16 << 10
+"""Bytes that a row of a column is expected to take of that, with pages and holes: no more rows are read at a time."""
 
 
 def take(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) -> Any:
@@ -108,7 +110,7 @@ def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[N
     widths = [sum(one.nbytes for one in column.runs[0].extents) // max(1, column.runs[0].rows) for column in columns
               if column.runs]  # fmt: skip
     span = MOST_BYTES // (sum(widths) + 1)
-    each = max(1, MOST_BYTES // ((len(columns) + 1) * (32 << 10)))
+    each = max(1, MOST_BYTES // ((len(columns) + 1) * ROW_BYTES))
     start = 0
     while start < len(numbers):
         end = max(start + each, int(np.searchsorted(numbers, numbers[start] + span)))
