@@ -33,7 +33,7 @@ from .atomics import (
     own_launch_flag,
     store_relaxed,
 )
-from .native import native
+from .device import device
 
 CAPACITY = 1 << 16
 """Ranges."""
@@ -88,7 +88,7 @@ class _Action(ctypes.Structure):
     ]
 
 
-@native
+@device
 def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -> int:
     """The handler. It only stores words and maps pages, which is safe wherever the signal came."""
     table = guarded_ranges()
@@ -207,11 +207,12 @@ def release(address: int) -> None:
 
 @functools.cache
 def _handler() -> int:
-    """Return the address of the handler, compiled."""
-    from .compiler.cpu_bodies import provide_guarded_ranges  # imports the compiler
+    """Return the address of the handler, loaded without Numba if it was compiled before."""
+    from .compiler.machine_code import machine_code  # imports LLVM
+    from .compiler.symbols import provide_guarded_ranges
 
     provide_guarded_ranges(ctypes.addressof(TABLE))
-    return on_bus_error.address
+    return ctypes.cast(machine_code(on_bus_error), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
 def handled() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -142,10 +143,17 @@ def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> in
     return wrong
 
 
+@functools.cache
+def _crc_one() -> Any:
+    from ...targets.compiler.machine_code import machine_code  # imports LLVM, but no Numba, which tables do not need
+
+    return machine_code(crc_one)
+
+
 def crc32c(data: Any, seed: int = 0) -> int:
     """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of the bytes before it."""
     view = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    return int(compiled(crc_one)(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
+    return int(_crc_one()(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
 
 
 def crc32c_many(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

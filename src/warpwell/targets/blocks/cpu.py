@@ -50,8 +50,8 @@ def driver(blocks: Any) -> Any:
 
 def work(blocks: Any, control: int, worker: int) -> None:
     """Run blocks until none is left; see `BlockLaunch.work`."""
-    from ..compiler.cpu_bodies import forget_context  # imports the compiler
     from ..compiler.run_cpu import host_arrays
+    from ..compiler.symbols import forget_context  # imports LLVM
 
     context = np.zeros(8, np.int64)
     context[1:4] = (*blocks.launch.shape, 1, 1)[:3]  # code divides by them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -25,6 +24,7 @@ from .compiled import before_loading, compile_native
 from .compiling import compiling
 from .ranges import bounded_ranges
 from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, symbol_of, to_bits
+from .symbols import COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
 
 
 class CpuSeam(Seam):
@@ -52,14 +52,6 @@ seam = CpuSeam(
     typeof_impl=extending.typeof_impl,
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_tls_key = ctypes.c_uint32()
-_seat_key = ctypes.c_uint32()
-for _made, _symbol in ((_tls_key, "warpwell_tls_key"), (_seat_key, "warpwell_seat_key")):
-    if _libc.pthread_key_create(ctypes.byref(_made), None) != 0:
-        raise OSError("pthread_key_create failed: no thread-local key is left in this process")
-    # By symbol, not by value: object code from the on-disk cache finds this process's own key.
-    llvm.add_symbol(_symbol, ctypes.addressof(_made))
 
 def _pointer(builder: Any, address: Any, bits: int = 64) -> Any:
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
@@ -211,7 +203,7 @@ def _keep_own(builder: Any, name: str, value: Any) -> None:
 
 
 def _thread_context(builder: Any) -> Any:
-    return builder.bitcast(_own(builder, "warpwell_tls_key"), I64.as_pointer())
+    return builder.bitcast(_own(builder, TLS_KEY), I64.as_pointer())
 
 
 @seam.primitive(a.grid)
@@ -274,14 +266,9 @@ def set_context(address: int) -> None:
     raise RuntimeError("set_context is compiled launch code")
 
 
-def forget_context() -> None:
-    """Have no context in the calling thread: for launch code that an exception ended."""
-    _libc.pthread_setspecific(_tls_key, None)
-
-
-seam.word(set_context, 1, lambda b, v: _keep_own(b, "warpwell_tls_key", v[0]), result=types.void)
-seam.word(a.take_seat, 1, lambda b, v: _keep_own(b, "warpwell_seat_key", v[0]), result=types.void)
-seam.word(a.seat, 0, lambda b, _: b.ptrtoint(_own(b, "warpwell_seat_key"), I64))
+seam.word(set_context, 1, lambda b, v: _keep_own(b, TLS_KEY, v[0]), result=types.void)
+seam.word(a.take_seat, 1, lambda b, v: _keep_own(b, SEAT_KEY, v[0]), result=types.void)
+seam.word(a.seat, 0, lambda b, _: b.ptrtoint(_own(b, SEAT_KEY), I64))
 
 
 def _clock_ns(builder: Any, args: Any) -> Any:
@@ -320,12 +307,9 @@ def _copy_bytes(builder: Any, args: Any) -> None:
 
 seam.word(a.copy_bytes, 3, _copy_bytes, result=types.void)
 
-# By a symbol of our own: a compiler that knows memcpy may read its source again, or later.
-llvm.add_symbol("warpwell_copy", ctypes.cast(_libc.memcpy, ctypes.c_void_p).value)
-
 
 def _copy_foreign(builder: Any, args: Any) -> None:
-    copy = _external(builder, "warpwell_copy", ir.VoidType(), I64, I64, I64)
+    copy = _external(builder, COPY, ir.VoidType(), I64, I64, I64)
     builder.call(copy, args)
 
 
@@ -388,13 +372,8 @@ def _prefetch(builder: Any, args: Any) -> None:
 seam.word(a.prefetch, 1, _prefetch, result=types.void)
 
 
-def provide_guarded_ranges(address: int) -> None:
-    """Make known where the table of `bus_error` is, before what asks for it is compiled or loaded."""
-    llvm.add_symbol("warpwell_guarded_ranges", address)
-
-
 def _guarded_ranges(builder: Any, args: Any) -> Any:
-    name = "warpwell_guarded_ranges"
+    name = GUARDED_RANGES
     table = builder.module.globals.get(name) or cgutils.add_global_variable(builder.module, I64, name)
     table.linkage = "external"
     return builder.ptrtoint(table, I64)

@@ -123,7 +123,7 @@ def run(
         try:
             driver(context, counter.ctypes.data, total, chunk, flag.address + 8, *arguments)
         except BaseException as error:  # handed to the caller below
-            from .cpu_bodies import forget_context  # imports the compiler
+            from .symbols import forget_context  # imports LLVM
 
             forget_context()
             failures.append(error)

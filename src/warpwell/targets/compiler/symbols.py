@@ -1,0 +1,29 @@
+"""Addresses of this process that compiled code finds by name: object code from the on-disk cache holds none itself."""
+
+from __future__ import annotations
+
+import ctypes
+
+import llvmlite.binding as llvm
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_tls_key, _seat_key = ctypes.c_uint32(), ctypes.c_uint32()
+TLS_KEY, SEAT_KEY = "warpwell_tls_key", "warpwell_seat_key"
+for _made, _symbol in ((_tls_key, TLS_KEY), (_seat_key, SEAT_KEY)):
+    if _libc.pthread_key_create(ctypes.byref(_made), None) != 0:
+        raise OSError("pthread_key_create failed: no thread-local key is left in this process")
+    llvm.add_symbol(_symbol, ctypes.addressof(_made))
+COPY = "warpwell_copy"
+"""The C library's memcpy, by a name of our own: a compiler that knows memcpy may read its source again, or later."""
+llvm.add_symbol(COPY, ctypes.cast(_libc.memcpy, ctypes.c_void_p).value)
+GUARDED_RANGES = "warpwell_guarded_ranges"
+
+
+def provide_guarded_ranges(address: int) -> None:
+    """Make known where the table of `bus_error` is, before what asks for it is compiled or loaded."""
+    llvm.add_symbol(GUARDED_RANGES, address)
+
+
+def forget_context() -> None:
+    """Have no context in the calling thread: for launch code that an exception ended."""
+    _libc.pthread_setspecific(_tls_key, None)
