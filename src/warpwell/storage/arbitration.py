@@ -24,6 +24,7 @@ from warpwell.targets import (
     take_seat,
 )
 
+from .commands import seat_of
 from .serve import (
     FETCH,
     K_N_PORTS,
@@ -68,7 +69,7 @@ T_FIRST = 2
 T_ROUNDS = 3
 """Rounds that it has begun: two more mean that it is out of every function that it was in."""
 T_SEAT = 4
-"""Number of the thread (`targets.seat`)."""
+"""Number of the thread (`commands.seat_of`)."""
 T_DONE = 16
 """Answers that are not posted yet: pairs of id and status."""
 T_BATCH = T_DONE + 2 * FETCH
@@ -263,9 +264,10 @@ def serve(control, thread, namespaces):
     """Serve the ports of a controller together with other threads, until told to stop, or idle without a launch."""
     idle = 0
     rounds = thread + 8 * T_ROUNDS
-    take_seat(load_relaxed(thread + 8 * T_SEAT, SYSTEM))
+    number = load_relaxed(thread + 8 * T_SEAT, SYSTEM)
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
         store_release(rounds, load_relaxed(rounds, SYSTEM) + 1, SYSTEM)
+        take_seat(seat_of(number, idle))
         work = share(control, thread, namespaces) + serve_media(control, thread + 8 * T_DONE, namespaces)
         if work > 0:
             idle = 0

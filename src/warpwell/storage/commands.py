@@ -15,9 +15,11 @@ from ..targets import (
     backoff,
     compare_exchange,
     device,
+    div,
     exchange,
     load_acquire,
     load_relaxed,
+    seat,
     store_relaxed,
     store_relaxed_as,
     store_release,
@@ -168,6 +170,29 @@ class SlotTable:
     def taken(self) -> int:
         """Number of slots that are taken (a snapshot)."""
         return int(self._block.words[T_CAPACITY] - self._block.words[T_FREE])
+
+
+# -- the calling service thread (`targets.seat`): its number, below, and the rounds without work, plus 1 -------------
+
+SEATS = 64
+"""As many as a controller has threads."""
+ROUNDS_AWAKE = 24
+"""Rounds without work after which a thread may sleep between two (`targets.backoff`)."""
+
+
+@device
+def seat_of(number: int, idle: int) -> int:
+    """Return what a service thread keeps about itself."""
+    return (idle + 1) * SEATS + number
+
+
+@device
+def idle_rounds() -> int:
+    """Return for how many rounds the calling service thread has had no work. Other threads may always sleep."""
+    rounds = div(seat(), SEATS) - 1
+    if rounds < 0:
+        return ROUNDS_AWAKE
+    return rounds
 
 
 # -- results of key-value commands ----------------------------------------------------------------------------

@@ -228,6 +228,7 @@ class Controller:
             record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
             record[native.NS_MEMORY] = functions.memory
+            record[native.NS_PROMPT] = functions.prompt
             self._publish(nsid, functions.start, functions.complete)
             return nsid
 

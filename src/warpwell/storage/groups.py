@@ -40,6 +40,7 @@ from .commands import (
     R_REMAINING,
     R_STATUS,
     R_TAG,
+    SEATS,
     SlotTable,
     fill_slot,
     record_of,
@@ -74,9 +75,8 @@ M_WORDS = 4
 MAX_MEDIA = 60
 TURNS = MEDIA + M_WORDS * MAX_MEDIA
 """Medium that a service thread polls first: a word for each thread, on a line of its own."""
-THREADS = 64
 TURN_WORDS = 16
-STATE_WORDS = TURNS + TURN_WORDS * THREADS
+STATE_WORDS = TURNS + TURN_WORDS * SEATS
 
 DIRECT = 0
 """Last bit of the tag of a command that is one part, above it the tag that the group got. It needs no slot."""
@@ -125,7 +125,9 @@ class MediumGroup(Medium):
                     words[MEDIA + M_WORDS * k :][:3] = (n.start, n.complete, n.state)
             self._keep = (block, table)
             complete = group_complete.address if pending else 0
-            self._native = NativeMedium(group_start.address, complete, block.address)
+            # a read that failed on one replica is tried on another, which may take long
+            prompt = self._kind == STRIPED and all(n is None or n.prompt or not n.complete for n in natives)
+            self._native = NativeMedium(group_start.address, complete, block.address, prompt=prompt)
         return self._native
 
     def sync(self) -> None:
@@ -420,7 +422,7 @@ def read_replica(
 def group_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
     """Take completions of the media until one finishes a command."""
     count = word(state, COUNT)
-    turn = TURNS + TURN_WORDS * (seat() & (THREADS - 1))
+    turn = TURNS + TURN_WORDS * (seat() & (SEATS - 1))
     k = word(state, turn)
     for _ in range(count):
         k += 1

@@ -28,6 +28,7 @@ from ..targets import (
     load_relaxed,
     native,
     seat,
+    store_relaxed,
 )
 from ..targets.memory import private_block
 from .commands import (
@@ -35,7 +36,9 @@ from .commands import (
     R_NBYTES,
     R_OP,
     R_TAG,
+    ROUNDS_AWAKE,
     SlotTable,
+    idle_rounds,
     keep_result,
     record_of,
     release_slot,
@@ -73,24 +76,26 @@ N_PARTS = 15
 """A power of two, as the next one."""
 ROOM = 16
 """Entries of a queue."""
-ORIGIN = 32
+ORIGIN = 17
 """Clock from which times count, so that they can be in 1024ths of a nanosecond."""
-BYTES_FREE = 33
+BYTES_FREE = 32
 """When the bytes so far have passed; each word from `COMMANDS_FREE` on says so of the commands of a lane."""
-COMMANDS_FREE = 34
+COMMANDS_FREE = 33
 STATE_WORDS = 64
 
 # -- part: commands that wait for their time, a queue by deadline for each lane ------------------------------------
-# A service thread puts commands into its own part, and takes them from there: words that all threads write would cost
-# more than the rest of a command. A part that is full or locked is passed over: its neighbour takes the command. So
-# that no command waits for a thread that sleeps, a thread that finds nothing due in its own part looks at another one,
-# and at all if its own is empty; now and then it looks at another one first. There are about as many parts as
-# processors.
+# A service thread puts commands into its own part, and takes them from there: words that all threads write, or read
+# while others write them, would cost more than the rest of a command. A part that is full or locked is passed over: its
+# neighbour takes the command. So that no command waits for a thread that sleeps, threads without work look at the other
+# parts too, and each thread does so now and then. There are about as many parts as processors.
 P_LOCK = 0
 P_LANES = 1
 """The words `Q_HEAD` and so on of each lane."""
 P_LOOKS = 16
-"""Calls of `latency_complete` of its threads (a hint: not atomic), on a line that no other thread reads."""
+"""Calls of `latency_complete` of its threads, on a line that no other thread reads. A hint, as the next one: not
+atomic."""
+P_SPILLED = 17
+"""Commands that its threads put into other parts: they take as many from there."""
 Q_HEAD = 0
 Q_TAIL = 1
 Q_DUE = 2
@@ -110,7 +115,7 @@ WRITES = 1
 MOST_PARTS = 16
 IN_FLIGHT = 4096
 """Entries of the queues of a lane."""
-LOOK_ROUND = 16
+LOOK_ROUND = 64
 """One call in so many looks at another part first."""
 NEVER = 1 << 62
 UNIT = 512
@@ -197,7 +202,9 @@ class Limits:
             lane[L_LATENCY] = int(self.latency_us[k] * 1000)
             words[STATE_WORDS + P_LANES + QUEUE_WORDS * k + Q_DUE :: PART_WORDS] = NEVER
         kept = (block, entries, table, results, inner)
-        return NativeMedium(latency_start.address, latency_complete.address, block.address, kept)
+        return NativeMedium(
+            latency_start.address, latency_complete.address, block.address, kept, prompt=inner.complete == 0
+        )
 
 
 def limits_of(
@@ -348,14 +355,13 @@ class KeyValueLatency:
 @device
 def advance(address: int, passed: int, cost: int) -> int:
     """Pass a gate after what passed before; return when. An idle drive saves nothing up."""
-    free = load_relaxed(address, SYSTEM)
-    while cost > 0 or free > passed:
+    free = passed  # a guess, with which the line comes once, to be written
+    while True:
         after = max(passed, free) + cost
         found = compare_exchange(address, free, after, SYSTEM)
         if found == free:
             return after
         free = found
-    return passed
 
 
 @device
@@ -455,24 +461,43 @@ def pop_due(state: int, part: int) -> int:
 
 
 @device
+def pop_other(state: int, mine: int) -> int:
+    """Take a completion that is due from the parts after `mine`; return tag and status, or -1."""
+    spilled = part_of(state, mine) + 8 * P_SPILLED
+    waiting = False
+    for k in range(1, word(state, N_PARTS)):
+        part = nth_part(state, mine + k)
+        lanes = part_of(state, part) + 8 * P_LANES
+        if word(lanes, Q_DUE) != NEVER or word(lanes, QUEUE_WORDS + Q_DUE) != NEVER:
+            waiting = True
+            found = pop_due(state, part)
+            if found >= 0:
+                store_relaxed(spilled, max(load_relaxed(spilled, SYSTEM) - 1, 0), SYSTEM)
+                return found
+    if not waiting:
+        store_relaxed(spilled, 0, SYSTEM)
+    return -1
+
+
+@device
 def take_due(state: int) -> int:
     """Take a completion that is due, of the calling thread's part first; return tag and status, or -1."""
     mine = nth_part(state, seat())
     record = part_of(state, mine)
     looks = word(record, P_LOOKS) + 1
     set_word(record, P_LOOKS, looks)
-    empty = word(record, P_LANES + Q_DUE) == NEVER and word(record, P_LANES + QUEUE_WORDS + Q_DUE) == NEVER
     found = -1
     if looks & (LOOK_ROUND - 1) == 0:
-        found = pop_due(state, nth_part(state, looks >> 4))
-    if found < 0 and not empty:
+        found = pop_due(state, nth_part(state, div(looks, LOOK_ROUND)))
+    elif looks & 1 == 0 and word(record, P_SPILLED) > 0:
+        found = pop_other(state, mine)
+    if found < 0:
         found = pop_due(state, mine)
-    others = 1
-    if empty:
-        others = word(state, N_PARTS)
-    while found < 0 and others > 0:
-        found = pop_due(state, nth_part(state, looks + others))
-        others -= 1
+    idle = idle_rounds()
+    if found < 0 and idle >= ROUNDS_AWAKE:
+        found = pop_other(state, mine)
+    elif found < 0 and idle > 0:
+        found = pop_due(state, nth_part(state, looks))
     return found
 
 
@@ -502,19 +527,23 @@ def moved_by(state: int, op: int, nbytes: int, result: int) -> int:
 
 @device
 def hold(state: int, op: int, nbytes: int, tag: int, arrival: int, answer: int) -> int:
-    """Keep a finished command until its deadline; return PENDING, or the answer if the deadline has passed.
+    """Keep a finished command until its deadline; return PENDING, or the answer if it takes no time.
 
     Wait for the deadline if all parts are full.
     """
     result = answer >> 16
     lane = lane_of(op)
     deadline = admit(state, lane, arrival, moved_by(state, op, nbytes, result & 0xFFFFFFFF))
-    mine = seat()
-    while clock_ns() < deadline:
+    mine = nth_part(state, seat())
+    while deadline > arrival:
         for k in range(word(state, N_PARTS)):
             if put_later(state, nth_part(state, mine + k), lane, deadline, (tag << 16) | (answer & 0xFFFF), result):
+                if k > 0:
+                    record = part_of(state, mine)
+                    set_word(record, P_SPILLED, word(record, P_SPILLED) + 1)
                 return PENDING
         backoff(24)
+        arrival = clock_ns()
     return answer
 
 

@@ -52,6 +52,8 @@ class NativeMedium:
     memory : int
         Address of the medium's first byte, for data in memory that `start` copies without waiting: answers to several
         commands are then posted together. 0 for any other medium.
+    prompt : bool
+        Whether `complete` only looks at memory and never waits: several completions are then posted together.
     """
 
     start: int
@@ -59,6 +61,7 @@ class NativeMedium:
     state: int
     owner: Any = field(default=None, compare=False, repr=False)
     memory: int = 0
+    prompt: bool = False
 
 
 class Medium(ABC):

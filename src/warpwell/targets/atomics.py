@@ -409,16 +409,15 @@ def own_launch_flag() -> int:
 
 
 def seat() -> int:
-    """Return the number of the calling service thread (`take_seat`), 0 in a thread without one (`cpu`, `interp`).
+    """Return what the calling service thread keeps about itself (`take_seat`), 0 in other threads (`cpu`, `interp`).
 
-    It tells where a thread's own part of shared records lies. It is a hint: threads of several controllers have the
-    same numbers.
+    On `interp` it is the thread's number.
     """
     return current().seat()
 
 
-def take_seat(number: int) -> None:
-    """Give the calling thread a number, or 0 (compiled host code)."""
+def take_seat(value: int) -> None:
+    """Keep a word for the calling thread, for `seat`; initially 0 (compiled host code)."""
     raise RuntimeError("take_seat is compiled host code")
 
 
