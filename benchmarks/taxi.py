@@ -229,7 +229,7 @@ def selection(path: Path, rows: int, options: dict) -> None:
             flips = key_sets.set_of(NUMBERS[0], column.type, ">=", 1 - share)
             units, *tables = where._tables(column, [(run, 0)], flips, {})
             near = [torch.as_tensor(one, device="cuda") for one in (*tables[:2], np.array(tails, np.int64))]
-            given = (*arrays[:2], *near[:2], *where._form(column, run)[1:], 0, near[2], nothing, mask)
+            given = (*arrays[:2], *near[:2], *where._form(column, run)[1:], 0, near[2], nothing, mask, 0)
             took = kernel_seconds(selecting.select_whole, units * 32, *given, device="cuda", arrays=[arrays[0]])
             say(what="selection, resident", **options, share=share, gb_s=round(8 * rows / took / 1e9),
                 span_gb_s=round(8 * rows / seconds / 1e9), of_a_span=round(seconds / took, 2),

@@ -21,6 +21,6 @@ def test_filters_compile(cached):
     numbers, bytes_ = np.zeros(1, np.int64), np.zeros(1, np.uint8)
     given = (words, words, words, numbers, numbers, bytes_, 0, 3, 0, 0, 0, numbers, numbers, numbers, numbers)
     assert "shfl.sync" in run_cuda.ptx(select, given)
-    text = run_cuda.ptx(select_whole, (words, words, numbers, numbers, 3, 0, 0, 0, numbers, numbers, numbers))
+    text = run_cuda.ptx(select_whole, (words, words, numbers, numbers, 3, 0, 0, 0, numbers, numbers, numbers, 0))
     assert "vote.sync.ballot" in text
     assert ("ld.relaxed.gpu.global.v2.u64" in text) == cached  # spans of words

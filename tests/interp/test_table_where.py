@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import warpwell as ww
+from warpwell.table import where
 
 
 @pytest.mark.parametrize("options", [{}, {"cache": "16KiB", "page_size": 512}])
@@ -27,3 +28,10 @@ def test_filters_of_each_kind(tmp_path, options):
             ([[("u", "in", [3, 199, 7]), ("d", ">=", 7)], [("a", "==", 0)]], [0, 7, 199]),
         ):
             assert opened.where(given).numpy().tolist() == rows
+
+
+def test_bits_that_are_set_are_listed():
+    mask = np.array([0, 5, -1, 0, -(1 << 63)])
+    expected = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    assert where._set_bits(mask, "interp").tolist() == expected.tolist()
+    assert where._set_bits(mask[:1], "interp").tolist() == []

@@ -17,12 +17,14 @@ from ..targets import (
     device,
     element_address,
     fetch_or_as,
+    ffs,
     grid,
     i64,
     kernel,
     lane_id,
     load_relaxed,
     load_weak_as,
+    popc,
     reduce_warp,
     store_weak_as,
     syncwarp,
@@ -90,48 +92,50 @@ def searched(flips, count, key):
 def members(word, shift, pattern, order, flips, count, low, last):
     """Return the bits of the numbers of a word, of 2**`shift` bits each, that are in the set (any thread).
 
-    `flips` is the address of `count` flips; of at most two `low` and `last` are the least and the greatest key. Who
-    calls this for each item of a span passes no array on, each of which would be counted on `cpu`.
+    `flips` is the address of `count` flips; `low` and `last` are the least and the greatest key there may be. Who calls
+    this for each item of a span passes no array on, each of which would be counted on `cpu`.
     """
     word ^= pattern
-    if shift == 6:
-        return member(word ^ ((word >> 63) & order), flips, count, low, last)
     bits = 1 << shift
     found = i64(0)
     for j in range(64 >> shift):
         key = i64(word << (64 - bits * (j + 1))) >> (64 - bits)
-        found |= i64(member(key ^ ((key >> 63) & order), flips, count, low, last) << j)
+        key ^= (key >> 63) & order
+        inside = 0
+        if key >= low and key <= last:
+            inside = 1
+            if count > 2:
+                inside = searched(flips, count, key)
+        found |= i64(i64(inside) << j)
     return found
 
 
 @device
-def member(key, flips, count, low, last):
-    """Return 1 if a key is in the set (any thread)."""
-    if count > 2:
-        return i64(searched(flips, count, key))
-    return i64(key >= low and key <= last)
-
-
-@device
 def bounds(flips, count):
-    """Return the least and the greatest key of a set of one or two flips (any thread)."""
-    if count == 2:
-        return load_weak_as(flips, I8), load_weak_as(flips + 8, I8) - 1
+    """Return the least and the greatest key that a set may have (any thread)."""
+    if count & 1 == 0:
+        return load_weak_as(flips, I8), load_weak_as(i64(flips + 8 * (count - 1)), I8) - 1
     return load_weak_as(flips, I8), i64(GREATEST)
 
 
 @device
 def mark(nothing, word, i, base, mask, shift, pattern, order, flips, count, low, last):
     """Set the bits of the rows of word i of a column; row 0 is in word `base`, its bit at address `mask` (thread)."""
-    found = members(word, shift, pattern, order, flips, count, low, last)
-    if found != 0:
+    key = word ^ pattern
+    key ^= (key >> 63) & order
+    # of 64-bit numbers most are seen to be outside here, by few instructions
+    if shift != 6 or ((key >= low) & (key <= last)):
         place = i - base
-        bits = i64(found << ((place & ((1 << shift) - 1)) << (6 - shift)))
-        address = i64(mask + 8 * (place >> shift))
-        if warp_size() == 1:
-            store_weak_as(address, load_weak_as(address, I8) | bits, I8)
-        else:
-            fetch_or_as(address, bits, I8)
+        bits = i64(
+            members(word, shift, pattern, order, flips, count, low, last)
+            << ((place & ((1 << shift) - 1)) << (6 - shift))
+        )
+        if bits != 0:
+            address = i64(mask + 8 * (place >> shift))
+            if warp_size() == 1:
+                store_weak_as(address, load_weak_as(address, I8) | bits, I8)
+            else:
+                fetch_or_as(address, bits, I8)
     return nothing
 
 
@@ -256,14 +260,14 @@ def there(rows, group, valid, base, tail):
 
 
 @kernel
-def select_whole(values, valid, runs, flips, shift, pattern, order, joined, tails, before, mask):
+def select_whole(values, valid, runs, flips, shift, pattern, order, joined, tails, before, mask, first_unit):
     """Do what `select` does, for NUMBERS of which nearly all rows are wanted: their words are read as spans.
 
-    `mask` is zeros before.
+    `mask` is zeros before. Units are counted from `first_unit`.
     """
     lanes = i64(warp_size())
     lane = i64(lane_id())
-    unit = grid(1) // lanes
+    unit = grid(1) // lanes + first_unit
     run = run_of(runs, unit)
     rows = runs[run + ROWS]
     start = runs[run + FIRST_WORD]
@@ -356,10 +360,21 @@ def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, 
 
 
 @kernel
-def list_words(mask, places, words, count):
-    """List the words of a mask that are not 0, in any order, and their places (one thread a word)."""
+def count_bits(mask, count):
+    """Add up the bits that are set in a mask (one thread a word)."""
+    n = popc(i64(mask[grid(1)]))
+    if n != 0:
+        atomic_add(count, 0, n)
+
+
+@kernel
+def list_bits(mask, bits, count):
+    """List the bits of a mask that are set, in any order (one thread a word); `count` is 0 before."""
     i = grid(1)
-    if mask[i] != 0:
-        at = atomic_add(count, 0, 1)
-        places[at] = i
-        words[at] = mask[i]
+    word = i64(mask[i])
+    if word != 0:
+        at = atomic_add(count, 0, popc(word))
+        while word != 0:
+            bits[at] = (i << 6) + ffs(word) - 1
+            word = i64(word & (word - 1))
+            at += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from ..array import Array
 from ..array.gather.future import begin, by_stream, new_result, numbers_of
 from ..errors import ArgumentError
-from ..targets.arrays import to_device, to_host, zeros
+from ..targets.arrays import empty, to_device, to_host, zeros
 from ..targets.launch_stream import stream_of
 from . import selecting
 from .column import Column, ColumnRun
@@ -244,26 +245,29 @@ def _rows(runs: Sequence[ColumnRun], mask: Any) -> NDArray[np.int64]:
     """Return the numbers of the rows whose bits are set."""
     if mask is None:
         return np.zeros(0, np.int64)
-    full, words = _set_words(mask)
-    bits = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
-    which, bit = np.nonzero(bits)
     starts = np.array(_words(runs))
-    run = np.searchsorted(starts, full, "right") - 1
     firsts = np.array([one.first for one in runs], np.int64)
+    if not isinstance(mask, np.ndarray):
+        places = _set_bits(mask)
+        run = np.searchsorted(starts * 64, places, "right") - 1
+        return np.asarray(places + (firsts - starts[:-1] * 64)[run])
+    full = np.flatnonzero(mask)
+    bits = np.unpackbits(mask[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    which, bit = np.nonzero(bits)
+    run = np.searchsorted(starts, full, "right") - 1
     return np.asarray((firsts[run] + (full - starts[run]) * 64)[which] + bit)
 
 
-def _set_words(mask: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of the words of a mask that are not 0, ascending, and these."""
-    if isinstance(mask, np.ndarray):
-        full = np.flatnonzero(mask)
-        return full, mask[full]
-    places, words, count = (zeros("cuda", n) for n in (len(mask), len(mask), 1))
-    selecting.list_words[len(mask)](mask, places, words, count, device="cuda")
+def _set_bits(mask: Any, device: str = "cuda") -> NDArray[np.int64]:
+    """Return which bits of a mask in memory of a device are set, ascending; the device lists them."""
+    count = zeros(device, 1)
+    selecting.count_bits[len(mask)](mask, count, device=device)
     n = int(to_host(count)[0])
-    full, found = (to_host(one[: max(n, 1)])[:n] for one in (places, words))
-    order = np.argsort(full)
-    return full[order], found[order]
+    if not n:
+        return np.zeros(0, np.int64)
+    found, count = empty(device, n), zeros(device, 1)
+    selecting.list_bits[len(mask)](mask, found, count, device=device)
+    return np.sort(to_host(found))
 
 
 def _conjunction(table: Home, sets: _Sets, reads: Reads) -> Any:
@@ -405,12 +409,43 @@ def _launch(
     rest = np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before, mask
     form = (*_form(column, runs[0][0])[1:], int(before is not None))
     if whole and kind == selecting.NUMBERS and arrays[0].device != "cpu":  # of mapped files a plain loop is as fast
-        selecting.select_whole[threads](*arrays[:2], records, tables, *form, *rest)
+        given = *arrays[:2], records, tables, *form, *rest
+        for first, end in _ahead(arrays[0], runs, units) if before is None else [(0, units)]:
+            selecting.select_whole[threads // units * (end - first)](*given, first)
         return
     bad = np.zeros(1, np.int64)
     selecting.select[threads](*arrays, records, tables, pool, kind, *form, *rest, bad)
     if bad[0]:
         raise _damaged_text(column, runs)
+
+
+MOST_RUNS = 16
+"""Most runs that are read ahead of a filter."""
+
+
+def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> Iterator[tuple[int, int]]:
+    """Yield units [first, end) whose words are in the cache, while those of the next are read in large commands."""
+    if words.tier != "storage" or len(runs) > MOST_RUNS:
+        yield 0, units
+        return
+    room = words.cache.pool_frames(words._nsid) * words.cache.page_size // 4
+    parts, unit = [], 0
+    for run, _ in runs:
+        items = run.codes or run.values
+        assert items is not None
+        base, count, nbytes = _word(items), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
+        each = max(1, room * count // max(nbytes, 1))
+        for first in range(0, count, each):
+            end = min(first + each, count)
+            low, high = (base + (nbytes * k // count >> 3) for k in (first, end))
+            parts.append((unit + first, unit + end, low, min(high + 1, words.size)))
+        unit += count
+    tickets = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
+    for k, (first, end, _, _) in enumerate(parts):
+        tickets.popleft().wait()
+        yield first, end
+        if k + 2 < len(parts):
+            tickets.append(words.prefetch(*parts[k + 2][2:]))
 
 
 def _arrays(table: Home, run: ColumnRun) -> tuple[list[Array], list[int]]:
