@@ -26,9 +26,11 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors, storage
-from warpwell.array.gather import break_even, cached, future, jobs, lists, memory, tensors
+from warpwell.array.gather import break_even, cached, future, in_stream, jobs, lists, memory, tensors
 from warpwell.cache import prefetch
 from warpwell.storage import service_pool
+from warpwell.targets.launch_stream import stream_on
+from warpwell.targets.memory import view_of
 
 pytestmark = pytest.mark.timeout(120)
 ROWS, PAGE = 500, 512
@@ -791,3 +793,32 @@ def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
             ww.rows(a, [], hot=[ROWS])
     with pytest.raises(errors.ClosedError):
         ww.rows(a, [[1]])
+
+
+@pytest.mark.parametrize("with_places", [False, True])
+def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, with_places):
+    monkeypatch.setattr(in_stream, "MANY", 1)
+    monkeypatch.setattr(in_stream, "REGION_BYTES", 4096)
+    random = np.random.default_rng(1)
+    model, n = random.integers(0, 1 << 60, (5000, 4)), 3000
+    rows = random.integers(0, len(model), n).astype(np.int64 if with_places else np.int32)
+    places = random.permutation(n) if with_places else None
+    out, expected = np.zeros((n, 4), np.int64), model[rows]
+    copier = in_stream.RowsInStream("cpu", stream_on("cpu"), source=model.ctypes.data, extent=len(model), stride=32,
+                                    nbytes=32, far=True)  # fmt: skip
+    seen = []
+    by_regions = copier._by_regions
+    copier._by_regions = lambda *given: seen.append(by_regions(*given)) or seen[0]
+
+    def begin(numbers):
+        return copier.begin(in_stream.Numbers((n,), numbers, None, numbers.itemsize), places, out.ctypes.data,
+                            lambda: None, lambda _: ValueError(), None)  # fmt: skip
+
+    job = begin(rows)
+    assert job.done and job.error is None and seen
+    assert np.array_equal(out if places is None else out[places], expected)
+    listed = view_of(seen[0][0], 8 * n, np.int64)
+    assert (np.diff(listed >> 7) >= 0).all() and sorted(listed) == sorted(rows)  # 128 rows are a region of 4,096 bytes
+    rows[7] = len(model)
+    job = begin(rows)
+    assert job.done and isinstance(job.error, ValueError)

@@ -188,7 +188,8 @@ class RowBatches(Iterator[Any]):
                 "nbytes": self._row_bytes}  # fmt: skip
         if self._stream is not None:
             there = Numbers(listed.shape, listed, None, 8)
-            batch.copied = RowsInStream(array.device, self._stream, **rows).begin(
+            far = packed.memory == "pinned"
+            batch.copied = RowsInStream(array.device, self._stream, **rows, far=far).begin(
                 there, places, address, lambda: None, lambda _: AssertionError("they are packed"), kept
             )
             return batch

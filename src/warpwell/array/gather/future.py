@@ -342,7 +342,7 @@ def _begin_in_stream(
         source = _in_memory(array, flag) if resident else None
         if source is not None:
             rows = RowsInStream(array.device, stream, source=source, extent=array.shape[0], stride=array._strides[0],
-                                nbytes=nbytes)  # fmt: skip
+                                nbytes=nbytes, far=array.tier == "host")  # fmt: skip
             begun.append(rows.begin(numbers, places, address, ended.set, wrong, keep))
             future._job, future._settle = begun[0], settle
             if part.cached:
