@@ -559,7 +559,8 @@ static int run_set(struct fake_op *op)
     return error;
 }
 
-static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUstream handle)
+/* `wait`: the form without Async, which waits where the memory is the host's. */
+static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUstream handle, int wait)
 {
     CUcontext context;
     CUstream stream;
@@ -575,38 +576,41 @@ static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUst
     op->size = count;
     op->value = value;
     op->width = width;
-    fake_enqueue(stream, op, 0, "cuMemset");
-    return leave(CUDA_SUCCESS);
+    wait = wait && !is_device(place_of(to));
+    fake_enqueue(stream, op, wait, "cuMemset");
+    if (wait)
+        fake_wait(op);
+    return leave(context->sticky);
 }
 
 CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, uint8_t value, size_t count)
 {
-    return set(to, value, 1, count, per_thread ? CU_STREAM_PER_THREAD : NULL);
+    return set(to, value, 1, count, per_thread ? CU_STREAM_PER_THREAD : NULL, 1);
 }
 
 CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, uint16_t value, size_t count)
 {
-    return set(to, value, 2, count, per_thread ? CU_STREAM_PER_THREAD : NULL);
+    return set(to, value, 2, count, per_thread ? CU_STREAM_PER_THREAD : NULL, 1);
 }
 
 CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, uint32_t value, size_t count)
 {
-    return set(to, value, 4, count, per_thread ? CU_STREAM_PER_THREAD : NULL);
+    return set(to, value, 4, count, per_thread ? CU_STREAM_PER_THREAD : NULL, 1);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, uint8_t value, size_t count, CUstream stream)
 {
-    return set(to, value, 1, count, stream);
+    return set(to, value, 1, count, stream, 0);
 }
 
 CUresult cuMemsetD16Async(CUdeviceptr to, uint16_t value, size_t count, CUstream stream)
 {
-    return set(to, value, 2, count, stream);
+    return set(to, value, 2, count, stream, 0);
 }
 
 CUresult cuMemsetD32Async(CUdeviceptr to, uint32_t value, size_t count, CUstream stream)
 {
-    return set(to, value, 4, count, stream);
+    return set(to, value, 4, count, stream, 0);
 }
 
 /* -- memory made by parts --------------------------------------------------------------------------------------------------- */

@@ -89,6 +89,15 @@ static void delay(CUstream stream)
         usleep(r == 31 ? 1500 : (r - 15) * 12);
 }
 
+static void unlink_stream(CUstream stream)
+{
+    for (CUstream *at = &stream->object.context->streams; *at; at = &(*at)->next)
+        if (*at == stream) {
+            *at = stream->next;
+            break;
+        }
+}
+
 static void *run_stream(void *argument)
 {
     CUstream stream = argument;
@@ -119,6 +128,8 @@ static void *run_stream(void *argument)
         pthread_cond_broadcast(&fake_moved);
     }
     unref(stream->last);
+    stream->last = NULL;
+    unlink_stream(stream);
     pthread_mutex_unlock(&fake_lock);
     return NULL; /* the stream's memory stays: a handle is never given out twice */
 }
@@ -236,13 +247,11 @@ static CUstream make_stream(CUcontext context, unsigned flags, int priority)
     return stream;
 }
 
+/* The handle is invalid. What was enqueued goes on, and whoever waits for the context waits for it. */
 static void end_stream(CUstream stream)
 {
-    for (CUstream *at = &stream->object.context->streams; *at; at = &(*at)->next)
-        if (*at == stream) {
-            *at = stream->next;
-            break;
-        }
+    if (!stream->started)
+        unlink_stream(stream);
     stream->destroyed = 1;
     fake_drop(stream);
     pthread_cond_signal(&stream->work);
@@ -250,8 +259,12 @@ static void end_stream(CUstream stream)
 
 void fake_end_streams(CUcontext context)
 {
-    while (context->streams)
-        end_stream(context->streams);
+    while (context->streams) {
+        CUstream stream = context->streams;
+        unlink_stream(stream);
+        if (!stream->destroyed)
+            end_stream(stream);
+    }
     context->legacy = NULL;
     pthread_cond_broadcast(&fake_moved);
 }
