@@ -17,7 +17,8 @@ CLASSES = {
     "CUmemGenericAllocationHandle_v1": "8", "CUoccupancyB2DSize": "pointer",
 }  # fmt: skip
 """How the header's types travel in a call: bytes of an integer, a float, or a pointer."""
-HANDLES = {"CUcontext", "CUstream", "CUevent", "CUfunction", "CUkernel", "CUlibrary", "CUmodule", "CUgreenCtx"}
+HANDLES = {"CUcontext", "CUstream", "CUevent", "CUfunction", "CUkernel", "CUlibrary", "CUmodule", "CUgreenCtx",
+           "CUmemoryPool"}
 ROLES = {
     "uint8_t": "1", "uint16_t": "2", "uint32_t": "4", "int32_t": "4", "float": "f", "size_t": "8", "uint64_t": "8",
 }  # fmt: skip

@@ -302,6 +302,12 @@ send cuProfilerStop()
 
 inner cuModuleGetFunctionCount(out_u32, module)
 inner cuModuleEnumerateFunctions(out_func, u32, module)
+inner cuDeviceGetMemPool(out_ptr, dev)
+inner cuDeviceGetDefaultMemPool(out_ptr, dev)
+inner cuMemAllocFromPoolAsync(out_dptr, size, ptr, stream)
+inner cuMemPoolGetAttribute(ptr, enum, ptr)
+inner cuMemPoolSetAttribute(ptr, enum, ptr)
+inner cuMemPoolTrimTo(ptr, size)
 inner cuMemAddressReserve(out_dptr, size, size, dptr, u64)
 inner cuMemAddressFree(dptr, size)
 inner cuMemCreate(out_u64, size, ptr, u64)
@@ -312,8 +318,8 @@ inner cuMemSetAccess(dptr, size, ptr, size)
 inner cuMemGetAllocationGranularity(out_size, ptr, enum)
 """
 """Each symbol that is served, with its class and its arguments' roles. ``hand``: layer.c has it. ``call``: it is sent
-and its answer is waited for. ``send``: nobody waits, an error is returned by a later call. ``inner``: the worker calls
-it, programs may not. All other symbols are refused: NOT_SUPPORTED, with a line
+and its answer is waited for. ``send``: nobody waits, an error is returned by a later call. ``inner``: worker or
+fake have it, programs may not call it. All other symbols are refused: NOT_SUPPORTED, with a line
 that names them."""
 
 ERRORS = """

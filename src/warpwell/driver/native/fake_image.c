@@ -43,6 +43,7 @@ struct CUfunc_st {
     char *name;
     CUmodule module;
     int loaded, nparams, max_dynamic, carveout;
+    int registers, shared, constants, local; /* of cubins */
     uint32_t offsets[MOST_PARAMS], sizes[MOST_PARAMS];
     struct CUfunc_st *next;
 };
@@ -79,6 +80,7 @@ static CUfunction add_function(CUmodule module, const char *name, size_t n)
     function = fake_make(FAKE_FUNCTION, sizeof *function, module->object.context);
     function->name = strndup(name, n);
     function->module = module;
+    function->registers = 32;
     function->max_dynamic = fake_attribute(CU_DEVICE_SHARED_PER_BLOCK, 0);
     function->next = module->functions;
     module->functions = function;
@@ -233,6 +235,63 @@ static void read_info(CUfunction function, const unsigned char *at, const unsign
     }
 }
 
+/* Records of .nv.info, (symbol, number): bytes of the frame in local memory, and registers. */
+static void read_frames(CUmodule module, const unsigned char *at, const unsigned char *end, const Elf64_Sym *symbols,
+                        size_t nsymbols, const char *names)
+{
+    while (at + 4 <= end) {
+        unsigned format = at[0], attribute = at[1], value = at[2] | at[3] << 8;
+        uint32_t record[2];
+        at += 4;
+        if (format != 4)
+            continue;
+        if ((attribute == 0x11 || attribute == 0x2f) && value == 8 && at + 8 <= end) {
+            memcpy(record, at, 8);
+            const char *name = record[0] < nsymbols ? names + symbols[record[0]].st_name : "";
+            CUfunction function = find_function(module, name, strlen(name));
+            if (function)
+                *(attribute == 0x11 ? &function->local : &function->registers) = (int)record[1];
+        }
+        at += value;
+    }
+}
+
+/* What a section says about the kernel in its name. */
+static void read_section(CUmodule module, const Elf64_Shdr *section, const char *name, const unsigned char *bytes)
+{
+    static const char *const KINDS[] = {".nv.info.", ".nv.shared."};
+    int reserved = fake_attribute(CU_DEVICE_RESERVED_SHARED_PER_BLOCK, 0), bytes_shared = (int)section->sh_size;
+    for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
+        size_t n = strlen(KINDS[i]);
+        CUfunction function = strncmp(name, KINDS[i], n) ? NULL : find_function(module, name + n, strlen(name + n));
+        if (!function)
+            continue;
+        if (i == 0)
+            read_info(function, bytes, bytes + section->sh_size);
+        else
+            function->shared = bytes_shared > reserved ? bytes_shared - reserved : bytes_shared;
+    }
+    for (CUfunction f = module->functions; f && !strcmp(name, ".nv.constant3"); f = f->next)
+        f->constants = (int)section->sh_size;
+}
+
+static int read_symbols(CUmodule module, const unsigned char *image, const Elf64_Shdr *sections, const Elf64_Shdr *section,
+                        const Elf64_Shdr *info)
+{
+    const char *text = (const char *)image + sections[section->sh_link].sh_offset;
+    const Elf64_Sym *symbols = (const void *)(image + section->sh_offset);
+    size_t n = section->sh_entsize ? section->sh_size / section->sh_entsize : 0;
+    for (size_t i = 0; i < n; i++) {
+        const char *name = text + symbols[i].st_name;
+        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_OBJECT && symbols[i].st_size
+            && add_global(module, name, strlen(name), symbols[i].st_size))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (info)
+        read_frames(module, image + info->sh_offset, image + info->sh_offset + info->sh_size, symbols, n, text);
+    return CUDA_SUCCESS;
+}
+
 static int read_elf(CUmodule module, const unsigned char *image)
 {
     const Elf64_Ehdr *head = (const void *)image;
@@ -245,23 +304,18 @@ static int read_elf(CUmodule module, const unsigned char *image)
         if (!strncmp(name, ".text.", 6))
             add_function(module, name + 6, strlen(name + 6));
     }
+    const Elf64_Shdr *info = NULL;
+    int error = CUDA_SUCCESS;
     for (int i = 0; i < head->e_shnum; i++) {
-        const Elf64_Shdr *section = &sections[i];
-        const char *name = names + section->sh_name;
-        const unsigned char *bytes = image + section->sh_offset;
-        CUfunction function;
-        if (!strncmp(name, ".nv.info.", 9) && (function = find_function(module, name + 9, strlen(name + 9))))
-            read_info(function, bytes, bytes + section->sh_size);
-        if (section->sh_type != SHT_SYMTAB || !section->sh_entsize)
-            continue;
-        const char *text = (const char *)image + sections[section->sh_link].sh_offset;
-        const Elf64_Sym *symbols = (const void *)bytes;
-        for (size_t k = 0; k < section->sh_size / section->sh_entsize; k++)
-            if (ELF64_ST_TYPE(symbols[k].st_info) == STT_OBJECT && symbols[k].st_size
-                && add_global(module, text + symbols[k].st_name, strlen(text + symbols[k].st_name), symbols[k].st_size))
-                return CUDA_ERROR_OUT_OF_MEMORY;
+        const char *name = names + sections[i].sh_name;
+        read_section(module, &sections[i], name, image + sections[i].sh_offset);
+        if (!strcmp(name, ".nv.info"))
+            info = &sections[i];
     }
-    return CUDA_SUCCESS;
+    for (int i = 0; i < head->e_shnum && !error; i++)
+        if (sections[i].sh_type == SHT_SYMTAB)
+            error = read_symbols(module, image, sections, &sections[i], info);
+    return error;
 }
 
 static int read_image(CUmodule module, const void *image)
@@ -557,7 +611,10 @@ CUresult cuFuncGetAttribute(int32_t *value, int32_t attribute, CUfunction functi
         return leave(CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
     case CU_FUNC_MAX_THREADS: *value = MOST_THREADS; break;
-    case CU_FUNC_REGISTERS: *value = 32; break;
+    case CU_FUNC_SHARED_BYTES: *value = function->shared; break;
+    case CU_FUNC_CONST_BYTES: *value = function->constants; break;
+    case CU_FUNC_LOCAL_BYTES: *value = function->local; break;
+    case CU_FUNC_REGISTERS: *value = function->registers; break;
     case CU_FUNC_PTX_VERSION:
     case CU_FUNC_BINARY_VERSION: *value = 90; break;
     case CU_FUNC_MAX_DYNAMIC_SHARED: *value = function->max_dynamic; break;

@@ -255,6 +255,54 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
     return leave(CUDA_SUCCESS);
 }
 
+/* Each device has one pool, which keeps nothing: its handle is the context's address. */
+
+CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
+{
+    int error = fake_device(device);
+    if (!error && pool)
+        *pool = &fake_contexts[device];
+    return error ? error : pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device)
+{
+    return cuDeviceGetMemPool(pool, device);
+}
+
+static int is_pool(void *pool)
+{
+    CUcontext context = pool;
+    return context >= fake_contexts && context < fake_contexts + FAKE_MOST_DEVICES;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, void *pool, CUstream stream)
+{
+    return is_pool(pool) ? cuMemAllocAsync(address, size, stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolGetAttribute(void *pool, int32_t attribute, void *value)
+{
+    if (!is_pool(pool) || !value || attribute < 1 || attribute > 16)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (attribute < 4) /* whether memory is given out again behind events and the like: yes */
+        *(int32_t *)value = 1;
+    else
+        *(uint64_t *)value = attribute >= 7 ? ((CUcontext)pool)->used : 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAttribute(void *pool, int32_t attribute, void *value)
+{
+    return is_pool(pool) && value && attribute > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolTrimTo(void *pool, size_t keep)
+{
+    (void)keep;
+    return is_pool(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 /* -- memory of the host ------------------------------------------------------------------------------------------------- */
 
 CUresult cuMemHostAlloc(void **pointer, size_t size, uint32_t flags)
