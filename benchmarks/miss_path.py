@@ -159,11 +159,11 @@ def main() -> None:
     ]
     head = ["tier", "page B", "pages", "data/cache", "commands/page", "M pages/s", "GB/s"]
     table("miss path over ram (no drive), unique random pages", head, rows)
-    over = [[n, size, row[5], n * DRIVE.read_iops[size >= 4096] / 1e6] for n in options.drives
+    over = [[n, size, row[4] * row[5], n * DRIVE.read_iops[size >= 4096] / 1e6] for n in options.drives
             for size in options.page_size
             for row in [misses("storage", data, pages, size, options.device, chosen, n)]]  # fmt: skip
     if over:
-        table(f"misses over emulated {DRIVE.name}", ["drives", "page B", "M pages/s", "drives' M/s", "ratio"],
+        table(f"misses over emulated {DRIVE.name}", ["drives", "page B", "M commands/s", "drives' M/s", "ratio"],
               [[*row, row[2] / row[3]] for row in over])  # fmt: skip
     record = host_records(data[: min(data.size, 1 << 28)], options.device)
     table("4 KiB records at random, a warp a record", ["tier", "GB/s", "copy GB/s", "ratio"],
