@@ -16,7 +16,6 @@ from warpwell.targets import (
     ballot,
     bits_as,
     call_cold,
-    compare_exchange,
     copy_foreign,
     device,
     fence,
@@ -37,10 +36,10 @@ from warpwell.targets import (
 from . import layout as at
 from .latch import failed_before, latch
 from .lookup import count, word_address
-from .paging import RUN, pin_page, prefetch_page, unpin
+from .paging import RUN, pin_page, pin_valid, prefetch_page, unpin
 from .pins import HELD, NOT_HELD, hold_page, hold_present, let_page_go
 from .transfer import frame_address
-from .word import DIRTY, PIN, PINS_MAX, REF, VALID, frame_of, pins_of, state_of
+from .word import DIRTY, VALID, frame_of, state_of
 
 LOAD = 0
 STORE = 1
@@ -235,9 +234,8 @@ def pin_present(word, leads):
     if not leads:
         return -1
     old = load_acquire(word, DEVICE)
-    if state_of(old) == VALID and pins_of(old) != PINS_MAX:
-        if compare_exchange(word, old, (old + PIN) | REF, DEVICE) == old:
-            return frame_of(old)
+    if state_of(old) == VALID and pin_valid(word, old, 0):
+        return frame_of(old)
     return -1
 
 

@@ -142,11 +142,20 @@ def try_pin(core, word, old, page):
                 count(core, at.N_EVICTIONS, 1)
                 give_back(core, frame)
             return RETRY
-    if pins_of(old) == PINS_MAX:
-        return RETRY
-    if compare_exchange(word, old, (old + PIN) | REF, DEVICE) == old:
+    if pin_valid(word, old, 0):
         return frame
     return RETRY
+
+
+@device
+def pin_valid(word, old, dirty):
+    """Add a pin to a VALID word that was seen as `old`; return whether that was done (thread; acquire).
+
+    `dirty` is DIRTY or 0. Nobody writes a page back while it has such a pin, so it may be set before the stores.
+    """
+    if pins_of(old) == PINS_MAX:
+        return False
+    return compare_exchange(word, old, (old + PIN) | REF | dirty, DEVICE) == old
 
 
 @device

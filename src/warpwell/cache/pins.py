@@ -29,8 +29,8 @@ from warpwell.targets import (
 from . import layout as at
 from .frames import own_frame, pool_of
 from .lookup import owner_address, word_address
-from .paging import pin_page, unpin
-from .word import PIN, PINS_MAX, READABLE, REF, VALID, frame_of, pins_of, state_of
+from .paging import pin_page, pin_valid, unpin
+from .word import PINS_MAX, READABLE, VALID, frame_of, pins_of, state_of
 
 NOT_HELD = 0
 HELD = 1
@@ -89,7 +89,7 @@ def hold_present(core, space, page, pin):
         return FULL
     if not take_credit(core, space, page):
         return NOT_HELD
-    if compare_exchange(address, word, (word + PIN) | REF, DEVICE) == word:
+    if pin_valid(address, word, 0):
         if compare_exchange(owner, page + 1, page + 1 + pin, DEVICE) == page + 1:
             return HELD
         unpin(address, 0)

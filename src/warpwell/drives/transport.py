@@ -138,13 +138,13 @@ class Transport(ABC):
 
     # -- being started again: see `Drive.recover` ------------------------------------------------------------------
 
-    def _cut(self) -> None:  # noqa: B027  # a native store that asks `check` needs neither
+    def _cut(self) -> None:  # noqa: B027 - a native store that asks `check` needs neither
         """Let native stores fail from now on."""
 
-    def _mend(self) -> None:  # noqa: B027
+    def _mend(self) -> None:  # noqa: B027 - see `_cut`
         """Let native stores reach the controller again."""
 
-    def restore(self) -> None:  # noqa: B027
+    def restore(self) -> None:  # noqa: B027 - not every controller loses them by a reset
         """Give the controller its addresses and the bus again, which a reset has taken; raises as `read32`."""
 
     def reset_function(self) -> bool:

@@ -608,12 +608,11 @@ FAULTS = (
     ),
     Fault(
         "long-pin-without-the-word", "pins", "a page is held though its word has not got the pin",
-        (Edit("cache.pins", "hold_present", "compare_exchange(address, word, (word + PIN) | REF, DEVICE) == word",
-              "True"),),
+        (Edit("cache.pins", "hold_present", "pin_valid(address, word, 0)", "True"),),
     ),
     Fault(
         "span-stores-without-a-pin", "cache", "a span stores into a frame that nothing keeps",
-        (Edit("cache.access", "pin_present", "compare_exchange(word, old, (old + PIN) | REF, DEVICE) == old", "True"),
+        (Edit("cache.access", "pin_present", "pin_valid(word, old, 0)", "True"),
          Edit("cache.access", "store_groups", _SPAN_UNPINNED, _SPAN_UNPINNED.replace("DIRTY", "DIRTY - PIN"))),
     ),
     Fault(

@@ -162,7 +162,7 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
     if small and shared and row <= 1 << shift:
         return Look(_first_group(size, group, row), *_rows_of(array, load, nbytes), one, *cold)
     if small:
-        return Look(_first_group(size, group, 0), _always, _four_pages(array, load), one, *cold)
+        return Look(_first_group(size, group, 0), _always, _four_pages(array, load, nbytes), one, *cold)
     return Look(_first_group(size, group, 0), together, four, one, *cold)
 
 
@@ -277,12 +277,12 @@ def loader(nbytes: int) -> Maker:
     return load_four
 
 
-def _four_pages(array: Stored, load: Maker) -> Maker:
+def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
     """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
     size, shift = array.size, array.shift
     see, same, touch = pages_of(array.hashed)
     complete, data_of, _ = places_of(array.placed, shift)
-    address = _address(array)
+    load_four, address = loader(nbytes), _address(array)
 
     @device
     def page(view, i):
@@ -290,13 +290,9 @@ def _four_pages(array: Stored, load: Maker) -> Maker:
 
     @device
     def four_pages(view, i, step):
-        j, k, m = i + step, i + 2 * step, i + 3 * step
         if complete(view):
-            a, b = load(data_of(view) + view.origin + i * size)
-            c, d = load(data_of(view) + view.origin + j * size)
-            e, f = load(data_of(view) + view.origin + k * size)
-            g, h = load(data_of(view) + view.origin + m * size)
-            return True, (a, b, c, d, e, f, g, h)
+            return True, load_four(data_of(view) + view.origin + i * size, step * size)
+        j, k, m = i + step, i + 2 * step, i + 3 * step
         s, t = see(view, page(view, i)), see(view, page(view, j))
         u, v = see(view, page(view, k)), see(view, page(view, m))
         a, b = load(address(view, i, s))

@@ -337,17 +337,24 @@ def _keep(edges, offsets, after, at, stop, kept, base, vertices, mask, counters)
         at += warp_size()
 
 
-@kernel
-def _push_pages(edges, offsets, levels, visited, pages, sweep, level, counters):
-    """Put the neighbours of the level before `level` into `visited`; a warp takes a page, if it is marked."""
-    mask = activemask()
+@device
+def _marked_page(edges, pages, sweep):
+    """Return the first edge of the warp's page of a sweep, and that of the next one; no edges if it is not marked."""
     index = div(grid(1), warp_size())
     if index < sweep[0]:
         page = page_of(sweep, index)
         if contains(pages, page):
-            at = page_start(sweep, page, edges.size)
-            stop = page_start(sweep, page + 1, edges.size)
-            _visit_page(edges, offsets, levels, visited, visited, at, stop, False, level, mask, counters)
+            return page_start(sweep, page, edges.size), page_start(sweep, page + 1, edges.size)
+    return 0, 0
+
+
+@kernel
+def _push_pages(edges, offsets, levels, visited, pages, sweep, level, counters):
+    """Put the neighbours of the level before `level` into `visited`; a warp takes a page, if it is marked."""
+    mask = activemask()
+    at, stop = _marked_page(edges, pages, sweep)
+    if at < stop:
+        _visit_page(edges, offsets, levels, visited, visited, at, stop, False, level, mask, counters)
 
 
 @kernel
@@ -357,14 +364,10 @@ def _pull_pages(edges, offsets, levels, visited, after, pages, sweep, kept, base
     The edges of vertices that are not found are kept: later levels need no page.
     """
     mask = activemask()
-    index = div(grid(1), warp_size())
-    if index < sweep[0]:
-        page = page_of(sweep, index)
-        if contains(pages, page):
-            at = page_start(sweep, page, edges.size)
-            stop = page_start(sweep, page + 1, edges.size)
-            _visit_page(edges, offsets, levels, visited, after, at, stop, True, level, mask, counters)
-            _keep(edges, offsets, after, at, stop, kept, base, levels.size, mask, counters)
+    at, stop = _marked_page(edges, pages, sweep)
+    if at < stop:
+        _visit_page(edges, offsets, levels, visited, after, at, stop, True, level, mask, counters)
+        _keep(edges, offsets, after, at, stop, kept, base, levels.size, mask, counters)
 
 
 @kernel
