@@ -98,6 +98,27 @@ def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, obj
     assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
 
 
+@ww.device
+def following(item):
+    return item + 1
+
+
+@ww.kernel
+def change_together(a, out):
+    ww.map_block(following, a, a, out[1], out[2])
+
+
+@pytest.mark.parametrize("shift", [9, 12])
+def test_a_warp_stores_four_rows_between_two_fences(shift: int) -> None:
+    text = run_cuda.ptx(change_together, (view(shift=shift), np.zeros(4, np.int64)))
+    lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
+    steps = {"pin": "atom.acquire.gpu.global.cas", "barrier": "bar.warp.sync", "fence": "fence.acq_rel.gpu",
+             "store": "st.relaxed.gpu.global.v2.u64", "unpin": "atom.relaxed.gpu.global.add"}  # fmt: skip
+    pinned = next(k for k, line in enumerate(lines) if steps["pin"] in line)
+    seen = [name for line in lines[pinned:] for name, text in steps.items() if text in line]
+    assert seen[:10] == ["pin", "barrier", "fence", *4 * ["store"], "barrier", "fence", "unpin"]
+
+
 def test_kernels_with_spans_may_use_more_registers() -> None:
     @ww.kernel
     def reads(a, out):

@@ -31,15 +31,16 @@ from .models.relay_model import RelayModel
 from .models.revive_model import ReviveModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
-from .models.span_model import SpanModel
+from .models.span_model import InPlaceModel, SpanModel
 
 SCENARIOS = (
-    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "gather", "launches", "resident", "pins", "known",
-    "key-value", "store", "service", "drive", "relay", "recover", "revive",
+    "queue", "lies", "loss", "ring", "cache", "frame", "spans", "in-place", "gather", "launches", "resident", "pins",
+    "known", "key-value", "store", "service", "drive", "relay", "recover", "revive",
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
-    "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "resident": ResidentModel, "pins": PinModel,
+    "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "in-place": InPlaceModel,
+    "resident": ResidentModel, "pins": PinModel,
     "known": KnownModel, "gather": GatherModel, "launches": LaunchesModel, "recover": RecoverModel,
 }  # fmt: skip
 _MODELS: dict[str, Any] = {

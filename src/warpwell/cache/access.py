@@ -240,8 +240,8 @@ def pin_present(word, leads):
 
 
 @linked
-def store_groups(space, table, frames, page, inside, step, rows, shape, bounds, a, b, c, d, e, f, g, h):
-    """Store up to four groups of a page, `step` bytes apart, under one transient pin (all converged lanes).
+def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c, d, e, f, g, h):
+    """Store up to four groups, `step` bytes apart, under a transient pin of each page (all converged lanes).
 
     Parameters
     ----------
@@ -249,9 +249,8 @@ def store_groups(space, table, frames, page, inside, step, rows, shape, bounds, 
     table, frames : int
         Where the words of the array's pages and the frames begin; table 0 for a hashed table. What is the same for all
         arrays is in one line of memory, which all warps would ask for at once.
-    page : int
-    inside : int
-        Where the first group lies in the page.
+    begin : int
+        Where the first group lies, from the start of the array's first page.
     step, rows : int
     shape : int
         Bytes of an item, shifted by 8 those of a group, and by 16 log2 of those of a page.
@@ -266,43 +265,42 @@ def store_groups(space, table, frames, page, inside, step, rows, shape, bounds, 
     """
     mask = activemask()
     lane = lane_id()
-    open_ = True
-    good = 0
+    shift = shape >> 16
+    head = bounds & 0xFF
     while True:
-        todo = ballot(mask, open_)
+        todo = ballot(mask, rows > 0)
         if todo == 0:
-            return good
+            return i64(rows == 0)
         leader = ffs(todo) - 1
-        current = shfl(mask, page, leader)
+        current = shfl(mask, begin >> shift, leader)
         home = shfl(mask, space, leader)
         word = shfl(mask, table, leader)
         frame = -1
         if word != 0:
             word += 8 * current
             frame = shfl(mask, pin_present(word, lane == leader), leader)
-        place = shfl(mask, frames, leader) + (frame << (shape >> 16))
+        place = shfl(mask, frames, leader) + (frame << shift)
         if frame < 0:
-            frame = call_cold(pin_run, home, current, shfl(mask, page, leader), mask, lane, leader)
+            frame = call_cold(pin_run, home, current, current, mask, lane, leader)
             core = field(home, at.S_CORE)
             word = word_address(core, current + field(home, at.S_BASE))
             place = frame_address(core, frame)
-        if open_ and page == current and space == home:
-            open_ = False
-            if frame >= 0:
-                good = 1
+        if rows > 0 and begin >> shift == current and space == home:
+            if frame < 0:
+                rows = -1
+            else:
                 load_acquire(word, DEVICE)
                 # a reader that takes a new item for one of the frame's old page then sees that page's new word
                 fence(DEVICE)
-                address = place + inside
-                head = bounds & 0xFF
-                for row in range(rows):
-                    tail = 0
-                    if row == rows - 1:
-                        tail = bounds >> 8
-                    put_group(address, a, b, shape, head, tail)
-                    head = 0
-                    address += step
-                    a, b, c, d, e, f = c, d, e, f, g, h
+            while rows > 0 and begin >> shift == current:
+                rows -= 1
+                tail = 0
+                if rows == 0:
+                    tail = bounds >> 8
+                put_group(place + begin - (current << shift), a, b, shape, head, tail)
+                head = 0
+                begin += step
+                a, b, c, d, e, f = c, d, e, f, g, h
         syncwarp(mask)
         if lane == leader and frame >= 0:
             unpin(word, DIRTY)

@@ -17,6 +17,7 @@ from warpwell.targets import (
     call_cold,
     clock_ns,
     compare_exchange,
+    compare_exchange_acquire,
     device,
     load_acquire,
     load_relaxed,
@@ -155,7 +156,7 @@ def pin_valid(word, old, dirty):
     """
     if pins_of(old) == PINS_MAX:
         return False
-    return compare_exchange(word, old, (old + PIN) | REF | dirty, DEVICE) == old
+    return compare_exchange_acquire(word, old, (old + PIN) | REF | dirty, DEVICE) == old
 
 
 @device

@@ -56,6 +56,7 @@ from .atomics import (
     call_native,
     clock_ns,
     compare_exchange,
+    compare_exchange_acquire,
     copy_bytes,
     copy_foreign,
     copy_wide,

@@ -11,9 +11,10 @@ bit is set in ``mask`` must call it, with the same mask, or the lanes that did c
 **What order it gives.** The orders are those of the memory models of C++ and PTX:
 
 - *relaxed*: the access is atomic, and orders no other access.
-- *acquire* (loads): accesses of the thread that come later in the program stay after it.
+- *acquire* (loads, `compare_exchange_acquire`): accesses of the thread that come later in the program stay after it.
 - *release* (stores): accesses of the thread that come earlier in the program stay before it.
-- *acquire-release*: both. Every read-modify-write of a word (`exchange`, `compare_exchange`, `fetch_*`) is.
+- *acquire-release*: both. Every read-modify-write of a word (`exchange`, `compare_exchange`, `fetch_*`) is,
+  but those whose names say otherwise.
 - *weak*: the access is not atomic. Another access to the same item at the same time is a data race.
 
 A thread that acquires the value which another has released sees everything that the other did before its release. No
@@ -75,6 +76,11 @@ def compare_exchange(addr: int, expected: int, desired: int, scope: int) -> int:
     The exchange took place where the result equals `expected`. Acquire-release; where it did not take place, acquire.
     """
     return current().compare_exchange(addr, expected, desired, scope)
+
+
+def compare_exchange_acquire(addr: int, expected: int, desired: int, scope: int) -> int:
+    """As `compare_exchange`, but acquire only: accesses that come earlier in the program may stay behind it."""
+    return current().compare_exchange_acquire(addr, expected, desired, scope)
 
 
 def fetch_add(addr: int, value: int, scope: int) -> int:

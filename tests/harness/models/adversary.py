@@ -101,8 +101,8 @@ class Adversary(Interpreter):
         if addr in self.watched:
             self.watched[addr](int(value))
 
-    def _finish(self, op: str, addr: int, old: int, value: int) -> int:
-        result = super()._finish(op, addr, old, value)
+    def _finish(self, op: str, addr: int, old: int, value: int, *order: int) -> int:
+        result = super()._finish(op, addr, old, value, *order)
         if addr in self.watched:
             self.watched[addr](int(value))
         return result

@@ -620,6 +620,20 @@ FAULTS = (
         (Edit("cache.access", "store_groups", _SPAN_UNPINNED, _SPAN_UNPINNED.replace("DIRTY", "0")),),
     ),
     Fault(
+        "run-without-a-pin", "in-place", "a run is stored into frames that nothing keeps",
+        (Edit(_WORDS_OF, "_pin_to_store", "pin_valid(word, seen, DIRTY)", "True"),
+         Edit(_WORDS_OF, "_unpin_stored", "fetch_add_as(word, -PIN, I8)", "fetch_or_as(word, DIRTY, I8)")),
+    ),
+    Fault(
+        "run-dirty-forgotten", "in-place", "pages of a run that was stored are not marked as changed",
+        (Edit(_WORDS_OF, "_pin_to_store", "pin_valid(word, seen, DIRTY)", "pin_valid(word, seen, 0)"),),
+    ),
+    Fault(
+        "run-unpinned-relaxed", "in-place", "who sees the pin gone need not see what was stored under it",
+        (Edit(_WORDS_OF, "_storing_alone", "        fence(DEVICE)\n        _unpin_stored(word)\n",
+              "        _unpin_stored(word)\n"),),
+    ),
+    Fault(
         "span-without-a-fence", "spans", "nothing orders the look at the word after the words of the page",
         (Edit(_WORDS_OF, "looking", _GROUP + _FENCE, _GROUP), Edit(_WORDS_OF, "looking", _FOUR + _FENCE, _FOUR),
          Edit(_WORDS_OF, "_four_pages", _FOUR_PAGES + _FENCE, _FOUR_PAGES)),

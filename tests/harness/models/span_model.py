@@ -1,5 +1,7 @@
 """Span scenario: the frame scenario whose readers fold runs of items instead of subscripting single ones.
 
+In-place scenario: the cache scenario, where two threads also change runs of items that are theirs.
+
 Even seeds read groups of words into registers, as on a GPU; odd ones copy to buffers, as on a CPU.
 """
 
@@ -11,7 +13,7 @@ import warpwell as ww
 from warpwell.array.spans import calls
 
 from .adversary import Violation
-from .cache_model import ITEMS, base_value
+from .cache_model import ITEMS, CacheModel, Focus, base_value
 from .frame_model import FrameModel
 
 
@@ -43,3 +45,44 @@ class SpanModel(FrameModel):
             return super().check()
         finally:
             calls.BUFFERED = before
+
+
+RUNS, RUN = 48, 8
+"""Threads 0 and 1 own these runs of items of each page: four groups, which one pin covers."""
+
+
+def changed(item: int, number: int) -> int:
+    """Return what becomes of an item that is changed in place."""
+    return item + number
+
+
+def numbered(i: int, page: int, version: int) -> int:
+    """Return what item i of a page is in a version."""
+    return base_value(page, i - page * ITEMS) + version
+
+
+class InPlaceModel(CacheModel):
+    """One run of the in-place scenario; `seed` and `trace` as for `CacheModel`."""
+
+    def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
+        random = Random(~seed)
+        super().__init__(seed, trace, focus or Focus(frames=random.choice((1, 1, 2)), hashed=False))
+
+    def _read(self, thread: int, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
+        super()._read(thread, page, item, seen)
+        super()._read(thread, page, RUNS + (item + thread) % (2 * RUN), seen)
+
+    def _write(self, thread: int, page: int, seen: dict[tuple[int, int], int]) -> None:
+        owner = thread - self.readers
+        if owner not in (0, 1):
+            super()._write(thread, page, seen)
+            return
+        first = RUNS + RUN * owner
+        for item in range(first, first + RUN):
+            self.begun[page, item] += 1
+            seen[page, item] = self.begun[page, item]
+        lo = page * ITEMS + first
+        if owner == 0:
+            ww.map(changed, self.view, self.view, lo, lo + RUN, 1)
+        else:
+            ww.fill(numbered, self.view, lo, lo + RUN, page, self.begun[page, first])

@@ -14,6 +14,20 @@ group for each lane. The look at the pages of up to four rows, by each lane for 
 
 A lane whose look fails pins the page for as long as it loads the groups, one page at a time, with whichever lanes come
 with it. Nobody waits under such a pin, so runs that are longer than the cache end.
+
+Four rows are stored without a call, where their pages are in the cache:
+
+1. Who will pin loads the page's word while the source is loaded: a thread alone for itself; of a warp, lane r for row
+   r, or the first lane where four rows are in one page.
+2. The items are computed. Nothing waits from here on: a program's function might.
+3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. Nobody evicts it or writes it
+   back as long as it has the pin, so DIRTY may come before the stores.
+4. A barrier of the warp orders all lanes behind the pins, and shuffles tell them the frames.
+5. Each lane executes a fence: a reader that takes a new item for one of the frame's old page then sees that page's new
+   word. Then it stores, relaxed, four groups in flight.
+6. A barrier, and a fence of who pinned, order all lanes' stores before a relaxed addition that takes the pin away. Who
+   writes the page back reads its word from this addition, or from a read-modify-write behind it, and acquires it.
+7. If a page is not there, the pins of the others are taken away, and the path that may wait stores the rows.
 """
 
 from __future__ import annotations
@@ -27,19 +41,34 @@ import numpy as np
 from ...cache import access as slow
 from ...cache.layout import N_HITS, N_WANTED, OWNER_PAGE
 from ...cache.lookup import count, hashed
-from ...cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
+from ...cache.paging import pin_valid
+from ...cache.word import (
+    DIRTY,
+    FRAME_MAX,
+    FRAME_SHIFT,
+    IDENTITY,
+    PIN,
+    READABLE,
+    REF,
+    VALID,
+    frame_of,
+    state_of,
+)
 from ...targets import (
     DEVICE,
     activemask,
     ballot,
     device,
     fence,
+    fetch_add_as,
     fetch_or_as,
     lane_id,
     load_acquire,
     load_pair,
     load_relaxed,
     shfl,
+    store_pair,
+    store_relaxed,
     syncwarp,
 )
 from ..items import item_of
@@ -53,6 +82,8 @@ ROWS = 4
 """Rows that are in flight together: 64 bytes a lane."""
 ROWS_BYTES = ROWS * 32 * GROUP_BYTES
 """Bytes of these rows of a whole warp."""
+PIN_TRIES = 4
+"""Tries at a pin, where others change the same word, before the path that waits is taken."""
 
 
 class Stored(NamedTuple):
@@ -96,6 +127,11 @@ class Look(NamedTuple):
     """``(view, i, last)``: have the group's page in the cache; whether no error is latched (converged lanes)."""
     pinned: Maker
     """``(view, i)`` to the two words of a group, each read under a pin (converged lanes)."""
+    ahead: Maker
+    """``(view, i, step)`` to the word, as it is now, of the page that this lane pins for `store_now`."""
+    store_now: Maker
+    """``(view, i, step, words, seen)``: store four groups, if their pages are in the cache; whether that was done
+    (converged lanes). `seen` is of `ahead`. Waits for nothing."""
     store_four: Maker
     """``(view, i, step, words)``: store four groups under a pin; whether no error is latched (converged lanes)."""
     store_one: Maker
@@ -157,7 +193,8 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
         return good, words
 
     load_four = loader(nbytes)
-    cold = _brought(size, shift), _pinned(size, nbytes, shift), *_store(array, group)
+    storing = *_storing_now(array, nbytes, shared), *_store(array, group)
+    cold = _brought(size, shift), _pinned(size, nbytes, shift), *storing
     row = 32 * nbytes
     if small and shared and row <= 1 << shift:
         return Look(_first_group(size, group, row), *_rows_of(array, load, nbytes), one, *cold)
@@ -390,6 +427,141 @@ def _first_group(size: int, group: int, row: int) -> Maker:
     return first_group
 
 
+# -- stores that wait for nothing ------------------------------------------------------------------------------------
+
+
+def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker]:
+    """Return `Look.ahead` and `Look.store_now`: four groups, stored where their pages are in the cache.
+
+    Inlined: across a call each lane would save up to 50 registers in memory, and the fences would wait for that.
+    """
+    if array.hashed or nbytes < 8:
+        return _no_word, _store_never
+    return (_storing_shared if shared else _storing_alone)(array, nbytes)
+
+
+@device
+def _no_word(view, i, step):
+    return 0
+
+
+@device
+def _store_never(view, i, step, words, seen):
+    return False
+
+
+@functools.cache
+def _putting(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
+    """Return ``(view, i)`` to the page of item i, and ``(view, i, frame, first, second)``, which stores a group."""
+    size, shift, inside = array.size, array.shift, (1 << array.shift) - 1
+    pairs = nbytes == GROUP_BYTES
+
+    @device
+    def page_of(view, i):
+        return (view.origin + i * size) >> shift
+
+    @device
+    def put(view, i, frame, first, second):
+        address = view.frames + (frame << shift) + ((view.origin + i * size) & inside)
+        if pairs:
+            store_pair(address, first, second)
+        else:
+            store_relaxed(address, first, DEVICE)
+
+    return page_of, put
+
+
+@functools.cache
+def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
+    page_of, put = _putting(array, nbytes)
+
+    @device
+    def ahead(view, i, step):
+        return load_relaxed(view.table + 8 * page_of(view, i), DEVICE)
+
+    @device
+    def store_alone(view, i, step, words, seen):
+        page = page_of(view, i)
+        if page != page_of(view, i + 3 * step):
+            return False
+        word = view.table + 8 * page
+        frame = _pin_to_store(word, seen)
+        if frame < 0:
+            return False
+        fence(DEVICE)
+        a, b, c, d, e, f, g, h = words
+        put(view, i, frame, a, b)
+        put(view, i + step, frame, c, d)
+        put(view, i + 2 * step, frame, e, f)
+        put(view, i + 3 * step, frame, g, h)
+        fence(DEVICE)
+        _unpin_stored(word)
+        return True
+
+    return ahead, store_alone
+
+
+@functools.cache
+def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
+    page_of, put = _putting(array, nbytes)
+    rows = 4 if array.small else 1
+
+    @device
+    def own_word(view, i, step):
+        return view.table + 8 * page_of(view, i + (lane_id() & (rows - 1)) * step)
+
+    @device
+    def ahead(view, i, step):
+        return load_relaxed(own_word(view, i, step), DEVICE)
+
+    @device
+    def store_shared(view, i, step, words, seen):
+        if activemask() != ALL_LANES:
+            return False
+        if rows == 1:
+            page = page_of(view, i)
+            if ballot(ALL_LANES, page == shfl(ALL_LANES, page, 0)) != ALL_LANES:
+                return False
+        word = own_word(view, i, step)
+        frame = -1
+        if lane_id() < rows:
+            frame = _pin_to_store(word, seen)
+        good = ballot(ALL_LANES, lane_id() < rows and frame < 0) == 0
+        syncwarp(ALL_LANES)
+        if good:
+            fence(DEVICE)
+            a, b, c, d, e, f, g, h = words
+            put(view, i, shfl(ALL_LANES, frame, 0), a, b)
+            put(view, i + step, shfl(ALL_LANES, frame, 1 % rows), c, d)
+            put(view, i + 2 * step, shfl(ALL_LANES, frame, 2 % rows), e, f)
+            put(view, i + 3 * step, shfl(ALL_LANES, frame, 3 % rows), g, h)
+        syncwarp(ALL_LANES)
+        fence(DEVICE)
+        if frame >= 0:
+            _unpin_stored(word)
+        return good
+
+    return ahead, store_shared
+
+
+@device
+def _pin_to_store(word, seen):
+    """Pin the page of a word that was seen as `seen`, and mark it dirty; return its frame, or -1 (thread; acquire)."""
+    for _ in range(PIN_TRIES):
+        if state_of(seen) != VALID:
+            break
+        if pin_valid(word, seen, DIRTY):
+            return frame_of(seen)
+        seen = load_relaxed(word, DEVICE)
+    return -1
+
+
+@device
+def _unpin_stored(word):
+    """Take away a pin of `_pin_to_store`, behind a fence of this thread (thread; relaxed)."""
+    fetch_add_as(word, -PIN, I8)
+
+
 # -- through the slow path -----------------------------------------------------------------------------------------
 
 
@@ -436,37 +608,19 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
 
     @device
     def store_one(view, i, lo, hi, first, second):
-        at = view.origin + i * size
-        page = at >> shift
         bounds = max(lo - i, 0) * size | (max(i + group - hi, 0) * size) << 8
-        inside = at - (page << shift)
         return slow.store_groups(
-            view.space, table_of(view), view.frames, page, inside, 0, 1, shape, bounds, first, second, 0, 0, 0, 0, 0, 0
+            view.space, table_of(view), view.frames, view.origin + i * size, 0, 1, shape, bounds,
+            first, second, 0, 0, 0, 0, 0, 0,
         ) != 0  # fmt: skip
 
     @device
     def store_four(view, i, step, words):
-        at = view.origin + i * size
-        page = at >> shift
-        inside = at - (page << shift)
         return slow.store_groups(
-            view.space, table_of(view), view.frames, page, inside, step * size, 4, shape, 0, *words
+            view.space, table_of(view), view.frames, view.origin + i * size, step * size, 4, shape, 0, *words
         ) != 0  # fmt: skip
 
-    if not array.small:
-        return store_four, store_one
-
-    @device
-    def store_each(view, i, step, words):
-        a, b, c, d, e, f, g, h = words
-        good = True
-        for row in range(4):
-            at = i + row * step
-            good &= store_one(view, at, at, at + group, a, b)
-            a, b, c, d, e, f = c, d, e, f, g, h
-        return good
-
-    return store_each, store_one
+    return store_four, store_one
 
 
 # -- items of groups -----------------------------------------------------------------------------------------------
@@ -621,10 +775,11 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
         Whether the lanes of a warp share a run.
     """
     if source is None:
-        return _storing_items(target, items, place)
+        return _storing_items(target, items, place, shared)
     group = GROUP_BYTES // max(target.size, source.size)
     into, of = (looking(kind, group, shared) for kind in (target, source))
     together, together_into, store_four, store_one = of.together, into.together, into.store_four, into.store_one
+    ahead, store_now = into.ahead, into.store_now
     first_group, _, four, one, brought, pinned = of[:6]
     unpack, pack, tally = _unpack(source.code), _pack(target.code), tally_of(source.full, source.size)
 
@@ -649,6 +804,7 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
                 and together(source, i, step)
                 and together_into(target, i, step)
             ):
+                seen = ahead(target, i, step)
                 good, words = four(source, i, step)
                 tally(source, 4 * group, good)
                 if good:
@@ -656,7 +812,8 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
                     c, d = map_group(f, words[2], words[3], 0, group, args)
                     e, g = map_group(f, words[4], words[5], 0, group, args)
                     h, j = map_group(f, words[6], words[7], 0, group, args)
-                    if not store_four(target, i, step, (a, b, c, d, e, g, h, j)):
+                    words = (a, b, c, d, e, g, h, j)
+                    if not store_now(target, i, step, words, seen) and not store_four(target, i, step, words):
                         break
                     i += 4 * step
                     continue
@@ -680,22 +837,41 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
     return map_words
 
 
-def _storing_items(target: Stored, items: Maker, place: Maker) -> Maker:
+def _storing_items(target: Stored, items: Maker, place: Maker, shared: bool) -> Maker:
     group = GROUP_BYTES // target.size
-    store_one = looking(target, group, False).store_one
-    pack = _pack(target.code)
+    look = looking(target, group, shared)
+    first_group, together, ahead, store_now = look.first_group, look.together, look.ahead, look.store_now
+    store_four, store_one, pack = look.store_four, look.store_one, _pack(target.code)
+
+    @device
+    def item_group(f, source, i, begin, end, args):
+        a, b = 0, 0
+        for k in range(begin, end):
+            a, b = pack(a, b, k, f(*(items(source, i + k) + args)))
+        return a, b
 
     @device
     def store_items(f, target, source, lo, hi, *args):
         rank, lanes = place()
-        i = (lo & -group) + group * rank
+        step = group * lanes
+        i = first_group(target, lo) + group * rank
         while i < hi:
-            a, b = 0, 0
-            for k in range(max(lo - i, 0), min(hi - i, group)):
-                a, b = pack(a, b, k, f(*(items(source, i + k) + args)))
-            if not store_one(target, i, lo, hi, a, b):
-                break
-            i += group * lanes
+            if i >= lo and i + 3 * step + group <= hi and together(target, i, step):
+                a, b = item_group(f, source, i, 0, group, args)
+                c, d = item_group(f, source, i + step, 0, group, args)
+                e, g = item_group(f, source, i + 2 * step, 0, group, args)
+                h, j = item_group(f, source, i + 3 * step, 0, group, args)
+                words = (a, b, c, d, e, g, h, j)
+                seen = ahead(target, i, step)
+                if not store_now(target, i, step, words, seen) and not store_four(target, i, step, words):
+                    break
+                i += 4 * step
+            else:
+                begin, end = max(lo - i, 0), min(hi - i, group)
+                a, b = item_group(f, source, i, begin, end, args)
+                if begin < end and not store_one(target, i, lo, hi, a, b):
+                    break
+                i += step
 
     return store_items
 

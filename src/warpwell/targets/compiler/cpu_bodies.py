@@ -69,9 +69,12 @@ def _rmw(operation: str) -> Any:
     return lambda builder, v, scope: builder.atomic_rmw(operation, _pointer(builder, v[0]), v[1], "acq_rel")
 
 
-def _compare_exchange(builder: Any, values: Any, scope: int) -> Any:
-    pair = builder.cmpxchg(_pointer(builder, values[0]), values[1], values[2], "acq_rel", "acquire")
-    return builder.extract_value(pair, 0)
+def _compare_exchange(order: str) -> Any:
+    def exchange(builder: Any, values: Any, scope: int) -> Any:
+        pair = builder.cmpxchg(_pointer(builder, values[0]), values[1], values[2], order, "acquire")
+        return builder.extract_value(pair, 0)
+
+    return exchange
 
 
 seam.word(a.load_relaxed, 1, _load("monotonic"), scope=True)
@@ -82,7 +85,8 @@ seam.word(a.exchange, 2, _rmw("xchg"), scope=True)
 seam.word(a.fetch_add, 2, _rmw("add"), scope=True)
 seam.word(a.fetch_or, 2, _rmw("or"), scope=True)
 seam.word(a.fetch_and, 2, _rmw("and"), scope=True)
-seam.word(a.compare_exchange, 3, _compare_exchange, scope=True)
+seam.word(a.compare_exchange, 3, _compare_exchange("acq_rel"), scope=True)
+seam.word(a.compare_exchange_acquire, 3, _compare_exchange("acquire"), scope=True)
 seam.word(a.fence, 0, lambda builder, v, scope: builder.fence("acq_rel"), result=types.void, scope=True)
 
 

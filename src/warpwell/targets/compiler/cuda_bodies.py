@@ -98,6 +98,10 @@ for _stub, _operation in ((a.exchange, "exch.b64"), (a.fetch_add, "add.u64"), (a
 _define(
     a.compare_exchange, types.int64, 3, "atom.acq_rel.{s}.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l" + _MEMORY
 )
+_define(
+    a.compare_exchange_acquire, types.int64, 3, "atom.acquire.{s}.global.cas.b64 $0, [$1], $2, $3;",
+    "=l,l,l,l" + _MEMORY,
+)  # fmt: skip
 _define(a.fence, types.void, 0, "fence.acq_rel.{s};", "~{memory}")
 
 

@@ -320,9 +320,12 @@ class Interpreter(Interleaver):
         self._point()
         return self.memory.newest(self.thread.view, addr, ORDERED)
 
-    def _finish(self, op: str, addr: int, old: int, value: int) -> int:
+    def _finish(self, op: str, addr: int, old: int, value: int, order: int = ORDERED) -> int:
         # No switch point since _begin: the two are one atomic step.
-        self.memory.store(self.thread.view, addr, i64(value), ORDERED)
+        if order == ORDERED:
+            self.memory.store(self.thread.view, addr, i64(value), ORDERED)
+        else:
+            self.memory.update(self.thread.view, addr, i64(value))
         if self._trace is not None:
             self._log(op, addr, (old, i64(value)))
         return old
@@ -334,6 +337,13 @@ class Interpreter(Interleaver):
         old = self._begin(addr, scope)
         if old == i64(expected):
             return self._finish("compare_exchange", addr, old, desired)
+        self._log("cas failed", addr, old)
+        return old
+
+    def compare_exchange_acquire(self, addr: int, expected: int, desired: int, scope: int) -> int:
+        old = self._begin(addr, scope)
+        if old == i64(expected):
+            return self._finish("compare_exchange_acquire", addr, old, desired, RELAXED)
         self._log("cas failed", addr, old)
         return old
 
