@@ -9,6 +9,9 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t some = PTHREAD_COND_INITIALIZER;
 static struct ww_job *wanted, **wanted_end = &wanted, *done, **done_end = &done;
 static _Atomic int any_done;
+static uint32_t jobs; /* the executor's: not yet done */
+
+#define JOBS_MOST 4096u /* an honest client waits for one in each slot, and sends few others */
 
 static void *work(void *unused) {
     (void)unused;
@@ -41,6 +44,7 @@ void ww_heavy_start(void) {
 }
 
 void ww_heavy(struct ww_job wish) {
+    if (++jobs > JOBS_MOST) ww_die("more calls wait than a client can have");
     struct ww_job *job = ww_memory(sizeof *job);
     *job = wish;
     pthread_mutex_lock(&lock);
@@ -61,6 +65,7 @@ int ww_heavy_step(void) {
     while (list) {
         struct ww_job *job = list;
         list = job->next;
+        jobs--;
         if (ww_is_sticky(job->result)) ww_lost(job->result);
         if (job->done) job->done(job);
         else ww_answer(job->slot, job->seq, job->result, job->data, job->nbytes);

@@ -17,6 +17,7 @@
 
 #define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation */
 #define PINS_MOST 65536u
+#define WISHES_MOST 4096u           /* an honest client waits for one in each slot */
 
 struct wish { /* an allocation that waits for memory */
     struct wish *next;
@@ -26,11 +27,12 @@ struct wish { /* an allocation that waits for memory */
 
 struct pin {
     uint64_t at, nbytes;
-    int gone; /* no more copies; its end is under way */
+    enum { COMING, HERE, LEAVING, GOING } state; /* LEAVING: calls that were read before still use it */
 };
 
 struct ww_arena ww_arena;
 static struct wish *wishes, **wishes_end = &wishes;
+static uint32_t nwishes;
 static int mapping, full;          /* a range is being mapped, or given back; the last attempt found no memory */
 static uint64_t *frees, *group;    /* the next group, and the one that waits */
 static size_t nfrees, frees_room, ngroup;
@@ -103,6 +105,7 @@ CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint6
 static void end_wish(CUresult code, uint64_t address) {
     struct wish *w = wishes;
     wishes = w->next;
+    nwishes--;
     if (!wishes) wishes_end = &wishes;
     ww_answer(w->slot, w->seq, code, &address, code ? 0 : sizeof address);
     free(w);
@@ -140,6 +143,7 @@ void ww_alloc(const struct ww_call *call) {
         ww_result(call, code);
         return;
     }
+    if (++nwishes > WISHES_MOST) ww_die("more calls wait for memory than a client can have");
     struct wish *w = ww_memory(sizeof *w);
     *w = (struct wish){.nbytes = args->nbytes, .slot = call->entry.slot, .seq = call->entry.seq};
     *wishes_end = w;
@@ -235,7 +239,8 @@ static size_t find_pin(uint64_t at) {
 enum ww_where ww_where(uint64_t at, uint64_t n) {
     if (at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST) {
         size_t i = find_pin(at);
-        int inside = i < npins && at >= pins[i].at && n <= pins[i].nbytes && at - pins[i].at <= pins[i].nbytes - n;
+        int here = i < npins && (pins[i].state == HERE || pins[i].state == LEAVING);
+        int inside = here && at >= pins[i].at && n <= pins[i].nbytes && at - pins[i].at <= pins[i].nbytes - n;
         return inside ? WW_HOST : WW_NOWHERE;
     }
     return ww_arena_holds(&ww_arena, at, n) || ww_is_global(at, n) ? WW_DEVICE : WW_NOWHERE;
@@ -309,7 +314,7 @@ static void was_pinned(struct ww_job *job) {
     if (job->fd >= 0) close(job->fd);
     if (job->c) job->result = CUDA_ERROR_OUT_OF_MEMORY;
     if (job->result) forget_pin(job->a);
-    else pins[find_pin(job->a)].gone = 0;
+    else pins[find_pin(job->a)].state = HERE;
     ww_answer(job->slot, job->seq, job->result, NULL, 0);
 }
 
@@ -333,7 +338,7 @@ void ww_pin(const struct ww_call *call) {
         if (!pins) ww_die("out of memory for the table of pinned memory");
     }
     memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
-    pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .gone = 1};
+    pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING};
     npins++;
     pinned += args->nbytes;
     ww_heavy((struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1,
@@ -347,6 +352,7 @@ static void was_unpinned(struct ww_job *job) {
 
 static void start_unpin(struct ww_barrier *barrier) {
     struct pin *p = pins + find_pin(barrier->what);
+    p->state = GOING;
     ww_heavy((struct ww_job){.work = unpin, .done = was_unpinned, .a = p->at, .b = p->nbytes, .slot = barrier->slot,
                              .seq = barrier->seq});
 }
@@ -354,10 +360,10 @@ static void start_unpin(struct ww_barrier *barrier) {
 void ww_unpin(const struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
     size_t i = call->nargs < sizeof *args ? npins : find_pin(args->address);
-    if (i >= npins || pins[i].at != args->address || pins[i].gone) {
+    if (i >= npins || pins[i].at != args->address || pins[i].state != HERE) {
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;
     }
-    pins[i].gone = 1;
+    pins[i].state = LEAVING;
     ww_barrier((struct ww_barrier){.then = start_unpin, .what = args->address, .slot = call->entry.slot, .seq = call->entry.seq});
 }

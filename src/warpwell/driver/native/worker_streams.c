@@ -20,6 +20,7 @@
 #define MARK_EACH 64u
 #define PARKED_MOST (64u << 20)      /* bytes of calls parked in a stream: only hostile clients get there */
 #define PARKED_MOST_ALL (512u << 20)
+#define TODOS_MOST (1u << 20)        /* and here */
 
 struct event {
     uint32_t flags;
@@ -39,7 +40,7 @@ static struct ww_stream *legacy;
 static struct ww_stream *parked; /* those with parked calls */
 static struct waiter *waiters;
 static uint64_t order, parked_bytes;
-static uint32_t nmarks, nunmarked; /* nunmarked: made blocking streams with calls that no mark covers */
+static uint32_t nmarks, ntodos, nwaiters, nunmarked; /* nunmarked: made blocking streams with calls that no mark covers */
 static CUevent spare[1024];
 static uint32_t nspare;
 static uint16_t free_cells[WW_CELLS];
@@ -63,6 +64,7 @@ static void give_event(CUevent event) {
 
 static struct ww_todo *todo_copy(struct ww_todo todo) {
     struct ww_todo *kept = ww_memory(sizeof *kept);
+    if (++ntodos > TODOS_MOST) ww_die("more calls wait than a client can have");
     *kept = todo;
     return kept;
 }
@@ -90,6 +92,7 @@ static void do_all(struct ww_stream *s, struct ww_todo *list) {
     while (list) {
         struct ww_todo *next = list->next;
         do_one(s, list);
+        ntodos--;
         free(list);
         list = next;
     }
@@ -360,6 +363,7 @@ static int poll_waiters(void) {
         show_prints(w->generation->native);
         ww_answer(w->slot, w->seq, code, NULL, 0);
         *at = w->next;
+        nwaiters--;
         drop_generation(w->generation);
         free(w);
         some = 1;
@@ -436,10 +440,17 @@ void ww_stream_destroy(const struct ww_call *call) {
     ww_result(call, CUDA_SUCCESS);
 }
 
+/* Whether calls that were posted to a stream, or that its next call would wait for, are parked. */
+static int behind_parked(const struct ww_stream *s) {
+    for (const struct ww_stream *p = parked; s == legacy && p; p = p->next_parked)
+        if (p->first && !p->nonblocking) return 1;
+    return s->first != NULL;
+}
+
 void ww_stream_query(const struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
     CUresult code = CUDA_ERROR_INVALID_HANDLE;
-    if (s) code = s->first ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
+    if (s) code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
     if (s && !code && s->first_mark) { /* what stands at the marks is done before the answer */
         poll_stream(s);
         if (s->first_mark) code = CUDA_ERROR_NOT_READY;
@@ -535,6 +546,7 @@ void ww_event_sync(const struct ww_call *call) {
         ww_result(call, CUDA_ERROR_INVALID_HANDLE);
         return;
     }
+    if (++nwaiters > WW_SLOTS * 16) ww_die("more threads wait than a client can have");
     struct waiter *w = ww_memory(sizeof *w);
     *w = (struct waiter){.next = waiters, .generation = e->generation, .slot = call->entry.slot, .seq = call->entry.seq};
     e->generation->refs++;
