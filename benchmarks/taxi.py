@@ -289,7 +289,7 @@ def kvikio_ms(path: Path, columns: list[np.ndarray]) -> float | None:
         return None
     there = [cupy.empty(one.nbytes, cupy.uint8) for one in columns]
     best = math.inf
-    with kvikio.CuFile(path, "r") as file:
+    with kvikio.CuFile(str(path), "r") as file:
         for _ in range(3):
             start, at = time.perf_counter(), 0
             for one in there:
