@@ -78,11 +78,14 @@ def test_a_part_that_is_full_or_locked_is_passed_over(seed: int, monkeypatch: py
     # four parts of one place each, of which one has no thread: more commands than places
     monkeypatch.setattr(latency.os, "cpu_count", lambda: 4)
     monkeypatch.setattr(latency, "IN_FLIGHT", 4)
-    medium = Striped([Latency(RamMedium(content()), latency_us=2000, read_iops=1e7)], 512)
+    drive = Latency(RamMedium(content()), latency_us=2000, read_iops=2000)
+    medium = Striped([drive], 512)
     buffers = [HostBytes(512) for _ in range(9)]
     requests = [(READ, 512 * (k % 4), 512, b.address) for k, b in enumerate(buffers)]
     assert interpreted(medium, requests, seed) == [0] * 9
     assert all(np.array_equal(b.bytes, content()[512 * (k % 4) :][:512]) for k, b in enumerate(buffers))
+    passed = drive.native().owner[0].words[latency.COMMANDS_FREE + latency.READS]
+    assert passed >= 9 * 500_000 << 10  # each passed the gate after the others
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
