@@ -1,19 +1,26 @@
 """Build layer, worker and fake driver: once, into the cache folder, named by a hash of sources and compiler.
 
-``python -m warpwell.driver.build`` prints their paths. A companion wheel brings them to machines without a compiler.
+``python -m warpwell.driver.build`` prints their paths; with ``--wheel FOLDER`` it makes the companion wheel
+warpwell-driver, which brings layer and worker to machines without a compiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import importlib.util
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from ..errors import DriverBuildError
@@ -24,6 +31,8 @@ FLAGS = ("-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-fvisibility
 SHARED = ("-fPIC", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs")
 COMPANION = "warpwell_driver"
 """Package of the companion wheel."""
+OLDEST = 17
+"""Minor version of the oldest glibc that the companion wheel runs with where ziglang compiles it."""
 SECONDS = 300.0
 """A compiler that takes longer is ended."""
 
@@ -64,9 +73,10 @@ def compiler() -> list[str]:
             return [found, *words[1:]]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "cc"]
+    other = " (the package warpwell-driver is installed, but for other sources)" if _companion() else ""
     raise DriverBuildError(
         "the driver layer for unmodified CUDA programs needs a C compiler once: install gcc or clang, or the package"
-        " ziglang (pip install ziglang), or set CC"
+        f" ziglang (pip install ziglang), or set CC{other}"
     )
 
 
@@ -96,12 +106,18 @@ def build() -> Built:
 
 def parts() -> Built:
     """Return layer and worker: those of the companion wheel where it is installed for these sources, else `build`."""
-    spec = importlib.util.find_spec(COMPANION)
-    if spec and spec.submodule_search_locations:
-        folder = Path(next(iter(spec.submodule_search_locations)))
-        if (folder / "sources").is_file() and (folder / "sources").read_text() == sources_hash():
-            return _found(folder)
+    folder = _companion()
+    if folder and (folder / "sources").read_text() == sources_hash():
+        return _found(folder)
     return build()
+
+
+def _companion() -> Path | None:
+    spec = importlib.util.find_spec(COMPANION)
+    for folder in spec.submodule_search_locations or () if spec else ():
+        if (Path(folder) / "sources").is_file():
+            return Path(folder)
+    return None
 
 
 def sources_hash() -> str:
@@ -161,9 +177,66 @@ def _finish(process: subprocess.Popen[str]) -> None:
         raise DriverBuildError(f"the C compiler failed on the driver layer: {process.args!r}\n{said}")
 
 
+# -- the companion wheel -----------------------------------------------------------------------------------------------
+
+
+def wheel(folder: Path) -> Path:
+    """Write the companion wheel warpwell-driver into a folder, and return its path.
+
+    It has layer and worker and no Python code, so one wheel serves all versions of Python. Where the package ziglang is
+    installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name says which.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        if importlib.util.find_spec("ziglang"):
+            target = f"{platform.machine()}-linux-gnu.2.{OLDEST}"
+            command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-s", "-fno-sanitize=undefined"]
+            _make(Path(made), command, (LAYER, WORKER))
+            built = _found(Path(made))
+        else:
+            built = build()
+        if not built.layer or not built.worker:
+            raise DriverBuildError("the sources of layer or worker are missing: nothing to put into a wheel")
+        content = {path.name: path.read_bytes() for path in (built.layer, built.worker)}
+    glibc = max([OLDEST, *(int(found) for text in content.values() for found in re.findall(rb"GLIBC_2\.(\d+)", text))])
+    tag = f"py3-none-manylinux_2_{glibc}_{platform.machine()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{COMPANION}-{metadata.version('warpwell')}-{tag}.whl"
+    with replacing(path) as part:
+        _pack(part, content, tag)
+    return path
+
+
+def _pack(path: Path, content: dict[str, bytes], tag: str) -> None:
+    version = metadata.version("warpwell")
+    about = f"{COMPANION}-{version}.dist-info"
+    files = {f"{COMPANION}/{name}": data for name, data in content.items()}
+    files[f"{COMPANION}/sources"] = sources_hash().encode()
+    files[f"{COMPANION}/__init__.py"] = b'"""Native parts of Warpwell\'s layer for unmodified CUDA programs."""\n'
+    files[f"{about}/METADATA"] = (
+        f"Metadata-Version: 2.4\nName: warpwell-driver\nVersion: {version}\nLicense-Expression: Apache-2.0\n"
+        "Summary: Native parts of Warpwell's layer for unmodified CUDA programs, for machines without a compiler\n"
+    ).encode()
+    files[f"{about}/WHEEL"] = f"Wheel-Version: 1.0\nGenerator: warpwell\nRoot-Is-Purelib: false\nTag: {tag}\n".encode()
+    lines = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}\n")
+    files[f"{about}/RECORD"] = "".join([*lines, f"{about}/RECORD,,\n"]).encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name)  # of 1980: the same sources give the same wheel
+            entry.external_attr = (0o100755 if name.endswith(WORKER.output) else 0o100644) << 16
+            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
+
+
 def main() -> None:
-    """Build, and print the paths."""
-    argparse.ArgumentParser(prog="python -m warpwell.driver.build", description=main.__doc__).parse_args()
+    """Build layer, worker and fake driver, and print their paths."""
+    parser = argparse.ArgumentParser(prog="python -m warpwell.driver.build", description=main.__doc__)
+    parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="make the companion wheel there instead")
+    folder = parser.parse_args().wheel
+    if folder:
+        print(wheel(folder))
+        return
     built = build()
     for name in ("layer", "worker", "fake"):
         print(f"{name}: {getattr(built, name) or 'no sources'}")

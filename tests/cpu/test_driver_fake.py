@@ -1,0 +1,232 @@
+"""The fake driver: it is asynchronous, shows missing order as wrong bytes, blocks where a real one does, and says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from warpwell.driver import build
+
+ROOT = Path(__file__).parents[2]
+BEFORE = """
+import ctypes, os, sys
+from tests.harness.driver.calls import *
+cuda = Cuda(os.environ["FAKE"])
+cuda.start()
+cuda.use(0)
+"""
+WORDS = 1024
+FRESH = 0xA5
+
+
+@pytest.fixture(scope="module")
+def fake() -> Path:
+    built = build.build().fake
+    assert built
+    return built
+
+
+def run(fake: Path, text: str, **environment: str) -> str:
+    """Return what a program prints that uses the fake: a process of its own, for the fake reads its environment once."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith(("FAKE_", "CUDA_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE + textwrap.dedent(text)], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env=known | {"FAKE": str(fake), "CUDA_MODULE_LOADING": "EAGER"} | environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_missing_wait_shows_as_wrong_bytes(fake: Path) -> None:
+    """A copy in another stream, and in the legacy stream beside blocking and non-blocking ones."""
+    out = run(fake, """
+        def late(flags):
+            address, stream = cuda.alloc(4096), cuda.stream(flags)
+            cuda.launch(0, stream, "nap", 30_000)
+            cuda.launch(0, stream, "fill", address, 1024, 7)
+            return address, stream
+        address, one = late(NON_BLOCKING)
+        two, event = cuda.stream(NON_BLOCKING), cuda.event()
+        pinned, data = cuda.pinned(4096)
+        for wait in (0, 1):
+            cuda.cuEventRecord(event, one)
+            if wait:
+                cuda.cuStreamWaitEvent(two, event, ctypes.c_uint(0))
+            cuda.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(pinned), address, 4096, two)
+            cuda.cuStreamSynchronize(two)
+            print(data[0], data[4092])
+        for flags in (NON_BLOCKING, 0):  # the legacy stream waits for blocking ones only
+            address, _ = late(flags)
+            print(cuda.read(address, 1)[0])
+        address, stream = late(0)  # and blocking ones for it
+        cuda.cuMemsetD8_v2(address, ctypes.c_ubyte(9), 4096)
+        other = cuda.stream()
+        cuda.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(pinned), address, 4096, other)
+        cuda.cuStreamSynchronize(other)
+        print(data[0], data[4095])
+        """)  # fmt: skip
+    assert out.split() == [str(FRESH)] * 2 + ["7", "7"] + [str(FRESH), "7"] + ["9", "9"]
+
+
+def test_it_blocks_where_a_real_driver_does_and_says_so(fake: Path, tmp_path: Path) -> None:
+    """Pageable copies on a busy stream, the 1,001st call, a free; not launches, pinned copies, events, queries."""
+    text = """
+        address, (pinned, data), word = cuda.alloc(4096), cuda.pinned(4096), cuda.pinned(4)
+        stream, event, bytes_ = cuda.stream(NON_BLOCKING), cuda.event(), ctypes.create_string_buffer(4096)
+        def stuck():
+            word[1].cast("I")[0] = 0
+            cuda.launch(0, stream, "flag", word[0], 1)
+        def said():
+            with open(os.environ["FAKE_BLOCKED"], "a+") as file:
+                file.seek(0)
+                found = file.read().split("\\n")[:-1]
+                file.truncate(0)
+            return found
+        import threading
+        def free():
+            word[1].cast("I")[0] = 1
+        stuck()
+        for _ in range(990):
+            cuda.launch(0, stream, "nap", 0)
+        cuda.cuMemcpyHtoDAsync_v2(address, ctypes.c_void_p(pinned), 4096, stream)
+        cuda.cuEventRecord(event, stream)
+        print(cuda.code("cuStreamQuery", stream), cuda.code("cuEventQuery", event), said())
+        threading.Timer(0.05, free).start()
+        for _ in range(20):
+            cuda.launch(0, stream, "nap", 0)
+        print(set(said()))
+        cuda.cuStreamSynchronize(stream)
+        said()
+        for call in ("cuMemcpyHtoDAsync_v2", "cuMemFree_v2"):
+            stuck()
+            threading.Timer(0.05, free).start()
+            if call == "cuMemFree_v2":
+                cuda.cuMemFree_v2(address)
+            else:
+                cuda.cuMemcpyHtoDAsync_v2(address, bytes_, 4096, stream)
+            print(said())
+        """
+    out = run(fake, text, FAKE_BLOCKED=str(tmp_path / "blocked"))
+    assert out.splitlines() == [
+        "600 600 []", "{'cuLaunchKernel main'}", "['cuMemcpyHtoDAsync_v2 main']", "['cuMemFree_v2 main']",
+    ]  # fmt: skip
+    lazy = run(fake, """
+        stream = cuda.stream(NON_BLOCKING)
+        cuda.launch(0, stream, "nap", 20_000)
+        cuda.launch(0, stream, "fill", cuda.alloc(4), 1, 1)  # its code is loaded now: this waits
+        print(open(os.environ["FAKE_BLOCKED"]).read().split())
+        """, FAKE_BLOCKED=str(tmp_path / "lazy"), CUDA_MODULE_LOADING="LAZY")  # fmt: skip
+    assert lazy.split() == ["['cuLaunchKernel',", "'main']"]
+
+
+def test_wrong_addresses_and_handles_are_errors_and_no_crash(fake: Path) -> None:
+    out = run(fake, """
+        address, data = cuda.alloc(4096), ctypes.create_string_buffer(4096)
+        codes = [
+            cuda.code("cuMemcpyHtoD_v2", address, data, 4097),
+            cuda.code("cuMemcpyHtoD_v2", address, 4096, 16),
+            cuda.code("cuMemcpyDtoH_v2", data, 4096, 16),
+            cuda.code("cuMemsetD32_v2", address + 2, ctypes.c_uint(1), 1),
+            cuda.code("cuMemFree_v2", address + 1),
+            cuda.code("cuStreamSynchronize", address), cuda.code("cuEventQuery", 4096),
+            cuda.code("cuModuleUnload", address), cuda.code("cuMemHostUnregister", data),
+        ]
+        event = cuda.event()
+        cuda.cuEventDestroy_v2(event)
+        codes += [cuda.code("cuEventQuery", event), cuda.code("cuModuleLoadData", ctypes.byref(ctypes.c_uint64()), b"\\x01" * 64)]
+        print(*codes)
+        cuda.launch(0, 0, "fill", address, 1025, 1)
+        print(cuda.code("cuCtxSynchronize"), cuda.code("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), 8))
+        print(cuda.code("cuDevicePrimaryCtxReset_v2", ctypes.c_int(0)), cuda.code("cuMemFree_v2", address))
+        print(len(cuda.read(cuda.alloc(8), 8)))
+        if not os.fork():
+            os._exit(cuda.code("cuInit", 0) * 10 + cuda.code("cuCtxSynchronize"))
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+        """)  # fmt: skip
+    assert [line.split() for line in out.splitlines()] == [
+        ["1", "1", "1", "1", "1", "400", "400", "400", "713", "400", "200"], ["700", "700"], ["0", "1"], ["8"], ["33"],
+    ]  # fmt: skip
+
+
+def test_memory_is_made_by_parts_and_bounded(fake: Path) -> None:
+    """Reserve, create, map, give access, use, unmap; and a device has so much memory and no more."""
+    out = run(fake, """
+        piece, made, base = 2 << 20, [], ctypes.c_uint64()
+        prop = (ctypes.c_int * 8)(1, 0, 1, 0, 0, 0, 0, 0)
+        access = (ctypes.c_int * 3)(1, 0, 3)
+        hint = 0x300000000000
+        cuda.cuMemAddressReserve(ctypes.byref(base), 1 << 40, 0, hint, 0)
+        print(base.value == hint)
+        for k in range(3):
+            made.append(cuda.out("cuMemCreate", piece, prop, 0))
+            cuda.cuMemMap(hint + k * piece, piece, 0, made[k], 0)
+        print(cuda.code("cuMemsetD8_v2", hint, ctypes.c_ubyte(1), 8))
+        cuda.cuMemSetAccess(hint, 3 * piece, access, 1)
+        cuda.cuMemsetD8_v2(hint, ctypes.c_ubyte(5), 3 * piece)
+        print(cuda.read(hint + 2 * piece - 4, 8).hex(), cuda.code("cuMemsetD8_v2", hint + 1, ctypes.c_ubyte(1), 3 * piece))
+        cuda.cuMemUnmap(hint, piece)
+        cuda.cuMemRelease(made[0])
+        print(cuda.code("cuMemcpyDtoH_v2", ctypes.create_string_buffer(4), hint, 4), cuda.read(hint + piece, 1)[0])
+        print(cuda.code("cuMemCreate", ctypes.byref(base), 3 * piece, prop, 0))
+        cuda.cuMemUnmap(hint + piece, 2 * piece)
+        print(cuda.code("cuMemAddressFree", hint, 1 << 40))
+        """, FAKE_MEMORY=str(8 << 20))  # fmt: skip
+    assert out.split() == ["True", "1", "05" * 8, "1", "1", "5", "2", "0"]
+
+
+def test_output_of_kernels_comes_at_a_synchronization(fake: Path) -> None:
+    """Prints as the driver's printf; an assertion loses the context and writes to stderr."""
+    out = run(fake, """
+        cuda.launch(0, 0, "print", 42)
+        while cuda.code("cuStreamQuery", 0):
+            pass
+        os.write(1, b"before\\n")
+        cuda.cuStreamSynchronize(0)
+        module = cuda.out("cuModuleLoadData", b"//FAKE\\nkernel fail\\n")
+        function = cuda.out("cuModuleGetFunction", module, b"fail")
+        one = ctypes.c_uint(1)
+        cuda.cuLaunchKernel(function, one, one, one, one, one, one, ctypes.c_uint(0), 0, None, None)
+        os.write(1, b"%d\\n" % cuda.code("cuCtxSynchronize"))
+        """)  # fmt: skip
+    assert out.splitlines() == ["before", "fake print 42", "710"]
+
+
+PTX = b"""
+.version 8.0
+.target sm_90
+.address_size 64
+.visible .global .align 4 .b8 table[48];
+.visible .entry _Z3addPfiS_d(
+  .param .u64 .ptr .align 4 _Z3addPfiS_d_param_0,
+  .param .u32 _Z3addPfiS_d_param_1,
+  .param .align 16 .b8 _Z3addPfiS_d_param_2[24],
+  .param .f64 _Z3addPfiS_d_param_3
+)
+{
+  ld.global.u32 %r1, [%rd1];
+  ret;
+}
+"""
+
+
+def test_parameters_and_globals_of_ptx(fake: Path) -> None:
+    out = run(fake, f"""
+        module = cuda.out("cuModuleLoadData", {PTX!r})
+        function = cuda.out("cuModuleGetFunction", module, b"_Z3addPfiS_d")
+        size = ctypes.c_size_t()
+        for index in range(4):
+            at = ctypes.c_size_t()
+            cuda.cuFuncGetParamInfo(function, index, ctypes.byref(at), ctypes.byref(size))
+            print(at.value, size.value)
+        print(cuda.code("cuFuncGetParamInfo", function, 4, ctypes.byref(at), None))
+        address = ctypes.c_uint64()
+        cuda.cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), module, b"table")
+        cuda.write(address.value, bytes(range(48)))
+        print(size.value, cuda.read(address.value, 48)[47])
+        """)  # fmt: skip
+    assert out.splitlines() == ["0 8", "8 4", "16 24", "40 8", "1", "48 47"]
