@@ -1,4 +1,4 @@
-"""The fake driver: it is asynchronous, shows missing order as wrong bytes, blocks where a real one does, and says so."""
+"""The fake driver is asynchronous: missing order shows as wrong bytes. It blocks where a real one does, and says so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from warpwell.driver import build
+from warpwell.errors import DriverBuildError
 
 ROOT = Path(__file__).parents[2]
 BEFORE = """
@@ -32,7 +33,7 @@ def fake() -> Path:
 
 
 def run(fake: Path, text: str, **environment: str) -> str:
-    """Return what a program prints that uses the fake: a process of its own, for the fake reads its environment once."""
+    """Return what a program prints that uses the fake, in a process of its own: the fake reads its environment once."""
     known = {name: value for name, value in os.environ.items() if not name.startswith(("FAKE_", "CUDA_"))}
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + textwrap.dedent(text)], cwd=ROOT, capture_output=True, text=True, timeout=60,
@@ -138,7 +139,8 @@ def test_wrong_addresses_and_handles_are_errors_and_no_crash(fake: Path) -> None
         ]
         event = cuda.event()
         cuda.cuEventDestroy_v2(event)
-        codes += [cuda.code("cuEventQuery", event), cuda.code("cuModuleLoadData", ctypes.byref(ctypes.c_uint64()), b"\\x01" * 64)]
+        junk = cuda.code("cuModuleLoadData", ctypes.byref(ctypes.c_uint64()), b"\\x01" * 64)
+        codes += [cuda.code("cuEventQuery", event), junk]
         print(*codes)
         cuda.launch(0, 0, "fill", address, 1025, 1)
         print(cuda.code("cuCtxSynchronize"), cuda.code("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), 8))
@@ -168,7 +170,8 @@ def test_memory_is_made_by_parts_and_bounded(fake: Path) -> None:
         print(cuda.code("cuMemsetD8_v2", hint, ctypes.c_ubyte(1), 8))
         cuda.cuMemSetAccess(hint, 3 * piece, access, 1)
         cuda.cuMemsetD8_v2(hint, ctypes.c_ubyte(5), 3 * piece)
-        print(cuda.read(hint + 2 * piece - 4, 8).hex(), cuda.code("cuMemsetD8_v2", hint + 1, ctypes.c_ubyte(1), 3 * piece))
+        print(cuda.read(hint + 2 * piece - 4, 8).hex())
+        print(cuda.code("cuMemsetD8_v2", hint + 1, ctypes.c_ubyte(1), 3 * piece))
         cuda.cuMemUnmap(hint, piece)
         cuda.cuMemRelease(made[0])
         print(cuda.code("cuMemcpyDtoH_v2", ctypes.create_string_buffer(4), hint, 4), cuda.read(hint + piece, 1)[0])
@@ -230,3 +233,40 @@ def test_parameters_and_globals_of_ptx(fake: Path) -> None:
         print(size.value, cuda.read(address.value, 48)[47])
         """)  # fmt: skip
     assert out.splitlines() == ["0 8", "8 4", "16 24", "40 8", "1", "48 47"]
+
+
+def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pip installs from it is what `parts` finds, as long as the sources are the same."""
+    monkeypatch.setattr(build, "_ziglang", lambda: False)  # with it, the wheel is compiled anew for an older glibc
+    made = build.wheel(tmp_path / "wheels")
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*pip, "--target", str(site), str(made)], check=True, timeout=60)
+    found = f"import sys; sys.path.insert(0, {str(site)!r}); from warpwell.driver import build\n"
+    show = found + "built = build.parts(); print(built.layer, built.worker, built.fake)"
+    environment = os.environ | {"PATH": "/nowhere", "WARPWELL_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop("CC", None)
+
+    def told(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+
+    folder = site / "warpwell_driver"
+    assert told(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker"), "None"]
+    assert os.access(folder / "ww_worker", os.X_OK) and not (tmp_path / "cache").exists()
+    (folder / "sources").write_text("others")
+    without = told(found + "build._ziglang = lambda: False\nbuild.parts()")
+    assert "install gcc or clang" in without.stderr and "for other sources" in without.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_failed_build_tells_what_the_compiler_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho no such option\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(DriverBuildError, match="no such option"):
+        build.build()
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []

@@ -71,13 +71,17 @@ def compiler() -> list[str]:
         words = name.split()
         if found := shutil.which(words[0]):
             return [found, *words[1:]]
-    if importlib.util.find_spec("ziglang"):
+    if _ziglang():
         return [sys.executable, "-m", "ziglang", "cc"]
     other = " (the package warpwell-driver is installed, but for other sources)" if _companion() else ""
     raise DriverBuildError(
         "the driver layer for unmodified CUDA programs needs a C compiler once: install gcc or clang, or the package"
         f" ziglang (pip install ziglang), or set CC{other}"
     )
+
+
+def _ziglang() -> bool:
+    return importlib.util.find_spec("ziglang") is not None
 
 
 def build() -> Built:
@@ -187,7 +191,7 @@ def wheel(folder: Path) -> Path:
     installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name says which.
     """
     with tempfile.TemporaryDirectory() as made:
-        if importlib.util.find_spec("ziglang"):
+        if _ziglang():
             target = f"{platform.machine()}-linux-gnu.2.{OLDEST}"
             command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-s", "-fno-sanitize=undefined"]
             _make(Path(made), command, (LAYER, WORKER))

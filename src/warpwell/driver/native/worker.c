@@ -192,7 +192,7 @@ static void start_context(struct ww_facts *facts) {
  * once: a write never finds the machine without memory. */
 static void *share(const char *name, size_t n, int read_only, int *fd) {
     int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
-    *fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    *fd = ww_memfd(name);
     if (*fd < 0 || ftruncate(*fd, (off_t)n) || fallocate(*fd, 0, 0, (off_t)n))
         refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no shared memory for a client");
     void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);

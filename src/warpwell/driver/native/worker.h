@@ -19,6 +19,10 @@
 #include "gen_worker.h"
 #include "wire.h"
 
+#include <linux/memfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
 /* -- the process ---------------------------------------------------------------------------------------------------------- */
 
 struct ww_worker {
@@ -33,6 +37,10 @@ struct ww_worker {
     uint64_t host_most;             /* bytes of pinned memory */
 };
 extern struct ww_worker ww;
+
+static inline int ww_memfd(const char *name) { /* by its number: glibc has the function from 2.27 on */
+    return (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+}
 
 _Noreturn void ww_die(const char *line);   /* the client is wrong, or the machine: one line on its stderr, and the end */
 _Noreturn void ww_lost(CUresult code);     /* the context is lost: the client learns the code, and the end */

@@ -247,7 +247,7 @@ enum ww_where ww_where(uint64_t at, uint64_t n) {
 }
 
 static int share(uint64_t at, uint64_t n, CUresult *code) {
-    int fd = memfd_create("warpwell-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = ww_memfd("warpwell-pinned");
     *code = CUDA_ERROR_OUT_OF_MEMORY;
     if (fd < 0) return -1;
     void *got = MAP_FAILED;
