@@ -405,16 +405,16 @@ def _launch(
     """Launch a kernel over runs whose buffers lie in the same arrays."""
     kind = _form(column, runs[0][0])[0]
     units, records, tables, pool = _tables(column, runs, flips, codes)
-    threads = units * (_WARP if arrays[0].device == "cuda" else 1)
+    lanes = _WARP if arrays[0].device == "cuda" else 1
     rest = np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before, mask
     form = (*_form(column, runs[0][0])[1:], int(before is not None))
     if whole and kind == selecting.NUMBERS and arrays[0].device != "cpu":  # of mapped files a plain loop is as fast
         given = *arrays[:2], records, tables, *form, *rest
         for first, end in _ahead(arrays[0], runs, units) if before is None else [(0, units)]:
-            selecting.select_whole[threads // units * (end - first)](*given, first)
+            selecting.select_whole[(end - first) * lanes](*given, first)
         return
     bad = np.zeros(1, np.int64)
-    selecting.select[threads](*arrays, records, tables, pool, kind, *form, *rest, bad)
+    selecting.select[units * lanes](*arrays, records, tables, pool, kind, *form, *rest, bad)
     if bad[0]:
         raise _damaged_text(column, runs)
 
