@@ -1,9 +1,10 @@
 /* Calls whose code is written by hand on both sides: their numbers, arguments and answers.
  *
- * The generated header goes on at WW_HAND_OPS with one number for each call that is replayed as it is. All structs are packed as
- * written here (each field at its natural alignment), follow the entry's header, and are read from the worker's copy of the entry.
- * "stream" is the entry's field; "sent" has no answer (in strict mode it has one: its result, no bytes); "asked" has one.
- * A device address is one of the arena, of pinned memory, or of a module's global: the worker checks the whole range.
+ * The generated header goes on at WW_HAND_OPS with one number for each call that is replayed as it is. All structs
+ * are packed as written here (each field at its natural alignment), follow the entry's header, and are read from the
+ * worker's copy of the entry. "stream" is the entry's field; "sent" has no answer (in strict mode it has one: its
+ * result, no bytes); "asked" has one. A device address is one of the arena, of pinned memory, or of a module's
+ * global: the worker checks the whole range.
  */
 #ifndef WW_CALLS_H
 #define WW_CALLS_H
@@ -185,7 +186,8 @@ struct ww_args_pin {
 
 /* -- packets of the socket (said: enum ww_said) -------------------------------------------------------------------- */
 
-/* WW_OPEN is a ww_hello with the client's stdout and stderr (or /dev/null for a closed one); WW_OPENED is a ww_facts with ring, status and staging, in this order. */
+/* WW_OPEN is a ww_hello with the client's stdout and stderr (or /dev/null for a closed one); WW_OPENED is a ww_facts
+ * with ring, status and staging, in this order. */
 
 struct ww_pinned { /* with one descriptor: the memfd */
     uint32_t said, unused;

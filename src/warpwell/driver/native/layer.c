@@ -343,8 +343,8 @@ static int open_channel(struct ww_device *d, struct ww_channel *c)
     return error;
 }
 
-/* Addresses of the device's memory must not be given to the program by mmap. Where it has some of them already, an address
- * alone does not tell where a copy goes; copies with a direction still work. */
+/* Addresses of the device's memory must not be given to the program by mmap. Where it has some of them already, an
+ * address alone does not tell where a copy goes; copies with a direction still work. */
 static void reserve(const struct ww_facts *f)
 {
     void *at = (void *)(uintptr_t)f->arena;

@@ -13,8 +13,8 @@
  *     layer_launch.c   launches
  *     layer_names.c    names of errors, cuGetProcAddress, refusals
  *
- * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges. No thread is made
- * here. A forked child of an initialized process gets NOT_INITIALIZED before any lock is taken.
+ * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges. No thread is
+ * made here. A forked child of an initialized process gets NOT_INITIALIZED before any lock is taken.
  */
 #ifndef WW_LAYER_H
 #define WW_LAYER_H
@@ -143,7 +143,8 @@ struct ww_post { /* an entry between ww_begin and ww_finish; the device's `post`
 
 /* Begin an entry with room for `nbytes` behind its header. flags: 0, WW_DONE or WW_ANSWERED. */
 int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, size_t nbytes, struct ww_post *p);
-/* Publish it. Where an answer was asked for (also in strict mode, or where a stream is far ahead) wait, return its result. */
+/* Publish it. Where an answer was asked for (also in strict mode, or where a stream is far ahead) wait, return its
+ * result. */
 int ww_finish(struct ww_post *p);
 int ww_abandon(struct ww_post *p, int error); /* do not publish it; returns `error` */
 

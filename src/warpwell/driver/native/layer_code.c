@@ -1,7 +1,8 @@
 /* Modules, libraries, functions. A load is synchronous, and its answer has all that is asked about functions later.
  *
- * A library belongs to no context: its image is kept, and loaded on a device at the first use there. A module's functions are
- * those of one load. What a reset ends (functions of that life) is not freed: a thread may still look at it.
+ * A library belongs to no context: its image is kept, and loaded on a device at the first use there. A module's
+ * functions are those of one load. What a reset ends (functions of that life) is not freed: a thread may still look
+ * at it.
  */
 #include "layer.h"
 #include <stdlib.h>

@@ -11,8 +11,8 @@ struct stack {
 
 static _Thread_local struct stack stack;
 
-/* Attributes of what programs cannot do here: managed and pageable memory, memory made by parts, pools, handles for other
- * processes, stream memory operations, peers, multicast, tensor maps. */
+/* Attributes of what programs cannot do here: managed and pageable memory, memory made by parts, pools, handles for
+ * other processes, stream memory operations, peers, multicast, tensor maps. */
 static const unsigned char absent[] = {
     CU_DEVICE_MANAGED_MEMORY, CU_DEVICE_PAGEABLE_ACCESS, CU_DEVICE_CONCURRENT_MANAGED,
     CU_DEVICE_HOST_POINTER_FOR_REGISTERED, 92, 93, 94, CU_DEVICE_PAGEABLE_BY_HOST_TABLES, CU_DEVICE_DIRECT_MANAGED,

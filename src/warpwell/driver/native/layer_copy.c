@@ -1,7 +1,8 @@
 /* Copies and memsets.
  *
- * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Memory that was pinned
- * on the copy's device is read and written when the stream gets there. Small copies travel in the entry itself.
+ * Pageable bytes are taken before a call returns, and are there when one that fetches them returns. Memory that was
+ * pinned on the copy's device is read and written when the stream gets there. Small copies travel in the entry
+ * itself.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -24,8 +25,8 @@ static int stream_done(struct ww_device *d, uint32_t stream)
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
 }
 
-/* Synchronous calls wait where other streams would not order themselves behind them: behind the legacy stream those that
- * do not block do not, behind a thread's own one no other does. */
+/* Synchronous calls wait where other streams would not order themselves behind them: behind the legacy stream those
+ * that do not block do not, behind a thread's own one no other does. */
 static uint32_t waiting(const struct copy *k)
 {
     if (!k->waits)

@@ -1,7 +1,7 @@
 /* How long an image is: loads are given an address alone. ELF files, fat binaries, their wrappers, and PTX text.
  *
- * Nothing but libc is used here. The caller's bytes may be anything: every length is checked against WW_IMAGE_MOST before it is
- * added or followed. What cannot be checked is that the memory is there; the driver cannot, either.
+ * Nothing but libc is used here. The caller's bytes may be anything: every length is checked against WW_IMAGE_MOST
+ * before it is added or followed. What cannot be checked is that the memory is there; the driver cannot, either.
  */
 #include "calls.h"
 #include "gen_calls.h"

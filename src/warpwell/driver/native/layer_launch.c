@@ -1,4 +1,5 @@
-/* Launches: checked against the device and the function here, so that wrong ones fail at once with the driver's codes. */
+/* Launches: checked against the device and the function here, so that wrong ones fail at once with the driver's
+ * codes. */
 #include "layer.h"
 #include <string.h>
 

@@ -243,8 +243,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsign
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and kernels
- * cannot read it. */
+/* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
+ * kernels cannot read it. */
 CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
 {
     struct ww_device *d;

@@ -1,4 +1,5 @@
-/* Handles: pointers into one table, so that a made-up or stale one is found out before it is followed; and ids on the wire. */
+/* Handles: pointers into one table, so that a made-up or stale one is found out before it is followed; and ids on the
+ * wire. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>

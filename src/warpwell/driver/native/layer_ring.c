@@ -1,7 +1,7 @@
 /* Posting calls, waiting for their answers, places of staging, errors of calls that nobody waits for.
  *
- * Posting needs device.post. Waiting needs no lock, only a reference to the channel: a reset in another thread marks the
- * channel lost, and whoever waits sees that within WAIT_MS. Futex waits are interrupted by signals and go on.
+ * Posting needs device.post. Waiting needs no lock, only a reference to the channel: a reset in another thread marks
+ * the channel lost, and whoever waits sees that within WAIT_MS. Futex waits are interrupted by signals and go on.
  */
 #include "layer.h"
 #include <errno.h>
@@ -111,7 +111,8 @@ static int await_room(struct ww_channel *c, uint64_t need)
     }
 }
 
-/* Fill the end of the ring where an entry of `size` does not fit, and return where it goes; NULL: the channel is lost. */
+/* Fill the end of the ring where an entry of `size` does not fit, and return where it goes; NULL: the channel is
+ * lost. */
 static struct ww_entry *room_for(struct ww_channel *c, uint32_t size)
 {
     uint32_t at = (uint32_t)(c->head & (WW_RING_BYTES - 1)), rest = WW_RING_BYTES - at;
@@ -210,8 +211,8 @@ static void far_ahead(struct ww_post *p)
     p->entry->seq = p->seq = ++c->slot_seq[p->slot];
 }
 
-/* Publish and unlock. The worker is woken once for all that is posted until it has caught up with what woke it: before it
- * sleeps again it looks at the head behind a fence, as we look at `asleep` and `tail` behind ours. */
+/* Publish and unlock. The worker is woken once for all that is posted until it has caught up with what woke it:
+ * before it sleeps again it looks at the head behind a fence, as we look at `asleep` and `tail` behind ours. */
 static void publish(struct ww_post *p)
 {
     struct ww_channel *c = p->channel;

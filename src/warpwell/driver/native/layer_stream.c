@@ -61,8 +61,9 @@ static int own_stream(struct ww_device *d, uint32_t *id)
 
 /* -- synchronous calls before the first stream that does not block ------------------------------------------------- */
 
-/* Synchronous copies and memsets on the legacy stream need not wait while all streams order themselves behind it. An event
- * behind the last of them is what the first other stream's maker waits for: as long as the calls should have waited. */
+/* Synchronous copies and memsets on the legacy stream need not wait while all streams order themselves behind it. An
+ * event behind the last of them is what the first other stream's maker waits for: as long as the calls should have
+ * waited. */
 int ww_mark_copied(struct ww_device *d)
 {
     uint64_t life = atomic_load(&d->life), tag = life << 32, mark = atomic_load(&d->copied);

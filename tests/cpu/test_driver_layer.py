@@ -1,0 +1,299 @@
+"""Pieces of the driver layer that need no worker: lengths of images, ranges of addresses, handles, ids, refusals."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from warpwell.driver import build, generate
+
+_STUB = """
+#include "layer.h"
+struct ww_layer layer;
+struct ww_device *ww_current(void) { return &layer.devices[0]; }
+struct ww_device *device(int i) { return &layer.devices[i]; }
+struct ww_ranges *ranges(int i) { return &layer.devices[i].ranges; }
+struct ww_ids *streams(int i) { return &layer.devices[i].streams; }
+int index_of(struct ww_device *d) { return d ? (int)(d - layer.devices) : -1; }
+void new_life(int i) { layer.devices[i].life++; ww_ids_clear(&layer.devices[i]); }
+__attribute__((constructor)) static void begin(void)
+{
+    layer.ndevices = 2;
+    pthread_mutex_init(&layer.objects, NULL);
+    for (int i = 0; i < 2; i++) {
+        pthread_mutex_init(&layer.devices[i].ranges.lock, NULL);
+        ww_ids_clear(&layer.devices[i]);
+    }
+}
+"""
+_INVALID_IMAGE, _INVALID_HANDLE, _OUT_OF_MEMORY, _ALREADY_MAPPED, _DESTROYED = 200, 400, 2, 208, 709
+_IMAGE_MOST = 1 << 30
+_STREAM, _EVENT = 0x5757A1, 0x5757A2
+_OBJECT_BYTES = 64
+
+
+class Span(ctypes.Structure):
+    """A range of addresses."""
+
+    _fields_ = [
+        ("start", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("what", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("serial", ctypes.c_uint64),
+    ]
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Compile three files of the layer with all names visible."""
+    folder = tmp_path_factory.mktemp("pieces")
+    for name in ("gen_calls.h", "gen_ops.h"):
+        (folder / name).write_text(generate.sources()[name])
+    (folder / "stub.c").write_text(_STUB)
+    files = [str(generate.NATIVE / f"layer_{name}.c") for name in ("image", "object", "range")]
+    line = [*build.compiler(), "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-pthread"]
+    line += [f"-I{generate.NATIVE}", f"-I{folder}", *files, str(folder / "stub.c"), "-o", str(folder / "pieces.so")]
+    subprocess.run(line, check=True, timeout=120)
+    library = ctypes.CDLL(str(folder / "pieces.so"))
+    for name in ("device", "ranges", "streams", "ww_object_new", "ww_object", "ww_range_owner"):
+        getattr(library, name).restype = ctypes.c_void_p
+    for name in ("ww_range_take", "ww_range_find"):
+        getattr(library, name).restype = ctypes.c_bool
+    return library
+
+
+# -- images --------------------------------------------------------------------------------------------------------
+
+
+class Hostile:
+    """Readable zeros behind an image: what its lengths, once checked, may lead the reader to."""
+
+    def __init__(self) -> None:
+        self.map = mmap.mmap(-1, _IMAGE_MOST + (8 << 20), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # NORESERVE
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+
+    def length(self, pieces: ctypes.CDLL, image: bytes) -> tuple[int, int, int]:
+        """Return code, offset of the image's start, and length."""
+        self.map[: len(image)] = image
+        self.map[len(image) : len(image) + 8] = bytes(8)
+        start, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
+        code = pieces.ww_image_length(ctypes.c_void_p(self.address), ctypes.byref(start), ctypes.byref(nbytes))
+        return code, (start.value or 0) - self.address, nbytes.value
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Hostile:
+    return Hostile()
+
+
+def _elf(sections: list[tuple[int, int, int]], segments: list[tuple[int, int]]) -> bytes:
+    """Make the headers of an ELF file: (type, offset, size) of sections, (offset, size) of segments."""
+    at = 64 + 56 * len(segments)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 64, at, 0, 64, 56,
+        len(segments), 64, len(sections), 0)  # fmt: skip
+    head += b"".join(struct.pack("<IIQQQQQQ", 1, 5, offset, 0, 0, size, size, 1) for offset, size in segments)
+    return head + b"".join(struct.pack("<IIQQQQIIQQ", 0, k, 0, 0, o, n, 0, 0, 1, 0) for k, o, n in sections)
+
+
+def test_lengths_of_images(pieces: ctypes.CDLL, hostile: Hostile) -> None:
+    def of(image: bytes) -> tuple[int, int, int]:
+        return hostile.length(pieces, image)
+
+    python = Path(sys.executable).resolve().read_bytes()
+    assert of(python)[:2] == (0, 0) and of(python)[2] <= len(python)
+    two = _elf([(1, 0x300, 0x40), (8, 0x500, 1 << 40)], [(0x200, 0x80)])
+    assert of(two) == (0, 0, 0x340), "a section without bytes in the file does not count"
+    assert of(_elf([(1, 0x300, 0x40)], [(0x200, 0x800)])) == (0, 0, 0xA00)
+    fat = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 100)
+    assert of(fat) == (0, 0, 116)
+    wrapper = struct.pack("<IIQQ", 0x466243B1, 1, hostile.address + 64, 0)
+    assert of(wrapper.ljust(64, b"\0") + fat) == (0, 64, 116)
+    assert of(b".version 8.0\n") == (0, 0, 14)
+    assert of(b"a") == (0, 0, 2)
+    assert of(b"\n\t//") == (0, 0, 5)
+
+
+def test_wrong_images_are_refused(pieces: ctypes.CDLL, hostile: Hostile) -> None:
+    wrong = [
+        b"",
+        b"\x01\x02\x03\x04",
+        b"\xed\x43\x4e\x7f junk of an intermediate form",
+        struct.pack("<IHHQ", 0xBA55ED50, 1, 8, 100),  # a header that is shorter than itself
+        struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 1 << 63),
+        struct.pack("<IIQQ", 0x466243B1, 2, hostile.address + 64, 0),
+        struct.pack("<IIQQ", 0x466243B1, 1, hostile.address + 64, 0).ljust(64, b"\0") + b".version 8.0",
+        _elf([(1, 0x300, 1 << 62)], []),
+        _elf([(1, (1 << 64) - 16, 32)], []),
+        _elf([], [(1 << 63, 1 << 63)]),
+        b"\x7fELF\x01\x01\x01" + bytes(64),  # 32 bits
+        _elf([(1, 0x300, 8)], [])[:58] + b"\x20" + _elf([(1, 0x300, 8)], [])[59:],  # sections of another size
+    ]
+    for image in wrong:
+        assert hostile.length(pieces, image)[0] == _INVALID_IMAGE, image
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    sections=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=3),
+    cuts=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255)), max_size=6),
+)
+def test_no_length_of_an_elf_file_leads_out_of_bounds(
+    pieces: ctypes.CDLL, hostile: Hostile, sections: list[tuple[int, int, int]], cuts: list[tuple[int, int]]
+) -> None:
+    image = bytearray(_elf(sections, [(0x200, 0x80)]))
+    for at, value in cuts:
+        image[at % len(image)] = value  # a length out of bounds would read behind the map: SIGSEGV
+    code, _, nbytes = hostile.length(pieces, bytes(image))
+    assert code == _INVALID_IMAGE or (code == 0 and 0 < nbytes <= _IMAGE_MOST)
+
+
+# -- ranges ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranges_are_as_a_model(pieces: ctypes.CDLL, seed: int) -> None:
+    rng, model = random.Random(seed), dict[int, int]()
+    table, found = ctypes.c_void_p(pieces.ranges(0)), Span()
+    for _ in range(3000):
+        start, size = rng.randrange(1, 2000), rng.randrange(1, 40)
+        address = ctypes.c_uint64(start)
+        meets = [s for s, n in model.items() if s < start + size and start < s + n]
+        if rng.random() < 0.5:
+            code = pieces.ww_range_add(table, address, ctypes.c_uint64(size), 1, 7)
+            assert code == (_ALREADY_MAPPED if meets else 0)
+            if not meets:
+                model[start] = size
+        elif rng.random() < 0.6 and model:
+            start = rng.choice([*model, start])
+            taken = pieces.ww_range_take(table, ctypes.c_uint64(start), 1, ctypes.byref(found))
+            assert taken == (start in model) and (not taken or (found.size, found.flags) == (model.pop(start), 7))
+        holder = [s for s, n in model.items() if s <= start < s + n]
+        assert pieces.ww_range_find(table, ctypes.c_uint64(start), ctypes.byref(found)) == bool(holder)
+        assert not holder or found.start == holder[0]
+    for start in list(model):
+        assert not pieces.ww_range_take(table, ctypes.c_uint64(start), 2, ctypes.byref(found)), "of another kind"
+        assert pieces.ww_range_take(table, ctypes.c_uint64(start), 1, ctypes.byref(found))
+    assert pieces.ww_range_add(table, ctypes.c_uint64(2**64 - 8), ctypes.c_uint64(16), 1, 0) != 0, "wraps around"
+
+
+def test_an_address_of_two_devices_is_the_current_ones(pieces: ctypes.CDLL) -> None:
+    found, address, size = Span(), ctypes.c_uint64(5000), ctypes.c_uint64(8)
+    for i in (1, 0):
+        assert pieces.ww_range_add(ctypes.c_void_p(pieces.ranges(i)), address, size, 2, i) == 0
+        owner = ctypes.c_void_p(pieces.ww_range_owner(address, ctypes.byref(found)))
+        assert pieces.index_of(owner) == i and found.flags == i
+    assert not pieces.ww_range_owner(ctypes.c_uint64(5008), ctypes.byref(found))
+    for i in (1, 0):
+        assert pieces.ww_range_take(ctypes.c_void_p(pieces.ranges(i)), address, 2, ctypes.byref(found))
+
+
+# -- handles, ids --------------------------------------------------------------------------------------------------
+
+
+def test_made_up_and_stale_handles_are_found_out(pieces: ctypes.CDLL) -> None:
+    was = ctypes.create_string_buffer(128)
+    device = ctypes.c_void_p(pieces.device(0))
+
+    def look(handle: int, kind: int = _STREAM) -> bool:
+        return bool(pieces.ww_object(ctypes.c_void_p(handle), kind))
+
+    def drop(handle: int, kind: int = _STREAM) -> int:
+        return pieces.ww_object_drop(ctypes.c_void_p(handle), kind, was)
+
+    made = [pieces.ww_object_new(_STREAM, device) for _ in range(50)]
+    assert all(map(look, made)) and len(set(made)) == 50
+    assert made[1] - made[0] == _OBJECT_BYTES
+    low, high = min(made), max(made)
+    around = [low - _OBJECT_BYTES, low + 1, low + 8, high + _OBJECT_BYTES, 0, 1, 2, 3, 2**64 - 1, id(device)]
+    assert not any(map(look, around)) and not any(look(handle, _EVENT) for handle in made)
+    assert drop(made[0], _EVENT) == _INVALID_HANDLE and drop(made[0]) == 0 and drop(made[0]) == _INVALID_HANDLE
+    assert pieces.ww_object_new(_EVENT, device) not in made, "an address does not come back at once"
+    pieces.new_life(0)
+    assert not any(map(look, made)) and drop(made[1]) == _DESTROYED and drop(made[1]) == _INVALID_HANDLE
+
+
+def test_ids_come_back_in_order_and_end(pieces: ctypes.CDLL) -> None:
+    device, ids, out = ctypes.c_void_p(pieces.device(1)), ctypes.c_void_p(pieces.streams(1)), ctypes.c_uint32()
+    life = ctypes.c_uint64(0)
+
+    def take() -> int | None:
+        return out.value if pieces.ww_id_take(ids, ctypes.byref(out)) == 0 else None
+
+    taken = []
+    while (one := take()) is not None:
+        taken.append(one)
+    assert taken == list(range(16, 65536))
+    free = deque(random.Random(1).sample(taken, 3000))
+    for one in free:
+        pieces.ww_id_give(device, ids, life, one)
+    for _ in range(7000):
+        one = free.popleft()
+        assert take() == one
+        pieces.ww_id_give(device, ids, life, one)
+        free.append(one)
+    pieces.ww_id_give(device, ids, ctypes.c_uint64(5), 16)  # of another life: not taken back
+    assert [take() for _ in range(3001)] == [*free, None]
+
+
+# -- without a server -------------------------------------------------------------------------------------------------
+
+_ALONE = """
+import ctypes, os, sys
+L = ctypes.CDLL(sys.argv[1])
+n = ctypes.c_int(7)
+assert L.cuDeviceGetCount(ctypes.byref(n)) == 3 and L.cuCtxSynchronize() == 3
+assert L.cuInit(1) == 1 and L.cuInit(0) == int(sys.argv[2]) and L.cuInit(0) == int(sys.argv[2])
+f, status = ctypes.c_void_p(), ctypes.c_int()
+def find(name, version, flags=0):
+    code = L.cuGetProcAddress_v2(name, ctypes.byref(f), version, ctypes.c_uint64(flags), ctypes.byref(status))
+    return code, status.value, f.value
+def address(name):
+    return ctypes.cast(getattr(L, name), ctypes.c_void_p).value
+assert find(b"cuMemAlloc", 13000) == (0, 0, address("cuMemAlloc_v2"))
+assert find(b"cuMemAlloc", 2000) == (0, 0, address("cuMemAlloc"))
+assert find(b"cuMemAlloc", 1000) == (500, 2, None) and find(b"cuNothing", 13000) == (500, 1, None)
+assert find(b"cuMemcpyHtoD", 13000, 1) == (0, 0, address("cuMemcpyHtoD_v2"))
+assert find(b"cuMemcpyHtoD", 13000, 2) == (0, 0, address("cuMemcpyHtoD_v2_ptds"))
+assert find(b"cuMemcpyHtoD", 6000, 2) == (0, 0, address("cuMemcpyHtoD_v2"))
+name = ctypes.c_char_p()
+assert L.cuGetErrorName(700, ctypes.byref(name)) == 0 and name.value == b"CUDA_ERROR_ILLEGAL_ADDRESS"
+assert L.cuGetErrorName(12345, ctypes.byref(name)) == 1 and name.value is None
+assert [L.cuMemAllocManaged(0, 0, 0), L.cuIpcGetMemHandle(0, 0), L.cuIpcGetMemHandle(0, 0)] == [801] * 3
+assert L.cuGetExportTable(ctypes.byref(f), b"0" * 16) == 500 and f.value is None
+if os.fork() == 0:  # before cuInit has found a device: a child starts anew
+    os._exit(L.cuInit(0) != int(sys.argv[2]))
+assert os.wait()[1] == 0
+"""
+
+
+def test_a_program_without_a_server(tmp_path: Path) -> None:
+    layer = build.parts().layer
+    environ = {k: v for k, v in os.environ.items() if k not in ("WARPWELL_CUDA", "CUDA_VISIBLE_DEVICES")}
+    environ["WARPWELL_CUDA_REFUSED"] = str(tmp_path / "refused")
+
+    def said(code: int, **more: str) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", _ALONE, str(layer), str(code)], env=environ | more,
+            capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr.splitlines()
+
+    lines = said(100)
+    assert sum("WARPWELL_CUDA is not set" in line for line in lines) == 2  # once in each process
+    assert [line for line in lines if "not served" in line] == [
+        f"warpwell: {name} is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED"
+        for name in ("cuMemAllocManaged", "cuIpcGetMemHandle")
+    ]
+    assert (tmp_path / "refused").read_text().split() == ["cuMemAllocManaged", "cuIpcGetMemHandle"]
+    assert not any("WARPWELL_CUDA" in line for line in said(100, WARPWELL_CUDA=str(tmp_path)))
