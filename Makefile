@@ -1,4 +1,4 @@
-# make demo | test | docs | thorough | check | bench | interleavings | lock | clean
+# make demo | test | docs | thorough | check | bench | interleavings | driver-wheel | lock | clean
 # Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
 # requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
 
@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo test docs thorough check lint types bench interleavings lock clean
+.PHONY: demo test docs thorough check lint types bench interleavings driver-wheel lock clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -46,6 +46,10 @@ bench: $(STAMP)
 
 interleavings: $(STAMP)
 	$(BIN)/python -m tests.harness.interleavings --runs 10000 $(ARGS)
+
+# Layer and worker for machines without a C compiler. With the package ziglang in .venv, for glibc 2.17 and newer.
+driver-wheel: $(STAMP)
+	$(BIN)/python -m warpwell.driver.build --wheel dist
 
 # The package itself is linked, not copied, so only a changed lock or project file builds again.
 $(STAMP): requirements.lock pyproject.toml

@@ -114,6 +114,16 @@ def test_served_calls_are_symbols_and_have_known_roles() -> None:
             assert not {"host", "source", "ptr", "str", "chars", "stream", "event"} & set(call.roles), call
 
 
+def test_what_the_table_says_is_written_by_hand_is_there() -> None:
+    """Whatever is missing would be refused in silence: those functions are weak in the generated code."""
+    def written(names: str) -> set[str]:
+        text = "\n".join(path.read_text() for path in sorted(generate.NATIVE.glob(names)))
+        return set(re.findall(r"^CUresult (?:ww_)?(cu\w+)\(", text, re.M))
+
+    assert written("layer*.c") == {call.symbol for call in table.calls().values() if call.kind == "hand"}
+    assert written("fake*.c") == set(table.calls())
+
+
 def test_layer_and_worker_of_different_tables_do_not_talk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = generate.protocol_hash()
     other = tmp_path / "native"

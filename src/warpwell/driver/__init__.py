@@ -7,6 +7,6 @@
 - server: accepts clients, starts a worker for each client and device
 
 The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
-share, ``worker.h`` the map of the worker, ``fake.h`` that of a driver
-without a GPU for tests.
+share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, ``fake.h`` that of a driver without a GPU, for
+tests.
 """
