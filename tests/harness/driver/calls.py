@@ -19,17 +19,18 @@ LEGACY, PER_THREAD = 1, 2
 
 KERNELS = {
     "fill": "QQI",  # address, words, value
-    "copy": "QQQ",  # to, from, bytes
+    "copy": "QQQ",  # to, from, words
     "add": "QQQ",  # to, from, words
     "nap": "I",  # microseconds
     "flag": "QI",  # wait until the word at an address has a value
-    "fault": "",
-    "print": "I",
+    "fault": "",  # the context is lost: ILLEGAL_ADDRESS
+    "fail": "",  # an assertion: a line on standard error, and the context is lost
+    "print": "I",  # a line on standard output, at the next synchronization
 }
 """Kernels of the fake driver, with their parameters as ctypes letters: Q 8 bytes, I 4."""
 SIZES = {"Q": 8, "I": 4}
-LINES = [f"kernel {name} {' '.join(str(SIZES[letter]) for letter in letters)}\n" for name, letters in KERNELS.items()]
-IMAGE = "".join(["//FAKE\n", *LINES]).encode()
+LINES = [" ".join(["kernel", name, *(str(SIZES[letter]) for letter in KERNELS[name])]) for name in KERNELS]
+IMAGE = "\n".join(["//FAKE", *LINES, ""]).encode()
 TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
 
 

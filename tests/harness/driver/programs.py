@@ -171,6 +171,7 @@ class Program:
             if not missing:
                 break
             self.order(self.random.choice(missing), stream)
+        self.cuda.use(stream.device)
         clock = self.before(stream)
         clock[stream.key] = clock.get(stream.key, 0) + 1
         stream.clock = clock
@@ -349,14 +350,13 @@ class Program:
 
     def copy(self, stream: Stream, to: Memory, source: Memory, kernel: str | None) -> None:
         """Copy, or add, on the device."""
-        align = 4 if kernel == "add" else 1
+        align = 4 if kernel else 1
         start, nbytes = self.span(to, align)
         nbytes = min(nbytes, len(source.model) // align * align)
         self.after(stream, [source], [to])
         self.say(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
         if kernel:
-            words = nbytes // 4 if kernel == "add" else nbytes
-            self.cuda.launch(to.device, stream.handle, kernel, to.address + start, source.address, words)
+            self.cuda.launch(to.device, stream.handle, kernel, to.address + start, source.address, nbytes // 4)
         else:
             self.cuda.cuMemcpyDtoDAsync_v2(to.address + start, source.address, nbytes, stream.handle)
         if kernel == "add":
