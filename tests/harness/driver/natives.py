@@ -1,0 +1,64 @@
+"""Native parts of the driver that differ from ours in a few places: smaller limits, sanitizers, planted faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from unittest import mock
+
+from warpwell.driver import build, generate
+
+Changes = Mapping[str, Mapping[str, str]]
+"""File name -> text that stands in it once -> what replaces it."""
+
+TIGHT: Changes = {
+    "worker_streams.c": {
+        "#define MOST 512u": "#define MOST 5u",
+        "#define MARK_EACH 64u": "#define MARK_EACH 2u",
+    },
+    "worker.h": {"#define WW_CELLS 256u": "#define WW_CELLS 4u"},
+    "layer_copy.c": {"#define OUT_AHEAD 8u": "#define OUT_AHEAD 2u", "#define FEW_PLACES 16u": "#define FEW_PLACES 3u"},
+    "layer_ring.c": {"#define AHEAD (16u << 20)": "#define AHEAD (64u << 10)"},
+    "wire.h": {
+        "#define WW_RING_BYTES (4u << 20)": "#define WW_RING_BYTES (128u << 10)",
+        "#define WW_PLACES 64u": "#define WW_PLACES 6u",
+        "#define WW_PLACE_BYTES (1u << 20)": "#define WW_PLACE_BYTES (16u << 10)",
+    },
+    "calls.h": {"#define WW_SMALL (16u << 10)": "#define WW_SMALL (1u << 10)"},
+}
+"""Limits at which each program parks calls, waits for room, places and slots, and wraps around all the time."""
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
+
+
+def merged(*all_changes: Changes) -> Changes:
+    """Return changes together."""
+    found: dict[str, dict[str, str]] = {}
+    for changes in all_changes:
+        for name, pairs in changes.items():
+            found.setdefault(name, {}).update(pairs)
+    return found
+
+
+@contextlib.contextmanager
+def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[build.Built]:
+    """Let `build` make and find native parts with changes; servers made inside use them."""
+    with tempfile.TemporaryDirectory(prefix="ww-native-") as folder:
+        native = Path(folder) / "native"
+        shutil.copytree(generate.NATIVE, native)
+        for name, pairs in changes.items():
+            text = (native / name).read_text()
+            for old, new in pairs.items():
+                assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
+                text = text.replace(old, new)
+            (native / name).write_text(text)
+        cache = os.environ.get("WARPWELL_CACHE_DIR", "~/.cache") if changes is TIGHT and not flags else folder
+        with (
+            mock.patch.object(generate, "NATIVE", native),
+            mock.patch.object(build, "FLAGS", (*build.FLAGS, *flags)),
+            mock.patch.dict(os.environ, {"WARPWELL_CACHE_DIR": cache}),
+        ):
+            yield build.build()
