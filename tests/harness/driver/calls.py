@@ -19,7 +19,7 @@ LEGACY, PER_THREAD = 1, 2
 
 KERNELS = {
     "fill": "QQI",  # address, words, value
-    "copy": "QQQ",  # to, from, words
+    "copy": "QQQ",  # to, from, bytes
     "add": "QQQ",  # to, from, words
     "nap": "I",  # microseconds
     "flag": "QI",  # wait until the word at an address has a value

@@ -350,13 +350,14 @@ class Program:
 
     def copy(self, stream: Stream, to: Memory, source: Memory, kernel: str | None) -> None:
         """Copy, or add, on the device."""
-        align = 4 if kernel else 1
+        align = 4 if kernel == "add" else 1
         start, nbytes = self.span(to, align)
         nbytes = min(nbytes, len(source.model) // align * align)
         self.after(stream, [source], [to])
         self.say(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
         if kernel:
-            self.cuda.launch(to.device, stream.handle, kernel, to.address + start, source.address, nbytes // 4)
+            count = nbytes // 4 if kernel == "add" else nbytes
+            self.cuda.launch(to.device, stream.handle, kernel, to.address + start, source.address, count)
         else:
             self.cuda.cuMemcpyDtoDAsync_v2(to.address + start, source.address, nbytes, stream.handle)
         if kernel == "add":
