@@ -46,6 +46,9 @@ def merged(*all_changes: Changes) -> Changes:
 @contextlib.contextmanager
 def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[build.Built]:
     """Let `build` make and find native parts with changes; servers made inside use them."""
+    if not changes and not flags:
+        yield build.build()
+        return
     with tempfile.TemporaryDirectory(prefix="ww-native-") as folder:
         native = Path(folder) / "native"
         shutil.copytree(generate.NATIVE, native)

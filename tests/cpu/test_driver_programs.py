@@ -1,0 +1,59 @@
+"""Random CUDA programs through layer, ring and worker on the fake driver equal what NumPy computes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.harness.driver import natives
+
+from warpwell.driver import build
+from warpwell.driver.server import DriverServer
+
+SECONDS = 100
+ROOT = Path(__file__).parents[2]
+
+
+def programs(server: DriverServer, *arguments: str) -> str:
+    """Run random programs in a process of their own; return what it says."""
+    command = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", *arguments]
+    out = subprocess.PIPE
+    done = subprocess.run(
+        command, env=server.environ(), cwd=ROOT, timeout=SECONDS, stdout=out, stderr=subprocess.STDOUT, text=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file in which the fake writes calls that waited for others; set the seed of its delays."""
+    monkeypatch.setenv("FAKE_SEED", "7")
+    monkeypatch.setenv("FAKE_BLOCKED", str(tmp_path / "blocked"))
+    return tmp_path / "blocked"
+
+
+@pytest.fixture(params=["ours", "tight"])
+def parts(request: pytest.FixtureRequest) -> Iterator[build.Built]:
+    """Return native parts: ours, and with limits at which all waits for room, and most calls are parked."""
+    with natives.changed(natives.TIGHT if request.param == "tight" else {}) as built:
+        yield built
+
+
+def waited_on_main(blocked: Path) -> list[str]:
+    """Return calls of the executor that the driver let wait."""
+    return [line for line in blocked.read_text().splitlines() if line.endswith(" main")] if blocked.exists() else []
+
+
+def test_random_programs_are_right(parts: build.Built, blocked: Path) -> None:
+    with DriverServer(2, driver=parts.fake) as server:
+        assert programs(server, "--seeds", "0:250") == "250 programs are right\n"
+    assert not waited_on_main(blocked)
+
+
+def test_eight_threads_run_programs_side_by_side(parts: build.Built, blocked: Path) -> None:
+    with DriverServer(2, driver=parts.fake) as server:
+        assert programs(server, "--seeds", "1000:1064", "--threads", "8") == "64 programs are right\n"
+    assert not waited_on_main(blocked)
