@@ -35,10 +35,10 @@ def blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "blocked"
 
 
-@pytest.fixture(params=["ours", "tight"])
-def parts(request: pytest.FixtureRequest) -> Iterator[build.Built]:
-    """Return native parts: ours, and with limits at which all waits for room, and most calls are parked."""
-    with natives.changed(natives.TIGHT if request.param == "tight" else {}) as built:
+@pytest.fixture
+def tight() -> Iterator[build.Built]:
+    """Return native parts with limits at which all waits for room, and most calls are parked."""
+    with natives.changed(natives.TIGHT) as built:
         yield built
 
 
@@ -47,13 +47,25 @@ def waited_on_main(blocked: Path) -> list[str]:
     return [line for line in blocked.read_text().splitlines() if line.endswith(" main")] if blocked.exists() else []
 
 
-def test_random_programs_are_right(parts: build.Built, blocked: Path) -> None:
-    with DriverServer(2, driver=parts.fake) as server:
-        assert programs(server, "--seeds", "0:250") == "250 programs are right\n"
+def test_random_programs_are_right(blocked: Path) -> None:
+    with DriverServer(2, driver=build.build().fake) as server:
+        assert programs(server, "--seeds", "0:100") == "100 programs are right\n"
     assert not waited_on_main(blocked)
 
 
-def test_eight_threads_run_programs_side_by_side(parts: build.Built, blocked: Path) -> None:
-    with DriverServer(2, driver=parts.fake) as server:
+def test_random_programs_are_right_where_all_is_scarce(tight: build.Built, blocked: Path) -> None:
+    with DriverServer(2, driver=tight.fake) as server:
+        assert programs(server, "--seeds", "100:500") == "400 programs are right\n"
+    assert not waited_on_main(blocked)
+
+
+def test_eight_threads_run_programs_side_by_side(blocked: Path) -> None:
+    with DriverServer(2, driver=build.build().fake) as server:
         assert programs(server, "--seeds", "1000:1064", "--threads", "8") == "64 programs are right\n"
+    assert not waited_on_main(blocked)
+
+
+def test_threads_that_hold_places_wait_for_no_others(tight: build.Built, blocked: Path) -> None:
+    with DriverServer(2, driver=tight.fake) as server:
+        assert programs(server, "--seeds", "1100:1200", "--threads", "8") == "100 programs are right\n"
     assert not waited_on_main(blocked)

@@ -105,7 +105,7 @@ class Raw:
         LIBC.syscall(202, ctypes.c_void_p(address), 1, 1 << 30, None, None, 0)
 
     def write(self, data: bytes, size: int | None = None) -> None:
-        """Write bytes at the head and publish them, padding up to the ring's end where they would not fit in one piece."""
+        """Write bytes at the head and publish them, behind padding where they would not fit in one piece."""
         at = self.head % RING
         if at + len(data) > RING:
             self.ring[DATA + at : DATA + at + 8] = struct.pack("=IHH", RING - at, OPS["PAD"], 0)

@@ -156,7 +156,7 @@ int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, uns
 int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody has had, once; a sticky one always */
 
 /* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. */
-int ww_place_take(struct ww_device *d, uint32_t stream, struct ww_channel **c, uint32_t *place);
+int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, struct ww_channel **c, uint32_t *place);
 int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes); /* before ww_finish */
 int ww_place_wait(struct ww_channel *c, uint32_t place);
 void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);

@@ -62,7 +62,7 @@ static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t f
     struct ww_channel *c;
     struct ww_post p;
     uint32_t place;
-    int error = ww_place_take(k->device, k->stream, &c, &place);
+    int error = ww_place_take(k->device, k->stream, true, &c, &place);
     if (error)
         return error;
     memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const void *)(uintptr_t)(k->from + at), nbytes);
@@ -97,13 +97,13 @@ struct piece {
     uint32_t place, nbytes;
 };
 
-static int out_post(const struct copy *k, size_t at, struct piece *q)
+static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q)
 {
     size_t left = k->nbytes - at;
     struct ww_post p;
     q->nbytes = left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES;
     struct ww_args_move args = {k->from + at, q->nbytes};
-    int error = ww_place_take(k->device, k->stream, &q->channel, &q->place);
+    int error = ww_place_take(k->device, k->stream, waits, &q->channel, &q->place);
     if (error)
         return error;
     error = ww_begin(k->device, WW_OP_OUT, k->stream, 0, sizeof args, &p);
@@ -127,16 +127,21 @@ static int out_take(const struct copy *k, size_t at, const struct piece *q)
     return error;
 }
 
+/* Who holds places waits for no other: threads that each hold some and wait for one more would wait for ever. */
 static int copy_out(const struct copy *k)
 {
     struct piece pieces[OUT_AHEAD];
     size_t n = (k->nbytes + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES, posted = 0, taken = 0;
     int error = n > 1 || ww_places_free(k->device) < FEW_PLACES ? stream_done(k->device, k->stream) : 0;
     while (taken < posted || (posted < n && !error)) {
+        bool none = true;
         if (posted < n && !error && posted - taken < OUT_AHEAD) {
-            error = out_post(k, posted * WW_PLACE_BYTES, &pieces[posted % OUT_AHEAD]);
-            posted += !error;
-        } else {
+            int code = out_post(k, posted * WW_PLACE_BYTES, posted == taken, &pieces[posted % OUT_AHEAD]);
+            none = code == CUDA_ERROR_NOT_READY;
+            posted += !code;
+            error = none ? 0 : code;
+        }
+        if (none && taken < posted) {
             int failed = out_take(k, taken * WW_PLACE_BYTES, &pieces[taken % OUT_AHEAD]);
             error = error ? error : failed;
             taken++;

@@ -398,7 +398,7 @@ static bool pick_place(struct ww_channel *c, uint32_t stream, uint32_t *place)
     return idle && mine < idle;
 }
 
-int ww_place_take(struct ww_device *d, uint32_t stream, struct ww_channel **taken, uint32_t *place)
+int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, struct ww_channel **taken, uint32_t *place)
 {
     struct timespec step = {.tv_nsec = 20000};
     for (uint32_t round = 1;; round++) {
@@ -416,8 +416,8 @@ int ww_place_take(struct ww_device *d, uint32_t stream, struct ww_channel **take
             ww_alive(c);
         }
         pthread_mutex_unlock(&d->post);
-        if (found)
-            return 0;
+        if (found || !waits)
+            return found ? 0 : CUDA_ERROR_NOT_READY;
         nanosleep(&step, NULL);
     }
 }
