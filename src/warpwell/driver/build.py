@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -17,8 +19,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -90,8 +93,8 @@ def build() -> Built:
     Returns
     -------
     Built
-        Files of a folder in the cache (``WARPWELL_CACHE_DIR``, ``XDG_CACHE_HOME``, ``~/.cache``), which processes that
-        build at one time share.
+        Files of a folder in the cache (``WARPWELL_CACHE_DIR``, ``XDG_CACHE_HOME``, ``~/.cache``). Of processes that ask
+        at one time, one builds.
 
     Raises
     ------
@@ -102,10 +105,31 @@ def build() -> Built:
     folder = _cache() / _hash(command)
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(folder) as part:
-            part.mkdir()
-            _make(part, command, (LAYER, WORKER, FAKE))
+        with _alone(folder.parent / "lock"):
+            if not folder.is_dir():
+                with replacing(folder) as part:
+                    part.mkdir()
+                    _make(part, command, (LAYER, WORKER, FAKE))
     return _found(folder)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Let one process build at a time: the others then find what it built. After `SECONDS` they build themselves."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + SECONDS
+    try:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a file system without such locks
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def parts() -> Built:
