@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import polars
 import pytest
 from numba.core.errors import TypingError
 from tests.harness.arrays.kernels import add, read, write
@@ -151,7 +150,7 @@ def test_kernels_compile_to_ptx(kernel, arguments, dims):
 
 
 def test_kernels_read_columns_and_do_not_write_them():
-    column = polars.Series([1.0, 2.0])
+    column = pytest.importorskip("polars").Series([1.0, 2.0])
     values = viewed(read, (column, OUT, np.zeros(2)))
     assert ".visible .entry" in run_cuda.ptx(read, values)
     for kernel, says in ((write, "readonly"), (add, "read-only")):
