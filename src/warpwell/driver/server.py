@@ -240,8 +240,12 @@ class DriverServer:
                 self._drop(client)
 
     def _accept(self, listener: socket.socket, served: _Served) -> None:
-        with contextlib.suppress(OSError):
+        try:
             line, _ = listener.accept()
+        except OSError:
+            time.sleep(0.02)  # no descriptors are left: the connection waits, and this thread must not spin
+            return
+        with contextlib.suppress(OSError):
             line.setblocking(False)
             pid, uid, _ = struct.unpack("=iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if uid != os.getuid():
