@@ -1,0 +1,241 @@
+"""A worker on the fake driver: what is parked, what is freed, what is lost; and the handshake of its server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.harness.driver.raw import DONE, FACTS, HELLO, OPEN, REFUSED, Lost, Raw
+from tests.harness.until import until
+
+from warpwell.driver import build
+from warpwell.driver.environment import client_environ, without_layer
+from warpwell.driver.server import DriverServer
+
+NOT_READY, OUT_OF_MEMORY, INVALID_VALUE, INVALID_HANDLE, ILLEGAL_ADDRESS = 600, 2, 1, 400, 700
+LEGACY, BLOCKING, FREE, OTHER = 1, 20, 21, 22
+EVENT = 1
+KERNELS = b"//FAKE\nkernel fill 8 8 4\nkernel flag 8 4\nkernel fault\n\0"
+MIB = 1 << 20
+
+
+class Client(Raw):
+    """A raw client with three streams, an event, kernels, and a page of zeros."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for stream, flags in ((BLOCKING, 0), (FREE, 1), (OTHER, 0)):
+            self.post("STREAM_CREATE", struct.pack("=IIiI", stream, flags, 0, 0))
+        self.post("EVENT_CREATE", struct.pack("=II", EVENT, 0))
+        self.kernels = self.load(KERNELS)[1]
+        self.page = self.alloc(4096)
+        self.fill(0, 1024, 0)
+        assert self.ask("CTX_SYNC") == (0, b"")
+
+    def launch(self, name: str, parameters: bytes, stream: int) -> None:
+        head = struct.pack("=I3I3II4I", self.kernels[name], 1, 1, 1, 1, 1, 1, 0, 0, len(parameters), 0, 0)
+        self.post("LAUNCH", head + parameters, stream=stream)
+
+    def fill(self, item: int, count: int, value: int, stream: int = LEGACY) -> None:
+        """Set items of the page."""
+        self.post("MEMSET", struct.pack("=QQII", self.page + 4 * item, count, value, 4), stream=stream)
+
+    def stick(self, stream: int) -> None:
+        """Let a stream wait until item 0 of the page is 1."""
+        self.launch("flag", struct.pack("=QI", self.page, 1), stream)
+
+    def items(self) -> tuple[int, ...]:
+        self.post("OUT", struct.pack("=QQ", self.page, 4096), stream=FREE, place=2, nbytes=4096)
+        assert self.taken(2) == 0
+        return struct.unpack_from("=1024I", self.staging, MIB)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverServer]:
+    monkeypatch.setenv("FAKE_BLOCKED", str(tmp_path / "blocked"))
+    with DriverServer(1, driver=build.build().fake, quota=64 * MIB) as server:
+        yield server
+    assert not server.folder.exists()
+    with contextlib.suppress(FileNotFoundError):
+        assert "main" not in (tmp_path / "blocked").read_text()
+
+
+@pytest.fixture
+def client(server: DriverServer) -> Iterator[Client]:
+    with Client(server.folder) as client:
+        yield client
+        assert client.deferred == (0, 0)
+
+
+def query(client: Client, stream: int) -> int:
+    return client.ask("STREAM_QUERY", stream=stream)[0]
+
+
+def test_a_stream_that_is_never_ready_holds_up_only_who_waits_for_it(client: Client) -> None:
+    client.stick(BLOCKING)
+    for i in range(3000):  # more than the driver takes, and than the worker gives it
+        client.launch("fill", struct.pack("=QQI", client.page + 4, 1, i), BLOCKING)
+    client.post("EVENT_RECORD", struct.pack("=II", EVENT, 0), stream=BLOCKING)
+    client.post("STREAM_WAIT", struct.pack("=II", EVENT, 0), stream=OTHER)
+    client.fill(2, 1, 5, OTHER)
+    for i in range(3000):
+        client.launch("fill", struct.pack("=QQI", client.page + 12, 1, i), FREE)
+    assert client.ask("STREAM_SYNC", stream=FREE)[0] == 0
+    assert (query(client, BLOCKING), query(client, OTHER), query(client, FREE)) == (NOT_READY, NOT_READY, 0)
+    assert client.ask("EVENT_QUERY", struct.pack("=II", EVENT, 0))[0] == NOT_READY
+    memory = client.alloc(MIB)
+    client.post("FREE", struct.pack("=Q", memory))
+    assert client.alloc(MIB) != memory  # it comes back when all streams have passed the free
+    client.post("CTX_SYNC", slot=7)
+    assert client.items()[:4] == (0, 0, 0, 2999)
+    client.fill(0, 1, 1, FREE)
+    assert client.ask("CTX_SYNC", slot=8)[0] == 0
+    assert client.items()[:4] == (1, 2999, 5, 2999)
+
+
+def test_parked_calls_of_the_legacy_stream_and_of_blocking_streams_keep_their_order(client: Client) -> None:
+    client.stick(BLOCKING)
+    for i in range(600):  # so that what follows is parked
+        client.fill(1, 1, i, BLOCKING)
+    for i in range(100):
+        client.fill(2, 1, 3 * i, LEGACY)
+        client.fill(2, 1, 3 * i + 1, OTHER)
+        client.fill(2, 1, 3 * i + 2, LEGACY)
+    client.post("COPY", struct.pack("=QQQ", client.page + 12, client.page + 8, 4), stream=BLOCKING)
+    client.fill(2, 1, 9999, LEGACY)
+    assert query(client, OTHER) == NOT_READY
+    assert query(client, LEGACY) == NOT_READY
+    assert query(client, FREE) == 0
+    client.fill(0, 1, 1, FREE)
+    assert client.ask("STREAM_SYNC", stream=LEGACY)[0] == 0
+    assert client.items()[:4] == (1, 599, 9999, 299)
+
+
+def test_who_waits_for_one_stream_does_not_wait_for_later_calls_of_others(client: Client) -> None:
+    client.fill(1, 1, 6, OTHER)
+    client.stick(BLOCKING)
+    client.fill(2, 1, 7, LEGACY)  # waits for the stuck stream; a mark in OTHER that came now would wait for this
+    assert client.ask("STREAM_SYNC", stream=OTHER)[0] == 0
+    assert client.items()[:3] == (0, 6, 0)
+    client.fill(0, 1, 1, FREE)
+    assert client.ask("CTX_SYNC")[0] == 0
+    assert client.items()[2] == 7
+
+
+def test_small_payloads_of_a_stuck_stream_leave_room_for_others(client: Client) -> None:
+    client.stick(BLOCKING)
+    for i in range(700):
+        client.post("IN", struct.pack("=QQ", client.page + 1024, 1024) + bytes([i % 256]) * 1024, stream=BLOCKING)
+    for i in range(700):
+        client.post("IN", struct.pack("=QQ", client.page + 2048, 1024) + bytes([i % 256]) * 1024, stream=FREE)
+    assert client.ask("STREAM_SYNC", stream=FREE)[0] == 0
+    assert client.items()[512] == 0x01010101 * (699 % 256)
+    client.fill(0, 1, 1, FREE)
+    assert client.ask("STREAM_SYNC", stream=BLOCKING)[0] == 0
+    assert client.items()[256] == 0x01010101 * (699 % 256)
+
+
+def test_an_allocation_waits_for_frees_and_is_refused_beyond_the_quota(client: Client) -> None:
+    assert client.ask("ALLOC", struct.pack("=Q", 65 * MIB))[0] == OUT_OF_MEMORY
+    assert client.ask("ALLOC", struct.pack("=Q", (1 << 64) - 100))[0] == OUT_OF_MEMORY
+    first = client.alloc(40 * MIB)
+    assert client.ask("ALLOC", struct.pack("=Q", 40 * MIB))[0] == OUT_OF_MEMORY
+    client.stick(FREE)
+    client.post("FREE", struct.pack("=Q", first))
+    client.post("ALLOC", struct.pack("=Q", 40 * MIB), slot=3)
+    assert client.ask("ALLOC_ASYNC", struct.pack("=Q", 0), stream=FREE)[0] == INVALID_VALUE
+    client.fill(0, 1, 1, BLOCKING)
+    at = 4096 + 4096 * 3
+    client.until(lambda: struct.unpack_from("=I", client.status, at)[0] == 1, "the allocation")
+    assert struct.unpack_from("=i", client.status, at + 4)[0] == 0
+    free, total = struct.unpack("=QQ", client.ask("MEM_INFO")[1])
+    assert total == 64 * MIB
+    assert free == 64 * MIB - 40 * MIB - 4096
+
+
+def test_memory_that_a_stream_frees_is_the_next_ones_when_the_stream_has_passed(client: Client) -> None:
+    for i in range(50):
+        code, data = client.ask("ALLOC_ASYNC", struct.pack("=Q", 30 * MIB), stream=FREE)
+        assert code == 0
+        client.launch("fill", data + struct.pack("=QI", 4, i), FREE)
+        client.post("FREE_ASYNC", data, stream=FREE)
+
+
+def test_wrong_calls_are_told_once_and_harm_nothing(server: DriverServer) -> None:
+    with Client(server.folder) as client:
+        wrong = {
+            "COPY": [
+                struct.pack("=QQQ", client.page, 0x1000, 64),
+                struct.pack("=QQQ", client.page, client.page, 1 << 63),
+            ],
+            "MEMSET": [
+                struct.pack("=QQII", client.page, 1 << 62, 0, 4),
+                struct.pack("=QQII", client.page + 1, 4, 0, 2),
+            ],
+        }
+        for op, calls in wrong.items():
+            for arguments in calls:
+                assert client.ask(op, arguments, stream=FREE, flags=DONE)[0] == INVALID_VALUE
+        assert client.ask("STREAM_SYNC", stream=99)[0] == INVALID_HANDLE
+        assert client.ask("EVENT_SYNC", struct.pack("=II", 1 << 31, 0))[0] == INVALID_HANDLE
+        client.post("FREE", struct.pack("=Q", client.page + 512))
+        client.post("STREAM_CREATE", struct.pack("=IIiI", BLOCKING, 0, 0, 0))
+        assert client.ask("CTX_SYNC")[0] == 0
+        assert client.deferred == (INVALID_VALUE, 2)
+        assert set(client.items()) == {0}
+
+
+def test_a_fault_of_one_client_is_its_own(server: DriverServer) -> None:
+    with Client(server.folder) as other, Client(server.folder) as client:
+        client.launch("fault", b"", FREE)
+        with pytest.raises(Lost):
+            client.ask("CTX_SYNC")
+        assert client.sticky == ILLEGAL_ADDRESS
+        assert other.ask("CTX_SYNC")[0] == 0
+        assert set(other.items()) == {0}
+        until(lambda: len(server.workers) == 1)
+    until(lambda: not server.workers)
+
+
+def connect(server: DriverServer) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(10)
+    line.connect(str(server.folder / "device-0"))
+    return line
+
+
+def test_a_server_outlives_what_clients_say(server: DriverServer) -> None:
+    hello, descriptors = Raw.hello(HELLO), len(os.listdir("/proc/self/fd"))
+    for packet in (b"x", b"", hello[:-1], hello + b"x", Raw.hello(OPEN), Raw.hello(9), b"\xff" * 24):
+        with connect(server) as line:
+            line.send(packet)
+            line.shutdown(socket.SHUT_WR)
+            assert line.recv(2000) == b""
+    with connect(server) as line:
+        line.send(hello[:8] + bytes(8) + hello[16:])
+        assert struct.unpack_from("=I", line.recv(2000))[0] == REFUSED
+    with connect(server) as line, connect(server) as second:
+        socket.send_fds(second, [Raw.hello(OPEN)], [0] * 20)
+        assert second.recv(2000) == b""
+        line.send(hello)
+        said, version = struct.unpack_from("=II", line.recv(2000))
+        assert (said, version) == (FACTS, 13000)
+    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    assert not server.workers
+
+
+def test_the_environment_of_clients_leads_to_the_layer_and_back() -> None:
+    before = {"LD_LIBRARY_PATH": "/a:/b", "CUDA_VISIBLE_DEVICES": "3", "X": "y"}
+    there = client_environ("/job/cuda", before)
+    assert there["LD_LIBRARY_PATH"] == "/job/cuda/lib:/a:/b"
+    assert "CUDA_VISIBLE_DEVICES" not in there
+    assert client_environ("/other", there)["LD_LIBRARY_PATH"] == "/other/lib:/a:/b"
+    back = without_layer(there)
+    assert back["LD_LIBRARY_PATH"] == "/a:/b"
+    assert "WARPWELL_CUDA" not in back and "TRITON_LIBCUDA_PATH" not in back
+    assert without_layer(client_environ("/job/cuda", {})).get("LD_LIBRARY_PATH") is None
