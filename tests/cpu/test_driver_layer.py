@@ -84,12 +84,13 @@ class Hostile:
         self.map = mmap.mmap(-1, _IMAGE_MOST + (8 << 20), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # NORESERVE
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
 
-    def length(self, pieces: ctypes.CDLL, image: bytes) -> tuple[int, int, int]:
+    def length(self, pieces: ctypes.CDLL, image: bytes, most: int = _IMAGE_MOST) -> tuple[int, int, int]:
         """Return code, offset of the image's start, and length."""
         self.map[: len(image)] = image
         self.map[len(image) : len(image) + 8] = bytes(8)
         start, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
-        code = pieces.ww_image_length(ctypes.c_void_p(self.address), ctypes.byref(start), ctypes.byref(nbytes))
+        known, out = ctypes.c_size_t(most), (ctypes.byref(start), ctypes.byref(nbytes))
+        code = pieces.ww_image_length(ctypes.c_void_p(self.address), known, *out)
         return code, (start.value or 0) - self.address, nbytes.value
 
 
@@ -123,6 +124,18 @@ def test_lengths_of_images(pieces: ctypes.CDLL, hostile: Hostile) -> None:
     assert of(b".version 8.0\n") == (0, 0, 14)
     assert of(b"a") == (0, 0, 2)
     assert of(b"\n\t//") == (0, 0, 5)
+
+
+def test_a_file_that_was_cut_is_refused(pieces: ctypes.CDLL, hostile: Hostile) -> None:
+    elf = _elf([(1, 0x300, 0x40), (1, 0x340, 0x10)], [(0x200, 0x80)]).ljust(0x350, b"\0")
+    fat = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, 100).ljust(116, b"\0")
+    text = b".version 8.0\n\0"
+    for image in (elf, fat, text):
+        assert hostile.length(pieces, image, len(image))[::2] == (0, len(image))
+        for cut in range(1, len(image)):
+            assert hostile.length(pieces, image[:cut], cut)[0] == _INVALID_IMAGE, cut
+    wrapper = struct.pack("<IIQQ", 0x466243B1, 1, hostile.address + 64, 0).ljust(64, b"\0") + fat
+    assert hostile.length(pieces, wrapper, len(wrapper))[0] == _INVALID_IMAGE, "an address in a file"
 
 
 def test_wrong_images_are_refused(pieces: ctypes.CDLL, hostile: Hostile) -> None:

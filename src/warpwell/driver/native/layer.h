@@ -200,7 +200,7 @@ struct ww_fn { /* a function on a device */
 
 int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f); /* of a CUfunction, or of a CUkernel on this device */
 
-int ww_image_length(const void *image, const void **start, size_t *nbytes);
+int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes);
 
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

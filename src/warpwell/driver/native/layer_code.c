@@ -5,6 +5,7 @@
  * at it.
  */
 #include "layer.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -294,7 +295,8 @@ static int module_handle(struct code *c, CUmodule *module)
 
 /* -- modules ------------------------------------------------------------------------------------------------------- */
 
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values)
+/* most: bytes that are known to be there. */
+static int load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values)
 {
     struct ww_device *d;
     struct options o;
@@ -304,12 +306,62 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int
     int error = ww_need(&d);
     if (error || !module || !image)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, &start, &nbytes)))
+    if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, most, &start, &nbytes)))
         return error;
     pthread_mutex_lock(&layer.loading);
     if (!(error = load(d, start, nbytes, false, &o, &c)))
         error = module_handle(c, module);
     pthread_mutex_unlock(&layer.loading);
+    return error;
+}
+
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values)
+{
+    return load_module(module, image, WW_IMAGE_MOST, n, names, values);
+}
+
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
+}
+
+/* A file's bytes with a 0 behind them, malloc'd; *nbytes with that 0. */
+static int read_file(const char *path, char **all, size_t *nbytes)
+{
+    size_t n = 0, room = 1 << 16, got;
+    FILE *f = path ? fopen(path, "rbe") : NULL;
+    if (!f)
+        return path ? CUDA_ERROR_FILE_NOT_FOUND : CUDA_ERROR_INVALID_VALUE;
+    char *bytes = malloc(room);
+    while (bytes && n <= WW_IMAGE_MOST && (got = fread(bytes + n, 1, room - n - 1, f)) > 0) {
+        n += got;
+        if (n + 1 == room) {
+            char *more = realloc(bytes, room *= 2);
+            if (!more)
+                free(bytes);
+            bytes = more;
+        }
+    }
+    int error = !bytes ? CUDA_ERROR_OUT_OF_MEMORY : ferror(f) || n > WW_IMAGE_MOST || !n ? CUDA_ERROR_INVALID_IMAGE : 0;
+    fclose(f);
+    if (bytes)
+        memset(bytes + n, 0, room - n);
+    if (error)
+        free(bytes);
+    *all = error ? NULL : bytes;
+    *nbytes = n + 1;
+    return error;
+}
+
+CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+    char *image;
+    size_t nbytes;
+    int error = ww_ready();
+    if (error || (error = read_file(path, &image, &nbytes)))
+        return error;
+    error = load_module(module, image, nbytes, 0, NULL, NULL);
+    free(image);
     return error;
 }
 
@@ -438,19 +490,40 @@ static int new_library(CUlibrary *library, const void *image, size_t nbytes, str
     return 0;
 }
 
-CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *names, void **values, unsigned n, int *library_names,
-                           void **library_values, unsigned nlibrary)
+static int load_library(CUlibrary *library, const void *image, size_t most, int *names, void **values, unsigned n)
 {
     struct options o;
     const void *start;
     size_t nbytes;
     int error = ww_ready();
-    if (error || !library || !image || (nlibrary && !library_names))
+    if (error || !library || !image)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    (void)library_values; /* whether the image is kept by the caller: it is copied */
-    if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, &start, &nbytes)))
+    if ((error = read_options(&o, n, names, values)) || (error = ww_image_length(image, most, &start, &nbytes)))
         return error;
     return new_library(library, start, nbytes, &o);
+}
+
+/* The library's own options say whether the caller keeps the image: it is copied. */
+CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *names, void **values, unsigned n,
+                           int *library_names, void **library_values, unsigned nlibrary)
+{
+    (void)library_values;
+    return nlibrary && !library_names ? CUDA_ERROR_INVALID_VALUE
+                                      : load_library(library, image, WW_IMAGE_MOST, names, values, n);
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *names, void **values, unsigned n,
+                               int *library_names, void **library_values, unsigned nlibrary)
+{
+    char *image;
+    size_t nbytes;
+    int error = ww_ready();
+    (void)library_values;
+    if (error || (nlibrary && !library_names) || (error = read_file(path, &image, &nbytes)))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    error = load_library(library, image, nbytes, names, values, n);
+    free(image);
+    return error;
 }
 
 CUresult cuLibraryUnload(CUlibrary h)

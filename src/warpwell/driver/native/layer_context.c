@@ -249,6 +249,16 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k)
     return error;
 }
 
+CUresult cuDevicePrimaryCtxRelease(CUdevice k)
+{
+    return cuDevicePrimaryCtxRelease_v2(k);
+}
+
+CUresult cuDevicePrimaryCtxReset(CUdevice k)
+{
+    return cuDevicePrimaryCtxReset_v2(k);
+}
+
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice k)
 {
     struct ww_device *d;
@@ -328,6 +338,16 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
     if (context)
         *context = ww_context_handle(d);
     return 0;
+}
+
+CUresult cuCtxPushCurrent(CUcontext context)
+{
+    return cuCtxPushCurrent_v2(context);
+}
+
+CUresult cuCtxPopCurrent(CUcontext *context)
+{
+    return cuCtxPopCurrent_v2(context);
 }
 
 CUresult cuCtxGetDevice(CUdevice *device)

@@ -274,6 +274,25 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, C
     return copy(to, DEVICE, from, DEVICE, nbytes, h, 0, false);
 }
 
+/* Contexts are those of the addresses: arenas of devices do not overlap. */
+static int peer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h, int per_thread,
+                bool waits)
+{
+    if (ww_ready() || !ww_context(there) || !ww_context(here))
+        return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_CONTEXT;
+    return copy(to, DEVICE, from, DEVICE, nbytes, h, per_thread, waits);
+}
+
+CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes)
+{
+    return peer(to, there, from, here, nbytes, NULL, per_thread, true);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, CUstream h)
+{
+    return peer(to, there, from, here, nbytes, h, 0, false);
+}
+
 /* -- memsets ------------------------------------------------------------------------------------------------------- */
 
 static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)

@@ -1,14 +1,15 @@
 /* How long an image is: loads are given an address alone. ELF files, fat binaries, their wrappers, and PTX text.
  *
- * Nothing but libc is used here. The caller's bytes may be anything: every length is checked against WW_IMAGE_MOST
- * before it is added or followed. What cannot be checked is that the memory is there; the driver cannot, either.
+ * Nothing but libc is used here. The caller's bytes may be anything: every length is checked against `most` before
+ * it is added or followed: a file's length, or WW_IMAGE_MOST where only an address is known. Then it cannot be checked
+ * that the memory is there; the driver cannot, either.
  */
 #include "calls.h"
 #include "gen_calls.h"
 #include <elf.h>
 #include <string.h>
 
-int ww_image_length(const void *image, const void **start, size_t *nbytes);
+int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes);
 
 #define WRAPPER 0x466243b1u /* struct wrapper */
 #define FAT 0xba55ed50u     /* struct fat */
@@ -25,90 +26,94 @@ struct fat {
 };
 
 /* Keep the greatest end of parts; false: it is out of bounds. */
-static int reach(uint64_t offset, uint64_t nbytes, uint64_t *end)
+static int reach(uint64_t offset, uint64_t nbytes, size_t most, uint64_t *end)
 {
-    if (offset > WW_IMAGE_MOST || nbytes > WW_IMAGE_MOST - offset)
+    if (offset > most || nbytes > most - offset)
         return 0;
     if (offset + nbytes > *end)
         *end = offset + nbytes;
     return 1;
 }
 
-static int elf_length(const unsigned char *image, size_t *nbytes)
+static int elf_length(const unsigned char *image, size_t most, size_t *nbytes)
 {
     Elf64_Ehdr h;
     uint64_t end = sizeof h;
+    if (most < sizeof h)
+        return CUDA_ERROR_INVALID_IMAGE;
     memcpy(&h, image, sizeof h);
     if (h.e_ident[EI_CLASS] != ELFCLASS64 || h.e_ident[EI_DATA] != ELFDATA2LSB)
         return CUDA_ERROR_INVALID_IMAGE;
     if ((h.e_shnum && h.e_shentsize != sizeof(Elf64_Shdr)) || (h.e_phnum && h.e_phentsize != sizeof(Elf64_Phdr)))
         return CUDA_ERROR_INVALID_IMAGE;
-    if (!reach(h.e_shoff, (uint64_t)h.e_shnum * sizeof(Elf64_Shdr), &end) ||
-        !reach(h.e_phoff, (uint64_t)h.e_phnum * sizeof(Elf64_Phdr), &end))
+    if (!reach(h.e_shoff, (uint64_t)h.e_shnum * sizeof(Elf64_Shdr), most, &end) ||
+        !reach(h.e_phoff, (uint64_t)h.e_phnum * sizeof(Elf64_Phdr), most, &end))
         return CUDA_ERROR_INVALID_IMAGE;
     for (unsigned i = 0; i < h.e_shnum; i++) {
         Elf64_Shdr s;
         memcpy(&s, image + h.e_shoff + i * sizeof s, sizeof s);
-        if (s.sh_type != SHT_NOBITS && s.sh_type != SHT_NULL && !reach(s.sh_offset, s.sh_size, &end))
+        if (s.sh_type != SHT_NOBITS && s.sh_type != SHT_NULL && !reach(s.sh_offset, s.sh_size, most, &end))
             return CUDA_ERROR_INVALID_IMAGE;
     }
     for (unsigned i = 0; i < h.e_phnum; i++) {
         Elf64_Phdr p;
         memcpy(&p, image + h.e_phoff + i * sizeof p, sizeof p);
-        if (p.p_type != PT_NULL && !reach(p.p_offset, p.p_filesz, &end))
+        if (p.p_type != PT_NULL && !reach(p.p_offset, p.p_filesz, most, &end))
             return CUDA_ERROR_INVALID_IMAGE;
     }
     *nbytes = end;
     return 0;
 }
 
-static int fat_length(const void *image, size_t *nbytes)
+static int fat_length(const void *image, size_t most, size_t *nbytes)
 {
     struct fat h;
+    if (most < sizeof h)
+        return CUDA_ERROR_INVALID_IMAGE;
     memcpy(&h, image, sizeof h);
-    if (h.header_bytes < sizeof h || h.nbytes > WW_IMAGE_MOST - h.header_bytes)
+    if (h.header_bytes < sizeof h || h.header_bytes > most || h.nbytes > most - h.header_bytes)
         return CUDA_ERROR_INVALID_IMAGE;
     *nbytes = h.header_bytes + h.nbytes;
     return 0;
 }
 
 /* PTX: text up to its 0, which is sent, too. */
-static int text_length(const unsigned char *text, size_t *nbytes)
+static int text_length(const unsigned char *text, size_t most, size_t *nbytes)
 {
     if (!*text)
         return CUDA_ERROR_INVALID_IMAGE;
     for (int i = 0; i < 4 && text[i]; i++)
         if ((text[i] < ' ' || text[i] > '~') && !strchr("\t\n\v\f\r", text[i]))
             return CUDA_ERROR_INVALID_IMAGE;
-    size_t n = strnlen((const char *)text, WW_IMAGE_MOST);
-    if (n == WW_IMAGE_MOST)
+    size_t n = strnlen((const char *)text, most);
+    if (n == most)
         return CUDA_ERROR_INVALID_IMAGE;
     *nbytes = n + 1;
     return 0;
 }
 
 /* Find where the bytes of an image start and how many they are: 0, or INVALID_IMAGE. */
-int ww_image_length(const void *image, const void **start, size_t *nbytes)
+int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes)
 {
     uint32_t magic;
     *start = image;
     if (!*(const unsigned char *)image)
         return CUDA_ERROR_INVALID_IMAGE;
     if (strnlen(image, 4) < 4) /* a short text */
-        return text_length(image, nbytes);
+        return text_length(image, most, nbytes);
     memcpy(&magic, image, sizeof magic);
     if (magic == WRAPPER) {
         struct wrapper w;
         memcpy(&w, image, sizeof w);
-        if (w.version != 1 || !w.data)
+        if (most < WW_IMAGE_MOST || w.version != 1 || !w.data) /* in a file it points nowhere */
             return CUDA_ERROR_INVALID_IMAGE;
         *start = w.data;
         memcpy(&magic, w.data, sizeof magic);
-        return magic == FAT ? fat_length(w.data, nbytes) : CUDA_ERROR_INVALID_IMAGE;
+        return magic == FAT ? fat_length(w.data, most, nbytes) : CUDA_ERROR_INVALID_IMAGE;
     }
     if (magic == FAT)
-        return fat_length(image, nbytes);
+        return fat_length(image, most, nbytes);
     if (!memcmp(image, ELFMAG, SELFMAG))
-        return elf_length(image, nbytes);
-    return text_length(image, nbytes);
+        return elf_length(image, most, nbytes);
+    return text_length(image, most, nbytes);
 }

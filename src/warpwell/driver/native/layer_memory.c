@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define PITCH 512
 #define PIN_TRIES 256
 #define PIN_STEP (1ull << 16)   /* of addresses */
 #define PINNED_MS 10000         /* the packet with the memory is on its way when its answer is there */
@@ -38,6 +39,19 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes)
     if (error || !address || !nbytes)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     return allocate(d, WW_OP_ALLOC, 0, nbytes, address);
+}
+
+/* Rows one behind another, each at a multiple of the pitch. */
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    size_t row = (width + PITCH - 1) / PITCH * PITCH;
+    if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16) || row < width ||
+        row > SIZE_MAX / height)
+        return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
+    int error = cuMemAlloc_v2(address, row * height);
+    if (!error)
+        *pitch = row;
+    return error;
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h)

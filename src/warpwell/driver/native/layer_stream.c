@@ -170,6 +170,11 @@ CUresult cuStreamDestroy_v2(CUstream h)
     return error;
 }
 
+CUresult cuStreamDestroy(CUstream h)
+{
+    return cuStreamDestroy_v2(h);
+}
+
 CUresult cuStreamSynchronize(CUstream h)
 {
     struct ww_device *d;
@@ -331,6 +336,11 @@ CUresult cuEventDestroy_v2(CUevent h)
     if (!(error = ww_send(was.device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args)))
         ww_id_give(was.device, &was.device->events, was.life, was.id);
     return error;
+}
+
+CUresult cuEventDestroy(CUevent h)
+{
+    return cuEventDestroy_v2(h);
 }
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags)
