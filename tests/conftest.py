@@ -35,6 +35,9 @@ if not os.environ.get("WARPWELL_CACHE_DIR"):
     os.environ["WARPWELL_CACHE_DIR"] = str(HERE.parent / "build" / "cache")  # for workers and programs, too
     shutil.rmtree(HERE.parent / "build" / "cache" / "warpwell" / "scheduler", ignore_errors=True)
 
+# A warning in the driver layer is an error here, and none where somebody's compiler warns of more than ours.
+os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -Werror".strip()
+
 # Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.
 gc.set_threshold(20_000, 20, 50)
 

@@ -270,3 +270,6 @@ def test_a_failed_build_tells_what_the_compiler_said_and_leaves_nothing(
     with pytest.raises(DriverBuildError, match="no such option"):
         build.build()
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == ["lock"]
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(compiler))
+    with pytest.raises(DriverBuildError, match=f"cannot be built in {compiler}.*Not a directory.*WARPWELL_CACHE_DIR"):
+        build.build()
