@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OF_LIBRARY 1u /* flag of a module's handle: the library unloads it */
+
 struct code { /* an image on a device */
     struct ww_device *device;
     uint64_t life;
@@ -378,7 +380,7 @@ CUresult cuModuleUnload(CUmodule h)
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&layer.loading);
     o = ww_object(h, WW_MODULE);
-    error = o ? unload(o->more) : CUDA_ERROR_INVALID_HANDLE;
+    error = !o ? CUDA_ERROR_INVALID_HANDLE : o->flags == OF_LIBRARY ? CUDA_ERROR_NOT_PERMITTED : unload(o->more);
     pthread_mutex_unlock(&layer.loading);
     return error;
 }
@@ -639,7 +641,8 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary h)
     int error = module ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
     if (error)
         return error;
-    error = module_handle(c, module);
+    if (!(error = module_handle(c, module)))
+        c->module->flags = OF_LIBRARY;
     pthread_mutex_unlock(&layer.loading);
     return error;
 }
