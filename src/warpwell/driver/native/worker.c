@@ -8,6 +8,7 @@
  */
 #include "worker.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
 #include <poll.h>
