@@ -74,13 +74,8 @@ static int is_ready(const struct fake_op *op)
 /* A random short time before an operation; half of them wait not at all. */
 static void delay(CUstream stream)
 {
-    static long long seed = -1;
-    if (seed < 0)
-        seed = fake_number("FAKE_SEED", 0);
-    if (!seed)
-        return;
     if (!stream->random)
-        stream->random = ((uint64_t)seed * 0x9e3779b97f4a7c15ull) ^ (stream->id * 0xbf58476d1ce4e5b9ull) ^ 1;
+        return;
     stream->random ^= stream->random << 13;
     stream->random ^= stream->random >> 7;
     stream->random ^= stream->random << 17;
@@ -241,6 +236,8 @@ static CUstream make_stream(CUcontext context, unsigned flags, int priority)
     stream->flags = flags;
     stream->priority = priority;
     stream->id = next_stream++;
+    uint64_t seed = (uint64_t)fake_number("FAKE_SEED", 0);
+    stream->random = seed ? (seed * 0x9e3779b97f4a7c15ull ^ stream->id * 0xbf58476d1ce4e5b9ull) | 1 : 0;
     pthread_cond_init(&stream->work, NULL);
     stream->next = context->streams;
     context->streams = stream;
