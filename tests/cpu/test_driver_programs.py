@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.driver import natives
+from tests.harness.driver import faults, natives
 
 from warpwell.driver import build
 from warpwell.driver.server import DriverServer
@@ -17,12 +17,12 @@ SECONDS = 100
 ROOT = Path(__file__).parents[2]
 
 
-def programs(server: DriverServer, *arguments: str) -> str:
+def programs(server: DriverServer, *arguments: str, seconds: float = SECONDS) -> str:
     """Run random programs in a process of their own; return what it says."""
     command = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", *arguments]
     out = subprocess.PIPE
     done = subprocess.run(
-        command, env=server.environ(), cwd=ROOT, timeout=SECONDS, stdout=out, stderr=subprocess.STDOUT, text=True
+        command, env=server.environ(), cwd=ROOT, timeout=seconds, stdout=out, stderr=subprocess.STDOUT, text=True
     )
     return done.stdout
 
@@ -69,3 +69,14 @@ def test_threads_that_hold_places_wait_for_no_others(tight: build.Built, blocked
     with DriverServer(2, driver=tight.fake) as server:
         assert programs(server, "--seeds", "1100:1200", "--threads", "8") == "100 programs are right\n"
     assert not waited_on_main(blocked)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", faults.PLANTED)
+def test_planted_faults_are_found(fault: str, blocked: Path) -> None:
+    with natives.changed(natives.merged(natives.TIGHT, faults.PLANTED[fault])) as planted:
+        with DriverServer(2, driver=planted.fake) as server:
+            try:
+                assert programs(server, "--seeds", "100:900", seconds=40) != "800 programs are right\n"
+            except subprocess.TimeoutExpired:
+                pass  # some make calls wait for themselves

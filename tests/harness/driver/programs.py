@@ -424,7 +424,8 @@ class Program:
             case 11 | 12:
                 self.memset(stream, memory)
             case 13:
-                self.cuda.launch(device, stream.handle, "nap", self.random.randint(1, 200))
+                for _ in range(self.random.choice([1, 1, 12])):
+                    self.cuda.launch(device, stream.handle, "nap", self.random.randint(1, 200))
             case 14:
                 self.wait_on_host(stream)
             case 15:

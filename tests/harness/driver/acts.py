@@ -1,0 +1,403 @@
+"""Short CUDA programs that fork, wait, fail and die, for tests of what becomes of them.
+
+    python -m tests.harness.driver.acts NAME
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from tests.harness.driver.calls import (
+    CONTEXT_IS_DESTROYED,
+    DEINITIALIZED,
+    INVALID_CONTEXT,
+    INVALID_HANDLE,
+    NON_BLOCKING,
+    NOT_INITIALIZED,
+    PER_THREAD,
+    Cuda,
+    CudaError,
+)
+
+ZERO = ctypes.c_uint(0)
+
+
+def say(*words: object) -> None:
+    """Tell the test something, at once."""
+    print(*words, flush=True)
+
+
+def works(cuda: Cuda, ordinal: int = 0) -> bool:
+    """Say whether memory of a device keeps what is written, and a kernel runs."""
+    cuda.use(ordinal)
+    address = cuda.alloc(4096)
+    data = os.urandom(4096)
+    cuda.write(address, data)
+    good = cuda.read(address, 4096) == data
+    cuda.launch(ordinal, 0, "fill", address, 1024, 0x01020304)
+    good &= cuda.read(address, 4096) == bytes([4, 3, 2, 1]) * 1024
+    cuda.cuMemFree_v2(address)
+    return good
+
+
+def child(act: Callable[[], object]) -> int:
+    """Run something in a forked child; return its exit code, 99 after 20 seconds."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os._exit(int(bool(act())))
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(98)
+    for _ in range(2000):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 99
+
+
+def stuck(cuda: Cuda, ordinal: int = 0, flags: int = NON_BLOCKING) -> tuple[int, int]:
+    """Return a stream that never becomes ready, and the address of the word that would release it with 1."""
+    cuda.use(ordinal)
+    word = cuda.alloc(4)
+    cuda.write(word, bytes(4))
+    stream = cuda.stream(flags)
+    cuda.launch(ordinal, stream, "flag", word, 1)
+    return stream, word
+
+
+# -- forks ---------------------------------------------------------------------------------------------------
+
+
+def fork_before() -> None:
+    """A child that is forked before cuInit connects itself."""
+
+    def act() -> bool:
+        cuda = Cuda()
+        cuda.start()
+        return works(cuda)
+
+    cuda = Cuda()  # the library is loaded before
+    say("child", child(act))
+    cuda.start()
+    say("parent", works(cuda), works(cuda, 1))
+
+
+def fork_after() -> None:
+    """A child that is forked after cuInit may call nothing, and hurts nobody; what it executes is a new client."""
+    cuda = Cuda()
+    cuda.start()
+    address, (pinned, view), stream = cuda.alloc(64), cuda.pinned(4096), cuda.stream()
+    cuda.write(address, bytes(range(64)))
+
+    def act() -> bool:
+        value = ctypes.c_uint64()
+        out = ctypes.byref(value)
+        codes = {
+            cuda.code("cuInit", 0),
+            cuda.code("cuMemAlloc_v2", out, 64),
+            cuda.code("cuMemFree_v2", address),
+            cuda.code("cuMemFreeHost", pinned),
+            cuda.code("cuStreamSynchronize", stream),
+            cuda.code("cuStreamDestroy_v2", stream),
+            cuda.code("cuCtxSynchronize"),
+            cuda.code("cuCtxGetCurrent", out),
+            cuda.code("cuDeviceGetCount", out),
+        }
+        return codes == {NOT_INITIALIZED} or bool(say(codes))
+
+    say("child", child(act))
+    say("executes", child(lambda: os.execv(sys.executable, [sys.executable, "-m", __spec__.name, "plain"])))
+    say("parent", cuda.read(address, 64) == bytes(range(64)), works(cuda), works(cuda, 1))
+    view[:3] = b"abc"
+    cuda.cuMemcpyHtoD_v2(address, pinned, 3)
+    say("pinned", cuda.read(address, 3))
+
+
+def fork_among_threads() -> None:
+    """Children are forked while threads post, wait and allocate: no child and no parent hangs."""
+    cuda = Cuda()
+    cuda.start()
+    end = threading.Event()
+    wrong: list[str] = []
+
+    def work() -> None:
+        try:
+            while not end.is_set():
+                if not works(cuda, 1):
+                    wrong.append("bytes")
+        except CudaError as error:
+            wrong.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    codes = [child(lambda: cuda.code("cuCtxSynchronize") == NOT_INITIALIZED) for _ in range(20)]
+    end.set()
+    for thread in threads:
+        thread.join()
+    say("children", set(codes), "wrong", wrong, "parent", works(cuda))
+
+
+def plain() -> None:
+    """A whole small program; exits with 1 where it works."""
+    cuda = Cuda()
+    cuda.start()
+    sys.exit(int(works(cuda) and works(cuda, 1)))
+
+
+def executes() -> None:
+    """A program that becomes another one, with work under way."""
+    cuda = Cuda()
+    cuda.start()
+    stuck(cuda)
+    os.execv(sys.executable, [sys.executable, "-m", __spec__.name, "plain"])
+
+
+# -- loss ------------------------------------------------------------------------------------------------------
+
+
+def waits() -> None:
+    """Wait for a stream that never becomes ready; the worker is killed meanwhile. A reset brings a new one."""
+    cuda = Cuda()
+    cuda.start()
+    old, event, words = cuda.stream(), cuda.event(), cuda.alloc(64)
+    stream, _ = stuck(cuda)
+    codes: list[int] = []
+
+    def wait(call: str, *arguments: object) -> None:
+        cuda.use(0)
+        codes.append(cuda.code(call, *arguments))
+
+    cuda.cuEventRecord(event, stream)
+    target = ctypes.create_string_buffer(8)
+    threads = [
+        threading.Thread(target=wait, args=arguments)
+        for arguments in (
+            ("cuStreamSynchronize", stream),
+            ("cuCtxSynchronize",),
+            ("cuEventSynchronize", event),
+            ("cuMemcpyDtoHAsync_v2", target, words, 8, stream),
+        )
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    say("waiting")
+    for thread in threads:
+        thread.join()
+    value = ctypes.c_uint64()
+    say("codes", 0 in codes, len(set(codes)), cuda.code("cuMemAlloc_v2", ctypes.byref(value), 8) == codes[0])
+    say("other device", works(cuda, 1))
+    cuda.use(0)
+    cuda.cuDevicePrimaryCtxReset_v2(ctypes.c_int(0))
+    cuda.contexts[0] = cuda.out("cuDevicePrimaryCtxRetain", ctypes.c_int(0))
+    cuda.use(0)
+    cuda.load(0)
+    say("after reset", works(cuda), works(cuda, 1))
+    gone = (INVALID_HANDLE, CONTEXT_IS_DESTROYED, INVALID_CONTEXT)
+    calls = ("cuStreamDestroy_v2", old), ("cuEventDestroy_v2", event), ("cuStreamQuery", stream)
+    say("old handles", all(cuda.code(*call) in gone for call in calls), cuda.code("cuMemFree_v2", words) != 0)
+
+
+def hangs() -> None:
+    """Wait for ever for a stream."""
+    cuda = Cuda()
+    cuda.start()
+    stream, _ = stuck(cuda)
+    say("waiting")
+    cuda.cuStreamSynchronize(stream)
+
+
+def leaves() -> None:
+    """End with work under way that never ends, and calls in exit handlers and finalizers."""
+    cuda = Cuda()
+    cuda.start()
+    stream, word = stuck(cuda)
+    event = cuda.event()
+    cuda.cuEventRecord(event, stream)
+
+    def late() -> None:
+        codes = [cuda.code("cuEventDestroy_v2", event), cuda.code("cuStreamDestroy_v2", stream)]
+        codes += [cuda.code("cuMemFree_v2", word), cuda.code("cuEventDestroy_v2", event)]
+        codes += [cuda.code("cuDevicePrimaryCtxRelease_v2", ctypes.c_int(0)), cuda.code("cuMemFree_v2", word)]
+        say("late", codes[:3], all(code not in (0, DEINITIALIZED) for code in codes[3:4] + codes[5:]))
+
+    atexit.register(late)
+
+
+def faults() -> None:
+    """Lose a context by a kernel, and find the same code everywhere, until a reset."""
+    cuda = Cuda()
+    cuda.start()
+    say("before", works(cuda), works(cuda, 1))
+    cuda.use(0)
+    kept = cuda.alloc(64)
+    cuda.launch(0, 0, sys.argv[2])
+    codes = [cuda.code("cuCtxSynchronize"), cuda.code("cuMemFree_v2", kept), cuda.code("cuStreamSynchronize", 0)]
+    out = ctypes.byref(ctypes.c_uint64())
+    codes += [cuda.code("cuMemAlloc_v2", out, 8), cuda.code("cuStreamCreate", out, ZERO)]
+    say("codes", *codes)
+    say("other device", works(cuda, 1))
+    cuda.cuDevicePrimaryCtxReset_v2(ctypes.c_int(0))
+    cuda.contexts[0] = cuda.out("cuDevicePrimaryCtxRetain", ctypes.c_int(0))
+    cuda.use(0)
+    cuda.load(0)
+    say("after reset", works(cuda))
+
+
+# -- order, signals, output ------------------------------------------------------------------------------------
+
+
+def stuck_beside() -> None:
+    """A stream that never becomes ready leaves all others alone, and takes more than fits anywhere."""
+    cuda = Cuda()
+    cuda.start()
+    big = cuda.alloc(8 << 20)
+    stream, word = stuck(cuda)
+    posted = threading.Event()
+
+    def fill() -> None:
+        cuda.use(0)
+        data = ctypes.create_string_buffer(8 << 20)
+        for _ in range(40):  # many times all places
+            cuda.cuMemcpyHtoDAsync_v2(big, data, len(data), stream)
+        posted.set()
+
+    def launches() -> None:
+        cuda.use(0)
+        for _ in range(20_000):
+            cuda.launch(0, stream, "nap", 0)
+
+    threads = [threading.Thread(target=one) for one in (fill, launches)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    start = time.monotonic()
+    good = [works(cuda), works(cuda, 1)]
+    other = cuda.stream(NON_BLOCKING)
+    event = cuda.event()
+    data = os.urandom(3 << 20)
+    cuda.use(0)
+    target = ctypes.create_string_buffer(len(data))
+    address = cuda.alloc(len(data))
+    cuda.cuMemcpyHtoDAsync_v2(address, data, len(data), other)
+    cuda.cuMemcpyDtoHAsync_v2(target, address, len(data), other)
+    cuda.cuEventRecord(event, other)
+    cuda.cuEventSynchronize(event)
+    good.append(target.raw[: len(data)] == data)
+    say("beside", good, "quick", time.monotonic() - start < 5, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
+    say("held back", not posted.is_set())
+    one = (ctypes.c_uint32 * 1)(1)
+    cuda.cuMemcpyHtoDAsync_v2(word, one, 4, other)
+    for thread in threads:
+        thread.join()
+    cuda.cuStreamSynchronize(stream)
+    say("released", posted.is_set(), cuda.code("cuStreamQuery", stream))
+
+
+def backlog() -> None:
+    """Post more than the ring holds while the worker is stopped; nothing is lost or reordered when it goes on."""
+    cuda = Cuda()
+    cuda.start()
+    streams = [cuda.stream(NON_BLOCKING) for _ in range(24)]
+    address = cuda.alloc(4 * len(streams) * 100)
+    cuda.cuCtxSynchronize()
+    rounds = range(3500)  # of one stream, fewer than it may be ahead
+    count = [0]
+
+    def post() -> None:
+        cuda.use(0)
+        for value in rounds:
+            for i, stream in enumerate(streams):
+                word = address + 4 * (100 * i + value % 100)
+                cuda.cuMemsetD32Async(word, ctypes.c_uint(value), 1, stream)
+                count[0] += 1
+
+    say("stop")
+    sys.stdin.readline()
+    thread = threading.Thread(target=post)
+    thread.start()
+    seen = -1
+    while count[0] != seen:
+        seen = count[0]
+        time.sleep(0.3)
+    say("blocked", 40_000 < seen < len(rounds) * len(streams))
+    sys.stdin.readline()
+    thread.join()
+    cuda.cuCtxSynchronize()
+    words = memoryview(cuda.read(address, 4 * len(streams) * 100)).cast("I").tolist()
+    say("right", words == list(rounds[-100:]) * len(streams))
+
+
+def interrupted() -> None:
+    """A Ctrl-C while a call waits is the program's affair: the worker lives."""
+    cuda = Cuda()
+    cuda.start()
+    stream = cuda.stream()
+    cuda.launch(0, stream, "nap", 500_000)
+    say("waiting")
+    try:
+        cuda.cuStreamSynchronize(stream)
+        time.sleep(5)
+    except KeyboardInterrupt:
+        say("interrupted", cuda.code("cuStreamQuery", stream), works(cuda))
+
+
+def prints() -> None:
+    """What the device prints is in the program's output before a synchronization returns, also where that is moved."""
+    cuda = Cuda()
+    cuda.start()
+    for value in range(3):
+        cuda.launch(0, 0, "print", value)
+        cuda.cuCtxSynchronize()
+        say("host", value)
+
+
+def threads_end() -> None:
+    """Many threads with default streams of their own come and go."""
+    cuda = Cuda()
+    cuda.start()
+    address = cuda.alloc(4 * 400)
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        cuda.use(0)
+        cuda.launch(0, PER_THREAD, "fill", address + 4 * i, 1, i)
+        wrong.extend(code for code in [cuda.code("cuStreamSynchronize", PER_THREAD)] if code)
+
+    for first in range(0, 400, 20):
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(first, first + 20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    words = memoryview(cuda.read(address, 1600)).cast("I").tolist()
+    say("right", words == list(range(400)), wrong)
+
+
+def handles() -> None:
+    """Handles that are none, or no more, are refused and not followed."""
+    cuda = Cuda()
+    cuda.start()
+    stream, event = cuda.stream(), cuda.event()
+    cuda.cuStreamDestroy_v2(stream)
+    cuda.cuEventDestroy_v2(event)
+    bad = [3, 0x1000, 0xDEADBEEF000, stream, event, cuda.contexts[0], cuda.modules[0], cuda.functions[0, "nap"]]
+    codes = {cuda.code("cuStreamSynchronize", one) for one in bad}
+    codes |= {cuda.code("cuEventQuery", one) for one in [0, *bad]} | {cuda.code("cuEventRecord", one, 0) for one in bad}
+    say("codes", codes <= {INVALID_HANDLE, INVALID_CONTEXT, CONTEXT_IS_DESTROYED}, sorted(codes), works(cuda))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,69 @@
+"""Faults planted into layer and worker: what random programs must find, and hostile clients."""
+
+from __future__ import annotations
+
+from tests.harness.driver.natives import Changes
+
+AT_ONCE = """\
+    if (todo->kind == KIND) {
+        todo->next = NULL;
+        do_all(s, todo);
+        return;
+    }
+    m->waited |= todo->kind == WW_ANSWER"""
+ARGS, FINISH = "        memcpy(p.entry + 1, &args, sizeof args);\n", "        error = ww_finish(&p);\n"
+
+PLANTED: dict[str, Changes] = {
+    "waits for events are dropped": {
+        "worker_streams.c": {
+            "code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0)"
+            " : CUDA_SUCCESS;": "code = CUDA_SUCCESS;"
+        }
+    },
+    "a wait does not wait until its record is issued": {
+        "worker_streams.c": {"call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked": "0"}
+    },
+    "a record takes the generation that others wait for": {"worker_streams.c": {"if (g->refs > 1) {": "if (0) {"}},
+    "a legacy call passes parked calls of blocking streams": {
+        "worker_streams.c": {"p->first->order < call->order) return 0;": "p->first->order < call->order) return 1;"}
+    },
+    "a blocking stream's call passes parked legacy calls": {
+        "worker_streams.c": {"s->nonblocking || !legacy->first || legacy->first->order > call->order": "1"}
+    },
+    "a place is given back when the copy is issued": {
+        "worker_streams.c": {"    m->waited |= todo->kind == WW_ANSWER": AT_ONCE.replace("KIND", "WW_PLACE")}
+    },
+    "a cell is given back when the copy is issued": {
+        "worker_streams.c": {
+            "void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {": """\
+void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
+    if (todo.kind == WW_CELL) {
+        do_one(s, &todo);
+        return;
+    }"""
+        }
+    },
+    "a mark covers the next call": {"worker_streams.c": {"s->done = m->count;": "s->done = s->issued;"}},
+    "a synchronization answers when it is read": {
+        "worker_streams.c": {"    m->waited |= todo->kind == WW_ANSWER": AT_ONCE.replace("KIND", "WW_ANSWER")}
+    },
+    "memory that is freed is used again at once": {
+        "worker_memory.c": {"    if (!ngroup) start_group();": "    ww_arena_free(&ww_arena, frees[--nfrees]);"}
+    },
+    "memory that a stream frees is used again at once": {
+        "worker_copies.c": {
+            "        ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, .address = "
+            "((const struct ww_args_free *)(const void *)call->args)->address});": "        ww_release("
+            "((const struct ww_args_free *)(const void *)call->args)->address);"
+        }
+    },
+    "work of destroyed streams is not waited for": {
+        "worker_streams.c": {"if (s->gone ? !s->first_mark :": "if (s->gone ? 1 :"}
+    },
+    "an entry is published before it is whole": {"layer_copy.c": {f"{ARGS}{FINISH}    }}": f"{FINISH}{ARGS}    }}"}},
+    "a place is filled while its last copy is under way": {
+        "layer_ring.c": {"c->place_held[*place] = true;": "c->place_held[*place] = false;"}
+    },
+    "the ring's end is not padded": {"layer_ring.c": {"if (size > rest) {": "if (size > rest + 64) {"}},
+}
+"""Name of a fault -> the change that plants it."""
