@@ -45,6 +45,9 @@ gc.set_threshold(20_000, 20, 50)
 # need while the other has enough to do until it can load that; the shortest come last, so that both end together.
 ORDER = ["null", "cpu", "examples", "mpi", "cuda", "interp"]
 
+NATIVE = ("test_driver_", "test_run_cuda_program")
+"""How the names of files begin whose tests build the driver layer."""
+
 # Items that differ from others in one thing, width or sign, that some third kind shares: each is compiled anew.
 LONG_ITEMS = {
     *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i2", "u1", "u4", "c8")),
@@ -74,6 +77,18 @@ def gpu_count() -> int:
     return count.value
 
 
+@cache
+def can_compile() -> bool:
+    """Say whether the driver layer can be built here."""
+    from warpwell.driver import build  # imported for the tests that need it
+    from warpwell.errors import DriverBuildError
+
+    try:
+        return bool(build.compiler())
+    except DriverBuildError:
+        return False
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import for the tests that have the cores alone only the files that mark some (see the Makefile)."""
     alone = config.option.markexpr.startswith("alone and ") and collection_path.suffix == ".py"
@@ -91,6 +106,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.name in LONG_ITEMS and item.path == HERE / "cpu" / "test_arrays.py":
             item.add_marker(pytest.mark.long)
+        if item.path.name.startswith(NATIVE) and item.path.parent.name != "null" and not can_compile():
+            item.add_marker(pytest.mark.skip(reason="needs a C compiler"))
         if HERE / "cuda" not in item.path.parents or item.get_closest_marker("ptx"):
             continue
         if gpu_count() == 0:
