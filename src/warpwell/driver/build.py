@@ -229,7 +229,8 @@ def wheel(folder: Path) -> Path:
     with tempfile.TemporaryDirectory() as made:
         if _ziglang():
             target = f"{platform.machine()}-linux-gnu.2.{OLDEST}"
-            command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-Wl,--strip-all", "-fno-sanitize=undefined"]
+            command = [sys.executable, "-m", "ziglang", "cc", "-target", target]
+            command += ["-Wl,--strip-all", "-fno-sanitize=undefined"]
             _make(Path(made), command, (LAYER, WORKER))
             built = _found(Path(made))
         else:
