@@ -127,6 +127,27 @@ def test_who_waits_for_one_stream_does_not_wait_for_later_calls_of_others(client
     assert client.items()[2] == 7
 
 
+def test_a_copy_between_host_addresses_waits_for_its_stream_and_nobody_else_does(client: Client) -> None:
+    pinned = 0x200000000000
+    assert client.ask("PIN", struct.pack("=QQII", pinned, 4096, 0, 0))[0] == 0
+    _, (memory,), _, _ = socket.recv_fds(client.line, 100, 1)
+    client.stick(BLOCKING)
+    client.fill(1, 1, 5, BLOCKING)
+    client.post("COPY", struct.pack("=QQQ", pinned, client.page, 8), stream=BLOCKING)
+    client.post("COPY", struct.pack("=QQQ", pinned + 8, pinned, 8), stream=LEGACY)
+    client.post("IN", struct.pack("=QQ", pinned + 16, 4) + b"host", stream=LEGACY)
+    client.post("COPY", struct.pack("=QQQ", client.page + 32, pinned + 8, 12), stream=OTHER)
+    client.post("COPY", struct.pack("=QQQ", pinned + 100, pinned + 200, 8), stream=FREE)
+    assert client.ask("STREAM_SYNC", stream=FREE)[0] == 0
+    assert os.pread(memory, 24, 0) == bytes(24)
+    client.fill(0, 1, 1, FREE)
+    assert client.ask("STREAM_SYNC", stream=OTHER)[0] == 0
+    assert os.pread(memory, 20, 0) == struct.pack("=4I", 1, 5, 1, 5) + b"host"
+    assert client.items()[8:10] == (1, 5)
+    os.close(memory)
+    assert client.ask("UNPIN", struct.pack("=Q", pinned))[0] == 0
+
+
 def test_small_payloads_of_a_stuck_stream_leave_room_for_others(client: Client) -> None:
     client.stick(BLOCKING)
     for i in range(700):

@@ -41,6 +41,25 @@ CUresult ww_check_move(const struct ww_call *call) {
     }
 }
 
+static int in_pins(uint64_t at) {
+    return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST;
+}
+
+int ww_is_between_hosts(const struct ww_call *call) {
+    const struct ww_args_copy *copy = (const void *)call->args;
+    switch (call->entry.op) {
+    case WW_OP_COPY: return in_pins(copy->to) && in_pins(copy->from);
+    case WW_OP_IN:
+    case WW_OP_OUT: return in_pins(((const struct ww_args_move *)(const void *)call->args)->address);
+    default: return 0;
+    }
+}
+
+static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
+    memmove((void *)(uintptr_t)to, from, n);
+    return CUDA_SUCCESS;
+}
+
 static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *held) {
     const struct ww_args_move *args = (const void *)call->args;
     enum ww_where where = ww_where(args->address, args->nbytes);
@@ -59,7 +78,7 @@ static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *he
     }
     CUresult code = CUDA_SUCCESS;
     if (where == WW_DEVICE) code = native.cuMemcpyHtoDAsync_v2(args->address, from, args->nbytes, s->native);
-    else code = native.cuMemcpyAsync(args->address, (uintptr_t)from, args->nbytes, s->native);
+    else code = between_hosts(args->address, from, args->nbytes);
     if (!code && call->entry.place) {
         ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
         if (call->entry.slot == WW_NO_SLOT) *held = 1;
@@ -74,7 +93,7 @@ static CUresult move_out(struct ww_stream *s, const struct ww_call *call, int *h
     unsigned char *to = ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES;
     CUresult code;
     if (where == WW_DEVICE) code = native.cuMemcpyDtoHAsync_v2(to, args->address, args->nbytes, s->native);
-    else code = native.cuMemcpyAsync((uintptr_t)to, args->address, args->nbytes, s->native);
+    else code = between_hosts((uintptr_t)to, (void *)(uintptr_t)args->address, args->nbytes);
     if (!code) {
         ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
         if (call->entry.slot == WW_NO_SLOT) *held = 1;
@@ -92,7 +111,7 @@ static CUresult copy(struct ww_stream *s, const struct ww_call *call) {
         return native.cuMemcpyHtoDAsync_v2(args->to, (void *)(uintptr_t)args->from, args->nbytes, s->native);
     if (from == WW_DEVICE)
         return native.cuMemcpyDtoHAsync_v2((void *)(uintptr_t)args->to, args->from, args->nbytes, s->native);
-    return native.cuMemcpyAsync(args->to, args->from, args->nbytes, s->native);
+    return between_hosts(args->to, (void *)(uintptr_t)args->from, args->nbytes);
 }
 
 static CUresult fill(struct ww_stream *s, const struct ww_call *call) {

@@ -171,7 +171,21 @@ static int poll_stream(struct ww_stream *s) {
 
 /* -- parking ------------------------------------------------------------------------------------------------------------- */
 
-static int ready(const struct ww_stream *s, const struct ww_call *call) {
+static int drained(struct ww_stream *s) {
+    if (s->marked != s->issued) mark(s);
+    return s->done == s->issued && !s->first_mark;
+}
+
+/* Copies between host addresses make the driver's caller wait, so the worker copies when all before them is passed. */
+static int host_turn(struct ww_stream *s) {
+    int ok = drained(s);
+    if (s->nonblocking) return ok;
+    for (struct ww_stream *other = made; other; other = other->next_made)
+        if (!other->nonblocking && (s == legacy || other == legacy)) ok &= other->gone ? !other->first_mark : drained(other);
+    return ok;
+}
+
+static int ready(struct ww_stream *s, const struct ww_call *call) {
     if (s->issued - s->done >= MOST) return 0;
     if (!call->todo && call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked) return 0;
     if (call->entry.op == WW_OP_IN && !call->todo && !call->destroys && !call->entry.place
@@ -180,9 +194,10 @@ static int ready(const struct ww_stream *s, const struct ww_call *call) {
     if (s == legacy) {
         for (const struct ww_stream *p = parked; p; p = p->next_parked)
             if (p != legacy && !p->nonblocking && p->first && p->first->order < call->order) return 0;
-        return 1;
+    } else if (!s->nonblocking && legacy->first && legacy->first->order < call->order) {
+        return 0;
     }
-    return s->nonblocking || !legacy->first || legacy->first->order > call->order;
+    return call->todo || call->destroys || !ww_is_between_hosts(call) || host_turn(s);
 }
 
 static void drop_generation(struct ww_generation *g) {
