@@ -1,0 +1,62 @@
+"""numba-cuda's own tests of its driver part, through layer, ring and worker on the fake driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warpwell.driver import build
+from warpwell.driver.server import DriverServer
+
+ROOT = Path(__file__).parents[2]
+LIST = ROOT / "tests" / "data" / "numba_cudadrv.txt"
+LEAST = 202
+"""How many pass on a fake driver alone, as a trial found before there was a layer."""
+
+
+def missing() -> list[str]:
+    """Return what numba-cuda's tests need and is not installed."""
+    nvidia = importlib.util.find_spec("nvidia")
+    folders = [Path(one) for one in (nvidia.submodule_search_locations or [] if nvidia else [])]
+    linker = any(True for folder in folders for _ in folder.glob("*/lib/libnvJitLink.so*"))
+    modules = [name for name in ("filecheck", "cffi") if importlib.util.find_spec(name) is None]
+    return modules + ([] if linker else ["nvidia-nvjitlink"])
+
+
+def listed() -> dict[str, str]:
+    """Return test -> reason why it does not pass."""
+    found, reason = {}, ""
+    for line in LIST.read_text().splitlines():
+        if line.startswith("["):
+            reason = line.strip("[]")
+        elif line and not line.startswith("#"):
+            found[line] = reason
+    return found
+
+
+def outcomes(server: DriverServer, output: Path) -> dict[str, str]:
+    """Run all tests in a process that is a client of the server."""
+    command = [sys.executable, "-m", "tests.harness.driver.numba_tests", str(output)]
+    done = subprocess.run(command, env=server.environ(), cwd=ROOT, timeout=110, capture_output=True, text=True)
+    assert output.exists(), done.stderr[-3000:]
+    found: dict[str, str] = json.loads(output.read_text())
+    return found
+
+
+@pytest.mark.skipif(bool(missing()), reason=f"numba-cuda's tests need {', '.join(missing())}")
+def test_numbas_tests_pass_but_for_a_list(tmp_path: Path) -> None:
+    with DriverServer(2, driver=build.build().fake) as server:
+        found = outcomes(server, tmp_path / "outcomes.json")
+    known = listed()
+    bad = {name: outcome for name, outcome in found.items() if outcome != "passed"}
+    assert not {name: bad[name] for name in bad.keys() - known.keys()}
+    # A list that says too much hides what is lost next.
+    too_much = {name for name in known if name not in bad and known[name] != "computes"}
+    assert not too_much, "these pass, or are no more: take them from the list"
+    assert sum(outcome == "passed" for outcome in found.values()) >= LEAST
+    assert len(found) == 267
