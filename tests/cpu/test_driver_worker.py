@@ -6,6 +6,8 @@ import contextlib
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,6 +250,20 @@ def test_a_server_outlives_what_clients_say(server: DriverServer) -> None:
         assert (said, version) == (FACTS, 13000)
     until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
     assert not server.workers
+
+
+def test_what_a_killed_server_left_is_removed_by_the_next(server: DriverServer) -> None:
+    code = (
+        "import os; from warpwell.driver import build, server\n"
+        "print(server.DriverServer(1, driver=build.build().fake).folder, flush=True); os._exit(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
+    left = Path(done.stdout.strip())
+    assert left.is_dir()
+    with DriverServer(1, driver=build.build().fake) as other:
+        assert not left.exists()
+        assert other.folder.is_dir()
+        assert server.folder.is_dir()
 
 
 def test_the_environment_of_clients_leads_to_the_layer_and_back() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import os
 import selectors
 import shutil
@@ -33,6 +34,7 @@ _REFUSED_PACKET = struct.Struct("=Ii500s")
 _DEVICE_UNAVAILABLE, _MISMATCH = 46, 803
 _PEER_PIDFD = 77
 """SO_PEERPIDFD, which Python does not name: of Linux 6.5."""
+_PREFIX = "ww-cuda-"
 _LONGEST = 107
 """Bytes of a socket's path."""
 _HELLO_SECONDS = 10.0
@@ -122,8 +124,11 @@ class DriverServer:
         self._driver = str(driver or "libcuda.so.1")
         self._quota = quota
         self._environ = worker_environ(os.environ if environ is None else environ)
-        self._own = folder is None
-        self.folder = Path(folder) if folder is not None else _make_folder()
+        self._lock: int | None = None
+        if folder is not None:
+            self.folder = Path(folder)
+        else:
+            self.folder, self._lock = _make_folder()
         self._listeners: list[tuple[socket.socket, Path]] = []
         self._clients: set[_Client] = set()
         self._workers: set[subprocess.Popen[bytes]] = set()
@@ -170,8 +175,10 @@ class DriverServer:
             end.close()
         self._bell = None
         self._selector.close()
-        if self._own:
+        if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
 
     def __enter__(self) -> DriverServer:
         return self
@@ -338,12 +345,32 @@ class DriverServer:
         return [*line, "--quota", str(self._quota)] if self._quota else line
 
 
-def _make_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="ww-cuda-"))
-    if len(os.fsencode(folder)) > _LONGEST - 12:
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="ww-cuda-", dir="/tmp"))
-    return folder
+def _make_folder() -> tuple[Path, int]:
+    """Make a folder for sockets; return it and a descriptor whose lock ends with this process, however that ends.
+
+    Folders of servers that were killed are removed.
+    """
+    base = tempfile.gettempdir()
+    base = base if len(os.fsencode(base)) < _LONGEST - 30 else "/tmp"
+    for old in Path(base).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            _remove_abandoned(old)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    lock = os.open(folder / "new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(folder / "new", folder / "lock")  # now that it is locked, it may be seen
+    return folder, lock
+
+
+def _remove_abandoned(folder: Path) -> None:
+    if folder.stat().st_uid != os.getuid():
+        return
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def _receive(line: socket.socket) -> tuple[bytes, list[int]]:
