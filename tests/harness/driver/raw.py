@@ -59,9 +59,7 @@ class Raw:
     """A connection to the worker of a device, with the shared memory mapped."""
 
     def __init__(self, folder: Path, ordinal: int = 0) -> None:
-        self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.line.settimeout(SECONDS)
-        self.line.connect(str(folder / f"device-{ordinal}"))
+        self.line = self.connect(folder, ordinal)
         with open(os.devnull, "wb") as nothing:
             socket.send_fds(self.line, [self.hello(OPEN)], [nothing.fileno()] * 2)
         packet, self.memory, _, _ = socket.recv_fds(self.line, 4096, 3)
@@ -73,6 +71,14 @@ class Raw:
         self.head = 0
         self.sequence = [0] * 256
         self.used = [0] * 64
+
+    @staticmethod
+    def connect(folder: Path, ordinal: int = 0) -> socket.socket:
+        """Return a connection to a device's socket."""
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.settimeout(SECONDS)
+        line.connect(str(folder / f"device-{ordinal}"))
+        return line
 
     @staticmethod
     def hello(said: int) -> bytes:
