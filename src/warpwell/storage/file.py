@@ -240,6 +240,19 @@ class FileMedium(Medium):
         self._state.words[MAPPED] = address
         weakref.finalize(self, bus_error.unmap, address, self.nbytes).atexit = False
 
+    def host_memory(self) -> int:
+        """Return where the file is mapped, if it is in memory (tmpfs) and only read; else 0."""
+        if not self._maps or self._fd < 0:
+            return 0
+        self.native()
+        return int(self._state.words[MAPPED])
+
+    def require_memory(self) -> None:
+        """Raise MediumError if the file was cut while it was read where it is mapped."""
+        cut = int(self._state.words[CUT])
+        if cut and ctypes.c_int64.from_address(cut).value:
+            raise self._failed(READ, 0, SHORT)
+
     def _may_ring(self, wanted: bool | None) -> bool:
         """Return whether to use io_uring; raise if that is wanted and not possible."""
         if wanted is False:

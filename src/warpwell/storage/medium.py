@@ -139,6 +139,18 @@ class Medium(ABC):
         """Return a description of the last failed command, in addition to its status, or None."""
         return None
 
+    def host_memory(self) -> int:
+        """Return the address of the first byte, for who reads without commands, if all lie in host memory; else 0.
+
+        What was read from there is right if `require_memory` raises nothing afterwards. It stays where it is as long as
+        this object lives.
+        """
+        return 0
+
+    def require_memory(self) -> None:
+        """Raise MediumError if `host_memory` has failed so far: what was read there may be zeros."""
+        return
+
     def failure(self) -> Exception | None:
         """Return why no command reaches the medium any more, or None: it takes the place of what a launch latched."""
         return None

@@ -63,6 +63,10 @@ class RamMedium(Medium):
         """Return the native functions."""
         return NativeMedium(ram_start.address, 0, self._state.address, memory=int(self._state.words[BASE]))
 
+    def host_memory(self) -> int:
+        """Return the address of the bytes."""
+        return int(self._state.words[BASE])
+
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return a copy of the bytes."""
         self._check_open()

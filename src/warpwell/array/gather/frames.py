@@ -1,8 +1,9 @@
 """`FrameRows`: rows of arrays behind a cache, gathered to a GPU's memory.
 
 1. Rows whose pages are in frames are copied by three launches (`warpwell.array.gather.kernels`), which list the rest.
-2. Of memory of the host, which nobody writes, service threads copy the others into pinned staging, by lists of rows; a
-   copy engine takes a list to the device, where a kernel puts each row into its place. The cache stays as it is.
+2. Of a medium in memory of the host (tmpfs, too), of which nobody writes, service threads copy the others into pinned
+   staging, by lists of rows; a copy engine takes a list to the device, where a kernel puts each row into its place. The
+   cache stays as it is.
 3. Of any other medium, and where pages may be written, their pages are read in waves into the cache, and a kernel takes
    each under a transient pin (`warpwell.array.gather.cached`): what others have stored is seen.
 
@@ -22,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cache.word import REF
-from ...storage.ram import RamMedium
 from ...targets import Block
 from ...targets.launch_stream import stream_on
 from . import break_even, kernels
@@ -40,6 +40,8 @@ LISTS = 32
 LIST_BYTES = {"cuda": 512 << 10}
 """Bytes of the rows of a list: all slots together should stay in a processor's last cache. Elsewhere `SMALL_LIST`."""
 SMALL_LIST = 256
+LIST_ROWS = 2048
+"""Most rows of a list: it takes as long to find a row in memory as to copy some bytes of it."""
 LONG_ROW = 16 << 20
 """Bytes of rows that are not copied by lists."""
 MEASURED = 4096
@@ -173,7 +175,7 @@ class FrameRows:
     def _by_lists(self) -> bool:
         """Return whether service threads copy rows from the medium's own memory, past the cache."""
         array = self._array
-        if type(array.medium) is not RamMedium or array.writable or array.tier != "storage":
+        if array.writable or array.tier != "storage" or not array.medium.host_memory():
             return False
         if self._nbytes > LONG_ROW:  # it has pages enough of its own, and slots would be as large as rows
             return False
@@ -233,11 +235,11 @@ class FrameRows:
         """
         array, stream, nbytes = self._array, lane.stream, self._nbytes
         size = LIST_BYTES.get(array.device, SMALL_LIST)
-        each = max(1, size // nbytes)
+        each = max(1, min(size // nbytes, LIST_ROWS))
         lists = max(1, LISTS * size // (each * nbytes))
         ring = ListRing(
             np.ascontiguousarray(rows), each=each, lists=lists, slots=SLOTS, nbytes=nbytes, stride=self._stride,
-            source=array.medium.native().memory + array._origin,
+            source=array.medium.host_memory() + array._origin,
         )  # fmt: skip
         staging = lane.shared("staging", ring.staging_bytes).address
         near = lane.near("staged", ring.slot_bytes)
@@ -274,6 +276,7 @@ class FrameRows:
             stream.wait()
             if job.error is not None:
                 raise job.error
+        array.medium.require_memory()
         self._listed += len(rows) * nbytes
         array.cache.bulk.commands += ring.pieces
 
