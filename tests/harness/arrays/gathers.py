@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -105,6 +107,19 @@ class GatherConformance:
                        page_size=PAGE) as a:  # fmt: skip
             self.same(a, model, rows[:50])
             assert not called, "of an array that is written pages may be newer than the medium"
+
+    @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm cannot be written")
+    def test_a_file_in_memory_is_copied_by_lists_and_may_be_cut(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(frames.FrameRows, "_through_cache", None)  # not used
+        model = np.arange(128 * self.ROWS).reshape(-1, 128)
+        with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="warpwell-", suffix=".npy") as file:
+            np.save(file, model)
+            file.flush()
+            with self.open(file.name, **TIERS["two frames"]) as a:
+                self.same(a, model, np.arange(self.ROWS)[::-3])
+                os.truncate(file.name, 4096)
+                with pytest.raises(errors.MediumError, match="truncated"):
+                    ww.gather(a, [self.ROWS - 1]).result(60)
 
     @pytest.mark.parametrize("tier", list(TIERS))
     def test_what_kernels_have_changed_is_seen(self, tmp_path: Path, tier: str) -> None:
