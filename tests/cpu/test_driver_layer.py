@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from warpwell.driver import build, generate
+from warpwell.driver.server import DriverServer
 
 _STUB = """
 #include "layer.h"
@@ -310,3 +311,87 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
     ]
     assert (tmp_path / "refused").read_text().split() == ["cuMemAllocManaged", "cuIpcGetMemHandle"]
     assert not any("WARPWELL_CUDA" in line for line in said(100, WARPWELL_CUDA=str(tmp_path)))
+
+
+# -- host functions ---------------------------------------------------------------------------------------------------
+
+_HOST = """
+import ctypes, os, threading, time
+L = ctypes.CDLL("libcuda.so.1")
+vp, u32, u64, by = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.byref
+def ok(code): assert code == 0, code
+ok(L.cuInit(0)); context = vp(); ok(L.cuDevicePrimaryCtxRetain(by(context), 0)); ok(L.cuCtxSetCurrent(context))
+image = b"//FAKE\\nkernel nap 4\\nkernel fault\\nkernel fill 8 8 4\\nkernel flag 8 4\\n"
+def made(call, *args):
+    out = vp(); ok(call(by(out), *args)); return out
+def functions(*names):
+    module = made(L.cuModuleLoadData, image)
+    return [made(L.cuModuleGetFunction, module, name) for name in names]
+def launch(function, *args, stream=None):
+    values = (vp * len(args))(*[ctypes.cast(by(a), vp) for a in args])
+    return L.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, values, None)
+def took(what, *args):
+    start = time.monotonic(); ok(what(*args)); return time.monotonic() - start
+Function, Callback = ctypes.CFUNCTYPE(None, vp), ctypes.CFUNCTYPE(None, vp, ctypes.c_int, vp)
+nap, fill, fault = functions(b"nap", b"fill", b"fault")
+host = made(L.cuMemHostAlloc, ctypes.c_size_t(4096), 0); word = u32.from_address(host.value)
+free, blocking = made(L.cuStreamCreate, 1), made(L.cuStreamCreate, 0)
+log = []
+
+@Function
+def one(x):
+    log.append((1, x, word.value, L.cuCtxSynchronize(), L.cuStreamQuery(free))); time.sleep(0.05); word.value = 77
+@Function
+def two(x): log.append((2, x, word.value))
+@Callback
+def three(stream, code, x): log.append((3, stream == free.value, code, x))
+
+for _ in range(3):  # behind what was posted before, in order, and before what is posted behind
+    log.clear()
+    ok(launch(nap, u32(40000), stream=free)); ok(launch(fill, host, u64(1), u32(5), stream=free))
+    assert took(L.cuLaunchHostFunc, free, one, vp(11)) + took(L.cuLaunchHostFunc, free, two, vp(12)) < 0.03
+    ok(L.cuStreamAddCallback(free, three, vp(13), 0))
+    assert L.cuStreamQuery(free) == 600
+    ok(launch(fill, host, u64(1), u32(9), stream=free)); ok(L.cuStreamSynchronize(free))
+    assert log == [(1, 11, 5, 800, 800), (2, 12, 77), (3, True, 0, 13)] and word.value == 9, log
+
+go, ran = threading.Event(), []
+@Function
+def waits(x): go.wait(20); ran.append(x)
+def held(stream, x):
+    go.clear(); ok(L.cuLaunchHostFunc(stream, waits, vp(x)))
+def soon(): threading.Timer(0.2, go.set).start()
+fills = lambda stream: launch(fill, host, u64(1), u32(1), stream=stream)
+held(blocking, 1); ok(fills(free)); assert ran == []; soon(); ok(fills(None)); assert ran == [1]
+held(free, 2); ok(fills(None)); ok(fills(blocking)); assert ran == [1]
+soon(); ok(L.cuCtxSynchronize()); assert ran == [1, 2]
+held(None, 3); ok(fills(free)); assert ran == [1, 2]; soon(); ok(fills(blocking)); assert ran == [1, 2, 3]
+
+codes = []
+@Callback
+def code(stream, result, x): codes.append(result)
+@Function
+def never(x): codes.append("ran")
+ok(launch(nap, u32(100000), stream=free)); ok(launch(fault, stream=free))
+ok(L.cuLaunchHostFunc(free, never, None)); ok(L.cuStreamAddCallback(free, code, None, 0))
+assert L.cuStreamSynchronize(free) == 700
+ok(L.cuDevicePrimaryCtxReset_v2(0))
+free, (flag,) = made(L.cuStreamCreate, 1), functions(b"flag")
+host = made(L.cuMemHostAlloc, ctypes.c_size_t(4096), 0); ctypes.memset(host, 0, 4096)
+ok(launch(flag, host, u32(7), stream=free))  # waits for ever
+ok(L.cuLaunchHostFunc(free, never, None)); ok(L.cuStreamAddCallback(free, code, None, 0))
+ok(L.cuDevicePrimaryCtxReset_v2(0))
+until = time.monotonic() + 10
+while len(codes) < 2 and time.monotonic() < until: time.sleep(0.01)
+assert codes == [700, 709], codes
+until = time.monotonic() + 10
+while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until: time.sleep(0.05)
+assert len(os.listdir("/proc/self/task")) == 1  # the thread of host functions ends
+"""
+
+
+def test_host_functions_keep_their_place_in_their_stream() -> None:
+    with DriverServer(1, driver=build.parts().fake) as server:
+        done = subprocess.run([sys.executable, "-c", _HOST], env=server.environ(), capture_output=True, text=True,
+            timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-/* Calls that follow from others: older names, files, memory with a pitch, copies between devices. */
+/* Calls that follow from others: older names, host functions, files, memory with a pitch, copies between devices. */
 #include "fake.h"
 #include "gen_calls.h"
 #include <stdio.h>
@@ -58,6 +58,27 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CU
 CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
     return cuModuleLoadData(module, image);
+}
+
+/* Host functions run on the caller's thread, when the stream has got there. */
+CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data)
+{
+    void (*run)(void *);
+    CUresult result = cuStreamSynchronize(stream);
+    *(void **)&run = function;
+    if (!result)
+        run(data);
+    return result;
+}
+
+CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags)
+{
+    void (*run)(CUstream, CUresult, void *);
+    CUresult result = flags ? CUDA_ERROR_INVALID_VALUE : cuStreamSynchronize(stream);
+    *(void **)&run = callback;
+    if (!flags)
+        run(stream, result, data);
+    return result;
 }
 
 /* A file's bytes with a 0 behind them, malloc'd; NULL: there is none. */

@@ -11,10 +11,11 @@
  *     layer_image.c    lengths of images (no other part of the layer)
  *     layer_code.c     modules, libraries, functions
  *     layer_launch.c   launches
+ *     layer_host.c     host functions
  *     layer_names.c    names of errors, cuGetProcAddress, refusals
  *
- * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges. No thread is
- * made here. A forked child of an initialized process gets NOT_INITIALIZED before any lock is taken.
+ * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges, that of
+ * layer_host.c. No thread is made here but one for host functions, while there are any. A forked child of an initialized process gets NOT_INITIALIZED before any lock is taken.
  */
 #ifndef WW_LAYER_H
 #define WW_LAYER_H
@@ -94,6 +95,7 @@ struct ww_device {
     int retained;
     uint32_t context_flags;
     _Atomic int has_non_blocking;       /* a stream that does not wait for the legacy one was made */
+    _Atomic int holds;                  /* host functions that have not run: layer_host.c */
     _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
     struct ww_ids streams, events, modules;
@@ -124,8 +126,9 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
 
 /* -- layer_context.c ----------------------------------------------------------------------------------------------- */
 
-int ww_ready(void);                            /* initialized, not forked: 0 or a code */
+int ww_ready(void);                            /* initialized, not forked, no host function: 0 or a code */
 int ww_need(struct ww_device **d);             /* of the current context, with a worker that lives */
+int ww_context_code(struct ww_device *d);      /* 0, or why no call to the device can succeed */
 struct ww_device *ww_current(void);            /* or NULL */
 struct ww_device *ww_context(CUcontext h);     /* or NULL */
 CUcontext ww_context_handle(struct ww_device *d);
@@ -201,6 +204,14 @@ struct ww_fn { /* a function on a device */
 int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f); /* of a CUfunction, or of a CUkernel on this device */
 
 int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes);
+
+/* -- layer_host.c ------------------------------------------------------------------------------------------------- */
+
+extern _Thread_local bool ww_in_host_function;
+
+void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one); /* free_one: it does not block */
+bool ww_host_held(struct ww_device *d, uint32_t stream);                  /* calls to it must wait for a host function */
+void ww_host_wait(struct ww_device *d, uint32_t stream);                  /* until it is not; 0: until no stream is */
 
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

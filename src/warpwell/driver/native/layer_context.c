@@ -24,7 +24,7 @@ int ww_ready(void)
 {
     if (__builtin_expect(atomic_load_explicit(&layer.state, memory_order_acquire) != 2, 0) || layer.forked)
         return CUDA_ERROR_NOT_INITIALIZED;
-    return 0;
+    return ww_in_host_function ? CUDA_ERROR_NOT_PERMITTED : 0;
 }
 
 struct ww_device *ww_current(void)
@@ -50,6 +50,15 @@ static int index_of(const struct ww_device *d)
     return (int)(d - layer.devices);
 }
 
+int ww_context_code(struct ww_device *d)
+{
+    struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
+    if (__builtin_expect(!c, 0))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    int code = (int)atomic_load_explicit(&c->status->sticky, memory_order_relaxed);
+    return code ? code : atomic_load_explicit(&c->lost, memory_order_relaxed);
+}
+
 int ww_need(struct ww_device **d)
 {
     int error = ww_ready();
@@ -58,11 +67,9 @@ int ww_need(struct ww_device **d)
     *d = ww_current();
     if (!*d)
         return CUDA_ERROR_INVALID_CONTEXT;
-    struct ww_channel *c = atomic_load_explicit(&(*d)->channel, memory_order_acquire);
-    if (__builtin_expect(!c, 0))
-        return (*d)->retained ? ww_open(*d) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    int code = (int)atomic_load_explicit(&c->status->sticky, memory_order_relaxed);
-    return code ? code : atomic_load_explicit(&c->lost, memory_order_relaxed);
+    if (__builtin_expect(!atomic_load_explicit(&(*d)->channel, memory_order_acquire), 0) && (*d)->retained)
+        return ww_open(*d);
+    return ww_context_code(*d);
 }
 
 CUresult cuInit(unsigned flags)
@@ -424,6 +431,8 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 static int synchronize(struct ww_device *d)
 {
+    if (atomic_load(&d->holds))
+        ww_host_wait(d, 0);
     int error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL), earlier = error ? 0 : ww_earlier(d);
     return error ? error : earlier;
 }

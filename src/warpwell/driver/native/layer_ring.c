@@ -171,6 +171,8 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
     int error;
     p->device = d;
     p->slot = WW_NO_SLOT;
+    if (__builtin_expect(stream && atomic_load_explicit(&d->holds, memory_order_acquire), 0))
+        ww_host_wait(d, stream);
     if (nbytes > WW_ENTRY_MOST - sizeof(struct ww_entry))
         return CUDA_ERROR_INVALID_VALUE;
     if (__builtin_expect((flags & (WW_DONE | WW_ANSWERED)) || layer.strict, 0) && (error = slot_first(d, p)))

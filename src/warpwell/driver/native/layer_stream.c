@@ -38,6 +38,8 @@ static int create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_
 {
     int error = ww_id_take(&d->streams, id);
     struct ww_args_stream_create args = {*id, flags, priority, 0};
+    if (!error)
+        ww_host_stream(d, *id, flags & CU_STREAM_NON_BLOCKING);
     return error ? error : ww_send(d, WW_OP_STREAM_CREATE, 0, &args, sizeof args);
 }
 
@@ -190,6 +192,8 @@ CUresult cuStreamQuery(CUstream h)
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
+    if (!error && atomic_load(&d->holds) && ww_host_held(d, id))
+        return CUDA_ERROR_NOT_READY;
     if (error || (error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0, NULL)))
         return error;
     return ww_earlier(d);

@@ -1,0 +1,283 @@
+/* Host functions: code of the program that runs when a stream gets there, and before what comes behind it.
+ *
+ * Nothing of this travels. Behind the work before a function an event is recorded; one thread asks for these events, and
+ * runs what is due. Until a function has run its stream is *held*: whoever posts to it waits, and whoever posts to the
+ * legacy stream while a blocking one is held, or the reverse. So a call behind a function is posted after it. A second
+ * function of a held stream joins its queue at once. The thread ends when it has had nothing to do for a while; no
+ * other thread is ever made in a program.
+ *
+ * The functions may not call the driver: there every call returns NOT_PERMITTED.
+ */
+#include "layer.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define IDLE_MS 500
+#define LEAST_STEP 20000l /* ns between looks, growing */
+#define MOST_STEP 1000000l
+
+struct host { /* a function that has not run yet; in order of posting */
+    struct host *next;
+    struct ww_device *device;
+    uint64_t life;
+    uint32_t stream, event; /* event 0: due when those of its stream before it have run */
+    bool blocking;
+    CUstream handle;
+    void (*run)(void *);
+    void (*callback)(CUstream, CUresult, void *);
+    void *data;
+};
+
+_Thread_local bool ww_in_host_function;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct host *first;
+static bool running;
+static unsigned char non_blocking[WW_DEVICES][WW_IDS / 8];
+
+void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one)
+{
+    pthread_mutex_lock(&lock);
+    unsigned char *byte = &non_blocking[d - layer.devices][stream / 8], bit = (unsigned char)(1u << stream % 8);
+    *byte = (unsigned char)(free_one ? *byte | bit : *byte & ~bit);
+    pthread_mutex_unlock(&lock);
+}
+
+static bool is_blocking(const struct ww_device *d, uint32_t stream)
+{
+    return !(non_blocking[d - layer.devices][stream / 8] >> stream % 8 & 1);
+}
+
+/* Say whether a call to the stream must wait for the function. */
+static bool holds(const struct host *h, const struct ww_device *d, uint32_t stream)
+{
+    if (h->device != d || h->life != atomic_load(&d->life))
+        return false;
+    if (h->stream == stream)
+        return true;
+    return (stream == WW_LEGACY && h->blocking) || (h->stream == WW_LEGACY && is_blocking(d, stream));
+}
+
+static bool held(const struct ww_device *d, uint32_t stream, bool itself)
+{
+    for (const struct host *h = first; h; h = h->next)
+        if ((!stream && h->device == d && h->life == atomic_load(&d->life)) ||
+            (stream && holds(h, d, stream) && (itself || h->stream != stream)))
+            return true;
+    return false;
+}
+
+bool ww_host_held(struct ww_device *d, uint32_t stream)
+{
+    pthread_mutex_lock(&lock);
+    bool yes = held(d, stream, true);
+    pthread_mutex_unlock(&lock);
+    return yes;
+}
+
+/* Wait until nothing holds the stream; 0: until nothing holds any of the device. */
+void ww_host_wait(struct ww_device *d, uint32_t stream)
+{
+    pthread_mutex_lock(&lock);
+    while (held(d, stream, true))
+        pthread_cond_wait(&changed, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
+/* -- the thread --------------------------------------------------------------------------------------------------- */
+
+/* What the worker says about a function's event: NOT_READY, 0, or the error that ended the context. */
+static int is_due(const struct host *h)
+{
+    struct ww_args_event args = {h->event, 0};
+    if (h->life != atomic_load(&h->device->life))
+        return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (!h->event)
+        return ww_context_code(h->device);
+    return ww_call(h->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0, NULL);
+}
+
+static bool behind_another(const struct host *one)
+{
+    for (const struct host *h = first; h != one; h = h->next)
+        if (h->device == one->device && h->stream == one->stream && h->life == one->life)
+            return true;
+    return false;
+}
+
+/* A function that is due, with the code of its stream; NULL: none. The lock is held, but not while the worker is asked. */
+static struct host *next_due(int *code)
+{
+    for (struct host *h = first; h; h = h->next) {
+        if (behind_another(h))
+            continue;
+        pthread_mutex_unlock(&lock); /* only this thread takes any out: h stays */
+        *code = is_due(h);
+        pthread_mutex_lock(&lock);
+        if (*code != CUDA_ERROR_NOT_READY)
+            return h;
+    }
+    return NULL;
+}
+
+static void run(struct host *h, int code)
+{
+    struct ww_args_event args = {h->event, 0};
+    ww_in_host_function = true;
+    if (h->callback)
+        h->callback(h->handle, code, h->data);
+    else if (!code)
+        h->run(h->data);
+    ww_in_host_function = false;
+    if (h->event && h->life == atomic_load(&h->device->life) &&
+        !ww_send(h->device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args))
+        ww_id_give(h->device, &h->device->events, h->life, h->event);
+}
+
+static void take_out(struct host *h)
+{
+    struct host **at = &first;
+    while (*at != h)
+        at = &(*at)->next;
+    *at = h->next;
+    atomic_fetch_sub(&h->device->holds, 1);
+    free(h);
+    pthread_cond_broadcast(&changed);
+}
+
+static void *serve(void *unused)
+{
+    long step = LEAST_STEP;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        int code, gone = 0;
+        struct host *h = next_due(&code);
+        if (h) {
+            pthread_mutex_unlock(&lock);
+            run(h, code);
+            pthread_mutex_lock(&lock);
+            take_out(h);
+            step = LEAST_STEP;
+        } else if (first) {
+            struct timespec t = {.tv_nsec = step};
+            pthread_mutex_unlock(&lock);
+            nanosleep(&t, NULL);
+            pthread_mutex_lock(&lock);
+            step = step * 2 < MOST_STEP ? step * 2 : MOST_STEP;
+        } else {
+            struct timespec t;
+            clock_gettime(CLOCK_REALTIME, &t);
+            t.tv_nsec += IDLE_MS * 1000000l;
+            t.tv_sec += t.tv_nsec / 1000000000l;
+            t.tv_nsec %= 1000000000l;
+            while (!first && !gone)
+                gone = pthread_cond_timedwait(&changed, &lock, &t);
+            step = LEAST_STEP;
+            if (!first)
+                break;
+        }
+    }
+    running = false;
+    pthread_mutex_unlock(&lock);
+    return unused;
+}
+
+/* Make the thread where there is none; it takes no signals. The lock is held. */
+static int start_thread(void)
+{
+    pthread_attr_t detached;
+    pthread_t thread;
+    sigset_t all, before;
+    if (running)
+        return 0;
+    sigfillset(&all);
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    running = !pthread_create(&thread, &detached, serve, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&detached);
+    return running ? 0 : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+/* -- calls -------------------------------------------------------------------------------------------------------- */
+
+/* An event behind all that was posted to the stream. */
+static int mark(struct ww_device *d, uint32_t stream, uint32_t *event)
+{
+    int error = ww_id_take(&d->events, event);
+    struct ww_args_event args = {*event, CU_EVENT_DISABLE_TIMING};
+    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
+        return error;
+    args.flags = 0;
+    return ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args);
+}
+
+/* Put a function into the queue; where its stream is not held yet, the event is recorded first. */
+static int enqueue(struct host *h)
+{
+    struct host **at;
+    bool joined;
+    pthread_mutex_lock(&lock);
+    while (held(h->device, h->stream, false)) /* another stream's: as for any other call */
+        pthread_cond_wait(&changed, &lock);
+    joined = held(h->device, h->stream, true);
+    pthread_mutex_unlock(&lock);
+    int error = joined ? 0 : mark(h->device, h->stream, &h->event);
+    if (error)
+        return error;
+    pthread_mutex_lock(&lock);
+    if (joined && !held(h->device, h->stream, true))
+        h->event = 0; /* it has run meanwhile, and nothing was posted since: due at once */
+    for (at = &first; *at; at = &(*at)->next)
+        ;
+    *at = h;
+    atomic_fetch_add(&h->device->holds, 1);
+    if ((error = start_thread())) {
+        *at = NULL;
+        atomic_fetch_sub(&h->device->holds, 1);
+    }
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+static int add(const struct host *what)
+{
+    struct host *h = malloc(sizeof *h);
+    int error = ww_need(&((struct host *)what)->device);
+    if (!h || error) {
+        free(h);
+        return error ? error : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *h = *what;
+    error = ww_stream(h->handle, 0, &h->device, &h->stream);
+    if (!error)
+        error = ww_earlier(h->device);
+    if (!error) {
+        h->life = atomic_load(&h->device->life);
+        h->blocking = is_blocking(h->device, h->stream);
+        error = enqueue(h);
+    }
+    if (error)
+        free(h);
+    return error;
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data)
+{
+    struct host h = {.handle = stream, .data = data};
+    *(void **)&h.run = function;
+    return function ? add(&h) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags)
+{
+    struct host h = {.handle = stream, .data = data};
+    *(void **)&h.callback = callback;
+    return callback && !flags ? add(&h) : CUDA_ERROR_INVALID_VALUE;
+}
