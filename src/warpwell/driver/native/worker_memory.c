@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation */
+#define GROW_MOST (64ull << 20)
 #define PINS_MOST 65536u
 #define WISHES_MOST 4096u           /* an honest client waits for one in each slot */
 
@@ -33,7 +34,8 @@ struct pin {
 struct ww_arena ww_arena;
 static struct wish *wishes, **wishes_end = &wishes;
 static uint32_t nwishes;
-static int mapping, full;          /* a range is being mapped, or given back; the last attempt found no memory */
+static int mapping;                /* a range is being mapped, or given back */
+static int exact, full;            /* the last attempt found no memory: for more than was asked for; for that */
 static uint64_t *frees, *group;    /* the next group, and the one that waits */
 static size_t nfrees, frees_room, ngroup;
 static uint32_t releases;          /* frees of streams that were read and have not been passed */
@@ -68,7 +70,8 @@ static void unmap(struct ww_job *job) {
 static void mapped(struct ww_job *job) {
     ww_arena_settle(&ww_arena, job->a, job->b, job->result ? 0 : job->c);
     mapping = 0;
-    full = job->result != CUDA_SUCCESS;
+    full = job->result && !job->fd;
+    exact = job->result && job->fd;
     grant();
 }
 
@@ -111,19 +114,27 @@ static void end_wish(CUresult code, uint64_t address) {
     free(w);
 }
 
+/* Maps memory for `nbytes`, and the more beside it the more is there: to map 2 MiB costs 50 us. */
+static int start_map(uint64_t nbytes) {
+    uint64_t size, more = ww_arena.mapped / 8 < GROW_MOST ? ww_arena.mapped / 8 : GROW_MOST;
+    uint64_t at = !exact && more > nbytes ? ww_arena_choose(&ww_arena, more, &size) : 0;
+    int spare = at != 0;
+    if (!at) at = ww_arena_choose(&ww_arena, nbytes, &size);
+    if (!at) return 0;
+    mapping = 1;
+    ww_heavy((struct ww_job){.work = map, .done = mapped, .a = at, .b = size, .fd = spare});
+    return 1;
+}
+
 /* Gives memory to those who wait, in their order. */
 static void grant(void) {
     while (wishes && !mapping) {
-        uint64_t size, nbytes = wishes->nbytes, at = ww_arena_take(&ww_arena, nbytes);
+        uint64_t nbytes = wishes->nbytes, at = ww_arena_take(&ww_arena, nbytes);
         if (at) {
             end_wish(CUDA_SUCCESS, at);
             continue;
         }
-        if (!full && (at = ww_arena_choose(&ww_arena, nbytes, &size))) {
-            mapping = 1;
-            ww_heavy((struct ww_job){.work = map, .done = mapped, .a = at, .b = size});
-            return;
-        }
+        if (!full && start_map(nbytes)) return;
         full = 0;
         if (give_back(0)) return;
         if (ngroup || releases) { /* `done_group` and `ww_release` come back here */
