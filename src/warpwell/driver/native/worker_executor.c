@@ -76,6 +76,7 @@ void ww_place_done(uint32_t place, uint32_t use, CUresult result) {
 
 void ww_result(const struct ww_call *call, CUresult result) {
     uint16_t op = call->entry.op;
+    if (ww_is_sticky(result)) ww_lost(result);
     if (result && call->entry.place && (op == WW_OP_IN || op == WW_OP_OUT))
         ww_place_done(call->entry.place, call->entry.use, result);
     if (call->entry.slot != WW_NO_SLOT) ww_answer(call->entry.slot, call->entry.seq, result, NULL, 0);
