@@ -395,3 +395,30 @@ def test_host_functions_keep_their_place_in_their_stream() -> None:
         done = subprocess.run([sys.executable, "-c", _HOST], env=server.environ(), capture_output=True, text=True,
             timeout=60, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+# -- large copies ------------------------------------------------------------------------------------------------------
+
+_LARGE = """
+import ctypes, os
+L = ctypes.CDLL("libcuda.so.1")
+vp, u64, size, by = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.byref
+def ok(code): assert code == 0, code
+ok(L.cuInit(0)); context = vp(); ok(L.cuDevicePrimaryCtxRetain(by(context), 0)); ok(L.cuCtxSetCurrent(context))
+n = (9 << 20) + 77
+device = u64(); ok(L.cuMemAlloc_v2(by(device), size(n)))
+given = os.urandom(n); ok(L.cuMemcpyHtoD_v2(device, given, size(n)))
+room = ctypes.create_string_buffer(n + 256); at = ctypes.addressof(room)
+for skip, first, count in ((0, 0, n), (1, 3, n - 5), (63, 64, n - 64), (17, 1, 8 << 20), (5, 5, (8 << 20) + 1)):
+    ctypes.memset(room, 0xEE, n + 256)
+    ok(L.cuMemcpyDtoH_v2(vp(at + skip), u64(device.value + first), size(count)))
+    want = b"\\xee" * skip + given[first : first + count]
+    assert room.raw == want.ljust(n + 256, b"\\xee") + room.raw[n + 256 :]
+"""
+
+
+def test_large_copies_to_the_host_are_whole_at_any_address() -> None:
+    with DriverServer(1, driver=build.parts().fake) as server:
+        done = subprocess.run([sys.executable, "-c", _LARGE], env=server.environ(), capture_output=True, text=True,
+            timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -7,9 +7,14 @@
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 #define OUT_AHEAD 8u    /* places of one copy from the device */
 #define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
+
+#define STREAMED (8u << 20) /* bytes of a copy to the host that leave the caches alone */
 
 struct copy {
     struct ww_device *device; /* the stream's */
@@ -118,11 +123,40 @@ static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q
     return 0;
 }
 
+/* Copy a piece of a large copy: its lines are not read before they are written, and do not push the places out of the
+ * cache, in which the device has just written them. */
+static void copy_streamed(char *to, const char *from, size_t nbytes)
+{
+#if defined(__x86_64__)
+    size_t head = -(uintptr_t)to & 63, i = 0;
+    if (nbytes < 128)
+        head = nbytes;
+    memcpy(to, from, head);
+    to += head, from += head, nbytes -= head;
+    for (; i + 64 <= nbytes; i += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(from + i)), b = _mm_loadu_si128((const __m128i *)(from + i + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32)), d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        _mm_stream_si128((__m128i *)(to + i), a);
+        _mm_stream_si128((__m128i *)(to + i + 16), b);
+        _mm_stream_si128((__m128i *)(to + i + 32), c);
+        _mm_stream_si128((__m128i *)(to + i + 48), d);
+    }
+    _mm_sfence();
+    memcpy(to + i, from + i, nbytes - i);
+#else
+    memcpy(to, from, nbytes);
+#endif
+}
+
 static int out_take(const struct copy *k, size_t at, const struct piece *q)
 {
+    const char *from = (const char *)q->channel->staging + (size_t)q->place * WW_PLACE_BYTES;
+    char *to = (char *)(uintptr_t)(k->to + at);
     int error = ww_place_wait(q->channel, q->place);
-    if (!error)
-        memcpy((void *)(uintptr_t)(k->to + at), q->channel->staging + (size_t)q->place * WW_PLACE_BYTES, q->nbytes);
+    if (!error && k->nbytes >= STREAMED)
+        copy_streamed(to, from, q->nbytes);
+    else if (!error)
+        memcpy(to, from, q->nbytes);
     ww_place_drop(k->device, q->channel, q->place);
     return error;
 }
