@@ -603,6 +603,17 @@ class Cache:
                 if self._in_flight == 0 and not self._closed:
                     self._look_around()
 
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Keep who serves storage awake for the block: its launches and prefetches need not wake them each."""
+        with self._lock:
+            self.require_open()
+            self.controller.begin()
+        try:
+            yield
+        finally:
+            self.controller.end()
+
     def look_soon(self, nsid: int) -> None:
         """See after the next launch whether all pages of an array are in the cache."""
         self._look_soon(self._spaces[nsid])

@@ -409,7 +409,10 @@ def _launch(
     rest = np.array(tails, np.int64), np.zeros(1, np.int64) if before is None else before, mask
     form = (*_form(column, runs[0][0])[1:], int(before is not None))
     if whole and kind == selecting.NUMBERS and arrays[0].device != "cpu":  # of mapped files a plain loop is as fast
-        given = *arrays[:2], records, tables, *form, *rest
+        # to the device once for all launches; what is there already stays as it is
+        near = [to_device(arrays[0].device, one) if isinstance(one, np.ndarray) else one
+                for one in (records, tables, *rest[:2])]  # fmt: skip
+        given = *arrays[:2], *near[:2], *form, *near[2:], mask
         for first, end in _ahead(arrays[0], runs, units) if before is None else [(0, units)]:
             selecting.select_whole[(end - first) * lanes](*given, first)
         return
@@ -429,23 +432,25 @@ def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> I
         yield 0, units
         return
     room = words.cache.pool_frames(words._nsid) * words.cache.page_size // 4
+    room += room // 8  # of which three are used at a time; so half of all frames are two parts, and no rest
     parts, unit = [], 0
     for run, _ in runs:
         items = run.codes or run.values
         assert items is not None
         base, count, nbytes = _word(items), -(-run.rows // (64 * selecting.UNIT)), items.nbytes
-        each = max(1, room * count // max(nbytes, 1))
+        each = max(1, -(-count // -(-nbytes // max(room, 1)))) if nbytes else 1
         for first in range(0, count, each):
             end = min(first + each, count)
             low, high = (base + (nbytes * k // count >> 3) for k in (first, end))
             parts.append((unit + first, unit + end, low, min(high + 1, words.size)))
         unit += count
-    tickets = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
-    for k, (first, end, _, _) in enumerate(parts):
-        tickets.popleft().wait()
-        yield first, end
-        if k + 2 < len(parts):
-            tickets.append(words.prefetch(*parts[k + 2][2:]))
+    with words.cache.awake():
+        tickets = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
+        for k, (first, end, _, _) in enumerate(parts):
+            tickets.popleft().wait()
+            yield first, end
+            if k + 2 < len(parts):
+                tickets.append(words.prefetch(*parts[k + 2][2:]))
 
 
 def _arrays(table: Home, run: ColumnRun) -> tuple[list[Array], list[int]]:

@@ -42,6 +42,8 @@ LIST_BYTES = {"cuda": 512 << 10}
 SMALL_LIST = 256
 LIST_ROWS = 2048
 """Most rows of a list: it takes as long to find a row in memory as to copy some bytes of it."""
+PIECE_BYTES, PIECE_ROWS = 1 << 20, 1 << 13
+"""Bytes, or rows, of a slot for which another thread is woken: it takes that as long to begin as to copy them."""
 LONG_ROW = 16 << 20
 """Bytes of rows that are not copied by lists."""
 MEASURED = 4096
@@ -254,7 +256,11 @@ class FrameRows:
                 ring.give_back()
 
         threads = min(len(os.sched_getaffinity(0)), ring.pieces)
-        job = Job(threads, lambda _: ring.fill(staging), lambda: None, lane.crew)
+        few = ring.filled_slots == 1  # all of them are copied before any is on its way
+        if few:
+            threads = min(threads, max(1, len(rows) * nbytes // PIECE_BYTES, len(rows) // PIECE_ROWS))
+        crew = None if few and threads == 1 else lane.crew
+        job = Job(threads, lambda _: ring.fill(staging), lambda: None, crew, here=few)
         try:
             for slot in range(ring.filled_slots):
                 while not ring.full(slot):
