@@ -82,6 +82,7 @@ class Program:
         self.steps, self.host, self.keys = steps, Clock(), iter(range(1, 1 << 30))
         self.text: list[str] = []
         self.streams: list[Stream] = []
+        self.device_of: dict[int, int] = {}
         self.events: list[Event] = []
         self.memory: list[Memory] = []
         self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
@@ -89,8 +90,8 @@ class Program:
             cuda.use(device)
             if legacy:
                 handle = self.random.choice([0, LEGACY])
-                self.streams.append(Stream(next(self.keys), handle, device, "legacy"))
-                self.streams.append(Stream(next(self.keys), PER_THREAD, device, "blocking"))
+                self.add(handle, device, "legacy")
+                self.add(PER_THREAD, device, "blocking")
             for _ in range(2):
                 self.new_stream(device)
                 self.new_memory(device)
@@ -102,12 +103,18 @@ class Program:
         """Remember a step, for the report of a failure."""
         self.text.append(text)
 
+    def add(self, handle: int, device: int, kind: str) -> Stream:
+        """Keep a stream."""
+        stream = Stream(next(self.keys), handle, device, kind)
+        self.streams.append(stream)
+        self.device_of[stream.key] = device
+        return stream
+
     def new_stream(self, device: int) -> None:
         """Make a stream."""
         flags = self.random.choice([0, NON_BLOCKING])
-        stream = Stream(next(self.keys), self.cuda.stream(flags), device, "free" if flags else "blocking")
+        stream = self.add(self.cuda.stream(flags), device, "free" if flags else "blocking")
         self.say(f"stream {stream.key} = create({stream.kind}) on {device}")
-        self.streams.append(stream)
 
     def size(self) -> int:
         """Return a number of bytes, a multiple of 8."""
@@ -185,9 +192,7 @@ class Program:
         """Let a stream, or the host, come after all calls of the stream with a key."""
         other = next((one for one in self.streams if one.key == key), None)
         if other is None:
-            for device in self.gone:
-                if key in self.gone[device]:
-                    self.synchronize_context(device)
+            self.synchronize_context(self.device_of[key])
             return
         if stream and other.device == stream.device and self.random.random() < 0.75:
             self.wait(stream, self.record(other))
@@ -377,6 +382,10 @@ class Program:
     def free(self, memory: Memory) -> None:
         """Free memory: at once, whatever is under way, or in a stream."""
         self.memory.remove(memory)
+        for key in {*memory.written, *memory.read}:
+            if self.device_of[key] != memory.device:  # a free waits for its own device alone
+                self.order(key, None)
+        self.cuda.use(memory.device)
         if memory.bytes is not None:
             self.say(f"freeHost({memory.address:#x})")
             memory.bytes.release()
@@ -416,9 +425,10 @@ class Program:
             case 3 | 4:
                 self.copy_out(stream, memory, host)
             case 5 | 6 | 7 | 8:
-                other = self.random.choice(on_device)
+                other = self.random.choice([one for one in self.memory if one.bytes is None])
+                kernel = self.random.choice([None, "copy", "add"]) if other.device == device else None
                 if other is not memory:
-                    self.copy(stream, memory, other, self.random.choice([None, "copy", "add"]))
+                    self.copy(stream, memory, other, kernel)
             case 9 | 10:
                 self.fill(stream, memory)
             case 11 | 12:
