@@ -28,7 +28,8 @@ def workers(mark: str) -> list[int]:
 def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(start: Start) -> None:
     mark = uuid.uuid4().hex
     environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake), "FAKE_MARK": mark, "CUDA_VISIBLE_DEVICES": "7"}
-    run = start("--agents", "2", "--target", "cpu", str(PROGRAMS / "cuda_program.py"), environ=environ)
+    program = str(PROGRAMS / "cuda_program.py")
+    run = start("--agents", "2", "--target", "cpu", "--explain-refused", program, environ=environ)
     run.line("waits")
     assert run.output.split("\n")[:2] == ["device 0 True", "device 1 True"]
     found = workers(mark)
@@ -36,5 +37,6 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
     assert not any(b"WARPWELL_POOL" in Path(f"/proc/{pid}/environ").read_bytes() for pid in found)
     os.kill(run.find("cuda_program.py")[-1], 9)
     run.end()
+    assert run.errors.endswith("functions of the driver that the pool does not serve: cuGraphCreate\n")
     run.nothing_is_left()
     until(lambda: not workers(mark))

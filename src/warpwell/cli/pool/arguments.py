@@ -22,6 +22,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     run.add_argument("--cuda", choices=("auto", "pool", "local"), default="auto", help="whose GPUs CUDA calls of the "
                      "program itself reach: the pool's (default auto: if there is a driver, and a C compiler once), or "
                      "those of this machine")  # fmt: skip
+    run.add_argument("--explain-refused", action="store_true", help="in the end, list the functions of the CUDA driver "
+                     "that the program called and that the pool does not serve")  # fmt: skip
     run.add_argument("-m", dest="of_module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module")
     run.add_argument("-c", dest="of_text", nargs=argparse.REMAINDER, metavar="CODE", help="run a program text")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="FILE.py [ARG ...]", help="the program")

@@ -61,6 +61,7 @@ def options(arguments: argparse.Namespace) -> RunOptions:
         tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
         trace=trace, notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout, mpiexec=arguments.mpiexec, cuda=getattr(arguments, "cuda", "local"),
+        explain_refused=getattr(arguments, "explain_refused", False),
     )  # fmt: skip
 
 

@@ -22,9 +22,11 @@ JOB = "WARPWELL_POOL_CUDA"
 DRIVER = "WARPWELL_CUDA_DRIVER"
 """Variable with a driver's library that agents without a GPU serve, one device each: for tests."""
 CHOICES = ("auto", "pool", "local")
+_NOTES = "WARPWELL_CUDA_REFUSED"
+"""Variable with a file to which the layer writes names of functions that it refuses."""
 
 
-def prepare(choice: str, folder: Path, environ: Mapping[str, str]) -> str | None:
+def prepare(choice: str, folder: Path, environ: Mapping[str, str], *, explain: bool = False) -> str | None:
     """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
 
     Parameters
@@ -35,6 +37,8 @@ def prepare(choice: str, folder: Path, environ: Mapping[str, str]) -> str | None
         That of the job.
     environ : mapping
         The application's environment.
+    explain : bool
+        What the pool refuses is noted, for `refused`.
 
     Raises
     ------
@@ -57,8 +61,22 @@ def prepare(choice: str, folder: Path, environ: Mapping[str, str]) -> str | None
     served = folder / "cuda"
     served.mkdir(mode=0o700)
     make_library_folder(served, parts.layer)
-    about = {"environ": changes(served, environ), "layer": str(parts.layer), "worker": str(parts.worker)}
+    changed = changes(served, environ)
+    if explain:
+        changed[_NOTES] = str(served / "refused")
+    about = {"environ": changed, "layer": str(parts.layer), "worker": str(parts.worker)}
     return json.dumps(about | {"folder": str(served), "driver": driver})
+
+
+def refused(folder: Path) -> str:
+    """Return a sentence about the driver's functions that the application called and that the pool does not serve."""
+    if not (folder / "cuda").is_dir():
+        return "the program had the GPUs of this machine: --cuda pool says why"
+    try:
+        names = sorted(set((folder / "cuda" / "refused").read_text().split()))
+    except OSError:
+        return "all functions of the driver that the program called are served"
+    return f"the program called functions of the driver that the pool does not serve: {', '.join(names)}"
 
 
 def ordinals(agents: Sequence[tuple[int, str]]) -> dict[int, int]:

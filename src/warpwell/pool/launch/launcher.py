@@ -75,6 +75,8 @@ class RunOptions:
         Path of mpiexec; by default that of this Python's environment, or the one on PATH.
     cuda : {"auto", "pool", "local"}
         Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`. Those of other hosts: none.
+    explain_refused : bool
+        Tell in the end which of the driver's functions the application called in vain.
     """
 
     hosts: Sequence[Host] = (Host("localhost", 1),)
@@ -89,6 +91,7 @@ class RunOptions:
     start: float = START
     mpiexec: str | None = None
     cuda: str = "auto"
+    explain_refused: bool = False
 
     @property
     def agents(self) -> int:
@@ -151,6 +154,8 @@ class Launcher:
                     return self._run(away)
                 finally:
                     self._stop()
+                    if options.explain_refused:
+                        print(f"warpwell: {cuda_programs.refused(self._files.folder)}", file=sys.stderr)
         finally:
             self._files.remove()
 
@@ -433,6 +438,8 @@ class Launcher:
             found[FOLDER] = str(self._files.folder)
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
-        if not away and (cuda := cuda_programs.prepare(options.cuda, self._files.folder, found)) is not None:
-            found[cuda_programs.JOB] = cuda
+        if not away:
+            folder, explain = self._files.folder, options.explain_refused
+            if (cuda := cuda_programs.prepare(options.cuda, folder, found, explain=explain)) is not None:
+                found[cuda_programs.JOB] = cuda
         return found
