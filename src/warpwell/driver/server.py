@@ -123,6 +123,7 @@ class DriverServer:
         self._worker, self._layer = parts.worker, parts.layer
         self._driver = str(driver or "libcuda.so.1")
         self._quota = quota
+        self._protocol = generate.protocol_hash()
         self._environ = worker_environ(os.environ if environ is None else environ)
         self._lock: int | None = None
         if folder is not None:
@@ -295,7 +296,7 @@ class DriverServer:
         said, magic, protocol, _, _ = _HELLO_PACKET.unpack(packet)
         if magic != _MAGIC:
             return False
-        if protocol != generate.protocol_hash():
+        if protocol != self._protocol:
             _refuse(client.line, _MISMATCH, "the layer is of another version of warpwell than the pool")
             return False
         if said == _HELLO:
