@@ -18,10 +18,14 @@ _thread = threading.local()
 """The GPU that `GpuDevice.enter` made the calling thread's."""
 
 
+_LAYER = "WARPWELL_CUDA"
+"""Variable of a process whose driver is the layer, by which its CUDA calls go to a pool."""
+
+
 @functools.cache
 def has_cuda() -> bool:
     """Tell whether a GPU and numba-cuda are there. A pool's, which CUDA calls of an application reach, do not count."""
-    if os.environ.get("WARPWELL_CUDA"):
+    if os.environ.get(_LAYER):
         return False  # the driver would be the layer: such a process has the GPUs by `ww.devices()`
     try:
         from numba import cuda
@@ -72,6 +76,12 @@ def require_gpu() -> None:
     ForkError
         See `check_fork`.
     """
+    if os.environ.get(_LAYER):
+        raise errors.DeviceNotFoundError(
+            "the GPUs of this program are those of a pool, on which Warpwell itself works by `ww.devices()` alone: use "
+            "these, take device cpu, or start it with `warpwell run --cuda local`",
+            device="cuda",
+        )
     if not has_cuda():
         raise errors.DeviceNotFoundError(
             f"no GPU is usable here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
