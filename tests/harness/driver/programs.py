@@ -26,6 +26,7 @@ import numpy as np
 from tests.harness.driver.calls import LEGACY, NON_BLOCKING, NOT_READY, PER_THREAD, Cuda
 
 Clock = dict[int, int]
+HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 WAITS_MOST = 20.0
 """Seconds after which a stream that is queried counts as stuck."""
 
@@ -83,6 +84,7 @@ class Program:
         self.text: list[str] = []
         self.streams: list[Stream] = []
         self.device_of: dict[int, int] = {}
+        self.functions: list[object] = []  # of the program, that streams call
         self.events: list[Event] = []
         self.memory: list[Memory] = []
         self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
@@ -379,6 +381,17 @@ class Program:
         self.cuda.launch(memory.device, stream.handle, "fill", memory.address + start, nbytes // 4, value)
         memory.model[start : start + nbytes].view("u4")[:] = value
 
+    def host_function(self, stream: Stream, pinned: Memory) -> None:
+        """Let a function of the program change pinned memory when the stream gets there."""
+        start, nbytes = self.span(pinned)
+        value = self.random.randrange(256)
+        self.after(stream, [], [pinned])
+        self.say(f"host function({pinned.address:#x}+{start}, {nbytes}, {value}) in {stream.key}")
+        function = HOST_FUNCTION(lambda _: ctypes.memset(pinned.address + start, value, nbytes) and None)
+        self.functions.append(function)
+        self.cuda.cuLaunchHostFunc(stream.handle, function, None)
+        pinned.model[start : start + nbytes] = value
+
     def free(self, memory: Memory) -> None:
         """Free memory: at once, whatever is under way, or in a stream."""
         self.memory.remove(memory)
@@ -387,6 +400,9 @@ class Program:
                 self.order(key, None)
         self.cuda.use(memory.device)
         if memory.bytes is not None:
+            if self.functions:  # they write it as programs do: a free waits for copies alone
+                self.host_may_touch(memory, write=True)
+                self.cuda.use(memory.device)
             self.say(f"freeHost({memory.address:#x})")
             memory.bytes.release()
             self.cuda.cuMemFreeHost(memory.address)
@@ -453,6 +469,8 @@ class Program:
                 self.free(self.random.choice(own))
             case 19 if stream.handle > PER_THREAD:
                 self.destroy(stream)
+            case 21 if pinned:
+                self.host_function(stream, self.random.choice(pinned))
             case 20 if pinned:
                 one = self.random.choice(pinned)
                 self.compare(one)
@@ -480,6 +498,8 @@ class Program:
 
     def close(self) -> None:
         """Let everything go."""
+        for device in self.gone if self.functions else ():
+            self.synchronize_context(device)
         for memory in self.memory:
             self.cuda.use(memory.device)
             if memory.bytes is None:
