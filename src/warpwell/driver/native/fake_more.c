@@ -60,11 +60,25 @@ CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
     return cuModuleLoadData(module, image);
 }
 
+/* Wait until a stream comes to a call that is posted now: the legacy one behind all blocking streams. */
+static CUresult reach(CUstream stream)
+{
+    CUevent event;
+    CUresult result = cuEventCreate(&event, 0);
+    if (result)
+        return result;
+    result = cuEventRecord(event, stream);
+    if (!result)
+        result = cuEventSynchronize(event);
+    cuEventDestroy_v2(event);
+    return result;
+}
+
 /* Host functions run on the caller's thread, when the stream has got there. */
 CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data)
 {
     void (*run)(void *);
-    CUresult result = cuStreamSynchronize(stream);
+    CUresult result = reach(stream);
     *(void **)&run = function;
     if (!result)
         run(data);
@@ -74,7 +88,7 @@ CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data)
 CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags)
 {
     void (*run)(CUstream, CUresult, void *);
-    CUresult result = flags ? CUDA_ERROR_INVALID_VALUE : cuStreamSynchronize(stream);
+    CUresult result = flags ? CUDA_ERROR_INVALID_VALUE : reach(stream);
     *(void **)&run = callback;
     if (!flags)
         run(stream, result, data);
