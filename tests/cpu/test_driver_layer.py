@@ -397,9 +397,9 @@ def test_host_functions_keep_their_place_in_their_stream() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- large copies ------------------------------------------------------------------------------------------------------
+# -- copies ------------------------------------------------------------------------------------------------------------
 
-_LARGE = """
+_COPIES = """
 import ctypes, os
 L = ctypes.CDLL("libcuda.so.1")
 vp, u64, size, by = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.byref
@@ -414,11 +414,31 @@ for skip, first, count in ((0, 0, n), (1, 3, n - 5), (63, 64, n - 64), (17, 1, 8
     ok(L.cuMemcpyDtoH_v2(vp(at + skip), u64(device.value + first), size(count)))
     want = b"\\xee" * skip + given[first : first + count]
     assert room.raw == want.ljust(n + 256, b"\\xee") + room.raw[n + 256 :]
+
+# A synchronous copy on a busy legacy stream is seen by streams that do not order themselves behind that one.
+module, nap, free = vp(), vp(), [vp(), vp()]
+ok(L.cuModuleLoadData(by(module), b"//FAKE\\nkernel nap 4\\n"))
+ok(L.cuModuleGetFunction(by(nap), module, b"nap"))
+us = ctypes.c_uint32(60000)
+values = (vp * 1)(ctypes.cast(by(us), vp))
+ok(L.cuStreamCreate(by(free[0]), 1))
+for i, count in enumerate((16, 16, 40000, 2 << 20)):
+    if i == 1:
+        ok(L.cuStreamCreate(by(free[1]), 1))  # copies before a stream was made count, too
+    ok(L.cuLaunchKernel(nap, 1, 1, 1, 1, 1, 1, 0, None, values, None))
+    given = os.urandom(count); ok(L.cuMemcpyHtoD_v2(device, given, size(count)))
+    for stream in free[: i + 1]:
+        ok(L.cuMemcpyDtoHAsync_v2(room, device, size(count), stream))
+        assert room.raw[:count] == given, (i, count)
+    ok(L.cuLaunchKernel(nap, 1, 1, 1, 1, 1, 1, 0, None, values, None))
+    ok(L.cuMemsetD8_v2(device, 7, size(count)))
+    ok(L.cuMemcpyDtoHAsync_v2(room, device, size(count), free[i > 0]))
+    assert room.raw[:count] == bytes([7]) * count
 """
 
 
-def test_large_copies_to_the_host_are_whole_at_any_address() -> None:
+def test_copies_to_the_host_are_whole_and_see_synchronous_ones_before_them() -> None:
     with DriverServer(1, driver=build.parts().fake) as server:
-        done = subprocess.run([sys.executable, "-c", _LARGE], env=server.environ(), capture_output=True, text=True,
+        done = subprocess.run([sys.executable, "-c", _COPIES], env=server.environ(), capture_output=True, text=True,
             timeout=60, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr

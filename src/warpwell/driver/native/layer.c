@@ -387,7 +387,6 @@ void ww_close(struct ww_device *d)
         int alive = 0;
         atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
         atomic_fetch_add(&d->life, 1);
-        atomic_store(&d->has_non_blocking, 0);
         ww_ids_clear(d);
     }
     pthread_mutex_unlock(&d->post);

@@ -50,6 +50,8 @@ struct ww_object {
     _Atomic uint32_t recorded; /* events */
 };
 
+#define WW_ALWAYS 0xffffffffu
+
 /* A worker: its shared memory and socket. Waiters hold a reference, so that a reset unmaps nothing under them. */
 struct ww_channel {
     struct ww_ring *ring;
@@ -66,6 +68,8 @@ struct ww_channel {
     _Atomic uint64_t slots[WW_SLOTS / 64]; /* 1: taken */
     _Atomic uint64_t seen;               /* deferred errors that were returned */
     uint32_t weight[WW_IDS];             /* by stream: posted since the last time that somebody waited; under device.post */
+    uint32_t copies;                     /* synchronous copies that did not wait; under device.post, as behind */
+    uint32_t behind[WW_IDS];             /* by stream: how many of them it comes after; WW_ALWAYS: all */
     pthread_mutex_t pinning;             /* one PIN at a time reads the socket */
 };
 
@@ -94,7 +98,6 @@ struct ww_device {
     _Atomic uint64_t life;              /* adds 1 with each reset */
     int retained;
     uint32_t context_flags;
-    _Atomic int has_non_blocking;       /* a stream that does not wait for the legacy one was made */
     _Atomic int holds;                  /* host functions that have not run: layer_host.c */
     _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
@@ -188,7 +191,7 @@ void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
 /* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ---------------------------------------------------- */
 
 int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id);
-int ww_mark_copied(struct ww_device *d); /* a synchronous call on the legacy stream has returned without waiting */
+int ww_mark_copied(struct ww_device *d); /* a synchronous call on the legacy stream returns without waiting */
 int ww_event(void *h, struct ww_device *d, uint32_t *id);
 int ww_function(void *h, struct ww_device *d, uint32_t *id);
 

@@ -30,17 +30,13 @@ static int stream_done(struct ww_device *d, uint32_t stream)
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
 }
 
-/* Synchronous calls wait where other streams would not order themselves behind them: behind the legacy stream those
- * that do not block do not, behind a thread's own one no other does. */
+/* A synchronous call on a thread's own stream waits: no other stream orders itself behind that one. */
 static uint32_t waiting(const struct copy *k)
 {
-    if (!k->waits)
-        return 0;
-    bool ordered = k->stream == WW_LEGACY && !atomic_load_explicit(&k->device->has_non_blocking, memory_order_relaxed);
-    return ordered ? 0 : WW_DONE;
+    return k->waits && k->stream != WW_LEGACY ? WW_DONE : 0;
 }
 
-/* The end of a call: where a synchronous one has not waited, the first stream that does not block will. */
+/* The end of a call: where a synchronous one has not waited, all that is posted later comes after it. */
 static int posted(const struct copy *k, uint32_t flags, int error)
 {
     return error || flags || !k->waits ? error : ww_mark_copied(k->device);

@@ -165,6 +165,21 @@ static int drop_slot(struct ww_post *p, int error)
     return error;
 }
 
+/* A wait for the synchronous copies before, in a stream that would not come after them by itself. */
+static bool come_after_copies(struct ww_device *d, struct ww_channel *c, uint32_t stream)
+{
+    struct ww_args_event args = {(uint32_t)atomic_load(&d->copied), 0};
+    uint32_t size = sizeof(struct ww_entry) + 32;
+    struct ww_entry *e = room_for(c, size);
+    if (!e)
+        return false;
+    *e = (struct ww_entry){.size = size, .op = WW_OP_STREAM_WAIT, .slot = WW_NO_SLOT, .stream = stream};
+    memcpy(e + 1, &args, sizeof args);
+    c->head += size; /* published with the call */
+    c->behind[stream] = c->copies;
+    return true;
+}
+
 int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, size_t nbytes, struct ww_post *p)
 {
     uint32_t size = (uint32_t)((sizeof(struct ww_entry) + nbytes + 31) & ~(size_t)31);
@@ -184,7 +199,9 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
         pthread_mutex_unlock(&d->post);
         return drop_slot(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
-    struct ww_entry *e = room_for(c, size);
+    bool after = stream <= WW_LEGACY || stream >= WW_IDS || c->behind[stream] == c->copies ||
+                 c->behind[stream] == WW_ALWAYS || come_after_copies(d, c, stream);
+    struct ww_entry *e = after ? room_for(c, size) : NULL;
     if (!e) {
         error = atomic_load(&c->lost);
         pthread_mutex_unlock(&d->post);

@@ -1,5 +1,6 @@
 /* Streams and events. Their ids are chosen here, so making one waits for nobody. */
 #include "layer.h"
+#include <string.h>
 
 /* -- the calling thread's own streams, one for each device --------------------------------------------------------- */
 
@@ -34,12 +35,23 @@ static void make_key(void)
     pthread_key_create(&at_end, give_back);
 }
 
+/* A stream begins: one that does not block comes after nothing yet. */
+static void place_stream(struct ww_device *d, uint32_t id, bool non_blocking)
+{
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_load(&d->channel);
+    if (c)
+        c->behind[id] = non_blocking ? 0 : WW_ALWAYS;
+    pthread_mutex_unlock(&d->post);
+    ww_host_stream(d, id, non_blocking);
+}
+
 static int create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id)
 {
     int error = ww_id_take(&d->streams, id);
     struct ww_args_stream_create args = {*id, flags, priority, 0};
     if (!error)
-        ww_host_stream(d, *id, flags & CU_STREAM_NON_BLOCKING);
+        place_stream(d, *id, flags & CU_STREAM_NON_BLOCKING);
     return error ? error : ww_send(d, WW_OP_STREAM_CREATE, 0, &args, sizeof args);
 }
 
@@ -61,37 +73,42 @@ static int own_stream(struct ww_device *d, uint32_t *id)
     return 0;
 }
 
-/* -- synchronous calls before the first stream that does not block ------------------------------------------------- */
+/* -- synchronous calls that do not wait --------------------------------------------------------------------------- */
 
-/* Synchronous copies and memsets on the legacy stream need not wait while all streams order themselves behind it. An
- * event behind the last of them is what the first other stream's maker waits for: as long as the calls should have
- * waited. */
-int ww_mark_copied(struct ww_device *d)
+/* The event of `copied`, made at its first use in a life. */
+static int copied_event(struct ww_device *d, uint32_t *event)
 {
     uint64_t life = atomic_load(&d->life), tag = life << 32, mark = atomic_load(&d->copied);
     struct ww_args_event args = {(uint32_t)mark, CU_EVENT_DISABLE_TIMING};
-    if (!args.event || mark >> 32 != (tag >> 32)) {
-        int error = ww_id_take(&d->events, &args.event);
-        if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
-            return error;
-        if (!atomic_compare_exchange_strong(&d->copied, &mark, tag | args.event)) { /* another thread's first */
-            struct ww_args_event spare = args;
-            args.event = (uint32_t)mark;
-            ww_send(d, WW_OP_EVENT_DESTROY, 0, &spare, sizeof spare);
-            ww_id_give(d, &d->events, life, spare.event);
-        }
+    *event = args.event;
+    if (args.event && mark >> 32 == tag >> 32)
+        return 0;
+    int error = ww_id_take(&d->events, event);
+    args.event = *event;
+    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
+        return error;
+    if (!atomic_compare_exchange_strong(&d->copied, &mark, tag | args.event)) { /* another thread's first */
+        *event = (uint32_t)mark;
+        error = ww_send(d, WW_OP_EVENT_DESTROY, 0, &args, sizeof args);
+        ww_id_give(d, &d->events, life, args.event);
     }
-    args.flags = 0;
-    return ww_send(d, WW_OP_EVENT_RECORD, WW_LEGACY, &args, sizeof args);
+    return error;
 }
 
-static int await_copied(struct ww_device *d)
+/* Synchronous copies and memsets on the legacy stream return when they are posted. An event behind each is what every
+ * stream that does not order itself behind the legacy one waits for before its next call (ww_begin): the driver's own
+ * call would have waited for the same. */
+int ww_mark_copied(struct ww_device *d)
 {
-    uint64_t mark = atomic_load(&d->copied);
-    struct ww_args_event args = {(uint32_t)mark, 0};
-    if (!args.event || mark >> 32 != (uint32_t)atomic_load(&d->life))
-        return 0;
-    return ww_call(d, WW_OP_EVENT_SYNC, 0, &args, sizeof args, NULL, 0, NULL);
+    struct ww_args_event args = {0, 0};
+    struct ww_post p;
+    int error = copied_event(d, &args.event);
+    if (error || (error = ww_begin(d, WW_OP_EVENT_RECORD, WW_LEGACY, 0, sizeof args, &p)))
+        return error;
+    memcpy(p.entry + 1, &args, sizeof args);
+    if (++p.channel->copies == WW_ALWAYS)
+        p.channel->copies = 1;
+    return ww_finish(&p);
 }
 
 /* -- streams ------------------------------------------------------------------------------------------------------- */
@@ -144,9 +161,7 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
         return CUDA_ERROR_OUT_OF_MEMORY;
     o->flags = flags;
     o->priority = priority;
-    if ((flags & CU_STREAM_NON_BLOCKING) && !atomic_exchange(&d->has_non_blocking, 1))
-        error = await_copied(d);
-    if (error || (error = create(d, flags, priority, &o->id))) {
+    if ((error = create(d, flags, priority, &o->id))) {
         struct ww_object was;
         ww_object_drop(o, WW_STREAM, &was);
         return error;
