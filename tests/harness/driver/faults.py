@@ -28,7 +28,7 @@ PLANTED: dict[str, Changes] = {
         "worker_streams.c": {"p->first->order < call->order) return 0;": "p->first->order < call->order) return 1;"}
     },
     "a blocking stream's call passes parked legacy calls": {
-        "worker_streams.c": {"!s->nonblocking && legacy->first && legacy->first->order < call->order": "0"}
+        "worker_streams.c": {"} else if (!s->nonblocking && legacy->first && legacy->first->order": "} else if (0 && 0"}
     },
     "a place is given back when the copy is issued": {
         "worker_streams.c": {"    m->waited |= todo->kind == WW_ANSWER": AT_ONCE.replace("KIND", "WW_PLACE")}
@@ -43,12 +43,21 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     }"""
         }
     },
-    "a mark covers the next call": {"worker_streams.c": {"s->done = m->count;": "s->done = s->issued;"}},
+    "what no mark covers counts as done": {
+        "worker_streams.c": {"    if (s->done == s->issued && !s->first_mark) {": "    if (!s->first_mark) {"}
+    },
     "a synchronization answers when it is read": {
         "worker_streams.c": {"    m->waited |= todo->kind == WW_ANSWER": AT_ONCE.replace("KIND", "WW_ANSWER")}
     },
     "memory that is freed is used again at once": {
         "worker_memory.c": {"    if (!ngroup) start_group();": "    ww_arena_free(&ww_arena, frees[--nfrees]);"}
+    },
+    "memory that a stream frees is used again at once": {
+        "worker_copies.c": {
+            "        ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, .address = "
+            "((const struct ww_args_free *)(const void *)call->args)->address});": "        ww_release("
+            "((const struct ww_args_free *)(const void *)call->args)->address);"
+        }
     },
     "work of destroyed streams is not waited for": {
         "worker_streams.c": {"if (s->gone ? !s->first_mark :": "if (s->gone ? 1 :"}
@@ -56,6 +65,12 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     "an entry is published before it is whole": {"layer_copy.c": {f"{ARGS}{FINISH}    }}": f"{FINISH}{ARGS}    }}"}},
     "a place is filled while its last copy is under way": {
         "layer_ring.c": {"c->place_held[*place] = true;": "c->place_held[*place] = false;"}
+    },
+    "calls pass a host function of the legacy stream": {
+        "layer_host.c": {" || (h->stream == WW_LEGACY && is_blocking(d, stream));": ";"}
+    },
+    "a host function runs when it is posted": {
+        "layer_host.c": {"if (*code != CUDA_ERROR_NOT_READY)": "if ((*code %= CUDA_ERROR_NOT_READY) >= 0)"}
     },
     "the ring's end is not padded": {"layer_ring.c": {"if (size > rest) {": "if (size > rest + 64) {"}},
 }
