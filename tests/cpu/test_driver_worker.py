@@ -187,6 +187,12 @@ def test_memory_that_a_stream_frees_is_the_next_ones_when_the_stream_has_passed(
         assert code == 0
         client.launch("fill", data + struct.pack("=QI", 4, i), FREE)
         client.post("FREE_ASYNC", data, stream=FREE)
+    client.stick(FREE)
+    code, data = client.ask("ALLOC_ASYNC", struct.pack("=Q", MIB), stream=FREE)
+    client.post("FREE_ASYNC", data, stream=FREE)
+    assert client.ask("ALLOC_ASYNC", struct.pack("=Q", MIB), stream=OTHER)[1] != data
+    client.fill(0, 1, 1, BLOCKING)
+    assert client.ask("CTX_SYNC") == (0, b"")
 
 
 def test_wrong_calls_are_told_once_and_harm_nothing(server: DriverServer) -> None:

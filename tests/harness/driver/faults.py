@@ -52,13 +52,6 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     "memory that is freed is used again at once": {
         "worker_memory.c": {"    if (!ngroup) start_group();": "    ww_arena_free(&ww_arena, frees[--nfrees]);"}
     },
-    "memory that a stream frees is used again at once": {
-        "worker_copies.c": {
-            "        ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, .address = "
-            "((const struct ww_args_free *)(const void *)call->args)->address});": "        ww_release("
-            "((const struct ww_args_free *)(const void *)call->args)->address);"
-        }
-    },
     "work of destroyed streams is not waited for": {
         "worker_streams.c": {"if (s->gone ? !s->first_mark :": "if (s->gone ? 1 :"}
     },
