@@ -236,6 +236,9 @@ def test_out_is_filled_and_returned(opened: Any, tmp_path: Path) -> None:
         assert rows_of(a, rows, out=out) is out and (out == model[rows]).all()
         other = Exporter(np.zeros((7, 6), np.float32), code=2)
         assert rows_of(a, rows, out=other) is other and (other.memory == model[rows]).all()
+        within = out.view(np.int32).reshape(-1)[:7]  # numbers that lie in `out` itself
+        within[:] = rows
+        assert (rows_of(a, within, out=out) == model[rows]).all()
 
 
 class Immutable(Exporter):

@@ -154,6 +154,10 @@ def test_taken_rows_are_those_of_pyarrow(written):
         assert np.array_equal(rows.head(3).take("no nulls").numpy()["no nulls"], some.numpy()["no nulls"][:3])
         filters = [("i8", ">=", pa.scalar(0)), ("i8", "in", pa.array(range(128), pa.int8()))]
         assert np.array_equal(opened.where(filters).numpy(), rows.numpy())  # what `take` and Arrow return is a literal
+        for number in range(8):  # one column twice, of one row: its bytes have several sizes
+            one = where.Matches(opened, np.array([number]), []).take(["text", "i8", "text"]).arrow()
+            expected = table["text"][number : number + 1].to_pylist()
+            assert one.column(0).to_pylist() == one.column(2).to_pylist() == expected
         none = opened.where([("i8", "in", [])])
         assert len(none) == 0 and not none and len(none.take()) == 0
 

@@ -205,12 +205,14 @@ def _fetched(plans: Sequence[Plan], reads: Reads, *, dry: bool = False, cached: 
 
     def add(name: str, run: ColumnRun, what: str, extent: Extent | None, starts: NDArray[np.int64], sizes: Any) -> None:
         if extent is not None and extent.nbytes:
-            key = name, what, id(extent.file), sizes if isinstance(sizes, int) else id(run)
+            key = name, what, id(extent.file), sizes
             starts = starts + extent.offset
-            some = latest.get(key)
+            some = latest.get(key) if isinstance(sizes, int) else None  # of several sizes: each run alone
             if some is None or not some.follows(starts):
-                some = latest[key] = _Together(name, extent.file, sizes)
+                some = _Together(name, extent.file, sizes)
                 asked.append(some)
+                if isinstance(sizes, int):
+                    latest[key] = some
             found[id(run), what] = some.add(starts)
 
     for column, parts in plans:

@@ -127,8 +127,10 @@ class Matches:
             Values of a column have several sizes, or codes, or some are null: `take` returns these.
         MediumError
         """
-        reads = Reads()
-        found = {one.name: gathered(self._table, one, self._numbers, reads) for one in self._columns(columns)}
+        reads, wanted = Reads(), self._columns(columns)
+        if len({one.name for one in wanted}) != len({id(one) for one in wanted}):
+            raise ArgumentError("two columns have one name: gather them one after another, by their numbers")
+        found = {one.name: gathered(self._table, one, self._numbers, reads) for one in wanted}
         self._reads.append(reads)
         return {name: result() for name, result in found.items()}
 

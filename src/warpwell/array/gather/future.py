@@ -175,6 +175,8 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
         keep.require(shape, array.dtype, array.name)
         result, address = out, keep.address
         _require_apart(array, address, math.prod(shape) * array.dtype.itemsize)
+        if not gpu:
+            numbers = _apart_from(numbers, address, math.prod(shape) * array.dtype.itemsize)
     if not gpu:
         return begin(array, numbers, None, result, address, keep, borrowed=True)
     caller = stream_of(array.device, handle)
@@ -244,6 +246,12 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
                                        "whose field it is", name="array")  # fmt: skip
         inner *= extent
     break_even.given()
+
+
+def _apart_from(numbers: NDArray[Any], address: int, nbytes: int) -> NDArray[Any]:
+    """Return row numbers, a copy of them if they lie where rows will be stored."""
+    first = int(numbers.ctypes.data)
+    return numbers.copy() if first < address + nbytes and address < first + numbers.nbytes else numbers
 
 
 def _require_apart(array: Array, address: int, nbytes: int) -> None:
