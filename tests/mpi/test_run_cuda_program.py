@@ -25,6 +25,12 @@ def workers(mark: str) -> list[int]:
     return found
 
 
+def paths(pid: int) -> list[str]:
+    """Return the folders in which a process looks for libraries."""
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return next((word.partition("=")[2] for word in words if word.startswith("LD_LIBRARY_PATH=")), "").split(":")
+
+
 def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(start: Start) -> None:
     mark = uuid.uuid4().hex
     environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake), "FAKE_MARK": mark, "CUDA_VISIBLE_DEVICES": "7"}
@@ -34,6 +40,7 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
     assert run.output.split("\n")[:2] == ["device 0 True", "device 1 True"]
     found = workers(mark)
     assert len(found) == 2
+    assert paths(run.find("cuda_program.py")[-1])[1:] == paths(run.find("agent_main")[-1])  # those of mpiexec, too
     assert not any(b"WARPWELL_POOL" in Path(f"/proc/{pid}/environ").read_bytes() for pid in found)
     os.kill(run.find("cuda_program.py")[-1], 9)
     run.end()

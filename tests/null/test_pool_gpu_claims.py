@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from warpwell.errors import AgentError
+from warpwell.errors import AgentError, DeviceNotFoundError
 from warpwell.pool.agent.runtime import CpuRuntime
+from warpwell.pool.launch import cuda_programs
 from warpwell.pool.launch.gpus import FOLDER, Claim, assign, user_of, users
 
 OTHER = """
@@ -93,3 +94,16 @@ def test_without_a_folder_to_lock_in_it_says_so(folder: Path, capsys: pytest.Cap
 def test_every_cpu_agent_has_a_uuid_of_its_own() -> None:
     first, second = CpuRuntime(), CpuRuntime()
     assert first.info()["uuid"] == first.info()["uuid"] != second.info()["uuid"]
+
+
+def test_cuda_calls_stay_local_where_the_pool_cannot_serve_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cuda_programs, "has_driver", lambda _: True)
+    for options, why in (({"target": "cpu"}, "--target cpu"), ({"away": True}, "this host alone")):
+        assert cuda_programs.prepare("auto", tmp_path, {}, **options) is None  # type: ignore[arg-type]
+        with pytest.raises(DeviceNotFoundError, match=why):
+            cuda_programs.prepare("pool", tmp_path, {}, **options)  # type: ignore[arg-type]
+    with pytest.raises(DeviceNotFoundError, match="already in a program"):
+        cuda_programs.prepare("pool", tmp_path, {"WARPWELL_CUDA": "/job"})
+    assert not list(tmp_path.iterdir())

@@ -74,16 +74,6 @@ CUresult cuGetProcAddress(const char *name, void **function, int version, uint64
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* The driver's private tables: not known, and so not there. */
-CUresult cuGetExportTable(void *table, void *id)
-{
-    (void)id;
-    if (!table)
-        return CUDA_ERROR_INVALID_VALUE;
-    *(const void **)table = NULL;
-    return CUDA_ERROR_NOT_FOUND;
-}
-
 /* -- refusals ------------------------------------------------------------------------------------------------------ */
 
 /* True for the first time that the process meets the name; names are literals. */
@@ -115,6 +105,22 @@ static void record(const char *name)
     if (write(fd, line, (size_t)n) < 0)
         ww_say("%s cannot be written", path);
     close(fd);
+}
+
+/* The driver's private tables: not known, and so not there. NVIDIA's runtime asks for them first, and then works no
+ * more, often without a word: so this says what to do. */
+CUresult cuGetExportTable(void *table, void *id)
+{
+    (void)id;
+    if (!table)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(const void **)table = NULL;
+    if (first_time("cuGetExportTable")) {
+        ww_say("the CUDA runtime in this program (as that of PyTorch or CuPy) does not work on pooled GPUs:"
+               " use warpwell run --cuda local");
+        record("cuGetExportTable");
+    }
+    return CUDA_ERROR_NOT_FOUND;
 }
 
 int ww_refused(const char *name)

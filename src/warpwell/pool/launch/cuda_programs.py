@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...driver import build
+from ...driver.environment import FOLDER as LAYER
 from ...driver.environment import changes, make_library_folder
 from ...driver.server import DriverServer
 from ...errors import DeviceNotFoundError, DriverBuildError
@@ -26,17 +27,24 @@ _NOTES = "WARPWELL_CUDA_REFUSED"
 """Variable with a file to which the layer writes names of functions that it refuses."""
 
 
-def prepare(choice: str, folder: Path, environ: Mapping[str, str], *, explain: bool = False) -> str | None:
+def prepare(
+    choice: str, folder: Path, environ: Mapping[str, str], *, target: str = "auto", away: bool = False,
+    explain: bool = False,
+) -> str | None:  # fmt: skip
     """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
 
     Parameters
     ----------
     choice : {"auto", "pool", "local"}
-        auto: the pool's GPUs if there is a driver, and the layer can be built.
+        auto: the pool's GPUs if there is a driver, agents may have GPUs, and the layer can be built.
     folder : Path
         That of the job.
     environ : mapping
         The application's environment.
+    target : {"auto", "cpu", "cuda"}
+        That of the agents.
+    away : bool
+        Some agents are on other hosts.
     explain : bool
         What the pool refuses is noted, for `refused`.
 
@@ -45,12 +53,12 @@ def prepare(choice: str, folder: Path, environ: Mapping[str, str], *, explain: b
     DeviceNotFoundError, DriverBuildError
         The choice is "pool", and that cannot be.
     """
-    driver = environ.get(DRIVER)
-    if choice == "local" or (choice == "auto" and driver is None and not has_driver(environ)):
+    why_not = None if choice == "local" else _why_not(environ, target, away)
+    if choice == "local" or (choice == "auto" and why_not):
         return None
+    if why_not:
+        raise DeviceNotFoundError(f"--cuda pool cannot be: {why_not}", device="cuda")
     try:
-        if driver is None and not has_driver(environ):
-            raise DeviceNotFoundError("no CUDA driver is here: leave out --cuda pool", device="cuda")
         parts = build.parts()
         if parts.layer is None or parts.worker is None:
             raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
@@ -61,11 +69,24 @@ def prepare(choice: str, folder: Path, environ: Mapping[str, str], *, explain: b
     served = folder / "cuda"
     served.mkdir(mode=0o700)
     make_library_folder(served, parts.layer)
-    changed = changes(served, environ)
+    changed = changes(served, {})  # the supervisor joins it to the library path that mpiexec has made
     if explain:
         changed[_NOTES] = str(served / "refused")
     about = {"environ": changed, "layer": str(parts.layer), "worker": str(parts.worker)}
-    return json.dumps(about | {"folder": str(served), "driver": driver})
+    return json.dumps(about | {"folder": str(served), "driver": environ.get(DRIVER)})
+
+
+def _why_not(environ: Mapping[str, str], target: str, away: bool) -> str | None:
+    """Return why the application cannot have the pool's GPUs as those of its CUDA calls; None: it can."""
+    if away:
+        return "CUDA calls reach agents of this host alone: leave out --cuda pool, or the other hosts"
+    if DRIVER in environ:
+        return None
+    if target == "cpu":
+        return "with --target cpu no agent has a GPU: leave out one of the two"
+    if environ.get(LAYER):
+        return "this is already in a program of warpwell run, whose GPUs CUDA calls reach: leave out --cuda pool"
+    return None if has_driver(environ) else "no CUDA driver is here: leave out --cuda pool"
 
 
 def refused(folder: Path) -> str:

@@ -438,8 +438,8 @@ class Launcher:
             found[FOLDER] = str(self._files.folder)
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
-        if not away:
-            folder, explain = self._files.folder, options.explain_refused
-            if (cuda := cuda_programs.prepare(options.cuda, folder, found, explain=explain)) is not None:
-                found[cuda_programs.JOB] = cuda
+        cuda = cuda_programs.prepare(options.cuda, self._files.folder, found, target=options.target, away=away,
+                                     explain=options.explain_refused)  # fmt: skip
+        if cuda is not None:
+            found[cuda_programs.JOB] = cuda
         return found

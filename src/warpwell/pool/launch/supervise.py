@@ -53,7 +53,9 @@ def _environ() -> dict[str, str]:
     """Return the application's environment: its CUDA may be that of the pool, which agents must not meet."""
     found = dict(os.environ)
     for name, value in json.loads(found.pop("WARPWELL_POOL_CUDA", "{}")).get("environ", {}).items():
-        found.pop(name, None)
+        old = found.pop(name, None)
+        if name == "LD_LIBRARY_PATH" and old:
+            value += os.pathsep + old  # mpiexec may have put its own libraries there
         if value is not None:
             found[name] = value
     return found
