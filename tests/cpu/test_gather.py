@@ -377,8 +377,8 @@ def test_the_break_even_follows_from_two_times(short: float, long: float, hole: 
 
 def test_small_gathers_are_done_at_once_and_leave_nothing(tmp_path: Path) -> None:
     model = np.arange(1 << 16).reshape(1 << 12, -1)
-    threads = threading.active_count()
     with ww.open(saved(tmp_path, model), device="cpu") as a:
+        threads = threading.active_count()
         np.asarray(a[:])  # it is in memory
         rows = np.array([5, 4095, 0])
         begun = ww.gather(a, rows)
@@ -564,6 +564,13 @@ def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
     assert job.cancel() and not job.wait(0.01)
     gate.set()
     assert job.wait(30) and len(begun) <= 3 and not job.cancel() and len(over) == 2
+
+
+def test_a_job_that_is_done_here_is_not_kept_by_a_crew_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(service_pool.current()), "offer", lambda *_: None)
+    crew = jobs.Crew(2)
+    job = jobs.Job(3, lambda piece: None, lambda: None, crew, here=True)
+    assert job.done and not crew._jobs
 
 
 def test_many_jobs_have_few_threads_and_their_order() -> None:

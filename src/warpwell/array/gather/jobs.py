@@ -61,6 +61,12 @@ class Crew:
         except RuntimeError:
             self._serve(0)
 
+    def forget(self, job: Job) -> None:
+        """Keep a job no longer of which no piece waits: no thread may come to see that."""
+        with self.lock:
+            if job in self._jobs and not job.waiting:
+                self._jobs.remove(job)
+
     def _wanted(self) -> int:
         waiting = 0
         for job in tuple(self._jobs):
@@ -125,7 +131,11 @@ class Job:
         if crew is not None:
             crew.take_on(self)
         if crew is None or here:
-            self._carry_out_here()
+            try:
+                self._carry_out_here()
+            finally:
+                if crew is not None:
+                    crew.forget(self)
 
     def _carry_out_here(self) -> None:
         """Carry out pieces beside the crew until all are done; after Ctrl-C no further one begins."""
