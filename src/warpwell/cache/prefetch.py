@@ -340,11 +340,9 @@ class Bulk:
             self._staging, self.near = Block(0, 0, None, host=True), None
             return
         self._reads = HostReads(cache.controller, slots=SLOTS, rows=self.slot_pages)
-        # what was read of two slots, on its way to frames: one is copied there while the other is published
-        self.near = cache.memory.allocate(2 * self.slot_bytes) if cache.device == "cuda" else None
-        self._copies = stream_on(cache.device)
-        self._published: list[Any] = [None, None]
-        self._place = 0
+        # What was read of a slot, on its way to frames. Two of them and two streams, so that one is copied while the
+        # other is published, were slower by 8 % and more: each slot then has events that streams wait for.
+        self.near = cache.memory.allocate(self.slot_bytes) if cache.device == "cuda" else None
         self._staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
 
     @property
@@ -371,27 +369,6 @@ class Bulk:
     def counters(self) -> int:
         """Address of the counters (device memory)."""
         return self.words + 8 * self.most * self.rows
-
-    def bring(self, source: int, nbytes: int) -> int:
-        """Copy what was read to the device, if that has memory of its own, beside the kernels in `stream`.
-
-        Return where it is for work that is given to the stream next; then call `brought`.
-        """
-        if self.near is None:
-            return source
-        self._place = 1 - self._place
-        to = self.near.address + self._place * self.slot_bytes
-        if self._published[self._place] is not None:
-            self._copies.after(self._published[self._place])
-        # the copy engine has the whole rate of the bus; warps that pull pages have two thirds of it
-        self._copies.copy(to, source, nbytes)
-        self._stream.after(self._copies.point())
-        return to
-
-    def brought(self) -> None:
-        """Let what `bring` returned be used again when the work in the stream so far is done."""
-        if self.near is not None:
-            self._published[self._place] = self._stream.point()
 
     def put_rows(self, rows: _Rows) -> None:
         """Copy rows to the device, in the order of the stream."""
@@ -533,11 +510,13 @@ class _Job:
                     if not absent[low : low + len(good)].any():
                         return
                     source = bulk.staging(slot)
-                    held, nbytes = self._held(rows, slot, low, low + len(good))
-                    source += bulk.bring(held, nbytes) - held
+                    if bulk.near is not None:
+                        # the copy engine has the whole rate of the bus; warps that pull pages have two thirds of it
+                        held, nbytes = self._held(rows, slot, low, low + len(good))
+                        bulk.stream.copy(bulk.near.address + held - source, held, nbytes)
+                        source = bulk.near.address
                     for first, end in [(0, len(good))] if good.all() else _runs(good):
                         self._publish(low + first, end - first, source, limit, mark)
-                    bulk.brought()
 
                 if not absent.any():
                     continue
