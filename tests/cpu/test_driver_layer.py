@@ -392,6 +392,29 @@ assert len(os.listdir("/proc/self/task")) == 1  # the thread of host functions e
 """
 
 
+_BOUNDS = """
+import ctypes
+L = ctypes.CDLL("libcuda.so.1")
+vp, by = ctypes.c_void_p, ctypes.byref
+def ok(code): assert code == 0, code
+ok(L.cuInit(0)); context = vp(); ok(L.cuDevicePrimaryCtxRetain(by(context), 0)); ok(L.cuCtxSetCurrent(context))
+module, few, large = vp(), vp(), vp()
+text = b".version 8.0\\n.target sm_90\\n.entry few() .maxntid 128, 1, 1 { ret; }\\n.entry large() .maxnreg 255 { ret; }\\n"
+ok(L.cuModuleLoadData(by(module), text))
+ok(L.cuModuleGetFunction(by(few), module, b"few")); ok(L.cuModuleGetFunction(by(large), module, b"large"))
+def launch(function, threads): return L.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, None, None, None)
+assert [launch(few, 128), launch(few, 129), launch(large, 256), launch(large, 257)] == [0, 1, 0, 701]
+ok(L.cuCtxSynchronize())
+"""
+
+
+def test_a_block_that_is_too_large_gets_the_drivers_own_codes() -> None:
+    with DriverServer(1, driver=build.parts().fake) as server:
+        done = subprocess.run([sys.executable, "-c", _BOUNDS], env=server.environ(), capture_output=True, text=True,
+            timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_host_functions_keep_their_place_in_their_stream() -> None:
     with DriverServer(1, driver=build.parts().fake) as server:
         done = subprocess.run([sys.executable, "-c", _HOST], env=server.environ(), capture_output=True, text=True,

@@ -42,7 +42,7 @@ struct CUfunc_st {
     struct fake_object object;
     char *name;
     CUmodule module;
-    int loaded, nparams, max_dynamic, carveout;
+    int loaded, nparams, max_dynamic, carveout, most; /* most: threads of a block */
     int registers, shared, constants, local; /* of cubins */
     uint32_t offsets[MOST_PARAMS], sizes[MOST_PARAMS];
     struct CUfunc_st *next;
@@ -81,6 +81,7 @@ static CUfunction add_function(CUmodule module, const char *name, size_t n)
     function->name = strndup(name, n);
     function->module = module;
     function->registers = 32;
+    function->most = MOST_THREADS;
     function->max_dynamic = fake_attribute(CU_DEVICE_SHARED_PER_BLOCK, 0);
     function->next = module->functions;
     module->functions = function;
@@ -181,6 +182,19 @@ static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, c
     return size * count;
 }
 
+/* Threads of a block that the directives .maxntid and .maxnreg leave. */
+static void bound(CUfunction function, const char *at, const char *end)
+{
+    const char *threads = strstr(at, ".maxntid"), *registers = strstr(at, ".maxnreg");
+    if (threads && threads < end)
+        function->most = atoi(threads + 8);
+    if (registers && registers < end) {
+        function->registers = atoi(registers + 8);
+        int most = 65536 / ((function->registers + 7) / 8 * 256) * 32;
+        function->most = most < function->most ? most : function->most;
+    }
+}
+
 static int read_ptx(CUmodule module, const char *text)
 {
     uint32_t align;
@@ -195,6 +209,7 @@ static int read_ptx(CUmodule module, const char *text)
             uint32_t size = (uint32_t)ptx_declared(p + 6, end, &align, &name, &n);
             add_param(function, size, align);
         }
+        bound(function, close, body);
     }
     for (const char *at = strstr(text, ".global"); at; at = strstr(at + 1, ".global")) {
         const char *end = at + strcspn(at, ";={");
@@ -610,7 +625,7 @@ CUresult cuFuncGetAttribute(int32_t *value, int32_t attribute, CUfunction functi
     if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTES)
         return leave(CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
-    case CU_FUNC_MAX_THREADS: *value = MOST_THREADS; break;
+    case CU_FUNC_MAX_THREADS: *value = function->most; break;
     case CU_FUNC_SHARED_BYTES: *value = function->shared; break;
     case CU_FUNC_CONST_BYTES: *value = function->constants; break;
     case CU_FUNC_LOCAL_BYTES: *value = function->local; break;

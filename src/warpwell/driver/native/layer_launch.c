@@ -11,6 +11,16 @@ struct launch {
     void **params, **extra;
 };
 
+/* The driver's own two codes: too many registers for the block, or more threads than the kernel was compiled for. */
+static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, uint64_t threads)
+{
+    int registers = atomic_load_explicit(&f->attributes[CU_FUNC_REGISTERS], memory_order_relaxed);
+    uint64_t of_a_warp = ((uint64_t)(registers > 0 ? registers : 0) * 32 + 255) / 256 * 256; /* handed out by 256 */
+    uint64_t needed = (threads + 31) / 32 * of_a_warp;
+    return needed > (uint64_t)d->facts.attributes[CU_DEVICE_REGISTERS_PER_BLOCK] ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+                                                                                 : CUDA_ERROR_INVALID_VALUE;
+}
+
 static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct launch *k)
 {
     const int32_t *have = d->facts.attributes;
@@ -25,7 +35,7 @@ static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct 
     if (threads > (uint32_t)have[CU_DEVICE_MAX_THREADS_PER_BLOCK])
         return CUDA_ERROR_INVALID_VALUE;
     if (threads > (uint32_t)atomic_load_explicit(&f->attributes[CU_FUNC_MAX_THREADS], memory_order_relaxed))
-        return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+        return too_many_threads(d, f, threads);
     int most = atomic_load_explicit(&f->attributes[CU_FUNC_MAX_DYNAMIC_SHARED], memory_order_relaxed);
     return most >= 0 && k->shared > (uint32_t)most ? CUDA_ERROR_INVALID_VALUE : 0;
 }
