@@ -399,7 +399,8 @@ vp, by = ctypes.c_void_p, ctypes.byref
 def ok(code): assert code == 0, code
 ok(L.cuInit(0)); context = vp(); ok(L.cuDevicePrimaryCtxRetain(by(context), 0)); ok(L.cuCtxSetCurrent(context))
 module, few, large = vp(), vp(), vp()
-text = b".version 8.0\\n.target sm_90\\n.entry few() .maxntid 128, 1, 1 { ret; }\\n.entry large() .maxnreg 255 { ret; }\\n"
+text = b".version 8.0\\n.target sm_90\\n"
+text += b".entry few() .maxntid 128, 1, 1 { ret; }\\n.entry large() .maxnreg 255 { ret; }\\n"
 ok(L.cuModuleLoadData(by(module), text))
 ok(L.cuModuleGetFunction(by(few), module, b"few")); ok(L.cuModuleGetFunction(by(large), module, b"large"))
 def launch(function, threads): return L.cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, None, None, None)
