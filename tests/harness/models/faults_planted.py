@@ -243,7 +243,7 @@ FAULTS = (
         (Edit("array.elements", "_hit", "            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "            if True:"),),
         Focus(hashed=False),
-        seed=41,
+        seed=61,
     ),
     Fault(
         "recheck-removed-hashed", "cache", "a reader of a hashed table compares only the owner of the frame",
@@ -251,7 +251,7 @@ FAULTS = (
               "if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
               "if owner == page + 1:"),),
         Focus(frames=1, hashed=True, readers=True),
-        seed=25,
+        seed=168,
     ),
     Fault(
         "owner-check-removed", "cache", "a reader of a hashed table takes any page of its word for its own",
@@ -287,7 +287,7 @@ FAULTS = (
     Fault(
         "second-look-removed", "queue", "the mover does not look at the new tail's mark again",
         (Edit(_SUBMIT, "ring", _TAIL + "            moved = False\n", _TAIL + "            return\n"),),
-        seed=58,
+        seed=123,
     ),
     Fault(
         "mark-not-put-back", "ring", "marks behind one that somebody has in hand are taken and forgotten",
@@ -386,7 +386,7 @@ FAULTS = (
         (Edit("cache.paging", "load_page", _PULL,
               "        if lane == leader:\n            release_id(queue, cid)\n" + _PULL),
          Edit("cache.paging", "load_page", _FREED, _FREED.replace("release_id(queue, cid)", "pass", 1))),
-        seed=265,
+        seed=282,
     ),
     Fault(
         "unpinned-before-store", "cache", "pin and DIRTY are settled before the store (see the module's text)",
@@ -405,14 +405,14 @@ FAULTS = (
         "generation-of-2-bits", "cache", "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
         Focus(frames=1, pages=2, hashed=False, readers=True, naps=LONG),
-        seed=33,
+        seed=42,
     ),
     Fault(
         "hole-published", "known", "a page is published though others have read and written it since it was looked at",
         (Edit("cache.known_pages", "publish_known", _SEEN, _SEEN.replace(
             "        if load_relaxed(word, DEVICE) == seen:\n",
             "        seen = load_relaxed(word, DEVICE)\n        if state_of(seen) == INVALID:\n")),),
-        seed=877,
+        seed=1100,
     ),
     Fault(
         "generation-kept", "known", "an eviction does not make the next generation",
@@ -732,18 +732,18 @@ FAULTS = (
         "mark-after-flush", "recover", "what is written while a Flush is under way is taken for flushed",
         (Edit(_WRITTEN, "Written.flushing", "        count = self.count()\n        yield\n",
               "        yield\n        count = self.count()\n"),),
-        seed=237,
+        seed=431,
     ),
     Fault(
         "mark-of-a-failed-flush", "recover", "a Flush that failed acknowledges what was written",
         (Edit(_WRITTEN, "Written.flushing", "        yield\n        self._marks[nsid] = count\n",
               "        self._marks[nsid] = count\n        yield\n"),),
-        seed=47,
+        seed=217,
     ),
     Fault(
         "kept-not-dirty", "recover", "pages that are in the cache are not written again",
         (Edit(_WRITTEN, "_dirty_again", "word | DIRTY", "word"),),
-        seed=151,
+        seed=249,
     ),
     Fault(
         "gone-not-named", "recover", "pages that were evicted are not named",
