@@ -412,7 +412,7 @@ FAULTS = (
         (Edit("cache.known_pages", "publish_known", _SEEN, _SEEN.replace(
             "        if load_relaxed(word, DEVICE) == seen:\n",
             "        seen = load_relaxed(word, DEVICE)\n        if state_of(seen) == INVALID:\n")),),
-        seed=1100,
+        seed=16,
     ),
     Fault(
         "generation-kept", "known", "an eviction does not make the next generation",
@@ -467,7 +467,7 @@ FAULTS = (
     Fault(
         "thread-called-twice", "service", "two controllers count on the same parked thread",
         (Edit(_POOL, "ServicePool.offer", "self._parked - self._called", "self._parked"),),
-        seed=1100,
+        seed=16,
     ),
     Fault(
         "call-lost", "service", "a controller is offered, and nobody is woken",
