@@ -17,7 +17,13 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str, nbytes: str = "5
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+SLOW = ("vectoradd", "readwrite")
+"""Of these kernels alone the compilation takes half of the time of all."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in BENCHMARKS]
+)
 def test_a_benchmark_has_ceilings(capsys: pytest.CaptureFixture[str], name: str) -> None:
     said = answer(capsys, name)
     (report,) = said["benchmarks"]
