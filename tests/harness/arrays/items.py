@@ -99,7 +99,9 @@ class ItemConformance:
         expected[index] = fresh
         assert np.load(tmp_path / "a.npy").tobytes() == expected.tobytes()
 
-    @pytest.mark.parametrize(("dtype", "offset"), [("i8", 3), ("f4", 1), pytest.param("c16", 509, marks=pytest.mark.long), ("u2", 5)])
+    @pytest.mark.parametrize(
+        ("dtype", "offset"), [("i8", 3), ("f4", 1), pytest.param("c16", 509, marks=pytest.mark.long), ("u2", 5)]
+    )
     def test_unaligned_items_may_straddle_pages(self, tmp_path: Path, dtype: str, offset: int) -> None:
         size = np.dtype(dtype).itemsize
         n = 2 * PAGE // size + 7
