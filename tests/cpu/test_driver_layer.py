@@ -317,6 +317,14 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
 
 # -- host functions ---------------------------------------------------------------------------------------------------
 
+def runs(program: str) -> None:
+    """Run a program on a fake device; it asserts by itself."""
+    with DriverServer(1, driver=build.parts().fake) as server:
+        done = subprocess.run([sys.executable, "-c", program], env=server.environ(), capture_output=True, text=True,
+            timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 _HOST = """
 import ctypes, os, threading, time
 L = ctypes.CDLL("libcuda.so.1")
@@ -410,17 +418,11 @@ ok(L.cuCtxSynchronize())
 
 
 def test_a_block_that_is_too_large_gets_the_drivers_own_codes() -> None:
-    with DriverServer(1, driver=build.parts().fake) as server:
-        done = subprocess.run([sys.executable, "-c", _BOUNDS], env=server.environ(), capture_output=True, text=True,
-            timeout=60, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    runs(_BOUNDS)
 
 
 def test_host_functions_keep_their_place_in_their_stream() -> None:
-    with DriverServer(1, driver=build.parts().fake) as server:
-        done = subprocess.run([sys.executable, "-c", _HOST], env=server.environ(), capture_output=True, text=True,
-            timeout=60, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    runs(_HOST)
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
@@ -464,7 +466,4 @@ for i, count in enumerate((16, 16, 40000, 2 << 20)):
 
 
 def test_copies_to_the_host_are_whole_and_see_synchronous_ones_before_them() -> None:
-    with DriverServer(1, driver=build.parts().fake) as server:
-        done = subprocess.run([sys.executable, "-c", _COPIES], env=server.environ(), capture_output=True, text=True,
-            timeout=60, check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    runs(_COPIES)

@@ -87,6 +87,22 @@ extern struct CUctx_st fake_contexts[FAKE_MOST_DEVICES];
 int fake_absent(const char *symbol);
 /* The calling thread's context if it can be used, else a code. */
 int fake_need(CUcontext *context);
+
+/* The same, and take fake_lock unless a code is returned; `leave` gives it back. */
+static inline int enter(CUcontext *context)
+{
+    int error = fake_need(context);
+    if (!error)
+        pthread_mutex_lock(&fake_lock);
+    return error;
+}
+
+static inline int leave(int error)
+{
+    pthread_mutex_unlock(&fake_lock);
+    return error;
+}
+
 /* Say that `symbol` blocks for other work. */
 void fake_blocks(const char *symbol);
 long long fake_number(const char *variable, long long otherwise);

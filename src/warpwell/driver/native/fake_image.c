@@ -48,20 +48,6 @@ struct CUfunc_st {
     struct CUfunc_st *next;
 };
 
-static int enter(CUcontext *context)
-{
-    int error = fake_need(context);
-    if (!error)
-        pthread_mutex_lock(&fake_lock);
-    return error;
-}
-
-static int leave(int error)
-{
-    pthread_mutex_unlock(&fake_lock);
-    return error;
-}
-
 /* -- reading images ------------------------------------------------------------------------------------------------------ */
 
 static CUfunction find_function(CUmodule module, const char *name, size_t n)

@@ -173,20 +173,6 @@ void fake_end_memory(CUcontext context)
     }
 }
 
-static int enter(CUcontext *context)
-{
-    int error = fake_need(context);
-    if (!error)
-        pthread_mutex_lock(&fake_lock);
-    return error;
-}
-
-static int leave(int error)
-{
-    pthread_mutex_unlock(&fake_lock);
-    return error;
-}
-
 CUresult cuMemGetInfo_v2(size_t *left, size_t *total)
 {
     CUcontext context;

@@ -292,22 +292,14 @@ int fake_stream(CUstream handle, CUcontext context, CUstream *stream)
 }
 
 /* Take the lock, and the stream of the current context; without error the lock is held. */
-static int enter(CUstream handle, CUstream *stream)
+static int enter_stream(CUstream handle, CUstream *stream)
 {
     CUcontext context;
-    int error = fake_need(&context);
+    int error = enter(&context);
     if (error)
         return error;
-    pthread_mutex_lock(&fake_lock);
-    if ((error = fake_stream(handle, context, stream)))
-        pthread_mutex_unlock(&fake_lock);
-    return error;
-}
-
-static int leave(int error)
-{
-    pthread_mutex_unlock(&fake_lock);
-    return error;
+    error = fake_stream(handle, context, stream);
+    return error ? leave(error) : 0;
 }
 
 CUresult cuStreamCreateWithPriority(CUstream *stream, uint32_t flags, int32_t priority)
@@ -331,7 +323,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
     CUstream stream;
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
         return CUDA_ERROR_INVALID_HANDLE;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     end_stream(stream); /* its thread ends when it has done what was enqueued */
@@ -341,7 +333,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
 CUresult cuStreamSynchronize(CUstream handle)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     CUcontext context = stream->object.context;
@@ -353,7 +345,7 @@ CUresult cuStreamSynchronize(CUstream handle)
 CUresult cuStreamQuery(CUstream handle)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     return leave(!stream->last || stream->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
@@ -362,7 +354,7 @@ CUresult cuStreamQuery(CUstream handle)
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     if (context)
@@ -389,7 +381,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
 CUresult cuStreamGetFlags(CUstream handle, uint32_t *flags)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     if (flags)
@@ -400,7 +392,7 @@ CUresult cuStreamGetFlags(CUstream handle, uint32_t *flags)
 CUresult cuStreamGetPriority(CUstream handle, int32_t *priority)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     if (priority)
@@ -411,7 +403,7 @@ CUresult cuStreamGetPriority(CUstream handle, int32_t *priority)
 CUresult cuStreamGetId(CUstream handle, uint64_t *id)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     if (id)
@@ -422,7 +414,7 @@ CUresult cuStreamGetId(CUstream handle, uint64_t *id)
 CUresult cuStreamIsCapturing(CUstream handle, int32_t *status)
 {
     CUstream stream;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     if (status)
@@ -559,7 +551,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, uint32_t flags)
     CUstream stream;
     if (flags > 1)
         return CUDA_ERROR_INVALID_VALUE;
-    int error = enter(handle, &stream);
+    int error = enter_stream(handle, &stream);
     if (error)
         return error;
     if (!fake_valid(event, FAKE_EVENT))
