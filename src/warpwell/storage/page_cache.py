@@ -37,13 +37,21 @@ LOOK_WORDS = 4
 
 @functools.cache
 def allowed() -> bool:
-    """Return whether this process may ask what the page cache holds (asked once a process, in a child)."""
+    """Return whether this process may ask what the page cache holds, and is told (asked once a process)."""
+    try:
+        filtered = "\nSeccomp:\t0\n" not in Path("/proc/self/status").read_text()
+    except OSError:
+        filtered = True
+    if not filtered:
+        place = (ctypes.c_uint64 * 7)(0, 1 << PAGE_SHIFT)
+        with open("/proc/self/exe", "rb") as file:
+            return bool(_libc.syscall(CACHESTAT, file.fileno(), place, ctypes.byref(place, 16), 0) == 0)
     if getattr(sys, "frozen", False) or not Path(sys.executable or ".").name.startswith("python"):
         return False
     # in a child: a sandbox may kill who asks
     program = (
         "import ctypes, sys; place = (ctypes.c_uint64 * 7)(0, 4096); file = open(sys.executable, 'rb'); "
-        f"ctypes.CDLL(None).syscall({CACHESTAT}, file.fileno(), place, ctypes.byref(place, 16), 0)"
+        f"sys.exit(ctypes.CDLL(None).syscall({CACHESTAT}, file.fileno(), place, ctypes.byref(place, 16), 0))"
     )
     try:
         command = [sys.executable, "-I", "-S", "-c", program]
@@ -72,6 +80,8 @@ def has_all(fd: int, offset: int, pages: int) -> bool:
 
     Pages are counted faster than they are listed (``mincore``). Those that are being read count, too.
     """
+    if not allowed():
+        return False
     counted = (ctypes.c_uint64 * 5)()  # of which the first is the pages that it has
     span = (ctypes.c_uint64 * 2)(offset, pages << PAGE_SHIFT)
     failed = _libc.syscall(CACHESTAT, fd, ctypes.byref(span), ctypes.byref(counted), 0)
