@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, DEINITIALIZED = 0, 1, 2, 3, 4
@@ -27,10 +28,11 @@ KERNELS = {
     "fail": "",  # an assertion: a line on standard error, and the context is lost
     "print": "I",  # a line on standard output, at the next synchronization
 }
-"""Kernels of the fake driver, with their parameters as ctypes letters: Q 8 bytes, I 4."""
-SIZES = {"Q": 8, "I": 4}
-LINES = [" ".join(["kernel", name, *(str(SIZES[letter]) for letter in KERNELS[name])]) for name in KERNELS]
-IMAGE = "\n".join(["//FAKE", *LINES, ""]).encode()
+"""Kernels of the image, with their parameters as ctypes letters: Q 8 bytes, I 4."""
+MANY = {"fill": 256, "copy": 256, "add": 256}
+"""Kernels whose threads share the work: how many there are."""
+IMAGE = Path(__file__).with_name("kernels.ptx").read_bytes()
+"""For the fake driver, and for GPUs."""
 TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
 
 
@@ -43,7 +45,7 @@ class CudaError(Exception):
 
 
 class Cuda:
-    """The driver, its primary contexts and the kernels of the fake. Calls raise `CudaError`.
+    """The driver, its primary contexts and the kernels of the image. Calls raise `CudaError`.
 
     Methods that begin with ``cu`` are the driver's own: ``cuda.cuMemFree_v2(address)``.
     """
@@ -116,11 +118,11 @@ class Cuda:
         return self.out("cuEventCreate", ctypes.c_uint(flags))
 
     def launch(self, ordinal: int, stream: int, name: str, *arguments: int, call: str = "cuLaunchKernel") -> None:
-        """Launch a kernel of the fake with one block of one thread."""
+        """Launch a kernel of the image with one block."""
         values = [TYPES[letter](value) for letter, value in zip(KERNELS[name], arguments, strict=True)]
         pointers = (ctypes.c_void_p * (len(values) + 1))(*(ctypes.addressof(value) for value in values))
-        one, function = ctypes.c_uint(1), self.functions[ordinal, name]
-        getattr(self, call)(function, one, one, one, one, one, one, ctypes.c_uint(0), stream, pointers, None)
+        one, many, function = ctypes.c_uint(1), ctypes.c_uint(MANY.get(name, 1)), self.functions[ordinal, name]
+        getattr(self, call)(function, one, one, one, many, one, one, ctypes.c_uint(0), stream, pointers, None)
 
     def write(self, address: int, data: bytes) -> None:
         """Copy bytes to the device, synchronously."""

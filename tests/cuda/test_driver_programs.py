@@ -1,0 +1,73 @@
+"""Unmodified CUDA programs through layer and worker on the real driver: what they compute, print, and how they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.harness.driver import calls, natives
+
+from warpwell.driver.server import DriverServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def said(module: str, environ: Mapping[str, str], *arguments: str) -> str:
+    """Return what a program of the harness prints."""
+    command = [sys.executable, "-m", f"tests.harness.driver.{module}", *arguments]
+    out = subprocess.PIPE
+    done = subprocess.run(command, env=environ, cwd=ROOT, timeout=60, stdout=out, stderr=subprocess.STDOUT, text=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DriverServer]:
+    """Two devices, both on the first GPU: memory and order are each worker's own."""
+    with DriverServer(["0", "0"]) as server:
+        yield server
+
+
+@pytest.mark.ptx
+def test_the_kernels_assemble() -> None:
+    linker = pytest.importorskip("cuda.bindings.nvjitlink")
+    for architecture in ("sm_75", "sm_90"):
+        handle = linker.create(1, [f"-arch={architecture}"])
+        linker.add_data(handle, linker.InputType.PTX, calls.IMAGE, len(calls.IMAGE), "kernels")
+        linker.complete(handle)
+        linker.destroy(handle)
+
+
+def test_the_model_is_what_the_driver_itself_computes() -> None:
+    assert said("programs", os.environ, "--seeds", "0:60", "--devices", "1") == "60 programs are right\n"
+
+
+def test_random_programs_on_the_gpu_equal_the_model(server: DriverServer) -> None:
+    assert said("programs", server.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
+
+
+def test_random_programs_on_the_gpu_are_right_where_all_is_scarce() -> None:
+    with natives.changed(natives.TIGHT), DriverServer(["0", "0"]) as server:
+        arguments = "--seeds", "100:160", "--devices", "2", "--threads", "4"
+        assert said("programs", server.environ(), *arguments) == "60 programs are right\n"
+
+
+@pytest.mark.parametrize(("kernel", "code"), [("fault", 700), ("fail", 710)])
+def test_a_fault_on_the_gpu_ends_one_context_until_a_reset(server: DriverServer, kernel: str, code: int) -> None:
+    lines = said("acts", server.environ(), "faults", kernel).splitlines()
+    if kernel == "fail":
+        assert "Assertion" in lines.pop(1)
+    assert lines == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
+
+
+def test_prints_of_the_gpu_come_before_a_synchronization_returns(server: DriverServer) -> None:
+    lines = [f"{who} {value}" for value in range(3) for who in ("fake print", "host")]
+    assert said("acts", server.environ(), "prints").splitlines() == lines
+
+
+def test_a_stream_that_never_becomes_ready_leaves_others_on_the_gpu_alone(server: DriverServer) -> None:
+    lines = said("acts", server.environ(), "stuck_beside").splitlines()
+    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True", "released True 0"]
