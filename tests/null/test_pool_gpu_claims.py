@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from warpwell.driver.build import Built
 from warpwell.errors import AgentError, DeviceNotFoundError
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.launch import cuda_programs
@@ -100,10 +102,26 @@ def test_cuda_calls_stay_local_where_the_pool_cannot_serve_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_programs, "has_driver", lambda _: True)
-    for options, why in (({"target": "cpu"}, "--target cpu"), ({"away": True}, "this host alone")):
+    monkeypatch.setattr(cuda_programs.build, "parts", lambda: pytest.fail("nobody needs the layer"))
+    refused = ({"target": "cpu"}, "--target cpu"), ({"away": True}, "this host alone"), ({"gpus": False}, "has no GPU")
+    for options, why in refused:
         assert cuda_programs.prepare("auto", tmp_path, {}, **options) is None  # type: ignore[arg-type]
         with pytest.raises(DeviceNotFoundError, match=why):
             cuda_programs.prepare("pool", tmp_path, {}, **options)  # type: ignore[arg-type]
     with pytest.raises(DeviceNotFoundError, match="already in a program"):
         cuda_programs.prepare("pool", tmp_path, {"WARPWELL_CUDA": "/job"})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_slow_build_of_the_layer_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(seconds: float) -> Built:
+        time.sleep(seconds)
+        return Built(None, None, None)
+
+    monkeypatch.setattr(cuda_programs, "_SILENT", 0.02)
+    for seconds, told in ((0.0, False), (0.2, True)):
+        monkeypatch.setattr(cuda_programs.build, "parts", lambda s=seconds: made(s))
+        assert cuda_programs.prepare("auto", tmp_path, {cuda_programs.DRIVER: "fake"}) is None
+        assert ("is being compiled" in capsys.readouterr().err) == told

@@ -56,16 +56,17 @@ def options(arguments: argparse.Namespace) -> RunOptions:
         if not os.access(path if path.exists() else path.parent, os.W_OK):
             raise ArgumentError(f"--trace {trace} cannot be written: give another place, or check its permissions",
                                 name="trace")  # fmt: skip
+    gpus = [] if arguments.target == "cpu" else list_gpus()
     return RunOptions(
-        hosts=_hosts(arguments), target=arguments.target, share_gpu=arguments.share_gpu, ft=not arguments.no_ft,
-        tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
+        hosts=_hosts(arguments, gpus), gpus=bool(gpus), target=arguments.target, share_gpu=arguments.share_gpu,
+        ft=not arguments.no_ft, tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
         trace=trace, notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout, mpiexec=arguments.mpiexec, cuda=getattr(arguments, "cuda", "local"),
         explain_refused=getattr(arguments, "explain_refused", False),
     )  # fmt: skip
 
 
-def _hosts(arguments: argparse.Namespace) -> list[Host]:
+def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
     if arguments.hosts is not None and arguments.hostfile is not None:
         raise ArgumentError("--hosts and --hostfile say the same: give one of them", name="hosts")
     if arguments.hosts is not None:
@@ -74,7 +75,6 @@ def _hosts(arguments: argparse.Namespace) -> list[Host]:
         listed = read_hostfile(arguments.hostfile)
     else:
         listed = slurm_hosts(os.environ) or []
-    gpus = [] if arguments.target == "cpu" else list_gpus()
     taken = users(gpus)
     if not listed:
         listed = [Host("localhost")]

@@ -6,9 +6,12 @@ supervisor starts the application with an environment in which the driver is the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...driver import build
@@ -26,10 +29,13 @@ CHOICES = ("auto", "pool", "local")
 _NOTES = "WARPWELL_CUDA_REFUSED"
 """Variable with a file to which the layer writes names of functions that it refuses."""
 
+_SILENT = 1.0
+"""Seconds that the build of the layer may take without a word."""
+
 
 def prepare(
     choice: str, folder: Path, environ: Mapping[str, str], *, target: str = "auto", away: bool = False,
-    explain: bool = False,
+    gpus: bool = True, explain: bool = False,
 ) -> str | None:  # fmt: skip
     """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
 
@@ -45,6 +51,8 @@ def prepare(
         That of the agents.
     away : bool
         Some agents are on other hosts.
+    gpus : bool
+        This host may have GPUs, if it has a driver.
     explain : bool
         What the pool refuses is noted, for `refused`.
 
@@ -53,13 +61,14 @@ def prepare(
     DeviceNotFoundError, DriverBuildError
         The choice is "pool", and that cannot be.
     """
-    why_not = None if choice == "local" else _why_not(environ, target, away)
+    why_not = None if choice == "local" else _why_not(environ, target, away, gpus)
     if choice == "local" or (choice == "auto" and why_not):
         return None
     if why_not:
         raise DeviceNotFoundError(f"--cuda pool cannot be: {why_not}", device="cuda")
     try:
-        parts = build.parts()
+        with _told():
+            parts = build.parts()
         if parts.layer is None or parts.worker is None:
             raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
     except DriverBuildError:
@@ -76,7 +85,19 @@ def prepare(
     return json.dumps(about | {"folder": str(served), "driver": environ.get(DRIVER)})
 
 
-def _why_not(environ: Mapping[str, str], target: str, away: bool) -> str | None:
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Say so if the layer takes its time: it is compiled, or another process compiles it."""
+    line = "warpwell: the layer for CUDA programs is being compiled, once (some 10 s)"
+    timer = threading.Timer(_SILENT, lambda: print(line, file=sys.stderr, flush=True))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _why_not(environ: Mapping[str, str], target: str, away: bool, gpus: bool) -> str | None:
     """Return why the application cannot have the pool's GPUs as those of its CUDA calls; None: it can."""
     if away:
         return "CUDA calls reach agents of this host alone: leave out --cuda pool, or the other hosts"
@@ -86,7 +107,9 @@ def _why_not(environ: Mapping[str, str], target: str, away: bool) -> str | None:
         return "with --target cpu no agent has a GPU: leave out one of the two"
     if environ.get(LAYER):
         return "this is already in a program of warpwell run, whose GPUs CUDA calls reach: leave out --cuda pool"
-    return None if has_driver(environ) else "no CUDA driver is here: leave out --cuda pool"
+    if not has_driver(environ):
+        return "no CUDA driver is here: leave out --cuda pool"
+    return None if gpus else "this host has no GPU: leave out --cuda pool"
 
 
 def refused(folder: Path) -> str:

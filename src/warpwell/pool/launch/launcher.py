@@ -77,6 +77,8 @@ class RunOptions:
         Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`. Those of other hosts: none.
     explain_refused : bool
         Tell in the end which of the driver's functions the application called in vain.
+    gpus : bool
+        This host may have GPUs; without any, no layer for CUDA calls is built.
     """
 
     hosts: Sequence[Host] = (Host("localhost", 1),)
@@ -92,6 +94,7 @@ class RunOptions:
     mpiexec: str | None = None
     cuda: str = "auto"
     explain_refused: bool = False
+    gpus: bool = True
 
     @property
     def agents(self) -> int:
@@ -439,7 +442,7 @@ class Launcher:
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
         cuda = cuda_programs.prepare(options.cuda, self._files.folder, found, target=options.target, away=away,
-                                     explain=options.explain_refused)  # fmt: skip
+                                     gpus=options.gpus, explain=options.explain_refused)  # fmt: skip
         if cuda is not None:
             found[cuda_programs.JOB] = cuda
         return found

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ...errors import AgentError
 from .job_files import JobFiles
 from .processes import JOB, rank_of
-from .supervise import connect
+from .supervise import connect, is_closed
 
 ADDRESS, TOKEN = "WARPWELL_POOL_LAUNCHER", "WARPWELL_POOL_TOKEN"
 """Variables that the launcher sets for its processes: the address where it listens, and the password to it."""
@@ -75,7 +75,7 @@ class Lifeline(JsonLine):
     Raises
     ------
     AgentError
-        The launcher does not answer.
+        The launcher does not answer. The process ends if it has closed.
     """
 
     def __init__(self, kind: str, environ: Mapping[str, str] = os.environ, about: Mapping[str, Any] = {}) -> None:
@@ -85,6 +85,8 @@ class Lifeline(JsonLine):
             super().__init__(connect(environ[ADDRESS]))
         except OSError as error:
             host, address = socket.gethostname(), environ[ADDRESS]
+            if is_closed(address, error):
+                self._leave()
             raise AgentError(f"host {host}: no launcher of the job at {address} ({error})") from error
         self.rank = rank_of(environ)
         self.tell(here=kind, token=environ[TOKEN], rank=self.rank, pid=os.getpid(), host=socket.gethostname(), **about)

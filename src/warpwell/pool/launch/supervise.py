@@ -30,7 +30,8 @@ def main(command: list[str]) -> int:
                 os.dup2(descriptor, number)  # the launcher's own: the application writes to the terminal itself
                 os.close(descriptor)
     except OSError as error:
-        print(f"warpwell: no launcher at {address}: {error}", file=sys.stderr)
+        if not is_closed(address, error):
+            print(f"warpwell: no launcher at {address}: {error}", file=sys.stderr)
         return 1
     # the application may interrupt its process group, as kernels of Jupyter do; this process is in it, and must wait
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -59,6 +60,11 @@ def _environ() -> dict[str, str]:
         if value is not None:
             found[name] = value
     return found
+
+
+def is_closed(address: str, error: OSError) -> bool:
+    """Say whether the launcher of this host has closed already: the job ends, perhaps by a Ctrl-C while it starts."""
+    return address.startswith("unix:") and isinstance(error, ConnectionError)
 
 
 def connect(address: str) -> socket.socket:
