@@ -72,6 +72,11 @@ def test_another_program_of_that_name(tmp_path: Path) -> None:
         Mpiexec.find(script(tmp_path, "I am something else"))
 
 
+def test_an_mpiexec_that_is_too_old_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"mpiexec is an Open MPI from before version 5 .*4\.1\.6.*extra \[mpi\]"):
+        Mpiexec.find(script(tmp_path, "mpiexec (OpenRTE) 4.1.6"))
+
+
 def test_the_one_beside_python_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("venv", "path"):
         (tmp_path / name).mkdir()

@@ -20,6 +20,7 @@ from ...driver.environment import changes, make_library_folder
 from ...driver.server import DriverServer
 from ...errors import DeviceNotFoundError, DriverBuildError
 from .gpus import has_driver
+from .own_runtime import own_runtime
 
 JOB = "WARPWELL_POOL_CUDA"
 """What supervisor and agents must know, as JSON: the changes of the application's environment, and the native parts."""
@@ -35,14 +36,15 @@ _SILENT = 1.0
 
 def prepare(
     choice: str, folder: Path, environ: Mapping[str, str], *, target: str = "auto", away: bool = False,
-    gpus: bool = True, explain: bool = False,
+    gpus: bool = True, explain: bool = False, command: Sequence[str] = (),
 ) -> str | None:  # fmt: skip
     """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
 
     Parameters
     ----------
     choice : {"auto", "pool", "local"}
-        auto: the pool's GPUs if there is a driver, agents may have GPUs, and the layer can be built.
+        auto: the pool's GPUs if there is a driver, agents may have GPUs, the program imports no package whose CUDA
+        runtime needs a driver of this machine, and the layer can be built.
     folder : Path
         That of the job.
     environ : mapping
@@ -55,6 +57,8 @@ def prepare(
         This host may have GPUs, if it has a driver.
     explain : bool
         What the pool refuses is noted, for `refused`.
+    command : sequence of str
+        The application.
 
     Raises
     ------
@@ -66,6 +70,12 @@ def prepare(
         return None
     if why_not:
         raise DeviceNotFoundError(f"--cuda pool cannot be: {why_not}", device="cuda")
+    found = own_runtime(command) if choice == "auto" and command and has_driver(environ) else None
+    if found:
+        print(f"warpwell: {found[0]} imports {found[1]}, whose CUDA runtime does not work on pooled GPUs: the program"
+              " has those of this machine (--cuda local does that without this line, --cuda pool keeps the pool's)",
+              file=sys.stderr, flush=True)  # fmt: skip
+        return None
     try:
         with _told():
             parts = build.parts()

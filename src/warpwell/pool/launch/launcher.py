@@ -442,7 +442,8 @@ class Launcher:
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
         cuda = cuda_programs.prepare(options.cuda, self._files.folder, found, target=options.target, away=away,
-                                     gpus=options.gpus, explain=options.explain_refused)  # fmt: skip
+                                     gpus=options.gpus, explain=options.explain_refused,
+                                     command=self._command)  # fmt: skip
         if cuda is not None:
             found[cuda_programs.JOB] = cuda
         return found

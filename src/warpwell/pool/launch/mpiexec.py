@@ -19,7 +19,9 @@ _NO_MPI = (
     f"there is no mpiexec next to {{python}} nor on PATH: install {extra('mpi')}, which brings one, or put that of "
     f"your MPI on PATH"
 )
-_MARKS = {"openmpi": ("Open MPI", "OpenRTE", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
+_OLD = "OpenRTE"
+"""Word with which Open MPI named its mpiexec before version 5."""
+_MARKS = {"openmpi": ("Open MPI", "PRRTE"), "mpich": ("HYDRA", "MPICH", "Intel(R) MPI")}
 """Words in the output of ``mpiexec --version`` that tell its kind."""
 _CARRIED = ("WARPWELL_", "NUMBA_", "PYTHON", "OMPI_MCA_", "UCX_")
 """Variables with these beginnings go to every host: Open MPI by itself passes on none."""
@@ -57,7 +59,7 @@ class Mpiexec:
         Raises
         ------
         AgentError
-            There is none, or it is of neither kind.
+            There is none, or it is of neither kind, or too old.
         """
         beside = Path(python).parent / "mpiexec"
         found = path or (str(beside) if os.access(beside, os.X_OK) else None) or shutil.which("mpiexec")
@@ -73,6 +75,11 @@ class Mpiexec:
         for kind, marks in _MARKS.items():
             if any(mark in said for mark in marks):
                 return cls(found, kind, first)
+        if _OLD in said:
+            raise AgentError(
+                f"{found} is an Open MPI from before version 5 ({first[:100]}): install {extra('mpi')}, which brings a"
+                f" newer one, and put that one first on PATH, or name it with --mpiexec"
+            )
         raise AgentError(
             f"{found} is neither Open MPI's nor MPICH's (it says {first[:100] or 'nothing'!r}): put one of those on "
             f"PATH, or install {extra('mpi')}"
