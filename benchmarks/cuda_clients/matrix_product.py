@@ -1,0 +1,53 @@
+"""Products of matrices by tiles in shared memory: an ordinary numba-cuda program, which knows nothing of this library.
+
+``python matrix_product.py`` uses this machine's GPU, ``warpwell run matrix_product.py`` one of the pool's; both print
+the same.
+"""
+
+import argparse
+
+import numpy as np
+from numba import cuda, float32
+
+TILE = 32
+
+
+@cuda.jit
+def multiply(a, b, c):
+    rows = cuda.shared.array((TILE, TILE), float32)
+    columns = cuda.shared.array((TILE, TILE), float32)
+    x, y = cuda.grid(2)
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+    total = float32(0)
+    for tile in range(a.shape[1] // TILE):
+        rows[ty, tx] = a[y, tile * TILE + tx]
+        columns[ty, tx] = b[tile * TILE + ty, x]
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += rows[ty, k] * columns[k, tx]
+        cuda.syncthreads()
+    c[y, x] = total
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=int, default=20, help="products")
+    parser.add_argument("--size", type=int, default=4096, help="rows and columns, a multiple of 32")
+    given = parser.parse_args()
+    random = np.random.default_rng(1)
+    a, b = (random.integers(-4, 5, (given.size, given.size)).astype(np.float32) for _ in range(2))
+    c = np.empty_like(a)
+    blocks = given.size // TILE, given.size // TILE
+    there = cuda.to_device(b)
+    for turn in range(given.work):
+        a[0, 0] = turn % 5
+        left = cuda.to_device(a)
+        product = cuda.device_array_like(a)
+        multiply[blocks, (TILE, TILE)](left, there, product)
+        product.copy_to_host(c)
+        assert np.array_equal(c[turn % given.size], a[turn % given.size] @ b)  # whole numbers: exact
+    print(f"{given.work} products of {given.size} x {given.size}, the last has the trace {np.trace(c):.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Unmodified CUDA programs through a worker beside the same programs with this machine's driver, in turns of one run.
+
+``python benchmarks/cuda_programs.py`` measures what calls cost, by a C program and by numba-cuda. With ``--seconds S``
+it also runs three whole programs that work for about S seconds, and compares what they print. With ``--devices 2`` both
+sides of a program run at the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` adds another
+``libcuda.so.1``, that of a folder. ``--driver`` takes a driver to serve, such as the one of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from measure import save, table
+
+from warpwell.driver import build
+from warpwell.driver.server import DriverServer
+
+CLIENTS = Path(__file__).with_name("cuda_clients")
+PROGRAMS = {"mandelbrot": 40, "monte_carlo": 1000, "matrix_product": 20}
+"""Programs, and the work that tells how long more of it will take."""
+LIMIT = 600
+
+Environs = Mapping[str, dict[str, str]]
+
+
+def compiled(folder: Path) -> Path:
+    """Return the C program, compiled."""
+    program = folder / "costs"
+    command = [*build.compiler(), "-O2", "-std=gnu11", "-o", str(program), str(CLIENTS / "costs.c"), "-ldl"]
+    subprocess.run(command, check=True)
+    return program
+
+
+def said(command: list[str], environ: dict[str, str]) -> dict[str, float]:
+    """Return what a client says in its last line; nothing, and a line here, where it fails."""
+    try:
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{command} took more than {LIMIT} s")
+        return {}
+    if done.returncode or not done.stdout.strip():
+        print(f"{command} ended with {done.returncode}: {done.stderr.strip()[-400:]}", flush=True)
+        return {}
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def costs(options: argparse.Namespace, environs: Environs, folder: Path) -> dict[str, dict[str, list[float]]]:
+    """Return figures by name and by side, of the turns."""
+    most = str(options.most)
+    client = [str(compiled(folder)), "fake" if options.driver else "gpu", str(options.rounds), most]
+    numba = [sys.executable, str(CLIENTS / "launches.py"), str(options.rounds)]
+    found: dict[str, dict[str, list[float]]] = {}
+    for turn in range(options.turns):
+        for side, environ in environs.items():
+            figures = said(client, environ)
+            if not options.without_numba and (turn == 0 or side in ("native", "worker")):
+                figures |= said(numba, environ)
+            for name, value in figures.items():
+                found.setdefault(name, {}).setdefault(side, []).append(value)
+    return found
+
+
+def better(name: str, values: list[float]) -> float:
+    """Return the best of some turns: the highest rate, or the shortest time."""
+    return max(values) if name.startswith(("in ", "out ")) else min(values)
+
+
+def show_costs(found: Mapping[str, Mapping[str, list[float]]], sides: list[str]) -> None:
+    rows = []
+    for name, by_side in found.items():
+        values = {side: better(name, by_side[side]) for side in sides if side in by_side}
+        ratio: float | str = ""
+        if values.get("worker") and values.get("native"):
+            ratio = values["worker"] / values["native"]
+        rows.append([name, *(values.get(side, "") for side in sides), ratio])
+    table("best of the turns: us, GB/s where a name begins with in or out", ["", *sides, "worker / native"], rows)
+
+
+def run(program: str, work: int, environ: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, str(CLIENTS / f"{program}.py"), "--work", str(work)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def seconds(clients: Mapping[str, subprocess.Popen[str]]) -> dict[str, tuple[float, str]]:
+    """Wait for programs that run at the same time; return seconds until each ended, and what it printed."""
+    begun, out = time.perf_counter(), {}
+    while len(out) < len(clients):
+        for side, client in clients.items():
+            if side not in out and client.poll() is not None:
+                text = client.stdout.read() if client.stdout and not client.returncode else f"code {client.returncode}"
+                out[side] = (time.perf_counter() - begun, text)
+        time.sleep(0.002)
+    return out
+
+
+def on_device(environ: dict[str, str], device: int, devices: int) -> dict[str, str]:
+    return environ | {"CUDA_VISIBLE_DEVICES": str(device)} if devices > 1 else environ
+
+
+def whole(options: argparse.Namespace, environs: Environs) -> list[dict[str, Any]]:
+    """Run the programs; return seconds, and whether all printed the same."""
+    out = []
+    for program, least in PROGRAMS.items():
+        trial = [seconds({"native": run(program, work, environs["native"])})["native"] for work in (1, least)]
+        a_unit = max((trial[1][0] - trial[0][0]) / (least - 1), 1e-6)
+        work = max(least, round(options.seconds / a_unit))
+        times: dict[str, list[float]] = {side: [] for side in environs}
+        texts = set()
+        for turn in range(options.program_turns):
+            sides = list(environs)
+            together = [sides] if options.devices > 1 else [[side] for side in sides]
+            for some in together:
+                clients = {}
+                for k, side in enumerate(some):
+                    place = (k + turn) % options.devices
+                    clients[side] = run(program, work, on_device(environs[side], place, options.devices))
+                for side, (took, text) in seconds(clients).items():
+                    times[side].append(took)
+                    texts.add(text)
+        row = {"program": program, "work": work, "seconds": times, "same": len(texts) == 1, "said": sorted(texts)}
+        print(json.dumps(row), flush=True)
+        out.append(row)
+    return out
+
+
+def show_programs(rows: list[dict[str, Any]], sides: list[str], devices: int) -> None:
+    shown = []
+    for row in rows:
+        means = [sum(row["seconds"][side]) / len(row["seconds"][side]) for side in sides]
+        ratio = means[sides.index("worker")] / means[sides.index("native")]
+        shown.append([row["program"], row["work"], *means, ratio, "same" if row["same"] else "DIFFERENT"])
+    how = "one after another" if devices == 1 else f"at the same time on {devices} GPUs, turns swapped"
+    table(f"whole programs, s, {how}", ["", "work", *sides, "worker / native", "output"], shown)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=2, help="of the costs")
+    parser.add_argument("--rounds", type=int, default=200, help="how often each cost is taken in a turn")
+    parser.add_argument("--most", type=int, default=1024, help="MiB of the largest copy")
+    parser.add_argument("--seconds", type=float, default=0, help="of each whole program; 0: none of them")
+    parser.add_argument("--program-turns", type=int, default=2)
+    parser.add_argument("--devices", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--no-costs", action="store_true")
+    parser.add_argument("--without-numba", action="store_true")
+    parser.add_argument("--driver", default=None, metavar="FILE")
+    parser.add_argument("--beside", default=None, metavar="NAME=FOLDER")
+    parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    given = parser.parse_args()
+    if given.quick:
+        given.turns, given.rounds, given.most = 1, 4, 4
+    return given
+
+
+def main() -> None:
+    """Run from the command line."""
+    options = parse()
+    with tempfile.TemporaryDirectory() as name, DriverServer(options.devices, driver=options.driver) as server:
+        folder = Path(name)
+        native = dict(os.environ)
+        if options.driver:
+            (folder / "libcuda.so.1").symlink_to(Path(options.driver).resolve())
+            native["LD_LIBRARY_PATH"] = str(folder)
+        environs = {"native": native, "worker": server.environ()}
+        if options.beside:
+            other, _, where = options.beside.partition("=")
+            environs[other] = dict(os.environ) | {"LD_LIBRARY_PATH": str(Path(where).resolve())}
+        result: dict[str, Any] = {"benchmark": "cuda_programs", "options": vars(options)}
+        if not options.no_costs:
+            result["costs"] = costs(options, environs, folder)
+            show_costs(result["costs"], list(environs))
+        if options.seconds:
+            sides = {side: environs[side] for side in ("native", "worker")}
+            result["programs"] = whole(options, sides)
+            show_programs(result["programs"], list(sides), options.devices)
+        save(options.json, result)
+
+
+if __name__ == "__main__":
+    main()
