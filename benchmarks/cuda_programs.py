@@ -27,7 +27,6 @@ from warpwell.driver.server import DriverServer
 CLIENTS = Path(__file__).with_name("cuda_clients")
 PROGRAMS = {"mandelbrot": 40, "monte_carlo": 1000, "matrix_product": 20}
 """Programs, and the work that tells how long more of it will take."""
-LIMIT = 600
 
 Environs = Mapping[str, dict[str, str]]
 
@@ -40,12 +39,12 @@ def compiled(folder: Path) -> Path:
     return program
 
 
-def said(command: list[str], environ: dict[str, str]) -> dict[str, float]:
+def said(command: list[str], environ: dict[str, str], limit: float) -> dict[str, float]:
     """Return what a client says in its last line; nothing, and a line here, where it fails."""
     try:
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT, check=False)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
-        print(f"{command} took more than {LIMIT} s")
+        print(f"{command} took more than {limit} s", flush=True)
         return {}
     if done.returncode or not done.stdout.strip():
         print(f"{command} ended with {done.returncode}: {done.stderr.strip()[-400:]}", flush=True)
@@ -62,9 +61,12 @@ def costs(options: argparse.Namespace, environs: Environs, folder: Path) -> dict
     found: dict[str, dict[str, list[float]]] = {}
     for turn in range(options.turns):
         for side, environ in environs.items():
-            figures = said(client, environ)
-            if not options.without_numba and (turn == 0 or side in ("native", "worker")):
-                figures |= said(numba, environ)
+            ours = side in ("native", "worker")
+            if turn and not ours:
+                continue
+            figures = said(client, environ, options.limit)
+            if ours and not options.without_numba:
+                figures |= said(numba, environ, options.limit)
             for name, value in figures.items():
                 found.setdefault(name, {}).setdefault(side, []).append(value)
     return found
@@ -154,6 +156,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--no-costs", action="store_true")
     parser.add_argument("--without-numba", action="store_true")
     parser.add_argument("--driver", default=None, metavar="FILE")
+    parser.add_argument("--limit", type=float, default=600, help="seconds of one run of a client that measures costs")
     parser.add_argument("--beside", default=None, metavar="NAME=FOLDER")
     parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
     parser.add_argument("--json", default=None, metavar="FILE")
