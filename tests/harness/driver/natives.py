@@ -21,7 +21,13 @@ TIGHT: Changes = {
         "#define MARK_EACH 64u": "#define MARK_EACH 2u",
     },
     "worker.h": {"#define WW_CELLS 256u": "#define WW_CELLS 4u"},
-    "layer_copy.c": {"#define OUT_AHEAD 8u": "#define OUT_AHEAD 2u", "#define FEW_PLACES 16u": "#define FEW_PLACES 3u"},
+    "layer_copy.c": {
+        "#define OUT_AHEAD 8u": "#define OUT_AHEAD 2u",
+        "#define FEW_PLACES 16u": "#define FEW_PLACES 3u",
+        "#define PART (8u << 20)": "#define PART (64u << 10)",
+        "#define STREAMED (8u << 20)": "#define STREAMED (64u << 10)",
+        "layer.many_cores ?": "true ?",
+    },
     "layer_ring.c": {"#define AHEAD (16u << 20)": "#define AHEAD (64u << 10)"},
     "wire.h": {
         "#define WW_RING_BYTES (4u << 20)": "#define WW_RING_BYTES (128u << 10)",

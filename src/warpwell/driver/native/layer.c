@@ -17,6 +17,7 @@
 
 #define FACTS_MS 20000   /* a server answers from memory, or starts a process that asks the driver */
 #define OPENED_MS 120000 /* a worker makes its context */
+#define FEW_CORES 2      /* of which a program and a worker need one each: nobody spins or copies beside them */
 #define GONE_MS 5000     /* a worker gives its memory back */
 
 struct ww_layer layer;
@@ -218,7 +219,7 @@ static int start(void)
     char *folder = given ? strdup(given) : NULL; /* a program may change its environment later */
     int which[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0;
     layer.strict = strict && *strict && strcmp(strict, "0");
-    layer.many_cores = count_cores() > 2;
+    layer.many_cores = count_cores() > FEW_CORES;
     layer.ndevices = 0;
     layer.folder = folder;
     if (!folder) {

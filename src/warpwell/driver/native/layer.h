@@ -15,7 +15,9 @@
  *     layer_names.c    names of errors, cuGetProcAddress, refusals
  *
  * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges, that of
- * layer_host.c. No thread is made here but one for host functions, while there are any. A forked child of an initialized process gets NOT_INITIALIZED before any lock is taken.
+ * layer_host.c. No thread is made here but one for host functions, while there are any, and those of a large pageable
+ * copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED
+ * before any lock is taken.
  */
 #ifndef WW_LAYER_H
 #define WW_LAYER_H

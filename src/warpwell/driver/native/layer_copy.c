@@ -5,6 +5,7 @@
  * itself.
  */
 #include "layer.h"
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -15,6 +16,10 @@
 #define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
 
 #define STREAMED (8u << 20) /* bytes of a copy to the host that leave the caches alone */
+#define PART (8u << 20)     /* least bytes of a large copy that a thread of its own is worth */
+#define PARTS 4u            /* threads of one copy, the caller's among them */
+#define PART_STACK (1u << 20)
+_Static_assert(PART >= PARTS * WW_PLACE_BYTES, "a part ends at a place's end, the last is not empty");
 
 struct copy {
     struct ww_device *device; /* the stream's */
@@ -40,6 +45,70 @@ static uint32_t waiting(const struct copy *k)
 static int posted(const struct copy *k, uint32_t flags, int error)
 {
     return error || flags || !k->waits ? error : ww_mark_copied(k->device);
+}
+
+/* -- threads of a large copy ----------------------------------------------------------------------------------------
+
+One thread copies between the program's memory and places at a third of the device's rate. So a large copy is cut into
+parts, each a copy in the same stream, and all but the first are carried out by threads that end before the call does.
+*/
+
+struct part {
+    struct copy copy;
+    int (*work)(const struct copy *k);
+    int error;
+    bool apart;
+    pthread_t thread;
+};
+
+static void *carry(void *p)
+{
+    struct part *part = p;
+    part->error = part->work(&part->copy);
+    return NULL;
+}
+
+/* Begin a part in a thread that gets none of the program's signals; where there is no thread, in this one. */
+static void begin_part(struct part *part, const pthread_attr_t *how)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    part->apart = !pthread_create(&part->thread, how, carry, part);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!part->apart)
+        carry(part);
+}
+
+static int in_parts(const struct copy *k, int (*work)(const struct copy *k))
+{
+    size_t most = layer.many_cores ? k->nbytes / PART : 1, n = most < PARTS ? most : PARTS;
+    size_t each = n > 1 ? (k->nbytes / n + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES * WW_PLACE_BYTES : 0;
+    struct part parts[PARTS];
+    pthread_attr_t how;
+    int cancel, error;
+    if (n < 2 || pthread_attr_init(&how))
+        return work(k);
+    pthread_attr_setstacksize(&how, PART_STACK);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* the parts are on this stack */
+    for (size_t i = n; i-- > 0;) {
+        size_t at = i * each;
+        parts[i] = (struct part){.copy = *k, .work = work};
+        parts[i].copy.to += at;
+        parts[i].copy.from += at;
+        parts[i].copy.nbytes = i + 1 < n ? each : k->nbytes - at;
+        if (i)
+            begin_part(&parts[i], &how);
+    }
+    error = work(&parts[0].copy);
+    for (size_t i = 1; i < n; i++) {
+        if (parts[i].apart)
+            pthread_join(parts[i].thread, NULL);
+        error = error ? error : parts[i].error;
+    }
+    pthread_attr_destroy(&how);
+    pthread_setcancelstate(cancel, NULL);
+    return error;
 }
 
 /* -- from the host ------------------------------------------------------------------------------------------------- */
@@ -78,17 +147,20 @@ static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t f
     return error;
 }
 
-static int copy_in(const struct copy *k)
+static int in_pieces(const struct copy *k)
 {
     int error = 0;
     uint32_t flags = waiting(k);
-    if (k->nbytes <= WW_SMALL)
-        return in_entry(k);
     for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
         size_t left = k->nbytes - at;
         error = in_piece(k, at, left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES, left > WW_PLACE_BYTES ? 0 : flags);
     }
-    return posted(k, flags, error);
+    return error;
+}
+
+static int copy_in(const struct copy *k)
+{
+    return k->nbytes <= WW_SMALL ? in_entry(k) : posted(k, waiting(k), in_parts(k, in_pieces));
 }
 
 /* -- to the host --------------------------------------------------------------------------------------------------- */
@@ -158,11 +230,11 @@ static int out_take(const struct copy *k, size_t at, const struct piece *q)
 }
 
 /* Who holds places waits for no other: threads that each hold some and wait for one more would wait for ever. */
-static int copy_out(const struct copy *k)
+static int out_pieces(const struct copy *k)
 {
     struct piece pieces[OUT_AHEAD];
     size_t n = (k->nbytes + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES, posted = 0, taken = 0;
-    int error = n > 1 || ww_places_free(k->device) < FEW_PLACES ? stream_done(k->device, k->stream) : 0;
+    int error = 0;
     while (taken < posted || (posted < n && !error)) {
         bool none = true;
         if (posted < n && !error && posted - taken < OUT_AHEAD) {
@@ -177,6 +249,15 @@ static int copy_out(const struct copy *k)
             taken++;
         }
     }
+    return error;
+}
+
+static int copy_out(const struct copy *k)
+{
+    bool first = k->nbytes > WW_PLACE_BYTES || ww_places_free(k->device) < FEW_PLACES;
+    int error = first ? stream_done(k->device, k->stream) : 0;
+    if (!error)
+        error = in_parts(k, out_pieces);
     return error ? error : ww_earlier(k->device);
 }
 

@@ -5,6 +5,7 @@
 
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -12,9 +13,12 @@
 #include <unistd.h>
 
 #define BATCH 32             /* entries between two looks at the device */
-#define SPIN_NS 20000u       /* without anything new, before the executor sleeps */
-#define STEP_LEAST_NS 5000u  /* sleeps while the device works grow with the time since the last event .. */
-#define STEP_MOST_NS 50000u  /* .. up to this */
+#define SPIN_NS 100000u      /* without anything new, before the executor sleeps: programs in Python pause for less */
+#define SPIN_FEW_NS 20000u   /* where it takes the program's core from it */
+#define FEW_CORES 2
+#define STEP_PART 128u       /* sleeps while the device works are this part of the time since the last event, .. */
+#define STEP_LEAST_NS 5000u  /* .. at least this, .. */
+#define STEP_MOST_NS 50000u  /* .. and at most this */
 #define IDLE_NS 50000000u
 
 struct rest { /* of an answer that is longer than a slot */
@@ -205,9 +209,14 @@ static void sleep_ns(uint32_t ns) {
     atomic_store(&ww.status->asleep, 0);
 }
 
-static void rest(uint64_t since) {
+static uint32_t spin_ns(void) {
+    cpu_set_t set;
+    return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > FEW_CORES ? SPIN_NS : SPIN_FEW_NS;
+}
+
+static void rest(uint64_t since, uint32_t spin) {
     uint64_t idle = now_ns() - since;
-    if (idle < SPIN_NS) {
+    if (idle < spin) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
@@ -217,18 +226,19 @@ static void rest(uint64_t since) {
         sleep_ns(IDLE_NS);
         return;
     }
-    uint64_t step = idle / 4;
+    uint64_t step = idle / STEP_PART;
     if (step < STEP_LEAST_NS) step = STEP_LEAST_NS;
     sleep_ns((uint32_t)(step < STEP_MOST_NS ? step : STEP_MOST_NS));
 }
 
 _Noreturn void ww_execute(void) {
     uint64_t since = now_ns();
+    uint32_t spin = spin_ns();
     for (;;) {
         int some = read_some();
         some |= ww_heavy_step();
         some |= ww_streams_step();
         if (some) since = now_ns();
-        else rest(since);
+        else rest(since, spin);
     }
 }

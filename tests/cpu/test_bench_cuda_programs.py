@@ -1,0 +1,24 @@
+"""The benchmark of unmodified CUDA programs runs on the fake driver, and its sides are what they say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warpwell.driver import build
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cuda_programs.py"
+
+
+@pytest.mark.long
+def test_costs_beside_native(tmp_path: Path) -> None:
+    out = tmp_path / "costs.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--without-numba", "--json", str(out)]
+    done = subprocess.run([*command, "--driver", str(build.parts().fake)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    costs = json.loads(out.read_text())["costs"]
+    assert len(costs) > 30 and all(sides.keys() == {"native", "worker"} for sides in costs.values())
+    started = costs["context and first allocation, ms"]  # a worker is a process that has to start
+    assert started["worker"][0] > started["native"][0]
