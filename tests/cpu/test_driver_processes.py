@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -84,6 +85,20 @@ def test_forks_among_threads_hang_nobody(server: DriverServer, start: Start) -> 
     assert said(start(server, "fork_among_threads")) == ["children {1} wrong [] parent True"]
 
 
+def test_a_child_forked_while_the_driver_starts_has_it_too(start: Start, tmp_path: Path) -> None:
+    parts, slow = build.build(), tmp_path / "worker"
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *--facts) sleep 0.5 ;; esac\nexec {parts.worker} "$@"\n')
+    slow.chmod(0o700)
+    with DriverServer(1, driver=parts.fake, parts=dataclasses.replace(parts, worker=slow)) as server:
+        assert said(start(server, "fork_inside_init")) == ["inside True child 1 parent True"]
+        assert gone(server)
+
+
+def test_a_program_without_addresses_gets_an_error_and_can_go_on(server: DriverServer, start: Start) -> None:
+    assert said(start(server, "little_space")) == ["codes 2 2 then True"]
+    assert gone(server)
+
+
 def test_a_program_that_executes_another_leaves_no_worker(server: DriverServer, start: Start) -> None:
     process = start(server, "executes")
     assert said(process) == []
@@ -146,7 +161,8 @@ def parts(request: pytest.FixtureRequest) -> Iterator[DriverServer]:
 
 def test_a_stream_that_never_becomes_ready_leaves_others_alone(parts: DriverServer, start: Start) -> None:
     lines = said(start(parts, "stuck_beside"))
-    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True", "released True 0"]
+    assert lines.pop() == "released True 0 300 {0}"
+    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True"]
 
 
 def test_a_full_ring_holds_calls_back_and_loses_none(server: DriverServer, start: Start) -> None:

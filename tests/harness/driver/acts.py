@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -149,6 +150,35 @@ def fork_among_threads() -> None:
     say("children", set(codes), "wrong", wrong, "parent", works(cuda))
 
 
+def fork_inside_init() -> None:
+    """A child is forked while another thread starts the driver: both have it."""
+    cuda = Cuda()
+    thread = threading.Thread(target=cuda.code, args=("cuInit", 0))
+    thread.start()
+    time.sleep(0.1)
+    inside = thread.is_alive()
+    code = child(lambda: cuda.start(1) and works(cuda))
+    thread.join()
+    say("inside", inside, "child", code, "parent", cuda.start(1) and works(cuda))
+
+
+def little_space() -> None:
+    """A program whose addresses are used up gets an error for the first device, and the device when there are more."""
+    cuda = Cuda()
+    cuda.cuInit(0)
+
+    def leave(mebibytes: int) -> None:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (mebibytes << 20), resource.RLIM_INFINITY))
+
+    leave(40)
+    out = ctypes.c_uint64()
+    codes = [cuda.code("cuDevicePrimaryCtxRetain", ctypes.byref(out), ctypes.c_int(0)) for _ in range(2)]
+    leave(400)
+    say("codes", *codes, "then", cuda.start(1) and works(cuda))
+
+
 def plain() -> None:
     """A whole small program; exits with 1 where it works."""
     cuda = Cuda()
@@ -260,26 +290,38 @@ def faults() -> None:
 
 
 def stuck_beside() -> None:
-    """A stream that never becomes ready leaves all others alone, and takes more than fits anywhere."""
+    """Streams that never become ready leave all others alone, whatever is posted to them and however many wait."""
     cuda = Cuda()
     cuda.start()
     big = cuda.alloc(8 << 20)
     stream, word = stuck(cuda)
+    more = [cuda.stream(NON_BLOCKING) for _ in range(8)]
+    for each in more:
+        cuda.launch(0, each, "flag", word, 1)
     posted = threading.Event()
+    codes: list[int] = []
 
-    def fill() -> None:
+    def fill(stream: int, times: int) -> None:
         cuda.use(0)
         data = ctypes.create_string_buffer(8 << 20)
-        for _ in range(40):  # many times all places
+        for _ in range(times):
             cuda.cuMemcpyHtoDAsync_v2(big, data, len(data), stream)
-        posted.set()
+        if times > 1:
+            posted.set()
+
+    def wait() -> None:
+        cuda.use(0)
+        codes.append(cuda.code("cuStreamSynchronize", stream))
 
     def launches() -> None:
         cuda.use(0)
         for _ in range(20_000):
             cuda.launch(0, stream, "nap", 0)
 
-    threads = [threading.Thread(target=one) for one in (fill, launches)]
+    threads = [threading.Thread(target=fill, args=(stream, 40))]  # many times all places
+    threads += [threading.Thread(target=launches)]
+    threads += [threading.Thread(target=fill, args=(each, 1)) for each in more]
+    threads += [threading.Thread(target=wait) for _ in range(300)]  # more than there are slots
     for thread in threads:
         thread.start()
     time.sleep(0.2)
@@ -303,7 +345,7 @@ def stuck_beside() -> None:
     for thread in threads:
         thread.join()
     cuda.cuStreamSynchronize(stream)
-    say("released", posted.is_set(), cuda.code("cuStreamQuery", stream))
+    say("released", posted.is_set(), cuda.code("cuStreamQuery", stream), len(codes), {*codes})
 
 
 def backlog() -> None:

@@ -163,8 +163,10 @@ int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args,
 int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall);
 int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody has had, once; a sticky one always */
 
-/* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. */
-int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, struct ww_channel **c, uint32_t *place);
+/* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. waited: the stream has
+ * nothing outstanding, or the call belongs to none. WW_STREAM_FIRST: few places are left, wait for the stream, ask again. */
+#define WW_STREAM_FIRST (-1)
+int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **c, uint32_t *place);
 int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes); /* before ww_finish */
 int ww_place_wait(struct ww_channel *c, uint32_t place);
 void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);

@@ -101,7 +101,7 @@ static int send_image(struct ww_device *d, const void *image, size_t nbytes)
         struct ww_args_image args = {0, 0, at, nbytes};
         struct ww_channel *c;
         struct ww_post p;
-        if ((error = ww_place_take(d, 0, true, &c, &place)))
+        if ((error = ww_place_take(d, 0, true, true, &c, &place)))
             return error;
         memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const char *)image + at, n);
         error = ww_begin(d, WW_OP_IMAGE, 0, 0, sizeof args, &p);

@@ -132,7 +132,9 @@ static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t f
     struct ww_channel *c;
     struct ww_post p;
     uint32_t place;
-    int error = ww_place_take(k->device, k->stream, true, &c, &place);
+    int error = ww_place_take(k->device, k->stream, true, false, &c, &place);
+    if (error == WW_STREAM_FIRST && !(error = stream_done(k->device, k->stream)))
+        error = ww_place_take(k->device, k->stream, true, true, &c, &place);
     if (error)
         return error;
     memcpy(c->staging + (size_t)place * WW_PLACE_BYTES, (const void *)(uintptr_t)(k->from + at), nbytes);
@@ -176,7 +178,7 @@ static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q
     struct ww_post p;
     q->nbytes = left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES;
     struct ww_args_move args = {k->from + at, q->nbytes};
-    int error = ww_place_take(k->device, k->stream, waits, &q->channel, &q->place);
+    int error = ww_place_take(k->device, k->stream, waits, true, &q->channel, &q->place);
     if (error)
         return error;
     error = ww_begin(k->device, WW_OP_OUT, k->stream, 0, sizeof args, &p);

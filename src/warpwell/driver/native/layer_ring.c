@@ -17,6 +17,9 @@
 #define SPINS 1500           /* about 20 us, where other cores can work meanwhile */
 #define AHEAD (16u << 20)    /* weight of calls in a stream after which the caller waits until they are issued */
 #define CALL_WEIGHT 4096u    /* of a call, beside its bytes */
+#define NO_SLOT_NOW (-2)     /* many threads wait: ask again and again instead */
+#define KEPT_SLOTS (0xffull << 56)             /* of 64: not for calls that may wait for ever */
+#define KEPT_PLACES ((WW_PLACES + 7u) / 8u)    /* not for streams that have not been waited for */
 
 static int futex_wait(const _Atomic uint32_t *word, uint32_t seen, int ms)
 {
@@ -61,14 +64,14 @@ static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t va
 
 /* -- slots --------------------------------------------------------------------------------------------------------- */
 
-static uint32_t try_slot(struct ww_channel *c)
+static uint32_t try_slot(struct ww_channel *c, uint64_t kept)
 {
     static _Thread_local unsigned hint;
     for (unsigned i = 0; i < WW_SLOTS / 64; i++) {
         unsigned word = (hint + i) % (WW_SLOTS / 64);
         uint64_t taken = atomic_load_explicit(&c->slots[word], memory_order_relaxed);
-        while (~taken) {
-            unsigned bit = (unsigned)__builtin_ctzll(~taken);
+        while (~(taken | kept)) {
+            unsigned bit = (unsigned)__builtin_ctzll(~(taken | kept));
             if (atomic_compare_exchange_weak_explicit(&c->slots[word], &taken, taken | 1ull << bit, memory_order_acquire,
                                                       memory_order_relaxed)) {
                 hint = word;
@@ -84,13 +87,28 @@ static void give_slot(struct ww_channel *c, uint32_t slot)
     atomic_fetch_and_explicit(&c->slots[slot / 64], ~(1ull << slot % 64), memory_order_release);
 }
 
-/* Take a slot: all of them are waited on by other threads only for a time. 0 or a code. */
-static int take_slot(struct ww_channel *c, uint32_t *slot)
+/* Whether an answer may come when the program itself does something: not all slots are for those. */
+static bool waits_long(uint16_t op, uint32_t flags)
+{
+    return (flags & WW_DONE) || op == WW_OP_STREAM_SYNC || op == WW_OP_EVENT_SYNC || op == WW_OP_CTX_SYNC ||
+           op == WW_OP_UNPIN;
+}
+
+/* What asks whether a call that waits would be answered; 0: nothing does. */
+static uint16_t query_of(uint16_t op)
+{
+    return op == WW_OP_STREAM_SYNC ? WW_OP_STREAM_QUERY : op == WW_OP_EVENT_SYNC ? WW_OP_EVENT_QUERY : 0;
+}
+
+/* Take a slot: a call that is answered soon finds one, however many threads wait for streams. 0 or a code. */
+static int take_slot(struct ww_channel *c, uint16_t op, uint64_t kept, uint32_t *slot)
 {
     struct timespec step = {.tv_nsec = 200000};
-    while ((*slot = try_slot(c)) == WW_NO_SLOT) {
+    while ((*slot = try_slot(c, kept)) == WW_NO_SLOT) {
         if (atomic_load(&c->lost))
             return c->lost;
+        if (query_of(op))
+            return NO_SLOT_NOW;
         nanosleep(&step, NULL);
     }
     return 0;
@@ -142,7 +160,7 @@ static struct ww_channel *lock_channel(struct ww_device *d, int *error)
 }
 
 /* A slot before the lock: other threads need the lock to come to their answers' ends. */
-static int slot_first(struct ww_device *d, struct ww_post *p)
+static int slot_first(struct ww_device *d, uint16_t op, uint32_t flags, struct ww_post *p)
 {
     int error;
     struct ww_channel *c = lock_channel(d, &error);
@@ -151,7 +169,7 @@ static int slot_first(struct ww_device *d, struct ww_post *p)
     atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
     pthread_mutex_unlock(&d->post);
     p->channel = c;
-    if ((error = take_slot(c, &p->slot)))
+    if ((error = take_slot(c, op, waits_long(op, flags) ? KEPT_SLOTS : 0, &p->slot)))
         ww_release(c);
     return error;
 }
@@ -190,7 +208,7 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
         ww_host_wait(d, stream);
     if (nbytes > WW_ENTRY_MOST - sizeof(struct ww_entry))
         return CUDA_ERROR_INVALID_VALUE;
-    if (__builtin_expect((flags & (WW_DONE | WW_ANSWERED)) || layer.strict, 0) && (error = slot_first(d, p)))
+    if (__builtin_expect((flags & (WW_DONE | WW_ANSWERED)) || layer.strict, 0) && (error = slot_first(d, op, flags, p)))
         return error;
     struct ww_channel *c = lock_channel(d, &error);
     if (!c)
@@ -222,7 +240,7 @@ static void far_ahead(struct ww_post *p)
     struct ww_channel *c = p->channel;
     uint32_t *weight = &c->weight[p->entry->stream % WW_IDS];
     *weight += CALL_WEIGHT + p->entry->size + p->entry->nbytes;
-    if (*weight < AHEAD || p->slot != WW_NO_SLOT || (p->slot = try_slot(c)) == WW_NO_SLOT)
+    if (*weight < AHEAD || p->slot != WW_NO_SLOT || (p->slot = try_slot(c, KEPT_SLOTS)) == WW_NO_SLOT)
         return;
     *weight = 0;
     atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
@@ -291,9 +309,13 @@ static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *ar
 int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout,
             uint32_t *got)
 {
+    struct timespec step = {.tv_nsec = 1000000};
     struct ww_post p;
     int error = ask(d, op, stream, args, nargs, &p);
-    if (error)
+    if (error == NO_SLOT_NOW)
+        while ((error = ww_call(d, query_of(op), stream, args, nargs, NULL, 0, NULL)) == CUDA_ERROR_NOT_READY)
+            nanosleep(&step, NULL);
+    if (error || p.slot == WW_NO_SLOT)
         return error;
     const struct ww_slot *s = &p.channel->status->slots[p.slot];
     uint32_t n = s->nbytes < WW_SLOT_DATA ? s->nbytes : WW_SLOT_DATA;
@@ -401,8 +423,9 @@ uint32_t ww_places_free(struct ww_device *d)
     return n;
 }
 
-/* A stream may have a place while it has fewer than are free: one that never becomes ready leaves some to the others. */
-static bool pick_place(struct ww_channel *c, uint32_t stream, uint32_t *place)
+/* A stream may have a place while it has fewer than are free, and the last ones only when it was waited for: those that
+ * never become ready leave some to the others. 0, NOT_READY: none now, or WW_STREAM_FIRST. */
+static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32_t *place)
 {
     uint32_t idle = 0, mine = 0, found = WW_PLACES;
     for (uint32_t i = 0; i < WW_PLACES; i++) {
@@ -414,10 +437,12 @@ static bool pick_place(struct ww_channel *c, uint32_t stream, uint32_t *place)
         }
     }
     *place = found;
-    return idle && mine < idle;
+    if (!waited && idle <= KEPT_PLACES)
+        return WW_STREAM_FIRST;
+    return idle && mine < idle ? 0 : CUDA_ERROR_NOT_READY;
 }
 
-int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, struct ww_channel **taken, uint32_t *place)
+int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **taken, uint32_t *place)
 {
     struct timespec step = {.tv_nsec = 20000};
     for (uint32_t round = 1;; round++) {
@@ -425,8 +450,8 @@ int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, struct ww_ch
         struct ww_channel *c = lock_channel(d, &error);
         if (!c)
             return error;
-        bool found = pick_place(c, stream, place);
-        if (found) {
+        int code = pick_place(c, stream, waited, place);
+        if (!code) {
             c->place_held[*place] = true;
             c->place_stream[*place] = stream;
             atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
@@ -435,8 +460,8 @@ int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, struct ww_ch
             ww_alive(c);
         }
         pthread_mutex_unlock(&d->post);
-        if (found || !waits)
-            return found ? 0 : CUDA_ERROR_NOT_READY;
+        if (code != CUDA_ERROR_NOT_READY || !waits)
+            return code;
         nanosleep(&step, NULL);
     }
 }
