@@ -202,6 +202,8 @@ hand cuCtxGetFlags(out_u32)
 hand cuCtxGetId(ctx, out_u64)
 hand cuCtxGetApiVersion(ctx, out_u32)
 hand cuCtxGetStreamPriorityRange(out_i32, out_i32)
+hand cuCtxEnablePeerAccess(ctx, u32)
+hand cuCtxDisablePeerAccess(ctx)
 hand cuCtxSynchronize()
 hand cuCtxSynchronize_v2(ctx)
 call cuCtxGetLimit(out_size, enum)
@@ -330,6 +332,8 @@ inner cuMemMap(dptr, size, size, u64, u64)
 inner cuMemUnmap(dptr, size)
 inner cuMemSetAccess(dptr, size, ptr, size)
 inner cuMemGetAllocationGranularity(out_size, ptr, enum)
+inner cuMemExportToShareableHandle(ptr, u64, enum, u64)
+inner cuMemImportFromShareableHandle(out_u64, ptr, enum)
 """
 """Each symbol that is served, with its class and its arguments' roles. ``hand``: layer.c has it. ``call``: it is sent
 and its answer is waited for. ``send``: nobody waits, an error is returned by a later call. ``inner``: worker or

@@ -65,6 +65,24 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     "a host function runs when it is posted": {
         "layer_host.c": {"if (*code != CUDA_ERROR_NOT_READY)": "if ((*code %= CUDA_ERROR_NOT_READY) >= 0)"}
     },
+    "a wait for another device's event is dropped": {
+        "layer_peer.c": {"return error ? error : ww_send(d, WW_OP_AWAIT, stream, &awaited, sizeof awaited);": "return 0;"}
+    },
+    "another device is told of an event before it has been passed": {
+        "worker_streams.c": {"    else wait_for(g, todo);": "    else do_one(NULL, &todo);"}
+    },
+    "another device is told of an event before its record is issued": {
+        "worker_streams.c": {"    else if (g->parked) append": "    else if (0) append"}
+    },
+    "new memory is granted before other devices have it": {
+        "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": ";"}
+    },
+    "a synchronous copy between devices passes the other's legacy stream": {
+        "layer_copy.c": {"k->waits ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}
+    },
+    "a synchronous copy to memory that others use is not waited for": {
+        "layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}
+    },
     "the ring's end is not padded": {"layer_ring.c": {"if (size > rest) {": "if (size > rest + 64) {"}},
 }
 """Name of a fault -> the change that plants it."""

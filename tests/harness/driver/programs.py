@@ -3,9 +3,10 @@
     python -m tests.harness.driver.programs --seeds 0:500 --devices 2
 
 A program makes streams, events, device memory and pinned memory, and posts copies, memsets and kernels to streams in
-random order. A vector clock says for each call after which others it comes; where two calls that meet in memory are not
-ordered, the program first orders them: by an event and a wait, or by waiting itself. So executing the calls one after
-another on NumPy arrays gives what the driver must give, and a call that ran too early or too late shows as wrong bytes.
+random order; copies and waits also between devices, and where the driver lets them, kernels use other devices' memory.
+A vector clock says for each call after which others it comes; where two calls that meet in memory are not ordered, the
+program first orders them: by an event and a wait, or by waiting itself. So executing the calls one after another on
+NumPy arrays gives what the driver must give, and a call that ran too early or too late shows as wrong bytes.
 
 Vector clocks: `clock[stream] = n` says that the first n calls of that stream are done before. Calls of the legacy
 stream come after all earlier calls of blocking streams of their device, and before all later ones.
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from tests.harness.driver.calls import LEGACY, NON_BLOCKING, NOT_READY, PER_THREAD, Cuda
+from tests.harness.driver.calls import ALREADY_ENABLED, LEGACY, NON_BLOCKING, NOT_READY, PER_THREAD, Cuda
 
 Clock = dict[int, int]
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -88,6 +89,7 @@ class Program:
         self.events: list[Event] = []
         self.memory: list[Memory] = []
         self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
+        self.peers = self.reach(devices)
         for device in range(devices):
             cuda.use(device)
             if legacy:
@@ -98,6 +100,19 @@ class Program:
                 self.new_stream(device)
                 self.new_memory(device)
             self.new_pinned(device)
+
+    def reach(self, devices: int) -> bool:
+        """Let the kernels of all devices use all memory, if they can; say whether they may."""
+        for device in range(devices):
+            self.cuda.use(device)
+            for other in {*range(devices)} - {device}:
+                pair = ctypes.c_int(device), ctypes.c_int(other)
+                if not self.cuda.out("cuDeviceCanAccessPeer", *pair, kind=ctypes.c_int):
+                    return False
+                code = self.cuda.code("cuCtxEnablePeerAccess", self.cuda.contexts[other], ctypes.c_uint(0))
+                if code not in (0, ALREADY_ENABLED):
+                    raise Wrong(f"cuCtxEnablePeerAccess: {code}")
+        return devices > 1
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -196,7 +211,7 @@ class Program:
         if other is None:
             self.synchronize_context(self.device_of[key])
             return
-        if stream and other.device == stream.device and self.random.random() < 0.75:
+        if stream and self.random.random() < 0.75:
             self.wait(stream, self.record(other))
         else:
             self.wait_on_host(other)
@@ -356,7 +371,7 @@ class Program:
             self.same(np.frombuffer(target, np.uint8), want, f"{memory.address:#x}+{start}")
 
     def copy(self, stream: Stream, to: Memory, source: Memory, kernel: str | None) -> None:
-        """Copy, or add, on the device."""
+        """Copy, or add, on the device of `to`, or by a stream of the other's."""
         align = 4 if kernel == "add" else 1
         start, nbytes = self.span(to, align)
         nbytes = min(nbytes, len(source.model) // align * align)
@@ -364,13 +379,28 @@ class Program:
         self.say(f"{kernel or 'copy'}({to.address:#x}+{start}, {source.address:#x}, {nbytes}) in {stream.key}")
         if kernel:
             count = nbytes // 4 if kernel == "add" else nbytes
-            self.cuda.launch(to.device, stream.handle, kernel, to.address + start, source.address, count)
+            self.cuda.launch(stream.device, stream.handle, kernel, to.address + start, source.address, count)
         else:
-            self.cuda.cuMemcpyDtoDAsync_v2(to.address + start, source.address, nbytes, stream.handle)
+            self.copy_call(stream, to.address + start, to.device, source.address, source.device, nbytes)
         if kernel == "add":
             to.model[start : start + nbytes].view("u4")[:] += source.model[:nbytes].view("u4")
         else:
             to.model[start : start + nbytes] = source.model[:nbytes]
+
+    def copy_call(self, stream: Stream, to: int, there: int, source: int, here: int, nbytes: int) -> None:
+        """Copy by one of the driver's calls."""
+        waits = stream.kind == "legacy" and self.random.random() < 0.5
+        if self.random.random() < 0.5:
+            contexts = self.cuda.contexts
+            ends = (to, contexts[there], source, contexts[here], nbytes)
+            if waits:
+                self.cuda.cuMemcpyPeer(*ends)
+            else:
+                self.cuda.cuMemcpyPeerAsync(*ends, stream.handle)
+        elif waits:
+            self.cuda.cuMemcpyDtoD_v2(to, source, nbytes)
+        else:
+            self.cuda.cuMemcpyDtoDAsync_v2(to, source, nbytes, stream.handle)
 
     def fill(self, stream: Stream, memory: Memory) -> None:
         """Launch the kernel that fills words."""
@@ -442,9 +472,9 @@ class Program:
                 self.copy_out(stream, memory, host)
             case 5 | 6 | 7 | 8:
                 other = self.random.choice([one for one in self.memory if one.bytes is None])
-                kernel = self.random.choice([None, "copy", "add"]) if other.device == device else None
+                kernel = self.random.choice([None, "copy", "add"]) if other.device == device or self.peers else None
                 if other is not memory:
-                    self.copy(stream, memory, other, kernel)
+                    self.copy(stream, *self.random.choice([(memory, other), (other, memory)]), kernel)
             case 9 | 10:
                 self.fill(stream, memory)
             case 11 | 12:
@@ -457,9 +487,7 @@ class Program:
             case 15:
                 self.record(stream)
             case 16 if self.events:
-                events = [event for event in self.events if event.device == device]
-                if events:
-                    self.wait(stream, self.random.choice(events))
+                self.wait(stream, self.random.choice(self.events))
             case 17 if self.events:
                 event = self.events.pop(self.random.randrange(len(self.events)))
                 self.cuda.use(event.device)

@@ -48,6 +48,13 @@ enum ww_hand_op {
                                    ALREADY_MAPPED: the address is taken in the worker, the client tries another */
     WW_OP_UNPIN,         /* asked  ww_args_free; answer when all that was posted before is done and the memory is let go */
     WW_OP_MEMSET,        /* sent, or asked with WW_DONE: stream, ww_args_memset */
+    WW_OP_LINK,          /* asked  ww_args_link; the packet WW_LINK went over the socket first. NOT_READY: what the peer before
+                                   it shared is still in use here */
+    WW_OP_SHARE,         /* asked  ww_args_link: the peer has mapped this device's memory at its addresses, and will map
+                                   each piece before any of it is granted. NOT_SUPPORTED: it cannot */
+    WW_OP_SIGNAL,        /* sent   ww_args_signal: when the event's last record has been passed, the peer is told the number */
+    WW_OP_AWAIT,         /* sent   stream, ww_args_signal: later calls of the stream wait until the peer told the number;
+                                   DEVICE_UNAVAILABLE: it has ended before */
     WW_OP_MORE,          /* asked  on the slot of the answer that had `more`: its next bytes. Any other call on the slot drops
                                    them */
     WW_HAND_OPS = 64     /* generated numbers start here */
@@ -160,6 +167,17 @@ struct ww_args_event {
 
 struct ww_args_elapsed {
     uint32_t first, second;
+};
+
+/* -- another worker of this client --------------------------------------------------------------------------------- */
+
+struct ww_args_link {
+    uint32_t peer, serial; /* peer: 0 .. WW_PEERS - 1, chosen by the client; serial: that of the packet (LINK) */
+};
+
+struct ww_args_signal {
+    uint32_t event, peer;
+    uint64_t number; /* never used twice between two workers */
 };
 
 /* -- memory -------------------------------------------------------------------------------------------------------- */

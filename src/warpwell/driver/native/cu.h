@@ -82,6 +82,10 @@ _Static_assert(sizeof(struct cu_launch_config) == 56 && offsetof(struct cu_launc
 #define CU_MEM_ON_DEVICE 1         /* kind of a location */
 #define CU_MEM_READ_WRITE 3        /* access */
 #define CU_MEM_GRANULARITY_MINIMUM 0
+#define CU_MEM_POSIX_FD 1          /* type of a handle for other processes */
+#define CU_P2P_RANK 1              /* attributes of a pair of devices */
+#define CU_P2P_ACCESS 2
+#define CU_P2P_ATOMICS 3
 
 struct cu_mem_location {
     int32_t kind, id;

@@ -325,18 +325,25 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
     return cuDeviceGet(device, bus - 1);
 }
 
+int fake_can_reach(int device, int owner)
+{
+    return device == owner || fake_number("FAKE_PEERS", 1) != 0;
+}
+
 CUresult cuDeviceCanAccessPeer(int32_t *can, CUdevice device, CUdevice other)
 {
     int error = fake_device(device) ? fake_device(device) : fake_device(other);
     if (!error && can)
-        *can = 0;
+        *can = device != other && fake_can_reach(device, other);
     return error ? error : can ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuDeviceGetP2PAttribute(int32_t *value, int32_t attribute, CUdevice device, CUdevice other)
 {
-    (void)attribute;
-    return cuDeviceCanAccessPeer(value, device, other);
+    int error = attribute < 1 || attribute > 5 ? CUDA_ERROR_INVALID_VALUE : cuDeviceCanAccessPeer(value, device, other);
+    if (!error && attribute == CU_P2P_RANK)
+        *value = 0;
+    return error;
 }
 
 /* -- contexts --------------------------------------------------------------------------------------------------------------- */
@@ -358,10 +365,50 @@ int fake_need(CUcontext *context)
     return __atomic_load_n(&(*context)->sticky, __ATOMIC_ACQUIRE);
 }
 
+static _Atomic unsigned enabled[FAKE_MOST_DEVICES]; /* by device: bits of those whose memory its kernels may touch */
+
+int fake_may_reach(int device, int owner)
+{
+    return device == owner || (enabled[device] >> owner & 1);
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext other, uint32_t flags)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error || flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (!is_context(other) || other == context || !other->retained)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!fake_can_reach(context->device, other->device))
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    unsigned bit = 1u << other->device;
+    if (enabled[context->device] & bit)
+        return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+    enabled[context->device] |= bit;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext other)
+{
+    CUcontext context;
+    int error = fake_need(&context);
+    if (error || !is_context(other))
+        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
+    unsigned bit = 1u << other->device;
+    if (!(enabled[context->device] & bit))
+        return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    enabled[context->device] &= ~bit;
+    return CUDA_SUCCESS;
+}
+
 /* All that belonged to the context is gone; lock held. */
 static void end_context(CUcontext context)
 {
     context->life++;
+    enabled[context->device] = 0;
+    for (int i = 0; i < FAKE_MOST_DEVICES; i++)
+        enabled[i] &= ~(1u << context->device);
     fake_end_streams(context);
     fake_end_memory(context);
     context->sticky = 0;

@@ -8,6 +8,7 @@
  *
  *     FAKE_DEVICES  how many (2)           FAKE_MEMORY   bytes of each (8 GiB)      FAKE_SEED  of the delays (0: none)
  *     FAKE_VERSION  of the driver (13000)  FAKE_LOG      file: calls that it lacks
+ *     FAKE_PEERS    0: no device reads another's memory (1)
  *     FAKE_BLOCKED  file: a line for each call that blocked for other work, with "main" or "thread"
  *
  * Locks: `fake_lock` for all objects and queues, `fake_memory` for the table of addresses; the second may be taken
@@ -108,6 +109,9 @@ void fake_blocks(const char *symbol);
 long long fake_number(const char *variable, long long otherwise);
 int fake_device(CUdevice device);
 int fake_attribute(int attribute, CUdevice device);
+/* Whether a device can reach another's memory at all; whether its kernels may. */
+int fake_can_reach(int device, int owner);
+int fake_may_reach(int device, int owner);
 /* Objects: valid handles are in one tree. All with fake_lock held. */
 void *fake_make(enum fake_kind kind, size_t size, CUcontext context);
 int fake_valid(const void *handle, enum fake_kind kind);
@@ -130,8 +134,8 @@ void fake_end_streams(CUcontext context);
 
 /* -- fake_memory.c --- */
 
-/* Whether a kernel may touch these bytes; fake_memory held. */
-int fake_reachable(uint64_t address, uint64_t size);
+/* Whether a kernel of the context may touch these bytes; fake_memory held. */
+int fake_reachable(CUcontext context, uint64_t address, uint64_t size);
 /* Device memory, outside of what programs see as theirs: globals of modules. 0: no room. */
 uint64_t fake_allocate(CUcontext context, uint64_t size);
 void fake_release(uint64_t address);

@@ -766,7 +766,7 @@ static int kernel_fill(struct fake_op *op)
 {
     uint32_t *dst = (uint32_t *)param(op, 0);
     uint64_t n = param(op, 1);
-    if (n > UINT64_MAX / 4 || !fake_reachable((uint64_t)dst, 4 * n))
+    if (n > UINT64_MAX / 4 || !fake_reachable(op->context, (uint64_t)dst, 4 * n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < n; i++)
         dst[i] = (uint32_t)param(op, 2);
@@ -777,7 +777,7 @@ static int kernel_fill(struct fake_op *op)
 static int kernel_copy(struct fake_op *op)
 {
     uint64_t dst = param(op, 0), src = param(op, 1), n = param(op, 2);
-    if (!fake_reachable(dst, n) || !fake_reachable(src, n))
+    if (!fake_reachable(op->context, dst, n) || !fake_reachable(op->context, src, n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     memmove((void *)dst, (const void *)src, n);
     return CUDA_SUCCESS;
@@ -789,7 +789,8 @@ static int kernel_add(struct fake_op *op)
     uint32_t *dst = (uint32_t *)param(op, 0);
     const uint32_t *src = (const uint32_t *)param(op, 1);
     uint64_t n = param(op, 2);
-    if (n > UINT64_MAX / 4 || !fake_reachable((uint64_t)dst, 4 * n) || !fake_reachable((uint64_t)src, 4 * n))
+    if (n > UINT64_MAX / 4 || !fake_reachable(op->context, (uint64_t)dst, 4 * n)
+        || !fake_reachable(op->context, (uint64_t)src, 4 * n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < n; i++)
         dst[i] += src[i];
@@ -811,7 +812,7 @@ static int kernel_flag(struct fake_op *op)
     uint64_t address = param(op, 0);
     for (;;) {
         pthread_rwlock_rdlock(&fake_memory);
-        int known = fake_reachable(address, 4);
+        int known = fake_reachable(op->context, address, 4);
         int there = known && __atomic_load_n((uint32_t *)address, __ATOMIC_ACQUIRE) == (uint32_t)param(op, 1);
         pthread_rwlock_unlock(&fake_memory);
         if (!known)

@@ -1,11 +1,13 @@
 /* The fake driver: addresses, memory, copies. See fake.h. */
 #include "fake.h"
 
+#include <fcntl.h>
 #include <search.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -17,13 +19,15 @@ enum place { DEVICE = 1, MAPPED, PINNED, REGISTERED, GLOBAL };
 struct range { /* of addresses; the table has no two that overlap */
     uint64_t base, size;
     enum place place;
-    int device, open; /* open: may be read and written */
+    int device;
+    unsigned open;    /* mapped memory: bits of devices that may read and write it */
     unsigned flags;
     uint64_t handle;  /* of mapped memory */
 };
 
 struct part { /* memory that cuMemCreate made */
     int file, device, refs, released;
+    int shareable, imported; /* imported: another process's */
     uint64_t size;
 };
 
@@ -49,7 +53,7 @@ static struct range *add(void **table, uint64_t base, uint64_t size, enum place 
     struct range *range = calloc(1, sizeof *range);
     if (!range)
         abort();
-    *range = (struct range){.base = base, .size = size, .place = place, .device = device, .open = 1};
+    *range = (struct range){.base = base, .size = size, .place = place, .device = device, .open = ~0u};
     struct range **found = tsearch(range, table, by_range);
     if (!found)
         abort();
@@ -66,11 +70,14 @@ static void drop(void **table, struct range *range)
     free(range);
 }
 
-int fake_reachable(uint64_t address, uint64_t size)
+/* Whether all bytes are memory that a device may touch: by kernels those of other devices with leave alone. */
+static int covered(int device, uint64_t address, uint64_t size, int by_kernel)
 {
     while (size) {
         struct range *range = in(&ranges, address, 1);
-        if (!range || !range->open)
+        if (!range || !(range->open >> device & 1))
+            return 0;
+        if (by_kernel && (range->place == DEVICE || range->place == GLOBAL) && !fake_may_reach(device, range->device))
             return 0;
         uint64_t rest = range->base + range->size - address;
         if (rest >= size)
@@ -79,6 +86,11 @@ int fake_reachable(uint64_t address, uint64_t size)
         size -= rest;
     }
     return 1;
+}
+
+int fake_reachable(CUcontext context, uint64_t address, uint64_t size)
+{
+    return covered(context->device, address, size, 1);
 }
 
 static enum place place_of(uint64_t address)
@@ -478,9 +490,9 @@ static int run_copy(struct fake_op *op)
     uint64_t from = op->data ? (uint64_t)op->data : op->from;
     int error = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&fake_memory);
-    if (is_device((enum place)op->value) && !fake_reachable(op->to, op->size))
+    if (is_device((enum place)op->value) && !covered(op->context->device, op->to, op->size, 0))
         error = CUDA_ERROR_ILLEGAL_ADDRESS;
-    if (is_device((enum place)op->width) && !fake_reachable(op->from, op->size))
+    if (is_device((enum place)op->width) && !covered(op->context->device, op->from, op->size, 0))
         error = CUDA_ERROR_ILLEGAL_ADDRESS;
     if (!error)
         error = move(op->to, from, op->size);
@@ -488,10 +500,10 @@ static int run_copy(struct fake_op *op)
     return error;
 }
 
-static int checked(uint64_t address, uint64_t size)
+static int checked(CUcontext context, uint64_t address, uint64_t size)
 {
     pthread_rwlock_rdlock(&fake_memory);
-    int known = fake_reachable(address, size);
+    int known = covered(context->device, address, size, 0);
     pthread_rwlock_unlock(&fake_memory);
     return known;
 }
@@ -508,7 +520,7 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
     if ((error = fake_stream(handle, context, &stream)) || !size)
         return leave(error);
     enum place at = place_of(to), of = place_of(from);
-    if ((must_to && !at) || (must_from && !of) || (at && !checked(to, size)) || (of && !checked(from, size)))
+    if ((must_to && !at) || (must_from && !of) || (at && !checked(context, to, size)) || (of && !checked(context, from, size)))
         return leave(CUDA_ERROR_INVALID_VALUE);
     struct fake_op *op = fake_op(context, run_copy);
     *op = (struct fake_op){.refs = 1, .run = run_copy, .context = context, .life = context->life, .to = to,
@@ -578,7 +590,7 @@ static int run_set(struct fake_op *op)
 {
     int error = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&fake_memory);
-    if (!fake_reachable(op->to, op->size * op->width))
+    if (!covered(op->context->device, op->to, op->size * op->width, 0))
         error = CUDA_ERROR_ILLEGAL_ADDRESS;
     else if (op->width == 1)
         memset((void *)op->to, (int)op->value, op->size);
@@ -603,7 +615,7 @@ static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUst
         return error;
     if ((error = fake_stream(handle, context, &stream)) || !count)
         return leave(error);
-    if (to % width || count > UINT64_MAX / 4 || !checked(to, count * width))
+    if (to % width || count > UINT64_MAX / 4 || !checked(context, to, count * width))
         return leave(CUDA_ERROR_INVALID_VALUE);
     struct fake_op *op = fake_op(context, run_set);
     op->to = to;
@@ -701,6 +713,15 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
     return right ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static uint64_t add_part(struct part part)
+{
+    parts = realloc(parts, (nparts + 1) * sizeof *parts);
+    if (!parts || part.file < 0)
+        abort();
+    parts[nparts++] = part;
+    return nparts;
+}
+
 CUresult cuMemCreate(uint64_t *handle, size_t size, void *wanted, uint64_t flags)
 {
     const struct cu_mem_prop *prop = wanted;
@@ -714,15 +735,39 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, void *wanted, uint64_t flags
     context = &fake_contexts[prop->location.id];
     if (size > (uint64_t)fake_number("FAKE_MEMORY", 8ll << 30) - context->used)
         return leave(CUDA_ERROR_OUT_OF_MEMORY);
-    int file = memfd_create("fake", MFD_CLOEXEC);
+    char name[16];
+    snprintf(name, sizeof name, "fake-%d", prop->location.id);
+    int file = memfd_create(name, MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)size))
         abort();
     context->used += size;
-    parts = realloc(parts, (nparts + 1) * sizeof *parts);
-    if (!parts)
-        abort();
-    parts[nparts++] = (struct part){.file = file, .device = prop->location.id, .refs = 1, .size = size};
-    *handle = nparts;
+    *handle = add_part((struct part){.file = file, .device = prop->location.id, .refs = 1, .size = size,
+                                     .shareable = prop->handle_types == CU_MEM_POSIX_FD});
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemExportToShareableHandle(void *file, uint64_t handle, int32_t type, uint64_t flags)
+{
+    pthread_mutex_lock(&fake_lock);
+    if (!file || !handle || handle > nparts || parts[handle - 1].released || !parts[handle - 1].shareable
+        || type != CU_MEM_POSIX_FD || flags)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *(int *)file = fcntl(parts[handle - 1].file, F_DUPFD_CLOEXEC, 0);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuMemImportFromShareableHandle(uint64_t *handle, void *wanted, int32_t type)
+{
+    int file = (int)(intptr_t)wanted, device = -1;
+    char path[32], name[32] = "";
+    struct stat s;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    if (!handle || type != CU_MEM_POSIX_FD || readlink(path, name, sizeof name - 1) < 0
+        || sscanf(name, "/memfd:fake-%d", &device) != 1 || fake_device(device) || fstat(file, &s))
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&fake_lock);
+    *handle = add_part((struct part){.file = fcntl(file, F_DUPFD_CLOEXEC, 0), .device = device, .refs = 1,
+                                     .size = (uint64_t)s.st_size, .imported = 1});
     return leave(CUDA_SUCCESS);
 }
 
@@ -731,7 +776,8 @@ static void unref_part(uint64_t handle)
     struct part *part = &parts[handle - 1];
     if (!--part->refs) {
         close(part->file);
-        fake_contexts[part->device].used -= part->size;
+        if (!part->imported)
+            fake_contexts[part->device].used -= part->size;
     }
 }
 
@@ -767,20 +813,22 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t hand
     return leave(range ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-/* Each range of [address, address + size): mapped whole, or an error. */
-static int each_mapped(uint64_t address, uint64_t size, int open)
+/* Each range of [address, address + size): mapped whole, or an error. device < 0: unmap, else let the device use it. */
+static int each_mapped(uint64_t address, uint64_t size, int device)
 {
     for (uint64_t at = address; at < address + size;) {
         struct range *range = in(&ranges, at, 1);
         if (!range || range->place != MAPPED || range->base != at || at + range->size > address + size)
             return CUDA_ERROR_INVALID_VALUE;
+        if (device >= 0 && !fake_can_reach(device, range->device))
+            return CUDA_ERROR_NOT_SUPPORTED;
         at += range->size;
     }
     for (uint64_t at = address; at < address + size;) {
         struct range *range = in(&ranges, at, 1);
         uint64_t bytes = range->size;
-        if (open) {
-            range->open = 1;
+        if (device >= 0) {
+            range->open |= 1u << device;
             mprotect((void *)at, bytes, PROT_READ | PROT_WRITE);
         } else {
             if (mmap((void *)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
@@ -797,11 +845,12 @@ static int each_mapped(uint64_t address, uint64_t size, int open)
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, void *wanted, size_t count)
 {
     const struct cu_mem_access *access = wanted;
-    if (!access || count != 1 || access->access != CU_MEM_READ_WRITE || access->location.kind != CU_MEM_ON_DEVICE)
+    if (!access || count != 1 || access->access != CU_MEM_READ_WRITE || access->location.kind != CU_MEM_ON_DEVICE
+        || fake_device(access->location.id))
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
     pthread_rwlock_wrlock(&fake_memory);
-    int error = each_mapped(address, size, 1);
+    int error = each_mapped(address, size, access->location.id);
     pthread_rwlock_unlock(&fake_memory);
     return leave(error);
 }
@@ -810,7 +859,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
     pthread_mutex_lock(&fake_lock);
     pthread_rwlock_wrlock(&fake_memory);
-    int error = each_mapped(address, size, 0);
+    int error = each_mapped(address, size, -1);
     pthread_rwlock_unlock(&fake_memory);
     return leave(error);
 }

@@ -389,6 +389,7 @@ void ww_close(struct ww_device *d)
         atomic_compare_exchange_strong(&c->lost, &alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
         atomic_fetch_add(&d->life, 1);
         ww_ids_clear(d);
+        ww_peers_clear(d);
     }
     pthread_mutex_unlock(&d->post);
     if (c) {
@@ -423,6 +424,7 @@ static void make_locks(void)
 {
     pthread_mutex_init(&layer.starting, NULL);
     pthread_mutex_init(&layer.loading, NULL);
+    pthread_mutex_init(&layer.linking, NULL);
     pthread_mutex_init(&layer.objects, NULL);
     pthread_mutex_init(&layer.registered.lock, NULL);
     for (int i = 0; i < WW_DEVICES; i++) {

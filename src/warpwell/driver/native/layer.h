@@ -7,6 +7,7 @@
  *     layer_range.c    which addresses belong to whom
  *     layer_memory.c   memory on devices and pinned
  *     layer_copy.c     copies and memsets
+ *     layer_peer.c     what one device may do with another's memory and events
  *     layer_stream.c   streams and events
  *     layer_image.c    lengths of images (no other part of the layer)
  *     layer_code.c     modules, libraries, functions
@@ -14,8 +15,8 @@
  *     layer_host.c     host functions
  *     layer_names.c    names of errors, cuGetProcAddress, refusals
  *
- * Order of locks: `layer.loading` > `device.opening` > `device.post` > `layer.objects`, those of ranges, that of
- * layer_host.c. No thread is made here but one for host functions, while there are any, and those of a large pageable
+ * Order of locks: `layer.loading` > `device.opening`, `layer.linking` > `device.post` > `layer.objects`, those of ranges,
+ * that of layer_host.c. No thread is made here but one for host functions, while there are any, and those of a large pageable
  * copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED
  * before any lock is taken.
  */
@@ -101,6 +102,8 @@ struct ww_device {
     int retained;
     uint32_t context_flags;
     _Atomic int holds;                  /* host functions that have not run: layer_host.c */
+    _Atomic uint32_t peers, touched;    /* bits of devices whose memory its kernels may use; that its copies used */
+    _Atomic int shared;                 /* others use its memory: see layer_peer.c */
     _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
     struct ww_ids streams, events, modules;
@@ -113,7 +116,7 @@ struct ww_layer {
     int driver_version;
     const char *folder; /* of the sockets */
     bool strict, many_cores;
-    pthread_mutex_t starting, loading, objects;
+    pthread_mutex_t starting, loading, linking, objects;
     struct ww_ranges registered; /* flags: the device */
     struct ww_device devices[WW_DEVICES];
 };
@@ -191,6 +194,15 @@ bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r); /* the current device's first; NULL: plain host memory */
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
 void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
+
+/* -- layer_peer.c --------------------------------------------------------------------------------------------------- */
+
+bool ww_reach(struct ww_device *user, struct ww_device *owner); /* all memory of the owner is mapped at the user */
+void ww_touch(struct ww_device *user, struct ww_device *owner); /* a copy of the user's was posted to memory of the owner */
+void ww_peers_done(struct ww_device *owner);                    /* waits for all who may use its memory: before a free */
+void ww_peers_clear(struct ww_device *d);                       /* a life has ended */
+/* A stream waits for another device's event; *can: it does, or an error says why not. */
+int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can);
 
 /* -- layer_stream.c, layer_code.c, layer_image.c, layer_names.c ---------------------------------------------------- */
 

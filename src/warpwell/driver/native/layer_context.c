@@ -12,7 +12,7 @@ struct stack {
 static _Thread_local struct stack stack;
 
 /* Attributes of what programs cannot do here: managed and pageable memory, memory made by parts, pools, handles for
- * other processes, stream memory operations, peers, multicast, tensor maps. */
+ * other processes, stream memory operations, multicast, tensor maps. */
 static const unsigned char absent[] = {
     CU_DEVICE_MANAGED_MEMORY, CU_DEVICE_PAGEABLE_ACCESS, CU_DEVICE_CONCURRENT_MANAGED,
     CU_DEVICE_HOST_POINTER_FOR_REGISTERED, 92, 93, 94, CU_DEVICE_PAGEABLE_BY_HOST_TABLES, CU_DEVICE_DIRECT_MANAGED,
@@ -203,24 +203,6 @@ CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice k)
 {
     int error = cuDeviceGetAttribute(major, CU_DEVICE_MAJOR, k);
     return error ? error : cuDeviceGetAttribute(minor, CU_DEVICE_MINOR, k);
-}
-
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice peer)
-{
-    struct ww_device *d;
-    int error = device_of(k, &d);
-    error = error ? error : device_of(peer, &d);
-    if (error || !can)
-        return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *can = 0;
-    return 0;
-}
-
-CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice peer)
-{
-    if (attribute < 1 || attribute > 5 || k == peer)
-        return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_VALUE;
-    return cuDeviceCanAccessPeer(value, k, peer);
 }
 
 /* -- primary contexts ---------------------------------------------------------------------------------------------- */

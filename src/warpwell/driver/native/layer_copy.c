@@ -35,10 +35,12 @@ static int stream_done(struct ww_device *d, uint32_t stream)
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
 }
 
-/* A synchronous call on a thread's own stream waits: no other stream orders itself behind that one. */
+/* A synchronous call waits on a thread's own stream, behind which no other orders itself, and on a device whose memory
+ * others use: their streams do not order themselves behind its legacy one. */
 static uint32_t waiting(const struct copy *k)
 {
-    return k->waits && k->stream != WW_LEGACY ? WW_DONE : 0;
+    bool others = k->stream != WW_LEGACY || atomic_load_explicit(&k->device->shared, memory_order_relaxed);
+    return k->waits && others ? WW_DONE : 0;
 }
 
 /* The end of a call: where a synchronous one has not waited, all that is posted later comes after it. */
@@ -277,6 +279,32 @@ static int copy_there(const struct copy *k, bool host)
     return posted(k, flags, ww_finish(&p));
 }
 
+static bool reaches(struct ww_device *d, struct ww_device *owner, const struct ww_span *r)
+{
+    return owner == d || (r->what == WW_ON_DEVICE && ww_reach(d, owner));
+}
+
+/* Between two devices, by the stream's own, which has the other's memory mapped. A synchronous call comes behind the
+ * legacy streams of both, and is done when it returns. */
+static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_device *from)
+{
+    struct ww_device *ends[2] = {to, from};
+    struct ww_args_copy args = {k->to, k->from, k->nbytes};
+    struct ww_post p;
+    int error = 0;
+    for (int i = 0; i < 2 && !error; i++)
+        error = ends[i] == k->device ? 0 : k->waits ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);
+    error = error ? error : ww_begin(k->device, WW_OP_COPY, k->stream, k->waits ? WW_DONE : 0, sizeof args, &p);
+    if (error)
+        return error;
+    memcpy(p.entry + 1, &args, sizeof args);
+    error = ww_finish(&p);
+    for (int i = 0; i < 2; i++)
+        if (ends[i] != k->device)
+            ww_touch(k->device, ends[i]);
+    return error;
+}
+
 /* Between two devices, by way of the program: when the stream has come there, and before the call returns. */
 static int copy_across(const struct copy *k, struct ww_device *to, struct ww_device *from)
 {
@@ -311,8 +339,12 @@ static int dispatch(const struct copy *k)
     if ((there && !ww_range_holds(&to, k->to, k->nbytes)) || (here && !ww_range_holds(&from, k->from, k->nbytes)))
         return CUDA_ERROR_INVALID_VALUE;
     bool pinned = (there && to.what == WW_PINNED_MEMORY) || (here && from.what == WW_PINNED_MEMORY);
+    if (there == k->device && here == k->device)
+        return copy_there(k, pinned);
+    if (there && here && reaches(k->device, there, &to) && reaches(k->device, here, &from))
+        return copy_directly(k, there, here);
     if (there && here)
-        return there == k->device && here == k->device ? copy_there(k, pinned) : copy_across(k, there, here);
+        return copy_across(k, there, here);
     struct copy other = *k; /* the other device's memory: in its legacy stream, when ours has come there */
     int error = 0;
     if ((there && there != k->device) || (here && here != k->device)) {

@@ -83,6 +83,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     struct ww_args_free args = {address};
     if (!(d = take_block(address)))
         return CUDA_ERROR_INVALID_VALUE;
+    ww_peers_done(d);
     return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
 }
 
@@ -96,8 +97,10 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
     struct ww_args_free args = {address};
     if (!(owner = take_block(address)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (owner != d) /* a stream of another device says nothing about this one's work: as cuMemFree */
+    if (owner != d) { /* a stream of another device says nothing about this one's work: as cuMemFree */
+        ww_peers_done(owner);
         return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);
+    }
     return ww_send(d, WW_OP_FREE_ASYNC, stream, &args, sizeof args);
 }
 

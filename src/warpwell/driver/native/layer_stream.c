@@ -224,8 +224,13 @@ CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags)
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
     if (flags > 1)
         return CUDA_ERROR_INVALID_VALUE;
-    if (e->device != d) /* another worker's: the program waits */
-        return cuEventSynchronize(event);
+    if (e->device != d) {
+        bool can;
+        if (!atomic_load_explicit(&e->recorded, memory_order_relaxed))
+            return 0;
+        error = ww_wait_across(d, id, e->device, e->id, &can);
+        return can ? error : cuEventSynchronize(event); /* without a link between the workers the program waits */
+    }
     struct ww_args_event args = {e->id, flags};
     return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
 }

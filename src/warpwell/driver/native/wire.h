@@ -92,12 +92,20 @@ enum ww_said {
     WW_OPENED,     /* worker, a ww_facts (its arena holds) with descriptors of ring, status, staging */
     WW_REFUSED,
     WW_PINNED,     /* worker to client, with a descriptor: memory that WW_OP_PIN made */
+    WW_LINK,       /* client to worker, with one end of a socket pair whose other end another worker of it gets */
 };
 
 struct ww_hello {
     uint32_t said, magic;
     uint64_t hash;         /* of the table and of this file: a layer of another build is refused */
     uint32_t pid, ordinal;
+};
+
+#define WW_PEERS 16u /* devices of a job on one host */
+
+struct ww_peer { /* a device whose memory this one can read and write */
+    unsigned char uuid[16];
+    int32_t rank, atomics; /* as cuDeviceGetP2PAttribute tells them */
 };
 
 struct ww_facts {
@@ -109,6 +117,29 @@ struct ww_facts {
     unsigned char uuid[16];
     char name[256];
     char pci[32];
+    uint32_t npeers, remote; /* remote: the device is another host's */
+    struct ww_peer peers[WW_PEERS];
+};
+
+struct ww_link_packet {
+    uint32_t said, serial; /* WW_OP_LINK names the same serial */
+};
+
+/* -- what two workers of a client say to each other over such a pair: one message a packet, each request is answered by
+ * WW_LINK_DONE before the next ----------------------------------------------------------------------------------------- */
+
+enum ww_link_said {
+    WW_LINK_RANGE = 1, /* request: my arena is [at, at + nbytes); reserve these addresses */
+    WW_LINK_MAP,       /* request, with a descriptor: map this piece of my memory at `at` */
+    WW_LINK_UNMAP,     /* request: let that piece go, nobody uses it */
+    WW_LINK_DONE,      /* answer: result */
+    WW_LINK_SIGNAL,    /* the event that WW_OP_SIGNAL named has been passed: number */
+};
+
+struct ww_link_message {
+    uint32_t said;
+    int32_t result;
+    uint64_t at, nbytes, number;
 };
 
 struct ww_refused {

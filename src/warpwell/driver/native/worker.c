@@ -157,6 +157,25 @@ static void start_driver(void) {
     find_device();
 }
 
+/* Devices of this machine whose memory the worker can map; its own is one: two agents may share a GPU. */
+static void find_peers(struct ww_facts *facts) {
+    int count = 0;
+    if (!facts->attributes[CU_DEVICE_HANDLE_POSIX_FD] || native.cuDeviceGetCount(&count)) return;
+    for (int i = 0; i < count && facts->npeers < WW_PEERS; i++) {
+        struct ww_peer peer = {.rank = 0, .atomics = 1};
+        CUdevice other;
+        int can = 0;
+        if (native.cuDeviceGet(&other, i)) continue;
+        if (other != ww.device && (native.cuDeviceCanAccessPeer(&can, ww.device, other) || !can)) continue;
+        if (native.cuDeviceGetUuid_v2(peer.uuid, other)) continue;
+        if (other != ww.device) {
+            native.cuDeviceGetP2PAttribute(&peer.rank, CU_P2P_RANK, ww.device, other);
+            native.cuDeviceGetP2PAttribute(&peer.atomics, CU_P2P_ATOMICS, ww.device, other);
+        }
+        facts->peers[facts->npeers++] = peer;
+    }
+}
+
 static void find_facts(struct ww_facts *facts) {
     memset(facts, 0, sizeof *facts);
     size_t total = 0;
@@ -173,6 +192,7 @@ static void find_facts(struct ww_facts *facts) {
     facts->arena_bytes = WW_ARENA_STEP;
     for (int i = 1; i < (int)WW_ATTRIBUTES; i++)
         if (native.cuDeviceGetAttribute(facts->attributes + i, i, ww.device)) facts->attributes[i] = 0;
+    find_peers(facts);
     facts->greatest_priority = facts->attributes[CU_DEVICE_STREAM_PRIORITIES] ? -5 : 0;
 }
 

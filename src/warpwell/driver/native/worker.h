@@ -7,6 +7,7 @@
  *     worker_memory.c    allocations, frees, pinned memory
  *     worker_arena.c     which addresses are mapped, used, free
  *     worker_images.c    modules, functions
+ *     worker_links.c     workers of this client on other devices: memory of theirs, events of theirs
  *     worker_heavy.c     one more thread for calls of the driver that may wait
  *
  * The executor alone changes what stands here, unless a comment says that it is the heavy thread's.
@@ -35,6 +36,7 @@ struct ww_worker {
     CUdevice device;
     uint64_t quota;                 /* bytes of device memory, or 0 */
     uint64_t host_most;             /* bytes of pinned memory */
+    int shareable;                  /* other processes may map this device's memory */
 };
 extern struct ww_worker ww;
 
@@ -55,13 +57,14 @@ struct ww_generation { /* of an event: one record. Waits and queries belong to i
     int recorded;      /* a record was read */
     int parked;        /* and is not issued yet */
     CUevent native;
+    struct ww_todo *signals; /* to be marked when the record is issued */
 };
 
 struct ww_todo { /* what happens when a mark has been passed */
     struct ww_todo *next;
-    enum { WW_ANSWER, WW_PLACE, WW_CELL, WW_BARRIER, WW_RELEASE, WW_EVENT_DROP } kind;
-    uint32_t a, b;     /* slot and seq; place and use; cell */
-    uint64_t address;
+    enum { WW_ANSWER, WW_PLACE, WW_CELL, WW_BARRIER, WW_RELEASE, WW_SIGNAL } kind;
+    uint32_t a, b;     /* slot and seq; place and use; cell; peer */
+    uint64_t address;  /* of a release; number of a signal */
     struct ww_barrier *barrier;
 };
 
@@ -71,6 +74,7 @@ struct ww_call {
     size_t bytes;                      /* of this struct with what follows */
     struct ww_generation *generation;  /* of waits and records */
     struct ww_native_function *function;
+    struct ww_await *await;
     struct ww_todo *todo;              /* not an entry, but a mark for this */
     int destroys;                      /* not an entry, but the stream's end */
     uint32_t nargs;                    /* bytes of args */
@@ -123,6 +127,7 @@ void ww_event_destroy(const struct ww_call *call);
 void ww_event_query(const struct ww_call *call);
 void ww_event_sync(const struct ww_call *call);
 void ww_event_elapsed(const struct ww_call *call);
+void ww_event_signal(const struct ww_call *call);
 
 struct ww_barrier { /* all calls that were read before it are passed */
     uint32_t left;
@@ -188,6 +193,20 @@ void ww_release(uint64_t address);               /* the stream has passed a free
 void ww_mem_info(const struct ww_call *call);
 void ww_pin(const struct ww_call *call);
 void ww_unpin(const struct ww_call *call);
+
+/* -- workers of the same client on other devices ------------------------------------------------------------------------- */
+
+void ww_link(const struct ww_call *call);
+void ww_share(const struct ww_call *call);
+int ww_link_holds(uint64_t at, uint64_t n);             /* memory of another device that is mapped here */
+CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
+void ww_links_drop(uint64_t at, uint64_t n);
+void ww_link_signal(uint32_t peer, uint64_t number);
+CUresult ww_await_read(struct ww_call *call);
+int ww_await_came(const struct ww_call *call);
+CUresult ww_await_end(struct ww_call *call);            /* at its issue */
+int ww_links_step(void);                                /* what the links' thread has heard; whether something happened */
+int ww_links_busy(void);
 
 /* -- images --------------------------------------------------------------------------------------------------------------- */
 

@@ -121,6 +121,7 @@ static void carry_out(struct ww_call *call) {
     case WW_OP_OUT:
     case WW_OP_MEMSET:
     case WW_OP_STREAM_WAIT:
+    case WW_OP_AWAIT:
     case WW_OP_EVENT_RECORD:
     case WW_OP_FREE_ASYNC: ww_stream_call(call); break;
     case WW_OP_STREAM_CREATE: ww_stream_create(call); break;
@@ -139,6 +140,9 @@ static void carry_out(struct ww_call *call) {
     case WW_OP_MEM_INFO: ww_mem_info(call); break;
     case WW_OP_PIN: ww_pin(call); break;
     case WW_OP_UNPIN: ww_unpin(call); break;
+    case WW_OP_LINK: ww_link(call); break;
+    case WW_OP_SHARE: ww_share(call); break;
+    case WW_OP_SIGNAL: ww_event_signal(call); break;
     case WW_OP_MORE: answer_more(call); break;
     default: replay(call); break;
     }
@@ -205,7 +209,8 @@ static void sleep_ns(uint32_t ns) {
     uint32_t seen = atomic_load(&ww.ring->wake);
     atomic_store(&ww.status->asleep, 1);
     atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load(&ww.ring->head) == ww.tail && !ww_heavy_step()) futex(&ww.ring->wake, FUTEX_WAIT, seen, &limit);
+    if (atomic_load(&ww.ring->head) == ww.tail && !ww_heavy_step() && !ww_links_step())
+        futex(&ww.ring->wake, FUTEX_WAIT, seen, &limit);
     atomic_store(&ww.status->asleep, 0);
 }
 
@@ -222,7 +227,7 @@ static void rest(uint64_t since, uint32_t spin) {
 #endif
         return;
     }
-    if (!ww_streams_busy()) {
+    if (!ww_streams_busy() && !ww_links_busy()) {
         sleep_ns(IDLE_NS);
         return;
     }
@@ -237,6 +242,7 @@ _Noreturn void ww_execute(void) {
     for (;;) {
         int some = read_some();
         some |= ww_heavy_step();
+        some |= ww_links_step();
         some |= ww_streams_step();
         if (some) since = now_ns();
         else rest(since, spin);

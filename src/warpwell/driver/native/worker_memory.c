@@ -47,15 +47,26 @@ static void grant(void);
 
 /* -- mapping, in the heavy thread ---------------------------------------------------------------------------------------- */
 
+static struct cu_mem_prop properties(void) {
+    return (struct cu_mem_prop){.type = CU_MEM_PINNED, .handle_types = ww.shareable ? CU_MEM_POSIX_FD : 0,
+                                .location = {CU_MEM_ON_DEVICE, ww.device}};
+}
+
 static void map(struct ww_job *job) {
-    struct cu_mem_prop prop = {.type = CU_MEM_PINNED, .location = {CU_MEM_ON_DEVICE, ww.device}};
+    struct cu_mem_prop prop = properties();
     struct cu_mem_access access = {.location = prop.location, .access = CU_MEM_READ_WRITE};
     uint64_t handle = 0;
     job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
+    if (job->result == CUDA_ERROR_NOT_SUPPORTED || job->result == CUDA_ERROR_NOT_PERMITTED) { /* in some containers */
+        ww.shareable = 0;
+        prop = properties();
+        job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
+    }
     if (job->result) return;
     job->result = native.cuMemMap(job->a, job->b, 0, handle, 0);
     if (!job->result) {
         job->result = native.cuMemSetAccess(job->a, job->b, &access, 1);
+        if (!job->result) job->result = ww_links_add(job->a, job->b, handle);
         if (job->result) native.cuMemUnmap(job->a, job->b);
     }
     if (job->result) native.cuMemRelease(handle);
@@ -63,6 +74,7 @@ static void map(struct ww_job *job) {
 }
 
 static void unmap(struct ww_job *job) {
+    ww_links_drop(job->a, job->b);
     job->result = native.cuMemUnmap(job->a, job->b);
     if (!job->result) job->result = native.cuMemRelease(job->c);
 }
@@ -91,7 +103,10 @@ static int give_back(uint64_t keep) {
 }
 
 CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes) {
-    struct cu_mem_prop prop = {.type = CU_MEM_PINNED, .location = {CU_MEM_ON_DEVICE, ww.device}};
+    int can = 0;
+    ww.shareable = native.cuMemExportToShareableHandle && native.cuMemImportFromShareableHandle
+                   && !native.cuDeviceGetAttribute(&can, CU_DEVICE_HANDLE_POSIX_FD, ww.device) && can;
+    struct cu_mem_prop prop = properties();
     size_t piece = 0;
     CUresult code = native.cuMemGetAllocationGranularity(&piece, &prop, CU_MEM_GRANULARITY_MINIMUM);
     if (code) return code;
@@ -254,7 +269,7 @@ enum ww_where ww_where(uint64_t at, uint64_t n) {
         int inside = here && at >= pins[i].at && n <= pins[i].nbytes && at - pins[i].at <= pins[i].nbytes - n;
         return inside ? WW_HOST : WW_NOWHERE;
     }
-    return ww_arena_holds(&ww_arena, at, n) || ww_is_global(at, n) ? WW_DEVICE : WW_NOWHERE;
+    return ww_arena_holds(&ww_arena, at, n) || ww_is_global(at, n) || ww_link_holds(at, n) ? WW_DEVICE : WW_NOWHERE;
 }
 
 static int share(uint64_t at, uint64_t n, CUresult *code) {

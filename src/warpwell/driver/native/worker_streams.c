@@ -27,10 +27,10 @@ struct event {
     struct ww_generation *generation; /* the last */
 };
 
-struct waiter { /* a thread in cuEventSynchronize */
+struct waiter { /* a thread in cuEventSynchronize, or a stream of another device */
     struct waiter *next;
     struct ww_generation *generation;
-    uint32_t slot, seq;
+    struct ww_todo todo;
 };
 
 static struct ww_stream *streams[WW_IDS];
@@ -78,6 +78,7 @@ static void do_one(struct ww_stream *s, const struct ww_todo *t) {
         s->cells--;
         break;
     case WW_RELEASE: ww_release(t->address); break;
+    case WW_SIGNAL: ww_link_signal(t->a, t->address); break;
     case WW_BARRIER:
         if (--t->barrier->left == 0) {
             t->barrier->then(t->barrier);
@@ -188,6 +189,7 @@ static int host_turn(struct ww_stream *s) {
 static int ready(struct ww_stream *s, const struct ww_call *call) {
     if (s->issued - s->done >= MOST) return 0;
     if (!call->todo && call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked) return 0;
+    if (!call->todo && call->entry.op == WW_OP_AWAIT && !ww_await_came(call)) return 0;
     if (call->entry.op == WW_OP_IN && !call->todo && !call->destroys && !call->entry.place
         && (nfree_cells == 0 || s->cells >= nfree_cells))
         return 0;
@@ -241,6 +243,13 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     if (call->entry.op == WW_OP_EVENT_RECORD) {
         code = native.cuEventRecord(call->generation->native, s->native);
         call->generation->parked = 0;
+        for (struct ww_todo *next, *t = call->generation->signals; t; t = next) {
+            next = t->next;
+            mark_for(s, t);
+        }
+        call->generation->signals = NULL;
+    } else if (call->entry.op == WW_OP_AWAIT) {
+        code = ww_await_end(call);
     } else if (call->entry.op == WW_OP_STREAM_WAIT) {
         code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0) : CUDA_SUCCESS;
     } else {
@@ -309,6 +318,7 @@ void ww_stream_call(struct ww_call *call) {
     uint16_t op = call->entry.op;
     call->order = ++order;
     if (!code && (op == WW_OP_EVENT_RECORD || op == WW_OP_STREAM_WAIT)) code = resolve(call);
+    if (!code && op == WW_OP_AWAIT) code = ww_await_read(call);
     if (!code) code = ww_check_move(call);
     if (ww_is_sticky(code)) ww_lost(code);
     if (code) ww_result(call, code);
@@ -375,8 +385,12 @@ static int poll_waiters(void) {
             continue;
         }
         if (ww_is_sticky(code)) ww_lost(code);
-        show_prints(w->generation->native);
-        ww_answer(w->slot, w->seq, code, NULL, 0);
+        if (w->todo.kind == WW_ANSWER) {
+            show_prints(w->generation->native);
+            ww_answer(w->todo.a, w->todo.b, code, NULL, 0);
+        } else {
+            do_one(NULL, &w->todo);
+        }
         *at = w->next;
         nwaiters--;
         drop_generation(w->generation);
@@ -555,17 +569,34 @@ void ww_event_query(const struct ww_call *call) {
     ww_result(call, code);
 }
 
+static void wait_for(struct ww_generation *g, struct ww_todo todo) {
+    if (++nwaiters > TODOS_MOST) ww_die("more waits than a client can have");
+    struct waiter *w = ww_memory(sizeof *w);
+    *w = (struct waiter){.next = waiters, .generation = g, .todo = todo};
+    g->refs++;
+    waiters = w;
+}
+
 void ww_event_sync(const struct ww_call *call) {
     struct event *e = find_event(call);
-    if (!e) {
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+    if (e) wait_for(e->generation, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
+    else ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+}
+
+/* A stream of another device waits for the event's last record. It is told in any case: it must not wait for ever. */
+void ww_event_signal(const struct ww_call *call) {
+    const struct ww_args_signal *args = (const void *)call->args;
+    struct event *e = find_event(call);
+    struct ww_generation *g = e ? e->generation : NULL;
+    if (call->nargs < sizeof *args) {
+        ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;
     }
-    if (++nwaiters > WW_SLOTS * 16) ww_die("more threads wait than a client can have");
-    struct waiter *w = ww_memory(sizeof *w);
-    *w = (struct waiter){.next = waiters, .generation = e->generation, .slot = call->entry.slot, .seq = call->entry.seq};
-    e->generation->refs++;
-    waiters = w;
+    struct ww_todo todo = {.kind = WW_SIGNAL, .a = args->peer, .address = args->number};
+    if (!g || !g->recorded) do_one(NULL, &todo);
+    else if (g->parked) append(&g->signals, todo_copy(todo));
+    else wait_for(g, todo);
+    ww_result(call, e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
 }
 
 void ww_event_elapsed(const struct ww_call *call) {

@@ -1,0 +1,231 @@
+/* Two workers of this process on one host: links between them, what one device may do with another's memory, and waits
+ * for another device's events.
+ *
+ * A link is made at the first need: a socket pair, one end to each worker. Over it a worker shares its memory, by
+ * direction: from then on every allocation of the owner is mapped at the user, too. What was found out about a pair holds
+ * for the lives of both devices. Where there is no link, copies and waits go by way of the program.
+ */
+#include "layer.h"
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define YES 1u
+#define NO 2u
+
+static _Atomic uint64_t linked[WW_DEVICES][WW_DEVICES]; /* tag of both lives | YES or NO; the smaller index first */
+static _Atomic uint64_t reached[WW_DEVICES][WW_DEVICES]; /* the same: user, owner */
+static _Atomic uint64_t numbers;                        /* of signals */
+static uint32_t serial;                                 /* under layer.linking */
+
+static int index_of(const struct ww_device *d)
+{
+    return (int)(d - layer.devices);
+}
+
+static uint64_t tag(const struct ww_device *a, const struct ww_device *b)
+{
+    return (atomic_load(&a->life) & 0x7fffffff) << 33 | (atomic_load(&b->life) & 0x7fffffff) << 2;
+}
+
+static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_device *owner)
+{
+    if (d->facts.remote || owner->facts.remote)
+        return NULL;
+    for (uint32_t i = 0; i < d->facts.npeers && i < WW_PEERS; i++)
+        if (!memcmp(d->facts.peers[i].uuid, owner->facts.uuid, sizeof owner->facts.uuid))
+            return &d->facts.peers[i];
+    return NULL;
+}
+
+/* -- links --------------------------------------------------------------------------------------------------------- */
+
+/* Hand one end of the pair to a worker. */
+static int give(struct ww_device *d, const struct ww_device *other, int end)
+{
+    struct ww_link_packet packet = {WW_LINK, serial};
+    struct ww_args_link args = {(uint32_t)index_of(other), serial};
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {.align = {.cmsg_len = CMSG_LEN(sizeof end), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    struct iovec part = {&packet, sizeof packet};
+    struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.align), &end, sizeof end);
+    pthread_mutex_lock(&d->post);
+    struct ww_channel *c = atomic_load(&d->channel);
+    int lost = !c || sendmsg(c->socket, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0;
+    pthread_mutex_unlock(&d->post);
+    return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, WW_OP_LINK, 0, &args, sizeof args, NULL, 0, NULL);
+}
+
+static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can)
+{
+    uint64_t was = atomic_load_explicit(known, memory_order_acquire);
+    *can = (was & 3) == YES;
+    return (was & ~3ull) == now && (was & 3);
+}
+
+/* A link, if there can be one; layer.linking is held. */
+static bool link_up(struct ww_device *a, struct ww_device *b)
+{
+    if (a > b)
+        return link_up(b, a);
+    _Atomic uint64_t *known = &linked[index_of(a)][index_of(b)];
+    uint64_t now = tag(a, b);
+    int ends[2], error;
+    bool can;
+    if (is_known(known, now, &can))
+        return can;
+    if (a->facts.remote || b->facts.remote || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends))
+        return false;
+    serial++;
+    error = give(a, b, ends[0]);
+    error = error ? error : give(b, a, ends[1]);
+    close(ends[0]);
+    close(ends[1]);
+    if (error != CUDA_ERROR_NOT_READY) /* what the worker before has shared is still in use: not now */
+        atomic_store(known, now | (error ? NO : YES));
+    return !error;
+}
+
+bool ww_reach(struct ww_device *user, struct ww_device *owner)
+{
+    _Atomic uint64_t *known = &reached[index_of(user)][index_of(owner)];
+    uint64_t now = tag(user, owner);
+    bool can;
+    if (is_known(known, now, &can))
+        return can;
+    if (!peer_of(user, owner))
+        return false;
+    pthread_mutex_lock(&layer.linking);
+    if (!is_known(known, now, &can) && (can = link_up(user, owner))) {
+        struct ww_args_link args = {(uint32_t)index_of(user), 0};
+        int error = ww_call(owner, WW_OP_SHARE, 0, &args, sizeof args, NULL, 0, NULL);
+        can = !error;
+        atomic_store(&owner->shared, 1); /* from now on synchronous copies to it wait for their end; earlier ones do here */
+        if (can)
+            can = !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0, NULL);
+        if (error != CUDA_ERROR_OUT_OF_MEMORY)
+            atomic_store_explicit(known, now | (can ? YES : NO), memory_order_release);
+    }
+    pthread_mutex_unlock(&layer.linking);
+    return can;
+}
+
+/* -- memory that others use ---------------------------------------------------------------------------------------- */
+
+void ww_touch(struct ww_device *user, struct ww_device *owner)
+{
+    atomic_fetch_or(&user->touched, 1u << index_of(owner));
+}
+
+void ww_peers_done(struct ww_device *owner)
+{
+    uint32_t bit = 1u << index_of(owner);
+    for (int i = 0; i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed); i++) {
+        struct ww_device *d = &layer.devices[i];
+        if (d == owner || !((atomic_load(&d->touched) | atomic_load(&d->peers)) & bit))
+            continue;
+        atomic_fetch_and(&d->touched, ~bit);
+        ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL); /* a lost one uses it no more */
+    }
+}
+
+void ww_peers_clear(struct ww_device *d)
+{
+    uint32_t bit = 1u << index_of(d);
+    atomic_store(&d->peers, 0);
+    atomic_store(&d->touched, 0);
+    atomic_store(&d->shared, 0);
+    for (int i = 0; i < layer.ndevices; i++)
+        atomic_fetch_and(&layer.devices[i].peers, ~bit);
+}
+
+/* -- waits for another device's events ------------------------------------------------------------------------------ */
+
+/* The owner's worker tells the waiting one when the event's last record has been passed; the stream is held there. */
+int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can)
+{
+    struct ww_device *first = d < owner ? d : owner, *second = d < owner ? owner : d;
+    if (!is_known(&linked[index_of(first)][index_of(second)], tag(first, second), can)) {
+        pthread_mutex_lock(&layer.linking);
+        *can = link_up(first, second);
+        pthread_mutex_unlock(&layer.linking);
+    }
+    if (!*can)
+        return 0;
+    struct ww_args_signal told = {event, (uint32_t)index_of(d), atomic_fetch_add(&numbers, 1) + 1};
+    struct ww_args_signal awaited = {0, (uint32_t)index_of(owner), told.number};
+    int error = ww_send(owner, WW_OP_SIGNAL, 0, &told, sizeof told);
+    return error ? error : ww_send(d, WW_OP_AWAIT, stream, &awaited, sizeof awaited);
+}
+
+/* -- the driver's calls --------------------------------------------------------------------------------------------- */
+
+static int both(CUdevice k, CUdevice other, struct ww_device **d, struct ww_device **owner)
+{
+    int error = ww_ready();
+    if (error || k < 0 || k >= layer.ndevices || other < 0 || other >= layer.ndevices)
+        return error ? error : CUDA_ERROR_INVALID_DEVICE;
+    *d = &layer.devices[k];
+    *owner = &layer.devices[other];
+    return 0;
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice other)
+{
+    struct ww_device *d, *owner;
+    int error = both(k, other, &d, &owner);
+    if (error || !can)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *can = d != owner && peer_of(d, owner);
+    return 0;
+}
+
+CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice other)
+{
+    struct ww_device *d, *owner;
+    int error = both(k, other, &d, &owner);
+    if (error || !value || attribute < 1 || attribute > 5 || d == owner)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    const struct ww_peer *peer = peer_of(d, owner);
+    switch (attribute) {
+    case CU_P2P_RANK: *value = peer ? peer->rank : 0; return 0;
+    case CU_P2P_ACCESS: *value = peer != NULL; return 0;
+    case CU_P2P_ATOMICS: *value = peer ? peer->atomics : 0; return 0;
+    default: *value = 0; return 0; /* arrays are not served */
+    }
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags)
+{
+    struct ww_device *d, *owner = ww_context(context);
+    int error = ww_need(&d);
+    if (error || flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (!owner || owner == d)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (!peer_of(d, owner))
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    if ((error = ww_open(owner)))
+        return error;
+    if (!ww_reach(d, owner))
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    uint32_t bit = 1u << index_of(owner);
+    return atomic_fetch_or(&d->peers, bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;
+}
+
+CUresult cuCtxDisablePeerAccess(CUcontext context)
+{
+    struct ww_device *d, *owner = ww_context(context);
+    int error = ww_need(&d);
+    if (error || !owner)
+        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
+    uint32_t bit = 1u << index_of(owner);
+    if (!(atomic_load(&d->peers) & bit))
+        return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+    ww_touch(d, owner); /* kernels may still be at it */
+    atomic_fetch_and(&d->peers, ~bit);
+    return 0;
+}
