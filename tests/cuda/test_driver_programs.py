@@ -12,6 +12,7 @@ import pytest
 from tests.harness.driver import calls, natives
 
 from warpwell.driver.server import DriverServer
+from warpwell.pool.launch.gpus import list_gpus
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,6 +29,15 @@ def said(module: str, environ: Mapping[str, str], *arguments: str) -> str:
 def server() -> Iterator[DriverServer]:
     """Two devices, both on the first GPU: memory and order are each worker's own."""
     with DriverServer(["0", "0"]) as server:
+        yield server
+
+
+@pytest.fixture
+def two_gpus() -> Iterator[DriverServer]:
+    """A device on each of two GPUs."""
+    if len(list_gpus()) < 2:
+        pytest.skip("two GPUs are needed")
+    with DriverServer(["0", "1"]) as server:
         yield server
 
 
@@ -72,3 +82,14 @@ def test_a_stream_that_never_becomes_ready_leaves_others_on_the_gpu_alone(server
     lines = said("acts", server.environ(), "stuck_beside").splitlines()
     assert lines.pop() == "released True 0 300 {0}"
     assert lines == ["beside [True, True, True] quick True still stuck True", "held back True"]
+
+
+def test_random_programs_on_two_gpus_equal_the_model(two_gpus: DriverServer) -> None:
+    assert said("programs", os.environ, "--seeds", "0:40", "--devices", "2") == "40 programs are right\n"
+    assert said("programs", two_gpus.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
+
+
+def test_an_unmodified_program_on_two_gpus_computes_what_it_computes_without_workers(two_gpus: DriverServer) -> None:
+    native = said("two_devices", os.environ, "--rounds", "50").splitlines()
+    assert len(native) == 2
+    assert said("two_devices", two_gpus.environ(), "--rounds", "50").splitlines()[0] == native[0]

@@ -66,13 +66,13 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
         "layer_host.c": {"if (*code != CUDA_ERROR_NOT_READY)": "if ((*code %= CUDA_ERROR_NOT_READY) >= 0)"}
     },
     "a wait for another device's event is dropped": {
-        "layer_peer.c": {"return error ? error : ww_send(d, WW_OP_AWAIT, stream, &awaited, sizeof awaited);": "return 0;"}
+        "layer_peer.c": {"error ? error : ww_send(d, WW_OP_AWAIT": "error || &stream ? error : ww_send(d, WW_OP_AWAIT"}
     },
     "another device is told of an event before it has been passed": {
-        "worker_streams.c": {"    else wait_for(g, todo);": "    else do_one(NULL, &todo);"}
+        "worker_streams.c": {"    else wait_for(g, todo);": "    else do_one(NULL, &todo), (void)wait_for;"}
     },
     "another device is told of an event before its record is issued": {
-        "worker_streams.c": {"    else if (g->parked) append": "    else if (0) append"}
+        "worker_streams.c": {"if (!g || !g->recorded) do_one": "if (!g || !g->recorded || g->parked) do_one"}
     },
     "new memory is granted before other devices have it": {
         "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": ";"}
