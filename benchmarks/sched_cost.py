@@ -24,7 +24,7 @@ from sched_forms import Bench, Made
 from sched_share import kernels
 
 from warpwell.scheduler import Kind
-from warpwell.targets.blocks.launch import DONE, STOP
+from warpwell.targets.blocks.control import DONE, NEVER, STOP
 
 COUNTS = Path(__file__).parent / "results" / "sched_counts_h200.json"
 MISSES = {"stream": 1.0, "logistic": 0.0}
@@ -42,7 +42,7 @@ def miss_rates() -> dict[str, float]:
 
 def start(bench: Bench, made: Made, stream: Any) -> None:
     """Launch half of the workers that a kernel has alone."""
-    bench.gpu.write_words(stream, made.control, [0, 1 << 30, 0, 0, 0, 0])
+    bench.gpu.write_words(stream, made.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
     made.forms.start(made.control, 0, max(1, made.resident["workers"]["resident"] // 2), stream, made.chunk)
 
 

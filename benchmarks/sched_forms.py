@@ -20,8 +20,9 @@ from measure import machine, save, table
 import warpwell as ww
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks.cuda import forms
-from warpwell.targets.blocks.launch import CURSOR, DONE, FLOOR, LEFT, STOP, BlockLaunch
+from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, NEVER, STOP
+from warpwell.targets.blocks.cuda import Forms
+from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.gpu.gpu import Gpu
 
 TEN = ("gemm", "2mm", "atax", "bicg", "mvt", "conv2d", "fdtd", "correlation", "spmv", "triad")
@@ -79,7 +80,7 @@ class Made:
         self.bench = bench
         self.blocks = BlockLaunch(launch, arguments, "cuda")
         self.blocks.begin()
-        self.forms = forms(self.blocks)
+        self.forms = Forms(self.blocks)
         self.forms.prepare()
         self.chunk = 1
         self.record = self.blocks.new_control()
@@ -87,7 +88,7 @@ class Made:
         self.resident = {f: self.forms.resources(f) for f in ("plain", "workers", "slices")}
 
     def reset(self, stream: Any) -> None:
-        self.bench.gpu.write_words(stream, self.control, [0, 1 << 30, 0, 0, 0, 0])
+        self.bench.gpu.write_words(stream, self.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
 
     def workers(self, stream: Any, chunk: int = 1) -> None:
         self.reset(stream)
@@ -210,7 +211,7 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
         times, done = [], 0
         lengths = []
         for _ in range(count):
-            bench.gpu.write_words(bench.stream, made.control, [0, 1 << 30, done])
+            bench.gpu.write_words(bench.stream, made.control, [0, NEVER, done])
             made.forms.start(made.control, 0, resident, bench.stream, 1)
             event = bench.gpu.mark(bench.stream)
             bench.wait_seconds(2 * length + float(rng.uniform(0.1e-3, 0.4e-3)))

@@ -16,7 +16,7 @@ from sched_forms import Bench, Made
 
 from warpwell.scheduler.predict.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
-from warpwell.targets.blocks.launch import DONE, STOP
+from warpwell.targets.blocks.control import DONE, NEVER, STOP
 from warpwell.targets.gpu.gpu import Gpu
 
 KERNELS = {
@@ -53,7 +53,7 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
     gpu = bench.gpu
     events = []
     for made, count, stream in zip((first, second), workers, streams, strict=True):
-        gpu.write_words(stream, made.control, [0, 1 << 30, 0, 0, 0, 0])
+        gpu.write_words(stream, made.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
         made.forms.start(made.control, 0, count, stream, made.chunk, ROUNDS)
         events.append(gpu.mark(stream))
         bench.wait_seconds(0.4e-3)

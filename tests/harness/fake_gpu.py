@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.targets.blocks import cpu as blocks_cpu
+from warpwell.targets.blocks.control import NEVER
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.memory import Block, memory_for, view_of
 
@@ -60,14 +61,17 @@ class FakeForms:
         """See `Forms`."""
         return {"registers": 32, "shared": 0, "local": 0, "threads": 256, "resident": self._resident}
 
-    def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1) -> None:
+    def start(
+        self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
+        until: int = NEVER,
+    ) -> None:  # fmt: skip
         """See `Forms`."""
 
         def work(worker: int) -> None:
             with self._lock:
                 self._now += 1
                 self.most = max(self.most, self._now)
-            self._blocks.work(control, worker)
+            self._blocks.work(control, worker, until)
             with self._lock:
                 self._now -= 1
 
@@ -91,7 +95,7 @@ class FakeForms:
 
         def operation() -> None:
             driver = blocks_cpu.driver(blocks)
-            driver(context.ctypes.data, control.address, 0, total, blocks.threads, *blocks.values)
+            driver(context.ctypes.data, control.address, 0, NEVER, total, blocks.threads, *blocks.values)
 
         stream.operations.put(operation)
 

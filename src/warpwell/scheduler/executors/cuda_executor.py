@@ -28,14 +28,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP
+from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP
 from ...targets.gpu.gpu import Gpu
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
 from .cuda_launch import Ahead, Order, Pace
-from .cuda_run import EVERY, CudaRun, lost_with
+from .cuda_run import CudaRun, lost_with
 from .threads import Threads
 
 PAIRS = (16, 32, 48, 64)
@@ -348,7 +348,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.quota = run.most(self._gpu)
         run.target = run.quota
         fresh = [0] * (CONTROL_WORDS - 3) if run.top == 0 else []
-        self._gpu.set_words(run.stream, run.control, [0, EVERY, run.done, *fresh])
+        self._gpu.set_words(run.stream, run.control, [0, NEVER, run.done, *fresh])
         run.launched, run.floor = 0, run.top
         run.begins(self._gpu)
         run.start_workers(min(run.quota, -(-(blocks.blocks - run.done) // run.chunk)), run.stream)

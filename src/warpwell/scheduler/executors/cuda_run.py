@@ -17,9 +17,6 @@ SLICE = 200e-6
 WHOLE = 100e-6
 """Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
 
-EVERY = 1 << 62
-"""`TARGET` where no number is too large."""
-
 
 class CudaRun(BlockRun):
     """A task on the GPU."""

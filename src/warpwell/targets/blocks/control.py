@@ -21,3 +21,6 @@ their blocks soon, where the youngest of a kernel that keeps it busy may not for
 BEGUN = 7
 """Workers that have begun, ever."""
 CONTROL_WORDS = 8
+
+NEVER = 1 << 62
+"""`TARGET`, and the end of a shift, where no number reaches it."""

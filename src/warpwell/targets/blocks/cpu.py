@@ -10,7 +10,7 @@ from ..fault import FLAG
 from . import control as at
 
 _DRIVER = """
-def driver(context, control, worker, total, threads{parameters}):
+def driver(context, control, worker, until, total, threads{parameters}):
     set_context(context)
     fetch_add(control + 8 * LIVE, 1, DEVICE)
     fetch_add(control + 8 * BEGUN, 1, DEVICE)
@@ -20,6 +20,8 @@ def driver(context, control, worker, total, threads{parameters}):
         if load_acquire(control + 8 * STOP, DEVICE) != 0 or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
             break
         if worker < load_relaxed(control + 8 * FLOOR, DEVICE):
+            break
+        if load_relaxed(control + 8 * CURSOR, DEVICE) >= until:
             break
         block = fetch_add(control + 8 * CURSOR, 1, DEVICE)
         if block >= blocks:
@@ -44,11 +46,11 @@ def driver(blocks: Any) -> Any:
 
     values = host_arrays(blocks.values)
     compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
-    compile_for(blocks.kernel, compiled, (0, 0, 0, 0, 0), values)
+    compile_for(blocks.kernel, compiled, (0, 0, 0, 0, 0, 0), values)
     return compiled
 
 
-def work(blocks: Any, control: int, worker: int) -> None:
+def work(blocks: Any, control: int, worker: int, until: int) -> None:
     """Run blocks until none is left; see `BlockLaunch.work`."""
     from ..compiler.run_cpu import host_arrays
     from ..compiler.symbols import forget_context  # imports LLVM
@@ -58,7 +60,7 @@ def work(blocks: Any, control: int, worker: int) -> None:
     context[FLAG] = blocks.flag.address
     values = host_arrays(blocks.values)
     try:
-        driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
+        driver(blocks)(context.ctypes.data, control, worker, until, blocks.total, blocks.threads, *values)
     except BaseException:
         forget_context()
         raise

@@ -24,7 +24,7 @@ LIVE, LEFT, FLOOR, BEGUN = (8 * word for word in (at.LIVE, at.LEFT, at.FLOOR, at
 """Offsets of words in the control record, in bytes."""
 
 _WORKERS = """
-def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
+def {name}(control, base, chunk, until, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
     {begin}
     worker = base + own_block()
     if thread_index() == 0:
@@ -32,7 +32,7 @@ def {name}(control, base, chunk, blocks, period, across, rows, extent0, extent1,
         add_relaxed(control + BEGUN, 1)
     ended = 0
     while True:
-        first = claim(control, worker, chunk, ended)
+        first = claim(control, worker, chunk, until, ended)
         if first < 0 or first >= blocks:
             leave(control)
             return
@@ -88,25 +88,27 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
-_WORDS = {"plain": 3, "workers": 10, "slices": 6}
+_WORDS = {"plain": 3, "workers": 11, "slices": 6}
 """Integers before the kernel's own parameters."""
 
 
 @device
-def claim(control, worker, chunk, ended):
+def claim(control, worker, chunk, until, ended):
     """Count the blocks that ended and claim the next; -1 where the worker is to leave (all threads of a block).
 
-    What the flags say is looked at first, so whatever is claimed is run.
+    What the flags say is looked at first, so whatever is claimed is run. The same holds for the end of a shift: others
+    may claim between the look and the claim, so a shift ends a few blocks late, and no block is lost.
     """
     barrier()  # the blocks before have ended, for all threads
     if thread_index() == 0:
         stop = load_relaxed(control + STOP, DEVICE)
         target = load_relaxed(control + TARGET, DEVICE)
         floor = load_relaxed(control + FLOOR, DEVICE)
+        cursor = load_relaxed(control + CURSOR, DEVICE)
         if ended != 0:
             add_relaxed(control + DONE, ended)
         first = -1
-        if stop == 0 and floor <= worker and worker < target:
+        if stop == 0 and floor <= worker and worker < target and cursor < until:
             first = add_relaxed(control + CURSOR, chunk)
         put_claim(first)
     barrier()
@@ -187,13 +189,16 @@ class Forms:
         """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
         return dict(self._forms[form][1])
 
-    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
+    def start(
+        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, until: int = at.NEVER
+    ) -> None:
         """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
 
-        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
+        They claim no more once `until` blocks have been claimed: the end of their shift. With `rounds`, the blocks are
+        run that many times over, in order, which is how a rate is measured.
         """
         blocks = self._blocks.blocks
-        words = (control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
+        words = (control, base, chunk, until, blocks * rounds, blocks, *self._grid, *self._extents)
         self._launch("workers", (workers,), stream, words)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:

@@ -16,7 +16,7 @@ from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
 from ..memory import Block, memory_for
 from ..signature import configuration
-from .control import CONTROL_WORDS, TARGET
+from .control import CONTROL_WORDS, NEVER, TARGET
 
 BLOCK_INDICES = 256
 """Indices of a block of a kernel that is launched over indices."""
@@ -150,7 +150,7 @@ class BlockLaunch:
         import numpy as np
 
         words = np.zeros(CONTROL_WORDS, np.int64)
-        words[TARGET] = 1 << 30
+        words[TARGET] = NEVER
         control = memory_for(self.device).allocate(8 * CONTROL_WORDS)
         control.write(0, words)
         return control
@@ -177,7 +177,7 @@ class BlockLaunch:
 
         return Forms(self)
 
-    def work(self, control: int, worker: int) -> None:
+    def work(self, control: int, worker: int, until: int = NEVER) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
 
         Parameters
@@ -186,7 +186,9 @@ class BlockLaunch:
             Address of a control record.
         worker : int
             Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
+        until : int
+            Blocks claimed at which its shift ends.
         """
         from .cpu import work
 
-        work(self, control, worker)
+        work(self, control, worker, until)

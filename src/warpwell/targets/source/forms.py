@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import errors
+from ..blocks.control import NEVER
 from ..gpu.device import current
 from ..gpu.prepared import Prepared, check_kernel
 from .program import build
@@ -97,13 +98,13 @@ class SourceForms:
         """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
         return dict(self._forms[form][1])
 
-    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
-        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
-
-        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
-        """
+    def start(
+        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, until: int = NEVER
+    ) -> None:
+        """Launch workers; see `blocks.cuda.Forms.start`."""
         blocks = self._blocks.blocks
-        self._launch("workers", (workers,), (control, base, chunk, blocks * rounds, blocks, *self._grid), stream)
+        words = (control, base, chunk, until, blocks * rounds, blocks, *self._grid)
+        self._launch("workers", (workers,), words, stream)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
         """Launch `count` blocks from block `first`; return at once."""

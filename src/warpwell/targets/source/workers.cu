@@ -67,17 +67,18 @@ static __device__ __forceinline__ void ww_set_block(unsigned ww_number, unsigned
 
 // What the flags say is looked at first, so whatever is claimed is run. Every thread of a block comes here.
 static __device__ __forceinline__ long long ww_claim(
-    long long ww_control, long long ww_worker, long long ww_chunk, long long ww_ended)
+    long long ww_control, long long ww_worker, long long ww_chunk, long long ww_until, long long ww_ended)
 {
     __syncthreads();  // the blocks before have ended, for all threads
     if (ww_thread() == 0) {
         const long long ww_stop = ww_load(ww_control + 8 * WW_STOP);
         const long long ww_target = ww_load(ww_control + 8 * WW_TARGET);
         const long long ww_floor = ww_load(ww_control + 8 * WW_FLOOR);
+        const long long ww_cursor = ww_load(ww_control + 8 * WW_CURSOR);
         if (ww_ended != 0)
             ww_add(ww_control, WW_DONE, ww_ended);
         long long ww_first = -1;
-        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target)
+        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target && ww_cursor < ww_until)
             ww_first = ww_add(ww_control, WW_CURSOR, ww_chunk);
         ww_slots()->claimed = ww_first;
     }
@@ -86,8 +87,8 @@ static __device__ __forceinline__ long long ww_claim(
 }
 
 extern "C" __global__ void ww_workers_{name}(
-    long long ww_control, long long ww_base, long long ww_chunk, long long ww_blocks, long long ww_period,
-    long long ww_x, long long ww_y, long long ww_z{parameters})
+    long long ww_control, long long ww_base, long long ww_chunk, long long ww_until, long long ww_blocks,
+    long long ww_period, long long ww_x, long long ww_y, long long ww_z{parameters})
 {
     const long long ww_worker = ww_base + ww_own_block();
     long long ww_ended = 0, ww_first = 0, ww_last = 0, ww_next = 0;
@@ -102,7 +103,7 @@ extern "C" __global__ void ww_workers_{name}(
     if (ww_chunk < 1)
         goto ww_behind;
 ww_more:
-    ww_first = ww_claim(ww_control, ww_worker, ww_chunk, ww_ended);
+    ww_first = ww_claim(ww_control, ww_worker, ww_chunk, ww_until, ww_ended);
     if (ww_first < 0 || ww_first >= ww_blocks)
         goto ww_leave;
     ww_last = ww_first + ww_chunk < ww_blocks ? ww_first + ww_chunk : ww_blocks;
