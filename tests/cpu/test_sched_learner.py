@@ -222,7 +222,7 @@ class Hand(Executor):
     def preempt(self, job, mode="drain"):
         pass
 
-    def resize(self, job, workers):
+    def resize(self, job, workers, shift=None):
         pass
 
     def progress(self, job):

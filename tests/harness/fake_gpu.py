@@ -162,6 +162,10 @@ class FakeGpu:
         stream.operations.put(event.set)
         return event
 
+    def after(self, stream: _Stream, event: _Mark) -> None:
+        """See `Gpu`."""
+        stream.operations.put(lambda: bool(event.wait()))
+
     def done(self, event: _Mark) -> bool:
         """See `Gpu`."""
         return event.is_set()

@@ -406,10 +406,12 @@ class Core:
             self.admission.admit(job)
         why = decision.why
         if task.whole:
-            placement = replace(placement, plain=True, workers=None)
+            placement = replace(placement, plain=True, workers=None, shift=None)
             why = {**why, "whole": task.whole}
         if placement.workers is not None or placement.partition is not None or placement.plain:
             why = {**why, "workers": placement.workers, "partition": placement.partition, "plain": placement.plain}
+        if placement.shift is not None:
+            why = {**why, "shift": placement.shift}
         job.placement = placement
         try:
             self.executor.launch(job, placement)
@@ -462,13 +464,15 @@ class Core:
         job, placement = decision.job, decision.job.placement
         if placement is None or job.state is not RUNNING or placement.plain:
             return
-        if placement.workers == decision.workers:
+        workers, shift = decision.workers, decision.shift
+        if placement.workers == workers and placement.shift == shift:
             return
         job.alone = False
-        job.placement = Placement(decision.workers, placement.partition, placement.priority, placement.plain)
+        job.placement = replace(placement, workers=workers, shift=shift)
         self._launches += 1
-        self._write(now, "resize", job, {**decision.why, "workers": decision.workers})
-        self.executor.resize(job, decision.workers)
+        why = {**decision.why, "workers": workers}
+        self._write(now, "resize", job, why if shift is None else {**why, "shift": shift})
+        self.executor.resize(job, workers, shift)
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""

@@ -112,8 +112,11 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def resize(self, job: Job, workers: int | None) -> None:
-        """Change the quota of a running job: it shrinks at block ends and never exceeds the new quota after that."""
+    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
+        """Change the quota of a running job: it shrinks at block ends and never exceeds the new quota after that.
+
+        `shift` is that of its placement from now on: whether its workers stay, or are relieved every so many seconds.
+        """
 
     @abstractmethod
     def progress(self, job: Job) -> int:

@@ -81,11 +81,12 @@ class Preempt:
 
 @dataclass(slots=True)
 class Resize:
-    """Change a running job's quota."""
+    """Change a running job's quota, and whether its workers take turns (`Placement.shift`)."""
 
     job: Job
     workers: int | None
     why: dict[str, Any] = field(default_factory=dict)
+    shift: float | None = None
 
 
 @dataclass(slots=True)

@@ -85,7 +85,8 @@ class Simulated:
     __slots__ = (
         "alone", "allowed", "base", "blocks", "due", "easy", "found", "goal", "goal_due", "hold", "job", "kept", "load",
         "mode", "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident",
-        "resize_at", "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted", "width",
+        "resize_at", "resize_goal", "said", "saving", "shape", "shift", "speed", "stop_at", "stop_goal", "wanted",
+        "width",
     )  # fmt: skip
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
@@ -105,6 +106,7 @@ class Simulated:
         self.said = self.base
         self.partition = placement.partition
         self.plain = placement.plain
+        self.shift = placement.shift
         self.goal: float = shape.blocks
         self.found = self.kept = self.wanted = 0
         self.rate = self.speed = 0.0
@@ -309,8 +311,11 @@ class Simulator(Executor):
             run.stop_at = self._now + self._latency()
         self._changed = True
 
-    def resize(self, job: Job, workers: int | None) -> None:
-        """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
+    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
+        """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved.
+
+        Shifts take no time: what works in them is younger than what stays, from now on.
+        """
         if workers is not None and workers < 1:
             raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
         self._busy(self._host.signal)
@@ -318,6 +323,7 @@ class Simulator(Executor):
         if run is None or run.plain or run.mode:
             return
         run.easy = False
+        run.shift = shift
         run.next_allowed = run.shape.allowed(Placement(workers, run.partition), self._capacity)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
@@ -507,7 +513,8 @@ class Simulator(Executor):
         residents: list[ResidentKernel] = []
         there = []
         moving = False
-        for run in runs:
+        by_age = sorted(runs, key=_takes_turns) if any([run.shift for run in runs]) else runs
+        for run in by_age:
             run.rate = 0.0
             if run.hold is not None:
                 moving = True
@@ -591,3 +598,8 @@ class Simulator(Executor):
         self.saved_seconds += seconds
         run.hold = self._now + seconds
         run.easy = False
+
+
+def _takes_turns(run: Simulated) -> bool:
+    """Whether its workers are relieved, and so younger than those of all that stay."""
+    return run.shift is not None

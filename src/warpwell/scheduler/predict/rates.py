@@ -14,7 +14,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,8 @@ class RateModel(ABC):
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC when exactly these run together; 0 for one whose blocks find no room.
 
-        The order of `jobs` is the order of residency: the first was launched first.
+        The order of `jobs` is the order of residency: the first was launched first. Those whose workers are relieved
+        (`Placement.shift`) are younger than the others.
         """
         # Policies ask for the same combinations of alike kernels again and again.
         parts: list[Any] = []
@@ -95,6 +96,8 @@ class RateModel(ABC):
             task = job.task
             blocks = task.blocks
             number, shape, _ = known.get((id(task.profile), blocks, task.name)) or self._learn(task)
+            if placement.shift is not None:
+                return self._by_age(jobs, placements)
             allowed, workers, partition = shape.alone, placement.workers, placement.partition
             if partition is not None:
                 allowed = shape.allowed(placement, self.capacity)
@@ -109,6 +112,14 @@ class RateModel(ABC):
         if found is None:
             found = remember(self._together, key, self._evaluate(jobs, shapes, parts))
         return found.copy()
+
+    def _by_age(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
+        order = sorted(range(len(jobs)), key=lambda k: placements[k].shift is not None)
+        stays = [replace(placements[k], shift=None) for k in order]
+        found = [0.0] * len(jobs)
+        for k, rate in zip(order, self.together([jobs[k] for k in order], stays), strict=True):
+            found[k] = rate
+        return found
 
     def _evaluate(self, jobs: Sequence[Job], shapes: Sequence[Shape], parts: list[Any]) -> list[float]:
         quotas, wanted, partitions = parts[1::4], parts[2::4], parts[3::4]
