@@ -4,6 +4,9 @@
 sharing.py          helpers of all policies: quotas, partitions, rank of classes, standing with aging
 order.py            launch in an order, never preempt: first-come, left-over, stream-priority, shortest
 source.py           the source's rule: best combination of classes, preemption by its cost formula
+standing.py         whose turn it is: priority with aging, within limits, then tenants by their use
+live.py             how fast two kernels ran together, from the blocks that they ended
+lanes.py            two lanes, one a class: the compute-intensive kernel works in shifts, and is always younger
 arrangement.py      places for kernels that run together, with the best sum of rates
 warpwell.py         ours: priority, tenants, aging, then the best arrangement in the best order
 ==================  =====================================================================================
@@ -16,6 +19,7 @@ from typing import Any
 
 from ... import errors, registry
 from ..policy import Policy
+from .lanes import Lanes
 from .order import FirstCome, LeftOver, Shortest, StreamPriority
 from .source import Source
 from .warpwell import Warpwell
@@ -26,6 +30,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "stream-priority": StreamPriority,
     "shortest": Shortest,
     "source": Source,
+    "lanes": Lanes,
     "warpwell": Warpwell,
 }
 """What makes each policy; options are keywords of its class."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,13 +12,10 @@ from ..task import COMPUTE, PREEMPTED, Job
 from .arrangement import Arrangement, Arranger
 from .order import at_least_one
 from .sharing import Sight, age, gentlest_mode, grow, preemptible, share, stopping, swaps
+from .standing import Standing, due
 
 NAMES = 8
 """Kernels that are told apart by name while they wait, where the rates table knows names; of others only the class."""
-
-FAR = 10
-"""Leads by which a tenant is ahead for other reasons than priority and aging: its kernels age again, or those who
-could not run for long would shut it out for as long."""
 
 SOONEST = 1e-3
 """Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
@@ -110,13 +106,11 @@ class Warpwell(Policy):
         perfect: bool = False,
         name: str | None = None,
     ) -> None:
-        self.patience = at_least_one("patience", patience)
+        self._standing = Standing(patience, slack, lead)
         self.most = at_least_one("most", most)
-        for option, value in (("slack", slack), ("lead", lead), ("margin", margin), ("restore", restore)):
+        for option, value in (("margin", margin), ("restore", restore)):
             if not value >= 0:
                 raise errors.ArgumentError(f"{option} is {value}: give 0 or more", name=option)
-        self.slack = slack
-        self.lead = lead
         self.margin = margin
         self.restore = restore
         self.model = model
@@ -128,7 +122,6 @@ class Warpwell(Policy):
         self._sight = Sight(perfect, observes=True)
         self._arranger = Arranger(self._sight)
         self._promised: Job | None = None
-        self._bound = self._far = math.inf
         self._quiet: tuple[int, ...] = ()
         self._by_name = False
         self._names: dict[str, str] = {}
@@ -148,9 +141,7 @@ class Warpwell(Policy):
 
     def key(self, job: Job) -> float:
         """Arrival; of tasks with a deadline, when they must be launched at the latest."""
-        if job.task.deadline is None:
-            return job.arrival
-        return job.arrival + job.task.deadline - (job.rest or 0.0)
+        return due(job)
 
     def ended(self, job: Job, now: float) -> None:
         """Forget it."""
@@ -166,10 +157,7 @@ class Warpwell(Policy):
         heads = view.waiting.heads()
         if not heads:
             return self._come_out(view) or grow(view)
-        if len(view.tenants) > 1:
-            least = min([view.tenants[name].clock for name in {job.task.tenant for job in (*view.running, *heads)}])
-            lead = self.lead * view.capacity.processors
-            self._bound, self._far = least + lead, least + FAR * lead
+        self._standing.look(view, heads)
         first = self._first(view, heads)
         # Nothing is worth more later beside the same kernels: what is left of them only shrinks.
         quiet = (*[job.number for job in view.running], -1, *[job.number for job in first])
@@ -185,38 +173,8 @@ class Warpwell(Policy):
         return decisions
 
     # -- whose turn it is ----------------------------------------------------------------------------------
-    def _standing(self, view: View, job: Job) -> int:
-        """Return a job's priority, as far as it counts now, and its tenant's."""
-        account = view.tenants[job.task.tenant]
-        its: int = account.tenant.priority
-        return its + (job.priority if account.clock <= self._bound else min(job.priority, 0))
-
-    def _level(self, view: View, job: Job) -> int:
-        task, claims = job.task, job.priority
-        if task.deadline is not None:
-            # Twice its rest from its deadline: one more priority.
-            claims += view.now + (job.rest or 0.0) >= self.key(job)
-        account = view.tenants[task.tenant]
-        waited: int = view.waiting.passed(job) // self.patience
-        its: int = account.tenant.priority + waited
-        if account.clock <= self._bound:
-            return its + claims
-        if account.clock <= self._far:
-            its -= waited  # others pass because they are owed it
-        return its + min(claims, 0)
-
     def _first(self, view: View, heads: list[Job]) -> list[Job]:
-        """Return the jobs of the highest level, of the tenants that used least."""
-        if len(heads) == 1:
-            return heads
-        levels = [self._level(view, job) for job in heads]
-        most = max(levels)
-        if min(levels) < most:
-            heads = [job for job, its in zip(heads, levels, strict=True) if its == most]
-        if len(heads) > 1 and len(view.tenants) > 1:
-            clocks = [view.tenants[job.task.tenant].clock for job in heads]
-            bound = min(clocks) + self.slack * view.capacity.processors
-            heads = [job for job, clock in zip(heads, clocks, strict=True) if clock <= bound]
+        heads = self._standing.first(view, heads)
         if len(heads) < 3:
             return heads
         # The oldest of each class, new and preempted: more would cost more than it can find.
@@ -320,9 +278,9 @@ class Warpwell(Policy):
         queued = self._queued(view, now)
         choices: list[tuple[float, list[Job], list[Job], Job]] = []
         for job, victims in newcomers:
-            above = self._level(view, job)
+            above = self._standing.level(view, job)
             for victim in victims:
-                if victim in queued or self._standing(view, victim) > above:
+                if victim in queued or self._standing.of(view, victim) > above:
                     continue
                 stays = [j for j in running if j is not victim]
                 last = arranger.estimate(view, [*stays, job], len(stays))
@@ -351,12 +309,12 @@ class Warpwell(Policy):
         victims = [j for j in view.running if preemptible(j)]
         if not victims:
             return None
-        ranks = {j: self._standing(view, j) + j.preemptions // self.most for j in victims}
-        if max([self._standing(view, j) for j in heads]) <= min(ranks.values()):
+        ranks = {j: self._standing.of(view, j) + j.preemptions // self.most for j in victims}
+        if max([self._standing.of(view, j) for j in heads]) <= min(ranks.values()):
             return None
         victim = min(victims, key=lambda j: (ranks[j], -j.arrival, -j.number))
         # Waiting does not make others leave; priority does.
-        job = max(heads, key=lambda j: (self._standing(view, j), *_sooner(j)))
+        job = max(heads, key=lambda j: (self._standing.of(view, j), *_sooner(j)))
         cost = view.cost(victim, [j for j in view.running if j is not victim])
         rest = self._sight.rest(view, victim)
         why = {"rule": "priority", "C": cost, "rest": rest, "victim": victim.number, "newcomer": job.number}
@@ -365,7 +323,7 @@ class Warpwell(Policy):
         victims = [victim]
         if len(view.running) > 1 and victim in self._queued(view, self._arranger.now(view)):
             # All of lower priority leave, or it could not see that it is to.
-            above = self._standing(view, job)
+            above = self._standing.of(view, job)
             victims = [j for j, its in ranks.items() if its < above]
         return [Preempt(j, gentlest_mode(view), job, why) for j in victims]
 

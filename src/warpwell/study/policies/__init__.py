@@ -42,6 +42,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "source-no-pairing": partial(Source, pairs=False, name="source-no-pairing"),
     "source-no-cost": partial(Source, costs=False, name="source-no-cost"),
     "source-perfect": partial(Source, perfect=True, name="source-perfect"),
+    "lanes": OWN["lanes"],
     "warpwell": Warpwell,
     "warpwell-no-preemption": partial(Warpwell, preempts=False, name="warpwell-no-preemption"),
     "warpwell-no-pairing": partial(Warpwell, pairs=False, name="warpwell-no-pairing"),
