@@ -9,13 +9,16 @@ from ... import errors
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Kind, Placement
-from .live import Live
+from .live import Live, in_order
 from .order import PLAIN, at_least_one
 from .sharing import Sight, age, at_most, gentlest_mode, preemptible, quota, stopping
 from .standing import Standing, due
 
 SHARES = (0.75, 0.625, 0.5)
 """Parts of the device that the memory-intensive kernel of a pair may get; the first is tried first."""
+
+NAMES = 8
+"""Kernels that are told apart by name while they wait, to find the best company; of others only the class."""
 
 SOONEST = 1e-3
 """Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
@@ -63,7 +66,7 @@ class Lanes(Policy):
         self,
         *,
         shift: float = 2e-3,
-        short: float = 2e-3,
+        short: float = 1e-3,
         least: float = 1.02,
         pause: float = 1.0,
         most: int = 8,
@@ -85,11 +88,13 @@ class Lanes(Policy):
         self._sight = Sight(False, observes=True)
         self._live = Live()
         self._seen: dict[Kind, float] = {}
+        self._names: dict[str, str] = {}
 
     def bucket(self, job: Job) -> Hashable:
-        """Group by tenant, priority, class, preempted or new; tasks with a deadline apart."""
-        task = job.task
-        return task.tenant, job.priority, task.profile.kind, job.state is PREEMPTED, task.deadline is None
+        """Group by tenant, priority, class, preempted or new, and name; tasks with a deadline apart."""
+        task, names = job.task, self._names
+        name = names.get(task.name) or (names.setdefault(task.name, task.name) if len(names) < NAMES else "")
+        return task.tenant, job.priority, task.profile.kind, job.state is PREEMPTED, task.deadline is None, name
 
     def key(self, job: Job) -> float:
         """Arrival; of tasks with a deadline, when they must be launched at the latest."""
@@ -124,10 +129,12 @@ class Lanes(Policy):
             return self._lower(view, first) or self._swap(view, heads)
         busy = {job.task.profile.kind for job in running}
         if first.task.profile.kind not in busy:
-            return self._join(view, first)
+            kind = first.task.profile.kind
+            lane = [job for job in heads if job.task.profile.kind is kind]
+            return self._join(view, self._best(view, lane, running[0]))
         company = [job for job in heads if job.task.profile.kind not in busy and not _unknown(job)]
         if company:
-            mate = self._best(view, company)
+            mate = self._best(view, company, running[0])
             if self._standing.level(view, mate) < self._standing.level(view, first):
                 return self._lower(view, first) or self._behind(first)
             return self._join(view, mate)
@@ -139,9 +146,14 @@ class Lanes(Policy):
         return self._ease(view)
 
     # -- who -----------------------------------------------------------------------------------------------
-    def _best(self, view: View, jobs: list[Job]) -> Job:
-        """Return whose turn it is: a preempted one first among equals, then the oldest."""
-        return min(self._standing.first(view, jobs), key=lambda job: (job.state is not PREEMPTED, *age(job)))
+    def _best(self, view: View, jobs: list[Job], mate: Job | None = None) -> Job:
+        """Return whose turn it is: among equals the best company of `mate`, a preempted one, the oldest.
+
+        A pair that was never measured comes before all that were.
+        """
+        equals = self._standing.first(view, jobs)
+        sums = dict.fromkeys(equals, 0.0) if mate is None else {job: self._live.sum(job, mate) for job in equals}
+        return min(equals, key=lambda job: (-sums[job], job.state is not PREEMPTED, *age(job)))
 
     def _mixed(self, now: float) -> bool:
         """Whether both classes were about lately, so that company may come."""
@@ -159,11 +171,10 @@ class Lanes(Policy):
             return [Launch(first, Placement(), {"rule": "unknown"})]
         company = [job for job in heads if job.task.profile.kind not in (None, first.task.profile.kind)]
         if company and view.limit > 1:
-            mate = self._best(view, company)
+            mate = self._best(view, company, first)
             if not self._alone(first, mate, view.now):
-                memory, compute = (first, mate) if first.task.profile.kind is MEMORY else (mate, first)
                 why = {"rule": "lanes", "beside": []}
-                return [self._launch(view, job, share, why) for job, share in self._divide(memory, compute)]
+                return [self._launch(view, job, share, why) for job, share in self._divide(view, first, mate)]
         if self._short(first) or (view.waiting.count > 1 and not self._mixed(view.now)):
             return self._behind(first)
         return [Launch(first, Placement(), {"rule": "alone"})]
@@ -176,7 +187,7 @@ class Lanes(Policy):
             return self._behind(job)
         why = {"rule": "lanes", "beside": [mate.number]}
         comes = job.task.profile.kind is MEMORY
-        shares = dict(self._divide(job, mate) if comes else self._divide(mate, job))
+        shares = dict(self._divide(view, job, mate))
         launch = self._launch(view, job, shares[job], why)
         if not preemptible(mate):
             return [launch]
@@ -196,17 +207,19 @@ class Lanes(Policy):
             return at_most(workers)
         return Placement(workers, shift=self.shift)
 
-    def _divide(self, memory: Job, compute: Job) -> list[tuple[Job, float]]:
-        share = self._live.best(memory, compute, SHARES)
-        self._live.shared(memory, compute, share)
+    def _divide(self, view: View, one: Job, two: Job) -> list[tuple[Job, float]]:
+        """Return the share of each, memory-intensive first, and measure what comes of it."""
+        memory, compute = in_order(one, two)
+        share = self._live.choose(memory, compute, SHARES)
+        if all([job.waits or preemptible(job) for job in (one, two)]):  # else nothing is known of its progress
+            self._live.begin(memory, compute, view.now)
         return [(memory, share), (compute, 1.0 - share)]
 
     def _alone(self, job: Job, mate: Job, now: float) -> bool:
         """Whether two kernels are better launched as they are: they are short, or gained nothing lately."""
         if self._short(job) and (self._short(mate) or not preemptible(mate)):
             return True
-        memory, compute = (job, mate) if job.task.profile.kind is MEMORY else (mate, job)
-        return self._live.poor(memory, compute, self.least, now - self.pause)
+        return self._live.poor(job, mate, self.least, now - self.pause)
 
     @staticmethod
     def _behind(job: Job) -> list[Decision]:
@@ -244,7 +257,7 @@ class Lanes(Policy):
         running = view.running
         if len(running) != 2 or not all([preemptible(j) for j in running]):
             return []
-        memory, compute = sorted(running, key=lambda j: j.task.profile.kind is COMPUTE)
+        memory, compute = in_order(*running)
         before = self._live.rates(memory, compute)
         rests = [self._sight.rest(view, j) for j in (memory, compute)]
         known = [rest for rest in rests if rest is not None]
@@ -255,7 +268,7 @@ class Lanes(Policy):
                 continue
             comes = job.task.profile.kind is MEMORY
             victim, stays = (memory, compute) if comes else (compute, memory)
-            after = self._live.rates(job, compute) if comes else self._live.rates(memory, job)
+            after = self._live.rates(job, stays)
             if after is None or victim.preemptions >= self.most:
                 continue
             if self._standing.level(view, job) < self._standing.of(view, victim):

@@ -19,6 +19,10 @@ WAVES = 2
 """Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
 
 
+UNTRIED = 2.0
+"""Sum of rates of a pair that was not measured: all that there could be, so that it is."""
+
+
 class Live:
     """Normalized IPC of pairs, a memory-intensive kernel first, by the share of the device that it had.
 
@@ -34,22 +38,27 @@ class Live:
         self._begun: dict[Job, int] = {}
         self._found: dict[Kind, float] = {}
 
+    def begin(self, memory: Job, compute: Job, now: float) -> None:
+        """Begin a window: these two run together from now on, with the share that was chosen for them."""
+        self._key, self._since, self._found = _key(memory, compute), now, {}
+        self._begun = {memory: memory.done, compute: compute.done}
+
     def look(self, running: Sequence[Job], now: float) -> None:
-        """See what runs, with fresh counts of blocks; end a window and begin one where the pair has changed."""
-        pair = [job for job in running if job.placement is not None and not job.placement.plain]
-        kinds = [job.task.profile.kind for job in pair]
-        goes_on = self._begun.keys() == set(pair) and not self._found
-        if goes_on and now - self._since < WINDOW:
+        """See what runs, with fresh counts of blocks: end the window where the pair has parted, or it was long."""
+        if self._key is None:
             return
-        for job in list(self._begun):
+        pair = list(self._begun)
+        together = len(pair) == 2 and all([job in running for job in pair])
+        if together and now - self._since < WINDOW:
+            return
+        for job in pair:
             self._measure(job, now)
-        if self._key is not None and len(self._found) == 2:
+        if len(self._found) == 2:
             self._note(self._key, (self._found[MEMORY], self._found[COMPUTE]), now)
-        self._begun, self._found, self._key = {}, {}, None
-        if len(running) == 2 and set(kinds) == {MEMORY, COMPUTE}:
-            memory, compute = pair if kinds[0] is MEMORY else pair[::-1]
-            self._key, self._since = _key(memory, compute), now
-            self._begun = {job: job.done for job in pair}
+        if together:
+            self.begin(*in_order(*pair), now)
+        else:
+            self._key, self._begun = None, {}
 
     def ended(self, job: Job, now: float) -> None:
         """Measure one that has ended; its partner is measured when its blocks are counted next."""
@@ -73,33 +82,39 @@ class Live:
         of[share] = was[0] + LEARN * (rates[0] - was[0]), was[1] + LEARN * (rates[1] - was[1])
         self._times[key] = now
 
-    def shared(self, memory: Job, compute: Job, share: float) -> None:
-        """Note the part of the device that the memory-intensive kernel of a pair gets from now on."""
+    def choose(self, memory: Job, compute: Job, shares: Sequence[float]) -> float:
+        """Return the share that a memory-intensive kernel gets now: one that was not tried yet, or the best."""
         key = _key(memory, compute)
+        found = self._rates.get(key, {})
+        share = next((its for its in shares if its not in found), None)
+        if share is None:
+            share = max(shares, key=lambda its: sum(found[its]))
         if key not in self._shares and len(self._shares) >= REMEMBERED:
             for its in (self._rates, self._shares, self._times):
                 its.clear()
         self._shares[key] = share
+        return share
 
-    def best(self, memory: Job, compute: Job, shares: Sequence[float]) -> float:
-        """Return the first of `shares` that was not tried yet; if all were, the best."""
-        found = self._rates.get(_key(memory, compute), {})
-        for share in shares:
-            if share not in found:
-                return share
-        return max(shares, key=lambda share: sum(found[share]))
+    def rates(self, one: Job, two: Job) -> tuple[float, float] | None:
+        """Return the rates of a pair at its best share, memory-intensive first; None where it was not measured."""
+        found = self._rates.get(_key(*in_order(one, two)))
+        return max(found.values(), key=sum) if found else None
 
-    def rates(self, memory: Job, compute: Job) -> tuple[float, float] | None:
-        """Return the rates of a pair at its last share; None where it was not measured."""
-        key = _key(memory, compute)
-        return self._rates.get(key, {}).get(self._shares.get(key, 0.0))
+    def sum(self, one: Job, two: Job) -> float:
+        """Return the largest sum of rates of a pair, to two digits; `UNTRIED` where it was not measured."""
+        rates = self.rates(one, two)
+        return UNTRIED if rates is None else round(sum(rates), 2)
 
-    def poor(self, memory: Job, compute: Job, least: float, since: float) -> bool:
+    def poor(self, one: Job, two: Job, least: float, since: float) -> bool:
         """Whether a pair was measured since then, and all shares that were tried added up to less than `least`."""
-        key = _key(memory, compute)
-        found = self._rates.get(key)
-        return found is not None and self._times[key] > since and max(sum(its) for its in found.values()) < least
+        return self._times.get(_key(*in_order(one, two)), since) > since and self.sum(one, two) < least
+
+
+def in_order(one: Job, two: Job) -> tuple[Job, Job]:
+    """Return a pair with its memory-intensive kernel first."""
+    return (one, two) if one.task.profile.kind is MEMORY else (two, one)
 
 
 def _key(memory: Job, compute: Job) -> Key:
-    return tuple(job.task.name if job.task.known is None else job.task.known for job in (memory, compute))  # type: ignore[return-value]
+    """Return what a pair is kept under: code and size where they are known, else names."""
+    return memory.task.known or memory.task.name, compute.task.known or compute.task.name

@@ -1,0 +1,125 @@
+"""The policy of two lanes: who runs beside whom, in which order, and when kernels are launched as they are."""
+
+from typing import Any
+
+import pytest
+
+from warpwell.scheduler import Capacity, Kind, Request, Task
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.policies.lanes import Lanes
+from warpwell.scheduler.policies.live import Live
+from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
+from warpwell.study.replay import replay
+from warpwell.study.simulator import Simulator
+from warpwell.testing.policies import task
+
+CAPACITY = Capacity()
+M, C = Kind.MEMORY, Kind.COMPUTE
+
+
+def core_of(rates: Any = None, *, limit: int = 2, tenants: Any = None, **options: Any) -> Core:
+    rates = rates or ClassTable(CAPACITY)
+    return Core(Simulator(rates, CAPACITY, mode="drain"), Lanes(**options), rates=rates, limit=limit, tenants=tenants)
+
+
+def run(core: Core, *arrivals: tuple[float, Task]) -> Any:
+    return replay([Request(one.name, [one], at) for at, one in arrivals], core)
+
+
+def told(core: Core, kind: str) -> list[tuple[str, dict[str, Any]]]:
+    return [(event.name, event.why) for event in core.log if event.kind == kind]
+
+
+@pytest.mark.parametrize("first", [M, C])
+def test_whichever_comes_first_the_memory_intensive_kernel_is_older(first: Kind) -> None:
+    core = core_of()
+    second = C if first is M else M
+    ran = run(core, (0.0, task(first, 60.0)), (5e-3, task(second, 60.0)))
+    assert ran.metrics().stp > 1.7  # 1.94 together; 5 ms alone at the beginning, and the rest of one at the end
+    assert not told(core, "preempt")
+    shifts = [why.get("shift") for name, why in told(core, "launch") + told(core, "resize") if name == "compute"]
+    assert 2e-3 in shifts
+    assert not any(why.get("shift") for name, why in told(core, "launch") + told(core, "resize") if name == "memory")
+    if first is C:  # its workers leave once the newcomer waits for their room
+        kinds = [event.kind for event in core.log if event.name == "memory" or event.kind == "resize"]
+        assert kinds.index("launch") < kinds.index("resize")
+
+
+@pytest.mark.parametrize("kind", [M, C])
+def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
+    core = core_of()
+    ran = run(core, *[(0.0, task(kind, 5.0)) for _ in range(12)])
+    assert all(why["plain"] for _, why in told(core, "launch"))
+    assert not told(core, "resize")
+    assert ran.metrics().stp > 0.99
+
+
+def test_short_kernels_are_launched_as_they_are() -> None:
+    core = core_of()
+    run(core, *[(0.0, task(kind, 0.5)) for kind in (M, C) * 5])
+    assert all(why["plain"] for _, why in told(core, "launch"))
+
+
+def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:
+    core = core_of()
+    run(core, (0.0, task(C, 50.0)), (5e-3, task(M, 5.0)))
+    assert [why.get("plain", False) for _, why in told(core, "launch")] == [False, False]
+    assert told(core, "resize")[-1] == ("compute", {"rule": "alone", "workers": None})
+
+
+def test_a_pair_that_gains_nothing_is_left_alone_for_a_second() -> None:
+    pairs = [Pair(a, b, (0.5, 0.4), (s, 1 - s)) for a, b in (("memory", "compute"), ("compute", "memory"))
+             for s in (0.25, 0.5, 0.75)]  # fmt: skip
+    core = core_of(Matrix(pairs, ClassTable(CAPACITY)))
+    run(core, *[(0.0, task(kind, 10.0)) for kind in (M, C) * 8], (0.5, task(M, 10.0)), (2.0, task(M, 10.0)),
+        (2.0, task(C, 10.0)))  # fmt: skip
+    rules = [why["rule"] for _, why in told(core, "launch")]
+    assert rules[:2] == ["lanes", "lanes"] and rules[3:16] == ["arrival"] * 13 and rules[-2:] == ["lanes", "lanes"]
+
+
+def test_a_higher_priority_takes_its_lane() -> None:
+    core = core_of()
+    urgent = task(C, 5.0, "urgent", priority=2)
+    run(core, (0.0, task(M, 50.0)), (0.0, task(C, 50.0, "low")), (10e-3, urgent))
+    (name, why), = told(core, "preempt")
+    assert name == "low" and why["rule"] == "priority" and why["C"] < why["rest"]
+    order = [event.name for event in core.log if event.kind == "end"]
+    assert order[0] == "urgent"
+
+
+def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -> None:
+    pairs = [Pair("memory", name, rates, (s, 1 - s)) for name, rates in (("good", (0.95, 0.9)), ("bad", (0.6, 0.5)))
+             for s in (0.25, 0.5, 0.75)]  # fmt: skip
+    core = core_of(Matrix(pairs, ClassTable(CAPACITY)))
+    known = [(0.0, task(M, 10.0)), (0.0, task(C, 10.0, "good")), (0.1, task(M, 10.0)), (0.1, task(C, 10.0, "bad"))]
+    run(core, *known, (0.2, task(M, 100.0)), (0.2, task(C, 100.0, "bad")), (0.22, task(C, 40.0, "good")))
+    (name, why), = told(core, "preempt")
+    assert name == "bad" and why["S1"] > why["S0"] and why["C"] < why["T"] and why["gain"] > 0
+
+
+def test_shares_follow_the_rates() -> None:
+    live, shares = Live(), (0.75, 0.625, 0.5)
+    memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
+    rates = {0.75: (0.9, 0.5), 0.625: (0.9, 0.8), 0.5: (0.5, 0.9)}
+    now, chosen = 0.0, []
+    for _ in range(5):
+        share = live.choose(memory, compute, shares)
+        chosen.append(share)
+        memory.done = compute.done = 0
+        live.begin(memory, compute, now)
+        live.look([memory, compute], now + 1e-3)
+        now += 5e-3
+        for job, rate in zip((memory, compute), rates[share], strict=True):
+            job.done = int(0.5 * rate * job.task.blocks)
+        live.look([], now)
+    assert chosen == [0.75, 0.625, 0.5, 0.625, 0.625]
+    assert live.sum(compute, memory) == 1.7
+    assert live.poor(memory, compute, 1.75, now - 1.0) and not live.poor(memory, compute, 1.75, now)
+
+
+def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:
+    core = core_of()
+    arrivals = [(0.0, task(C, 1000.0, "long"))] + [(1e-3 * k, task(M, 2.0)) for k in range(200)]
+    core_jobs = run(core, *arrivals, (2e-3, task(C, 2.0, "victim"))).jobs
+    long, victim = (next(job for job in core_jobs if job.task.name == name) for name in ("long", "victim"))
+    assert victim.ended is not None and long.ended is not None and victim.ended < 0.5 * long.ended
