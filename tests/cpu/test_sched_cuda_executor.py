@@ -16,7 +16,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
 from warpwell.scheduler.dispatcher import Watchdog
-from warpwell.scheduler.executors import cuda_launch
+from warpwell.scheduler.executors import cuda_executor, cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
 from warpwell.testing.executors import ExecutorConformance
@@ -298,4 +298,33 @@ def test_what_takes_long_is_looked_at_less_often() -> None:
     while not executor.poll():
         assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)
+    executor.close()
+
+
+def test_a_shift_is_relieved_when_workers_that_stay_begin() -> None:
+    gpu = FakeGpu(resident=4)
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    stays, _ = conformance.stop(executor)  # so it is compiled, and begins when it is launched again
+    turns = conformance.job(executor, rounds=10 * conformance.ROUNDS)
+    ended: list[Any] = []
+    until = time.monotonic() + 60
+    executor.launch(turns, Placement(workers=2, shift=60.0))
+    run = executor._runs[turns]
+    assert conformance.until_some_are_done(executor, turns)
+    first = list(run.bases)
+    assert len(first) == cuda_executor.AHEAD
+    executor.launch(stays, Placement(workers=1))
+    assert run.bases == first[1:] and run.floor == first[1]
+    executor.resize(turns, 1, 60.0)  # all leave, and come back as one
+    assert run.floor > first[-1] and run.bases[0] == run.floor
+    executor.resize(turns, None)
+    assert run.bases == []
+    while len(ended) < 2:
+        assert time.monotonic() < until
+        executor.wait(executor.now() + 1e-2)
+        ended += executor.poll()
+    assert all(isinstance(event, Ended) and event.error is None for event in ended)
+    for job in (turns, stays):
+        conformance.check(job.task)
     executor.close()
