@@ -11,6 +11,7 @@ from warpwell.scheduler import Kind, Profile, Request, Task, residency, tenants
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
+from warpwell.scheduler.policies import live
 from warpwell.scheduler.predict import rates
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
@@ -79,7 +80,7 @@ def tables(root: object) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", sorted(set(POLICIES) - {"oracle"}))
 def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for module in (rates, residency):
+    for module in (rates, residency, live):
         monkeypatch.setattr(module, "REMEMBERED", 64)
     monkeypatch.setattr(tenants, "IDLE", 64)
     capacity = Capacity(partitions={"a32": 32, "b32": 100})
