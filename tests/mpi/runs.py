@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.marked import MARK, command_of, marked
 from tests.harness.until import Stopwatch
+
+from warpwell.testing.marked import MARK, command_of, marked
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"

@@ -7,9 +7,10 @@ import time
 
 import pytest
 from tests.harness.interrupts_pool import POOL, left
-from tests.harness.marked import command_of
-from tests.harness.pool_losing import MOMENTS
 from tests.harness.until import Stopwatch
+
+from warpwell.testing.marked import command_of
+from warpwell.testing.pool_losing import MOMENTS
 
 from .runs import LIMIT, PROGRAMS, Start, planted, start
 
@@ -161,7 +162,7 @@ def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_devices_that_are_lost_in_the_middle(start: Start, moment: str) -> None:
-    run = start("--agents", "3", "-m", "tests.harness.pool_losing", moment, "1")
+    run = start("--agents", "3", "-m", "warpwell.testing.pool_losing", moment, "1")
     assert run.end(100) == 0, run.errors
     assert len(json.loads(run.output)) == 2
     assert run.nothing_is_left() < 1.0

@@ -10,9 +10,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tests.harness.marked import MARK, command_of, marked, seconds_until_none_is_left
 
 from warpwell.pool.launch.processes import state_of
+from warpwell.testing.marked import MARK, command_of, marked, seconds_until_none_is_left
 
 from .runs import LIMIT, PROGRAMS, SOURCES, Start, planted, start
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,18 @@ class RunOptions:
         return sum(host.agents or 1 for host in self.hosts)
 
 
+def _end_with(launcher: int, prctl: Callable[..., int]) -> None:
+    """Have mpiexec end if the launcher is killed, and so the processes that cannot see the launcher.
+
+    Called between fork and exec. The launcher's handler would take the signal and do nothing with it; and a launcher
+    that has ended before this asks sends none.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
 class Launcher:
     """Runs one job.
 
@@ -166,13 +178,12 @@ class Launcher:
         environ = self._environ(away)
         line = self._mpiexec.line(self._ranks_to_start(away), environ, ft=self._ft, tcp=self._options.tcp,
                                   folder=str(self._files.folder))  # fmt: skip
-        libc = ctypes.CDLL(None)
+        libc, launcher = ctypes.CDLL(None), os.getpid()
         began = time.monotonic()
         self._process = subprocess.Popen(
             line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             process_group=0,
-            # if the launcher is killed, mpiexec ends with it, and so do the processes that cannot see the launcher
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=lambda: _end_with(launcher, libc.prctl),
         )  # fmt: skip
         assert self._process.stdout is not None and self._process.stderr is not None
         self._output = MpiexecOutput([(self._process.stdout, 1), (self._process.stderr, 2)])

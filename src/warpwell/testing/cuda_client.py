@@ -1,0 +1,265 @@
+"""A CUDA program that knows nothing of Warpwell, for `pool_faults`: it works, waits, fails, forks, or ends in some way.
+
+It is run as a file, ``cuda_client.py ACT [WORD ..]``, and imports nothing of ours. With ``CLIENT_NUMBA`` in its
+environment it computes by numba-cuda, else it copies and adds by the driver's interface, which a fake driver can, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+IMAGE = Path(__file__).with_name("kernels.ptx")
+PATIENCE = 8.0
+"""Seconds in which a device that was lost may come back by a reset."""
+_PARAMETERS = {"add": "QQQ", "flag": "QI", "fault": "", "fail": "", "nap": "I"}
+_TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
+_NON_BLOCKING = 1
+
+
+class CudaError(Exception):
+    """A call of the driver returned a code."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(f"{call}: {code}")
+        self.code = code
+
+
+class Device:
+    """The primary context of a device, current in the calling thread, and the kernels of the image."""
+
+    driver: Any = None
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.context = self.out("cuDevicePrimaryCtxRetain", ctypes.c_int(ordinal))
+        self.use()
+        image = ctypes.create_string_buffer(IMAGE.read_bytes() + b"\0")
+        module = self.out("cuModuleLoadData", image)
+        self.kernels = {n: self.out("cuModuleGetFunction", module, n.encode()) for n in _PARAMETERS}
+
+    @classmethod
+    def all(cls) -> list[Device]:
+        """Return all devices."""
+        cls.driver = ctypes.CDLL("libcuda.so.1")
+        cls.call("cuInit", 0)
+        return [cls(k) for k in range(cls.out("cuDeviceGetCount"))]
+
+    @classmethod
+    def call(cls, name: str, *arguments: Any) -> None:
+        """Call the driver; raise if it returns a code."""
+        given = (ctypes.c_uint64(a) if type(a) is int else a for a in arguments)
+        if code := getattr(cls.driver, name)(*given):
+            raise CudaError(name, code)
+
+    @classmethod
+    def out(cls, name: str, *arguments: Any) -> int:
+        """Return what a call stores behind its first argument."""
+        value = ctypes.c_uint64()
+        cls.call(name, ctypes.byref(value), *arguments)
+        return value.value
+
+    def use(self) -> None:
+        """Make it the current one."""
+        self.call("cuCtxSetCurrent", self.context)
+
+    def launch(self, name: str, *arguments: int, stream: int = 0, threads: int = 1) -> None:
+        """Launch a kernel of one block."""
+        values = [_TYPES[letter](value) for letter, value in zip(_PARAMETERS[name], arguments, strict=True)]
+        pointers = (ctypes.c_void_p * (len(values) + 1))(*(ctypes.addressof(value) for value in values))
+        sizes = [ctypes.c_uint(n) for n in (1, 1, 1, threads, 1, 1, 0)]
+        self.call("cuLaunchKernel", self.kernels[name], *sizes, stream, pointers, None)
+
+    def round(self, number: int) -> bool:
+        """Copy, add, and say whether the result is right."""
+        self.use()
+        n = 1 + number * 977 % 70_000
+        one, two = ctypes.create_string_buffer(os.urandom(4 * n), 4 * n), (ctypes.c_uint32 * n)(*([number] * n))
+        there, other = self.out("cuMemAlloc_v2", 4 * n), self.out("cuMemAlloc_v2", 4 * n)
+        self.call("cuMemcpyHtoD_v2", there, one, 4 * n)
+        self.call("cuMemcpyHtoD_v2", other, two, 4 * n)
+        self.launch("add", there, other, n, threads=256)
+        self.call("cuMemcpyDtoH_v2", two, there, 4 * n)
+        words = (ctypes.c_uint32 * n).from_buffer(one)
+        right = all((words[i] + number) & 0xFFFFFFFF == two[i] for i in range(0, n, 1 + n // 500))
+        self.call("cuMemFree_v2", there)
+        self.call("cuMemFree_v2", other)
+        return right
+
+    def stick(self) -> int:
+        """Return a stream that never becomes ready."""
+        self.use()
+        word = self.out("cuMemAlloc_v2", 4)
+        self.call("cuMemsetD32_v2", word, ctypes.c_uint(0), 1)
+        self.call("cuCtxSynchronize")
+        stream = self.out("cuStreamCreate", ctypes.c_uint(_NON_BLOCKING))
+        self.launch("flag", word, 1, stream=stream)
+        for _ in range(2000):
+            self.launch("nap", 0, stream=stream)
+        return stream
+
+    def comes_back(self) -> bool:
+        """After a loss: reset it and say whether it then works."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                self.call("cuDevicePrimaryCtxReset_v2", ctypes.c_int(self.ordinal))
+                vars(self).update(vars(Device(self.ordinal)))
+                return self.round(1)
+            except CudaError:
+                time.sleep(0.05)
+        return False
+
+
+def numba_rounds() -> Callable[[Device, int], bool]:
+    """Return a round that numba-cuda computes."""
+    import numpy as np
+    from numba import cuda
+
+    @cuda.jit(cache=True)
+    def add(x: Any, value: Any) -> None:
+        i = cuda.grid(1)
+        if i < x.size:
+            x[i] += value
+
+    computes = b"fake" not in name_of(0)
+
+    def act(device: Device, number: int) -> bool:
+        with cuda.gpus[device.ordinal]:
+            data = np.arange(1 + number * 977 % 300_000, dtype=np.int64)
+            there = cuda.to_device(data)
+            if computes:
+                add.forall(data.size)(there, number)
+            return bool(np.array_equal(there.copy_to_host(), data + (number if computes else 0)))
+
+    return act
+
+
+def name_of(ordinal: int) -> bytes:
+    """Return the name of a device."""
+    name = ctypes.create_string_buffer(256)
+    Device.call("cuDeviceGetName", name, ctypes.c_int(256), ctypes.c_int(ordinal))
+    return name.value.lower()
+
+
+def say(*words: object) -> None:
+    """Print a line at once."""
+    print(*words, flush=True)
+
+
+def rounds(seconds: str = "1", back: str = "") -> int:
+    """Work on all devices, for so many seconds; tell losses, and with a second word whether the device comes back."""
+    devices = Device.all()
+    act = numba_rounds() if "CLIENT_NUMBA" in os.environ else Device.round
+    counts, lost = [0] * len(devices), set()
+    end = time.monotonic() + float(seconds)
+    while True:
+        for device in devices:
+            if device.ordinal in lost:
+                continue
+            try:
+                if not act(device, counts[device.ordinal]):
+                    say("wrong", device.ordinal, counts[device.ordinal])
+                    return 1
+                counts[device.ordinal] += 1
+            except Exception as error:  # numba has its own
+                lost.add(device.ordinal)
+                say("lost", device.ordinal, type(error).__name__, str(error).replace("\n", " ")[:150])
+                if back:
+                    say("back", device.ordinal, device.comes_back())
+                end = time.monotonic() + 0.5
+        if sum(counts) == len(devices):
+            say("ready", len(devices))
+        if time.monotonic() > end or len(lost) == len(devices):
+            say("rounds", *counts)
+            return 0
+
+
+def waits() -> int:
+    """Wait for a stream for ever, in the driver."""
+    device = Device.all()[0]
+    stream = device.stick()
+    say("ready")
+    device.call("cuStreamSynchronize", stream)
+    return 1
+
+
+def ends(how: str) -> int:
+    """End with work under way."""
+    for device in Device.all():
+        device.stick()
+    say("ready")
+    if how == "raise":
+        raise ValueError("on purpose")
+    if how == "abort":
+        os.abort()
+    if how == "_exit 3":
+        os._exit(3)
+    if how == "thread":
+        threading.Timer(0.05, os._exit, (3,)).start()
+        device.call("cuCtxSynchronize")
+    if how == "exec":
+        os.execv(sys.executable, [sys.executable, __file__, "rounds", "0.2"])
+    return 3 if how == "status 3" else 0
+
+
+def dies(kernel: str) -> int:
+    """Lose a device by a kernel, and say with which code."""
+    device = Device.all()[0]
+    device.round(1)
+    say("ready")
+    try:
+        device.launch(kernel)
+        device.call("cuCtxSynchronize")
+    except CudaError as error:
+        say("code", error.code)
+    return 0
+
+
+def beside(kernel: str) -> int:
+    """Work while other clients lose the same device by a kernel."""
+    devices = Device.all()
+    act = numba_rounds() if "CLIENT_NUMBA" in os.environ else Device.round
+    number = 0
+    for _ in range(2):
+        line = [sys.executable, __file__, "dies", kernel]
+        child = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        after = 0
+        while after < 5:
+            after += child.poll() is not None
+            number += 1
+            for device in devices:
+                if not act(device, number):
+                    say("wrong", device.ordinal, number)
+                    return 1
+        assert child.stdout is not None
+        say(" ".join(child.stdout.read().split()))
+    say("rounds", number)
+    return 0
+
+
+def children(seconds: str) -> int:
+    """Have children that use the devices, one of them in a session of its own, and wait for them."""
+    line = [sys.executable, __file__, "rounds", seconds]
+    found = [subprocess.Popen(line, start_new_session=k == 1) for k in range(2)]
+    for child in found:
+        child.wait()
+    return max(child.returncode for child in found)
+
+
+ACTS: dict[str, Callable[..., int]] = {
+    "rounds": rounds, "waits": waits, "ends": ends, "dies": dies, "beside": beside, "children": children,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    signal.alarm(100)  # whatever happens, it does not stay
+    sys.exit(ACTS[sys.argv[1]](*sys.argv[2:]))

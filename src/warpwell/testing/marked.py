@@ -1,0 +1,69 @@
+"""`marked`: processes that were started, however indirectly, with a mark in their environment; what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+MARK = "WARPWELL_TEST_RUN"
+
+
+def marked(mark: str, folder: str | Path | None = None) -> list[int]:
+    """Return the processes that have not ended and whose environment has this mark.
+
+    Parameters
+    ----------
+    mark : str
+        Value of `MARK`.
+    folder : path, optional
+        Value of ``TMPDIR`` that marks a process, too: workers get no variables of Warpwell's.
+    """
+    found = []
+    wanted = {f"{MARK}={mark}".encode(), *([] if folder is None else [f"TMPDIR={folder}".encode()])}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted & set((path / "environ").read_bytes().split(b"\0")):
+                if (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+                    found.append(int(path.name))
+    return found
+
+
+def command_of(pid: int) -> str:
+    """Return the command of a process; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def seconds_until_none_is_left(mark: str, limit: float, folder: str | Path | None = None) -> float:
+    """Wait until no process has the mark; return how long that took.
+
+    Raises
+    ------
+    AssertionError
+        Some were left after `limit` seconds.
+    """
+    began = time.monotonic()
+    while (left := marked(mark, folder)) and time.monotonic() < began + limit:
+        time.sleep(0.01)
+    assert not left, f"left after {limit:g} s: {[f'{pid} {command_of(pid)}' for pid in left]}"
+    return time.monotonic() - began
+
+
+def memory_files(pids: list[int] | None = None) -> set[tuple[int, str]]:
+    """Return inode and name of each file in anonymous memory that processes have open; by default all processes.
+
+    Descriptors count, mappings do not: who has the one and not the other has mapped it before, and ends with it.
+    """
+    found = set()
+    for pid in [int(n) for n in os.listdir("/proc") if n.isdecimal()] if pids is None else pids:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    name = os.readlink(entry.path)
+                    if name.startswith("/memfd:"):
+                        found.add((entry.stat().st_ino, name))
+    return found

@@ -1,0 +1,73 @@
+"""A small campaign of kills and interrupts in jobs with unmodified CUDA programs, and what a campaign must find."""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from warpwell.testing import pool_faults
+
+LEAVES = """
+import os, socket, subprocess, sys, time
+what, folder = sys.argv[1], os.environ["TMPDIR"]
+held = os.memfd_create("ring", 0)
+os.set_inheritable(held, True)
+print("ready", flush=True)
+time.sleep(0.3)  # it is looked at now
+sleep, quiet = ["sleep", "8"], dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+if what == "process":
+    subprocess.Popen(sleep, **quiet)
+elif what == "memory":
+    subprocess.Popen(sleep, env={"PATH": os.environ["PATH"]}, close_fds=False, **quiet)
+elif what == "shared":
+    open(f"/dev/shm/warpwell-pool-{os.getuid()}-{os.getpid()}x", "w").close()
+elif what == "output":
+    subprocess.Popen(sleep, env={"PATH": os.environ["PATH"]}, start_new_session=True)
+elif what == "socket":
+    socket.socket(socket.AF_UNIX).bind(folder + "/socket")
+elif what == "file":
+    os.makedirs(folder + "/warpwell-pool-0/job")
+"""
+
+
+def test_jobs_with_cuda_programs_leave_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert pool_faults.main(["--jobs", "4", "--at-a-time", "2", "--driver", "fake", "--seed", "1"]) == 0
+    assert "0 failures in 4 jobs, 2 of them interrupted" in capfd.readouterr().out
+
+
+@pytest.mark.long
+def test_jobs_of_all_kinds_leave_nothing() -> None:
+    for programs in ("cuda", "devices"):
+        jobs = len(pool_faults.kinds(programs))
+        words = ["--jobs", str(jobs), "--at-a-time", "2", "--programs", programs, "--driver", "fake"]
+        assert pool_faults.main(words) == 0
+
+
+@pytest.mark.parametrize("what", ["process", "memory", "shared", "output", "socket", "file", "nothing"])
+def test_what_a_job_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(pool_faults, "LIMIT", 0.2)
+    job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", LEAVES, what])
+    try:
+        job.line("ready")
+        if what == "nothing":
+            assert job.end(10)[0] == 0
+        else:
+            with pytest.raises(AssertionError, match=r"left|output open"):
+                job.end(10)
+    finally:
+        job.kill()
+        Path(f"/dev/shm/warpwell-pool-{os.getuid()}-{job.process.pid}x").unlink(missing_ok=True)
+
+
+def test_a_seed_and_a_number_are_always_the_same_job() -> None:
+    seen: list[tuple[str, float]] = []
+
+    def act(name: str) -> object:
+        return lambda place, folder, draw, *words: seen.append((name, draw.random())) or []
+
+    kinds = [(name, act(name), ()) for name in "abc"]
+    pool_faults.Campaign(pool_faults.Place(), 5, kinds).run(range(6), 1)  # type: ignore[arg-type]
+    pool_faults.Campaign(pool_faults.Place(), 5, kinds).run([4], 3)  # type: ignore[arg-type]
+    assert seen[6] == seen[4] == ("b", random.Random(5 * 1_000_003 + 4).random())
