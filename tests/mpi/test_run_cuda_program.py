@@ -7,8 +7,9 @@ from pathlib import Path
 from tests.harness.until import until
 
 from warpwell.driver import build
+from warpwell.pool.launch.processes import environ_of, rank_of
 
-from .runs import PROGRAMS, Start, start
+from .runs import PROGRAMS, Run, Start, start
 
 __all__ = ["start"]
 
@@ -45,5 +46,37 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
     os.kill(run.find("cuda_program.py")[-1], 9)
     run.end()
     assert run.errors.endswith("functions of the driver that the pool does not serve: cuGraphCreate\n")
+    run.nothing_is_left()
+    until(lambda: not workers(mark))
+
+
+def of_rank(run: Run, rank: int) -> int:
+    """Return the process of a rank."""
+    return next(pid for pid in run.find("warpwell.pool") if rank_of(environ_of(pid)) == rank)
+
+
+def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: Start, tmp_path: Path) -> None:
+    """The other host is this one under another name, and has as many ranks: Open MPI mistakes two such nodes else."""
+    shell = tmp_path / "ssh"
+    shell.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"\n')
+    shell.chmod(0o755)
+    mark = uuid.uuid4().hex
+    environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake), "FAKE_MARK": mark, "FAKE_DEVICES": "4",
+               "PRTE_MCA_plm_ssh_agent": str(shell)}  # fmt: skip
+    program = str(PROGRAMS / "cuda_hosts.py")
+    run = start("--tcp", "--hosts", "localhost:1,elsewhere:3", "--target", "cpu", program, environ=environ)
+    assert run.line("agents ") == ["4"]
+    found = workers(mark)
+    assert len(found) == 4 and not any(b"WARPWELL_POOL" in Path(f"/proc/{p}/environ").read_bytes() for p in found)
+    os.kill(of_rank(run, 4), 9)
+    run.line("lost 46 46")
+    run.line("right 0 1 2")
+    until(lambda: len(workers(mark)) == 3)
+    os.kill(of_rank(run, 5), 9)  # the communicator
+    run.line("lost 46 46")
+    until(lambda: len(workers(mark)) == 1)
+    assert run.end() == 0, run.errors
+    assert run.output == "right 0 1 2 3\nright 0\n"
+    assert run.errors.count("its worker has ended") == 3
     run.nothing_is_left()
     until(lambda: not workers(mark))

@@ -4,9 +4,10 @@
 - generate: the C sources that follow from the table
 - build: the native parts, built once into the cache folder
 - environment: what makes a program find the layer in the place of the driver
-- server: accepts clients, starts a worker for each client and device
+- clients: accepts clients of devices, up to where somebody serves them
+- server: starts a worker for each client and device
 
 The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
-share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, ``fake.h`` that of a driver without a GPU, for
-tests.
+share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, ``relay.c`` stands between them where they are
+on two hosts (``pool/cuda``), and ``fake.h`` is the map of a driver without a GPU, for tests.
 """

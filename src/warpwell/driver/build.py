@@ -1,4 +1,4 @@
-"""Build layer, worker and fake driver: once, into the cache folder, named by a hash of sources and compiler.
+"""Build layer, worker, fake driver and relay: once, into the cache folder, named by a hash of sources and compiler.
 
 ``python -m warpwell.driver.build`` prints their paths; with ``--wheel FOLDER`` it makes the companion wheel
 warpwell-driver, which brings layer and worker to machines without a compiler.
@@ -47,6 +47,7 @@ class Built:
     layer: Path | None
     worker: Path | None
     fake: Path | None
+    relay: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Part:
 LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"))
 WORKER = Part("ww_worker", ("worker*.c",), ("-fPIE", "-pie"))
 FAKE = Part("libfakecuda.so", ("fake*.c",), (*SHARED, "-Wl,-soname,libfakecuda.so"))
+RELAY = Part("_relay.so", ("relay*.c",), (*SHARED,))
+PARTS = (LAYER, WORKER, FAKE, RELAY)
 GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c", FAKE: "gen_fake.c"}
 
 
@@ -88,7 +91,7 @@ def _ziglang() -> bool:
 
 
 def build() -> Built:
-    """Return layer, worker and fake driver, built for these very sources where they are not yet.
+    """Return layer, worker, fake driver and relay, built for these very sources where they are not yet.
 
     ``CC`` and ``CFLAGS`` are heeded.
 
@@ -112,7 +115,7 @@ def build() -> Built:
                 if not folder.is_dir():
                     with replacing(folder) as part:
                         part.mkdir()
-                        _make(part, command, (LAYER, WORKER, FAKE))
+                        _make(part, command, PARTS)
     except OSError as error:
         raise DriverBuildError(
             f"the driver layer cannot be built in {folder}: {error.strerror or error}; set WARPWELL_CACHE_DIR to"
@@ -180,7 +183,7 @@ def _more_flags() -> list[str]:
 
 
 def _found(folder: Path) -> Built:
-    files = [folder / part.output for part in (LAYER, WORKER, FAKE)]
+    files = [folder / part.output for part in PARTS]
     return Built(*(path if path.exists() else None for path in files))
 
 
@@ -202,7 +205,7 @@ def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
 
 
 def _start(folder: Path, command: Sequence[str], part: Part, own: Sequence[Path]) -> subprocess.Popen[str]:
-    files = [*map(str, own), str(folder / GENERATED[part])]
+    files = [*map(str, own), *([str(folder / GENERATED[part])] if part in GENERATED else [])]
     words = [*command, *FLAGS, *_more_flags(), *part.flags, f"-I{generate.NATIVE}", f"-I{folder}", *files, "-ldl"]
     words += ["-o", str(folder / part.output)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -223,21 +226,21 @@ def _finish(process: subprocess.Popen[str]) -> None:
 def wheel(folder: Path) -> Path:
     """Write the companion wheel warpwell-driver into a folder, and return its path.
 
-    It has layer and worker and no Python code, so one wheel serves all versions of Python. Where the package ziglang is
-    installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name says which.
+    It has layer, worker and relay and no Python code, so one wheel serves all versions of Python. Where the package
+    ziglang is installed, it runs with glibc 2.17 and newer; else with the glibc of this machine: its name says which.
     """
     with tempfile.TemporaryDirectory() as made:
         if _ziglang():
             target = f"{platform.machine()}-linux-gnu.2.{OLDEST}"
             command = [sys.executable, "-m", "ziglang", "cc", "-target", target]
             command += ["-Wl,--strip-all", "-fno-sanitize=undefined"]
-            _make(Path(made), command, (LAYER, WORKER))
+            _make(Path(made), command, (LAYER, WORKER, RELAY))
             built = _found(Path(made))
         else:
             built = build()
-        if not built.layer or not built.worker:
-            raise DriverBuildError("the sources of layer or worker are missing: nothing to put into a wheel")
-        content = {path.name: path.read_bytes() for path in (built.layer, built.worker)}
+        if not built.layer or not built.worker or not built.relay:
+            raise DriverBuildError("the sources of layer, worker or relay are missing: nothing to put into a wheel")
+        content = {path.name: path.read_bytes() for path in (built.layer, built.worker, built.relay)}
     glibc = max([OLDEST, *(int(found) for text in content.values() for found in re.findall(rb"GLIBC_2\.(\d+)", text))])
     tag = f"py3-none-manylinux_2_{glibc}_{platform.machine()}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -271,7 +274,7 @@ def _pack(path: Path, content: dict[str, bytes], tag: str) -> None:
 
 
 def main() -> None:
-    """Build layer, worker and fake driver, and print their paths."""
+    """Build layer, worker, fake driver and relay, and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m warpwell.driver.build", description=main.__doc__)
     parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="make the companion wheel there instead")
     folder = parser.parse_args().wheel
@@ -279,7 +282,7 @@ def main() -> None:
         print(wheel(folder))
         return
     built = build()
-    for name in ("layer", "worker", "fake"):
+    for name in ("layer", "worker", "fake", "relay"):
         print(f"{name}: {getattr(built, name) or 'no sources'}")
 
 

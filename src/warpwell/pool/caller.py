@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from .. import errors
@@ -238,13 +239,16 @@ class Caller:
     Parameters
     ----------
     transport : Transport
-        The application's; the agents are its peers.
+        The application's.
+    agents : sequence of int, optional
+        Which of its peers are agents; by default all.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, agents: Sequence[int] | None = None) -> None:
         self.transport = transport
         self.replies: dict[int, tuple[int, Reply]] = {}
-        self.connections = {rank: AgentConnection(self, rank) for rank in transport.peers}
+        ranks = transport.peers if agents is None else agents
+        self.connections = {rank: AgentConnection(self, rank) for rank in ranks}
         # a put from a finalizer, which may interrupt anything, is all that a SimpleQueue is made for
         self.freed: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.closed = False
@@ -291,7 +295,9 @@ class Caller:
                 found[1].come(None, errors.DeviceLostError(said, device=connection.index))
 
     def _lost(self, rank: int, reason: str) -> None:
-        connection = self.connections[rank]
+        connection = self.connections.get(rank)
+        if connection is None:
+            return  # the communicator, of which the program's CUDA calls tell
         connection.lost = connection.lost or reason
         self._gone.append((rank, time.monotonic() + _LATEST))
 

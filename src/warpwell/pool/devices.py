@@ -43,7 +43,8 @@ class Devices(DeviceGroup):
     Parameters
     ----------
     transport : Transport, optional
-        Its peers are agents. Without one, the devices are local: agents in threads of this process.
+        Its peers are agents, or `agents` among them. Without one, the devices are local: agents in threads of this
+        process.
     targets : sequence of str, optional
         Local devices: "cpu", "cuda" or "cuda:1", one each. Default: each GPU, or one "cpu" if there is none.
     timeout : float
@@ -61,6 +62,7 @@ class Devices(DeviceGroup):
         *,
         targets: Sequence[str] | None = None,
         timeout: float = 60.0,
+        agents: Sequence[int] | None = None,
     ) -> None:
         self._found: list[Device] = []
         super().__init__(self._found)
@@ -72,7 +74,7 @@ class Devices(DeviceGroup):
         try:
             if transport is None:
                 transport = self._start(_default_targets() if targets is None else targets)
-            self._join(transport, timeout)
+            self._join(transport, transport.peers if agents is None else agents, timeout)
         except BaseException:
             self.close()
             raise
@@ -88,8 +90,8 @@ class Devices(DeviceGroup):
             self._closing.append((start(agent, f"warpwell agent {target}"), agent.transport))
         return own
 
-    def _join(self, transport: Transport, timeout: float) -> None:
-        caller = self._caller = Caller(transport)
+    def _join(self, transport: Transport, agents: Sequence[int], timeout: float) -> None:
+        caller = self._caller = Caller(transport, agents)
         asked = [(c, c.ask(None, Op.INFO, Reply)) for c in caller.connections.values()]
         for connection, reply in asked:
             try:

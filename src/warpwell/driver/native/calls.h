@@ -60,6 +60,13 @@ enum ww_hand_op {
     WW_HAND_OPS = 64     /* generated numbers start here */
 };
 
+/* Which way the bytes of an entry's place go; in all other entries `place` says nothing. */
+enum ww_way { WW_NO_BYTES, WW_BYTES_IN, WW_BYTES_OUT };
+
+static inline enum ww_way ww_place_way(uint16_t op) {
+    return op == WW_OP_IN || op == WW_OP_IMAGE ? WW_BYTES_IN : op == WW_OP_OUT ? WW_BYTES_OUT : WW_NO_BYTES;
+}
+
 struct ww_args_id {
     uint32_t id, unused;
 };

@@ -33,7 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WW_DEVICES 16
+#define WW_DEVICES 64
 #define WW_STACK 64      /* contexts pushed by one thread */
 #define WW_OBJECTS (1u << 20)
 
@@ -102,7 +102,7 @@ struct ww_device {
     int retained;
     uint32_t context_flags;
     _Atomic int holds;                  /* host functions that have not run: layer_host.c */
-    _Atomic uint32_t peers, touched;    /* bits of devices whose memory its kernels may use; that its copies used */
+    _Atomic uint64_t peers, touched;    /* bits of devices whose memory its kernels may use; that its copies used */
     _Atomic int shared;                 /* others use its memory: see layer_peer.c */
     _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
@@ -193,6 +193,7 @@ bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r); /* the current device's first; NULL: plain host memory */
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
+uint64_t ww_ranges_pinned(struct ww_ranges *t); /* bytes of pinned memory */
 void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
 
 /* -- layer_peer.c --------------------------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 #endif
 
 #define OUT_AHEAD 8u    /* places of one copy from the device */
+#define FAR_AHEAD 32u   /* .. from another host's: the way there and back takes longer */
 #define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
 
 #define STREAMED (8u << 20) /* bytes of a copy to the host that leave the caches alone */
@@ -164,6 +165,8 @@ static int in_pieces(const struct copy *k)
 
 static int copy_in(const struct copy *k)
 {
+    if (k->device->facts.remote && atomic_load(&k->device->holds)) /* memory that is pinned for it is read now, */
+        ww_host_wait(k->device, k->stream);                       /* and a host function before this may write to it */
     return k->nbytes <= WW_SMALL ? in_entry(k) : posted(k, waiting(k), in_parts(k, in_pieces));
 }
 
@@ -236,19 +239,20 @@ static int out_take(const struct copy *k, size_t at, const struct piece *q)
 /* Who holds places waits for no other: threads that each hold some and wait for one more would wait for ever. */
 static int out_pieces(const struct copy *k)
 {
-    struct piece pieces[OUT_AHEAD];
+    struct piece pieces[FAR_AHEAD];
+    uint32_t ahead = k->device->facts.remote ? FAR_AHEAD : OUT_AHEAD;
     size_t n = (k->nbytes + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES, posted = 0, taken = 0;
     int error = 0;
     while (taken < posted || (posted < n && !error)) {
         bool none = true;
-        if (posted < n && !error && posted - taken < OUT_AHEAD) {
-            int code = out_post(k, posted * WW_PLACE_BYTES, posted == taken, &pieces[posted % OUT_AHEAD]);
+        if (posted < n && !error && posted - taken < ahead) {
+            int code = out_post(k, posted * WW_PLACE_BYTES, posted == taken, &pieces[posted % ahead]);
             none = code == CUDA_ERROR_NOT_READY;
             posted += !code;
             error = none ? 0 : code;
         }
         if (none && taken < posted) {
-            int failed = out_take(k, taken * WW_PLACE_BYTES, &pieces[taken % OUT_AHEAD]);
+            int failed = out_take(k, taken * WW_PLACE_BYTES, &pieces[taken % ahead]);
             error = error ? error : failed;
             taken++;
         }
@@ -327,7 +331,7 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
 static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r)
 {
     if (ww_range_find(&k->device->ranges, at, r))
-        return k->device;
+        return r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device;
     struct ww_device *d = ww_range_owner(at, r);
     return d && r->what == WW_PINNED_MEMORY ? NULL : d; /* pinned on another device: plain memory for this one */
 }
@@ -440,6 +444,15 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CU
 
 /* -- memsets ------------------------------------------------------------------------------------------------------- */
 
+/* Memory that is pinned for another host's device is the program's own: filled when the stream has come there. */
+static int fill_here(const struct copy *k, uint32_t value, uint32_t width, size_t count)
+{
+    int error = stream_done(k->device, k->stream);
+    for (size_t i = 0; i < count * width && !error; i += width)
+        memcpy((char *)(uintptr_t)k->to + i, &value, width);
+    return error;
+}
+
 static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
 {
     struct copy k = {.waits = waits, .to = to};
@@ -453,6 +466,8 @@ static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, vo
     struct ww_device *owner = ww_range_owner(to, &r);
     if (!owner || to % width || count > SIZE_MAX / width || !ww_range_holds(&r, to, count * width))
         return CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY && owner->facts.remote)
+        return fill_here(&k, value, width, count);
     if (owner != k.device) {
         if ((error = stream_done(k.device, k.stream)))
             return error;

@@ -160,7 +160,7 @@ static int map_pinned(struct ww_channel *c, void *at, size_t nbytes)
 static int unpin(struct ww_device *d, uint64_t at, size_t nbytes)
 {
     struct ww_args_free args = {at};
-    int error = ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);
+    int error = d->facts.remote ? 0 : ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);
     munmap((void *)(uintptr_t)at, nbytes);
     return error;
 }
@@ -179,9 +179,31 @@ static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t wh
     return error ? error : unmapped;
 }
 
+/* For a device of another host: memory of the program alone, from and to which copies go by way of staging. It has
+ * the bound that a worker holds. */
+static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t flags)
+{
+    uint64_t most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
+    if (whole > most || ww_ranges_pinned(&d->ranges) > most - whole)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *at = reserve(whole);
+    if (!at)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int error = mprotect(at, whole, PROT_READ | PROT_WRITE) ? CUDA_ERROR_OUT_OF_MEMORY : 0;
+    if (!error)
+        error = ww_range_add(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags);
+    if (error)
+        munmap(at, whole);
+    else
+        *address = at;
+    return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
+}
+
 static int pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags)
 {
     size_t whole = (nbytes + 4095) & ~(size_t)4095;
+    if (d->facts.remote)
+        return pin_here(d, address, whole, flags);
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
     if (c)
@@ -249,6 +271,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsign
     int error = ww_need(&d);
     if (error || !device || flags)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (d->facts.remote && ww_range_owner((uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY)
+        return ww_refused("cuMemHostGetDevicePointer for a device of another host");
     if (ww_range_find(&d->ranges, (uintptr_t)address, &r) && r.what == WW_PINNED_MEMORY) {
         *device = (uintptr_t)address;
         return 0;
@@ -309,11 +333,13 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr
 /* Write one attribute of a pointer with a known range. */
 static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to)
 {
-    bool pinned = r->what == WW_PINNED_MEMORY;
+    bool pinned = r->what == WW_PINNED_MEMORY, mapped = !pinned || !d->facts.remote;
     switch (attribute) {
     case CU_POINTER_CONTEXT: *(CUcontext *)to = ww_context_handle(d); return 0;
     case CU_POINTER_MEMORY_TYPE: *(unsigned *)to = pinned ? 1 : 2; return 0;
-    case CU_POINTER_DEVICE_POINTER: *(CUdeviceptr *)to = at; return 0;
+    case CU_POINTER_DEVICE_POINTER:
+        *(CUdeviceptr *)to = mapped ? at : 0;
+        return mapped ? 0 : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_HOST_POINTER:
         *(void **)to = pinned ? (void *)(uintptr_t)at : NULL;
         return pinned ? 0 : CUDA_ERROR_INVALID_VALUE;
@@ -321,7 +347,7 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
     case CU_POINTER_DEVICE_ORDINAL: *(int *)to = (int)(d - layer.devices); return 0;
     case CU_POINTER_RANGE_START: *(CUdeviceptr *)to = r->start; return 0;
     case CU_POINTER_RANGE_SIZE: *(size_t *)to = r->size; return 0;
-    case CU_POINTER_MAPPED: *(int *)to = 1; return 0;
+    case CU_POINTER_MAPPED: *(int *)to = mapped; return 0;
     case CU_POINTER_SYNC_MEMOPS:
     case CU_POINTER_IS_MANAGED:
     case CU_POINTER_IS_IPC_CAPABLE: *(int *)to = 0; return 0;

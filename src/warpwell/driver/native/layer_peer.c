@@ -117,12 +117,12 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner)
 
 void ww_touch(struct ww_device *user, struct ww_device *owner)
 {
-    atomic_fetch_or(&user->touched, 1u << index_of(owner));
+    atomic_fetch_or(&user->touched, 1ull << index_of(owner));
 }
 
 void ww_peers_done(struct ww_device *owner)
 {
-    uint32_t bit = 1u << index_of(owner);
+    uint64_t bit = 1ull << index_of(owner);
     for (int i = 0; i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed); i++) {
         struct ww_device *d = &layer.devices[i];
         if (d == owner || !((atomic_load(&d->touched) | atomic_load(&d->peers)) & bit))
@@ -134,7 +134,7 @@ void ww_peers_done(struct ww_device *owner)
 
 void ww_peers_clear(struct ww_device *d)
 {
-    uint32_t bit = 1u << index_of(d);
+    uint64_t bit = 1ull << index_of(d);
     atomic_store(&d->peers, 0);
     atomic_store(&d->touched, 0);
     atomic_store(&d->shared, 0);
@@ -212,7 +212,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags)
         return error;
     if (!ww_reach(d, owner))
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-    uint32_t bit = 1u << index_of(owner);
+    uint64_t bit = 1ull << index_of(owner);
     return atomic_fetch_or(&d->peers, bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;
 }
 
@@ -222,7 +222,7 @@ CUresult cuCtxDisablePeerAccess(CUcontext context)
     int error = ww_need(&d);
     if (error || !owner)
         return error ? error : CUDA_ERROR_INVALID_CONTEXT;
-    uint32_t bit = 1u << index_of(owner);
+    uint64_t bit = 1ull << index_of(owner);
     if (!(atomic_load(&d->peers) & bit))
         return CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
     ww_touch(d, owner); /* kernels may still be at it */

@@ -102,6 +102,16 @@ bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes)
     return at >= r->start && nbytes <= r->size && at - r->start <= r->size - nbytes;
 }
 
+uint64_t ww_ranges_pinned(struct ww_ranges *t)
+{
+    uint64_t nbytes = 0;
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < t->n; i++)
+        nbytes += t->all[i].what == WW_PINNED_MEMORY ? t->all[i].size : 0;
+    pthread_mutex_unlock(&t->lock);
+    return nbytes;
+}
+
 void ww_ranges_clear(struct ww_device *d)
 {
     struct ww_ranges *t = &d->ranges;

@@ -40,6 +40,7 @@ struct ww_ring {
     _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
     _Alignas(WW_LINE) _Atomic uint32_t wake; /* futex on which the worker sleeps; the client adds 1 after a publication
                                                 if `status.asleep` is set (seq_cst fence between the two) */
+    _Atomic uint32_t watched;                /* 1: a mirror (relay.c) sleeps on `status.changes`, or is about to */
     _Alignas(4096) unsigned char data[WW_RING_BYTES];
 };
 
@@ -75,6 +76,8 @@ struct ww_place {
 struct ww_status {
     _Alignas(WW_LINE) _Atomic uint64_t tail;   /* bytes of the ring consumed */
     _Atomic uint32_t tail_futex;               /* changes with tail while a client waits for room (client polls at 1 ms) */
+    _Atomic uint32_t changes;                  /* futex: grows with each change of what stands here (of `tail`: now and
+                                                  then), behind it */
     _Alignas(WW_LINE) _Atomic uint32_t asleep; /* 1: the worker sleeps, or is about to */
     _Alignas(WW_LINE) _Atomic uint64_t deferred; /* count << 32 | code of the last error of a call without an answer */
     _Atomic uint32_t sticky;                   /* 0, or the CUresult with which the context is lost */
@@ -117,7 +120,7 @@ struct ww_facts {
     unsigned char uuid[16];
     char name[256];
     char pci[32];
-    uint32_t npeers, remote; /* remote: the device is another host's */
+    uint32_t npeers, remote; /* remote: another host's device, whose calls are mirrored (relay.c) */
     struct ww_peer peers[WW_PEERS];
 };
 

@@ -20,6 +20,7 @@
 #define STEP_LEAST_NS 5000u  /* .. at least this, .. */
 #define STEP_MOST_NS 50000u  /* .. and at most this */
 #define IDLE_NS 50000000u
+#define TOLD (WW_RING_BYTES / 4) /* a mirror learns of so much that was read */
 
 struct rest { /* of an answer that is longer than a slot */
     unsigned char *bytes;
@@ -41,6 +42,13 @@ static void forget_rest(uint32_t slot) {
     rests[slot] = (struct rest){0};
 }
 
+/* A mirror sleeps until something changes: behind the change, before the look at whether it sleeps. */
+static void changed(void) {
+    atomic_fetch_add(&ww.status->changes, 1);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&ww.ring->watched, memory_order_relaxed)) futex(&ww.status->changes, FUTEX_WAKE, INT_MAX, NULL);
+}
+
 static void fill_slot(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n, size_t more) {
     struct ww_slot *s = ww.status->slots + slot;
     s->result = result;
@@ -49,6 +57,7 @@ static void fill_slot(uint32_t slot, uint32_t seq, CUresult result, const void *
     if (n) memcpy(s->data, data, n);
     atomic_store_explicit(&s->seq, seq, memory_order_release);
     futex(&s->seq, FUTEX_WAKE, INT_MAX, NULL);
+    changed();
 }
 
 void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n) {
@@ -76,6 +85,7 @@ void ww_place_done(uint32_t place, uint32_t use, CUresult result) {
     p->result = result;
     atomic_store_explicit(&p->use, use, memory_order_release);
     futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);
+    changed();
 }
 
 void ww_result(const struct ww_call *call, CUresult result) {
@@ -84,7 +94,10 @@ void ww_result(const struct ww_call *call, CUresult result) {
     if (result && call->entry.place && (op == WW_OP_IN || op == WW_OP_OUT))
         ww_place_done(call->entry.place, call->entry.use, result);
     if (call->entry.slot != WW_NO_SLOT) ww_answer(call->entry.slot, call->entry.seq, result, NULL, 0);
-    else if (result) atomic_store(&ww.status->deferred, (uint64_t)++errors << 32 | (uint32_t)result);
+    else if (result) {
+        atomic_store(&ww.status->deferred, (uint64_t)++errors << 32 | (uint32_t)result);
+        changed();
+    }
 }
 
 /* -- calls ------------------------------------------------------------------------------------------------------------------ */
@@ -157,6 +170,7 @@ static void passed(uint64_t ahead, uint32_t size) {
         atomic_fetch_add(&ww.status->tail_futex, 1);
         futex(&ww.status->tail_futex, FUTEX_WAKE, INT_MAX, NULL);
     }
+    if ((ww.tail - size) / TOLD != ww.tail / TOLD) changed();
 }
 
 static int read_one(void) {

@@ -184,6 +184,13 @@ def cancel(agent: Agent, _s: int, _q: int, number: int) -> None:
         answer.cancel()
 
 
+@handles(Op.CUDA)
+def cuda(agent: Agent, peer: int, *message: Any) -> None:
+    """Take a message of the communicator."""
+    if agent.cuda is not None:
+        agent.cuda(peer, *message)
+
+
 @handles(Op.GOODBYE)
 def goodbye(agent: Agent, _s: int, _q: int) -> None:
     """End the agent."""

@@ -10,6 +10,7 @@ import traceback
 
 from ...errors import WarpwellError
 from ...targets import closing
+from ..cuda.far import FarEnd
 from ..devices import runtime_for
 from ..launch import cuda_programs
 from ..launch.connecting import connect
@@ -35,10 +36,14 @@ def main() -> int:
         if chosen.get("target") == "cuda":
             Claim(chosen["uuid"], chosen["share"])  # until this process ends
             os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
-        # before the application goes on; it ends with this process
-        _server = cuda_programs.serve(chosen["cuda"]) if "cuda" in chosen else None
+        about = cuda_programs.wanted() if "cuda" in chosen else None
+        if about is not None and not chosen["away"]:  # before the application goes on; it ends with this process
+            _server = cuda_programs.serve(about, chosen["cuda"])
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
+        if about is not None and chosen["away"]:
+            ordinal = chosen["cuda"]
+            agent.cuda = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal)).heard
         # as a deferred call: the lifeline's thread has entered no device
         lifeline.on("ask", lambda said: agent.later(lambda: lifeline.tell(reply=said["ask"], info=agent.info())))
         lifeline.tell(ready=True)

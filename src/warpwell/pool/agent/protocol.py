@@ -94,6 +94,9 @@ class Op(enum.IntEnum):
     RELEASE = 103  # block: nobody has it any more
     RELEASED = 104  # block: it is closed
 
+    # between the communicator and agents of other hosts, see pool/cuda
+    CUDA = 112  # kind, what follows
+
 
 _ids = itertools.count(1)
 

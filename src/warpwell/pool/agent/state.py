@@ -99,6 +99,8 @@ class AgentState:
         Large arrays of results that are under way, by their request.
     failed_halves : OrderedDict
         Copies that failed here before the leading half said GO.
+    cuda : callable or None
+        Takes what the communicator says of CUDA programs, by its rank; does not wait.
     """
 
     application = 0
@@ -121,6 +123,7 @@ class AgentState:
         self.helpers: list[Lane] = []
         self.idle: list[Lane] = []
         self.deferred = DeferredCalls(self)
+        self.cuda: Callable[..., None] | None = None
 
     def lane(self, number: int) -> Lane:
         """Return the lane of a stream."""

@@ -41,13 +41,13 @@ def main(command: Sequence[str]) -> None:
     except WarpwellError as error:
         print(f"warpwell: error: {error}", file=sys.stderr)
         os._exit(1)
-    lifeline.wait_for_go()
+    chosen = lifeline.wait_for_go()
     lifeline.on("signal", lambda said: interrupt(int(said["signal"])))
     lifeline.watch()
     atexit.register(_finish)  # registered first, it is called last
     try:
         trace = os.environ.get("WARPWELL_POOL_TRACE")
-        found = devices.Devices(connecting.connect(lifeline))
+        found = devices.Devices(connecting.connect(lifeline), agents=range(1, 1 + int(chosen["agents"])))
         devices.use(found)
     except Exception as error:
         lifeline.tell(failed=str(error) or type(error).__name__)

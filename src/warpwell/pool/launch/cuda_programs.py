@@ -1,7 +1,8 @@
 """CUDA calls of the application itself go to the agents' GPUs: what launcher, supervisor and agents do for that.
 
-The launcher makes a folder in that of the job. Each agent of this host that has a GPU serves it there, and the
-supervisor starts the application with an environment in which the driver is the layer. Agents keep the real driver.
+The launcher makes a folder in that of the job. Each agent of this host that has a GPU serves it there, and for those of
+other hosts the communicator does (``pool/cuda``). The supervisor starts the application with an environment in which
+the driver is the layer. Agents keep the real driver.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...driver import build
 from ...driver.environment import FOLDER as LAYER
@@ -27,6 +29,8 @@ JOB = "WARPWELL_POOL_CUDA"
 DRIVER = "WARPWELL_CUDA_DRIVER"
 """Variable with a driver's library that agents without a GPU serve, one device each: for tests."""
 CHOICES = ("auto", "pool", "local")
+MOST = 64
+"""Devices of an application: as many ranges of addresses there are."""
 _NOTES = "WARPWELL_CUDA_REFUSED"
 """Variable with a file to which the layer writes names of functions that it refuses."""
 
@@ -52,7 +56,7 @@ def prepare(
     target : {"auto", "cpu", "cuda"}
         That of the agents.
     away : bool
-        Some agents are on other hosts.
+        Some agents are on other hosts: for "pool" there need be no driver here.
     gpus : bool
         This host may have GPUs, if it has a driver.
     explain : bool
@@ -65,7 +69,7 @@ def prepare(
     DeviceNotFoundError, DriverBuildError
         The choice is "pool", and that cannot be.
     """
-    why_not = None if choice == "local" else _why_not(environ, target, away, gpus)
+    why_not = None if choice == "local" else _why_not(environ, target, away and choice == "pool", gpus)
     if choice == "local" or (choice == "auto" and why_not):
         return None
     if why_not:
@@ -79,7 +83,7 @@ def prepare(
     try:
         with _told():
             parts = build.parts()
-        if parts.layer is None or parts.worker is None:
+        if parts.layer is None or parts.worker is None or parts.relay is None:
             raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
     except DriverBuildError:
         if choice == "pool":
@@ -91,7 +95,7 @@ def prepare(
     changed = changes(served, {})  # the supervisor joins it to the library path that mpiexec has made
     if explain:
         changed[_NOTES] = str(served / "refused")
-    about = {"environ": changed, "layer": str(parts.layer), "worker": str(parts.worker)}
+    about = {"environ": changed, "layer": str(parts.layer), "worker": str(parts.worker), "relay": str(parts.relay)}
     return json.dumps(about | {"folder": str(served), "driver": environ.get(DRIVER)})
 
 
@@ -109,8 +113,6 @@ def _told() -> Iterator[None]:
 
 def _why_not(environ: Mapping[str, str], target: str, away: bool, gpus: bool) -> str | None:
     """Return why the application cannot have the pool's GPUs as those of its CUDA calls; None: it can."""
-    if away:
-        return "CUDA calls reach agents of this host alone: leave out --cuda pool, or the other hosts"
     if DRIVER in environ:
         return None
     if target == "cpu":
@@ -134,7 +136,7 @@ def refused(folder: Path) -> str:
 
 
 def ordinals(agents: Sequence[tuple[int, str]]) -> dict[int, int]:
-    """Return the application's number for the GPU of each agent of this host, by rank.
+    """Return the application's number for the GPU of each agent, by rank: the first `MOST` have one.
 
     Parameters
     ----------
@@ -142,15 +144,37 @@ def ordinals(agents: Sequence[tuple[int, str]]) -> dict[int, int]:
         Rank and target of each.
     """
     anyway = DRIVER in os.environ
-    return {rank: i for i, rank in enumerate(sorted(r for r, target in agents if target == "cuda" or anyway))}
+    found = sorted(r for r, target in agents if target == "cuda" or anyway)
+    return {rank: i for i, rank in enumerate(found[:MOST])}
 
 
-def serve(ordinal: int) -> DriverServer | None:
-    """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent."""
+def wanted() -> dict[str, Any] | None:
+    """Return what the launcher has said in `JOB`, which nobody else needs then; None: nothing."""
     text = os.environ.pop(JOB, None)
-    if text is None:
-        return None
-    about = json.loads(text)
+    return None if text is None else json.loads(text)
+
+
+def serve(about: Mapping[str, Any], ordinal: int) -> DriverServer:
+    """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent."""
     parts = build.Built(Path(about["layer"]), Path(about["worker"]), None)
-    device = str(ordinal) if about["driver"] else "0"  # `visible` made the agent's GPU the first
-    return DriverServer([device], driver=about["driver"], folder=about["folder"], first=ordinal, parts=parts)
+    return DriverServer([_device(about, ordinal)], driver=about["driver"], folder=about["folder"], first=ordinal,
+                        parts=parts)  # fmt: skip
+
+
+def serve_away(about: Mapping[str, Any], ordinal: int) -> tuple[DriverServer, Path]:
+    """Serve this agent's GPU to the communicator of another host; return the server and the native part for it.
+
+    Raises
+    ------
+    DriverBuildError
+        The native parts are not on this host, and cannot be built.
+    """
+    parts = build.parts()
+    if parts.worker is None or parts.relay is None:
+        raise DriverBuildError("the driver layer for CUDA programs is not in this installation")
+    made = DriverServer([_device(about, ordinal)], driver=about["driver"], first=ordinal, parts=parts, listens=False)
+    return made, parts.relay
+
+
+def _device(about: Mapping[str, Any], ordinal: int) -> str:
+    return str(ordinal) if about["driver"] else "0"  # `visible` made the agent's GPU the first

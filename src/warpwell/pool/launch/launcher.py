@@ -74,7 +74,7 @@ class RunOptions:
     mpiexec : str, optional
         Path of mpiexec; by default that of this Python's environment, or the one on PATH.
     cuda : {"auto", "pool", "local"}
-        Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`. Those of other hosts: none.
+        Whose GPUs the application's own CUDA calls reach; see `cuda_programs.prepare`.
     explain_refused : bool
         Tell in the end which of the driver's functions the application called in vain.
     gpus : bool
@@ -137,6 +137,7 @@ class Launcher:
         self._looked = self._complete = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
+        self._communicator: int | None = None  # its rank: it brings CUDA calls to agents of other hosts
         # Jupyter sets the variable for kernels that must end with it; a wrapper may be between Jupyter and this process
         self._parent = os.getppid() if options.notebook and os.environ.get("JPY_PARENT_PID") else None
 
@@ -244,7 +245,7 @@ class Launcher:
         elif "failed" in said:
             connection.about["failed"] = said["failed"]
             if self._phase != "running":
-                who = self._name(connection.rank) if connection.kind == "agent" else "the application"
+                who = "the application" if connection.kind == "application" else self._name(connection.rank)
                 raise AgentError(f"{who} cannot start: {said['failed']}", agent=who)
         elif "status" in said and int(said["status"]) == _LOST_MPIEXEC:
             self._fail(_LOST_MPIEXEC)  # the end of mpiexec says more, and may come later
@@ -256,7 +257,7 @@ class Launcher:
         if connection.kind == "supervisor":
             # it was killed, or mpiexec has ended it because an agent was lost: else it would have told a status
             self._fail(-signal.SIGKILL, 0.0 if self._ft else _GRACE)
-        elif connection.kind == "agent":
+        elif connection.kind in ("agent", "communicator"):
             agent = self._name(connection.rank, connection.pid)
             if self._phase != "running":
                 raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
@@ -276,7 +277,8 @@ class Launcher:
 
     def _go(self) -> None:
         ranks = self._ranks()
-        if self._phase != "here" or len(ranks) <= self._options.agents or ("supervisor", 0) not in self._here:
+        count = 1 + self._options.agents + (self._communicator is not None)
+        if self._phase != "here" or len(ranks) < count or ("supervisor", 0) not in self._here:
             return
         by_host: dict[str, list[JobProcess]] = defaultdict(list)
         for connection in ranks:
@@ -288,9 +290,13 @@ class Launcher:
             gpus = found[0].about.get("gpus", [])
             taken = found[0].about.get("taken", {})
             decided |= assign(numbers, gpus, self._options.target, self._options.share_gpu, host, taken)
-        here = [(c.rank, decided[c.rank]["target"]) for c in ranks if c.kind == "agent" and c.local]
-        for rank, ordinal in cuda_programs.ordinals(here).items():
-            decided[rank] = {**decided[rank], "cuda": ordinal}
+        decided[0] = {"agents": self._options.agents}
+        ordinals = cuda_programs.ordinals([(rank, decided[rank]["target"]) for rank in self._places])
+        for rank, ordinal in ordinals.items():
+            decided[rank] = {**decided[rank], "cuda": ordinal, "away": not is_here(self._places[rank])}
+        if self._communicator is not None:
+            away = {n: (r, self._name(r)) for r, n in ordinals.items() if decided[r]["away"]}
+            decided[self._communicator] = {"devices": away}
         self._phase = "ready"
         for connection in ranks:
             connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft,
@@ -301,7 +307,7 @@ class Launcher:
 
     def _check_start(self, seconds: float) -> None:
         for rank in self._children.ended() or self._never_seen(seconds):
-            if ("agent", rank) not in self._here:
+            if not any((kind, rank) in self._here for kind in ("agent", "communicator")):
                 self._output.settle()
                 agent = self._name(rank)
                 raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
@@ -312,6 +318,10 @@ class Launcher:
             return
         late = [r for r in self._places if (c := self._here.get(("agent", r))) is None or not c.ready]
         if not late:
+            other = self._here.get(("communicator", self._communicator or 0))
+            if self._communicator is not None and (other is None or not other.ready):
+                raise AgentError(f"not ready after {self._options.start:g} s: {self._name(self._communicator)}"
+                                 f"{self._output.said()}", agent=self._name(self._communicator))  # fmt: skip
             raise AgentError(f"the application was not ready after {self._options.start:g} s")
         # do not blame those that only wait for others: name stopped processes first, then hosts that do not answer
         stopped = [r for r in late if (c := self._here.get(("agent", r))) and c.local and state_of(c.pid) in "Tt"]
@@ -336,6 +346,9 @@ class Launcher:
         return sorted(missing)
 
     def _name(self, rank: int, pid: int | None = None) -> str:
+        if rank == self._communicator:
+            process = f" (process {pid})" if pid is not None else ""
+            return f"the communicator of CUDA calls to other hosts{process}"
         host = socket.gethostname() if is_here(self._places[rank]) else self._places[rank]
         process = f", process {pid}" if pid is not None else ""
         return f"agent {rank} of {self._options.agents} (device {rank - 1}, on {host}{process})"
@@ -439,7 +452,10 @@ class Launcher:
         hosts = [h for h in self._options.hosts if h.agents]
         # the application runs on this host, beside the user's files and terminal
         here = [Ranks(1, application, socket.gethostname() if away else None)]
-        return here + [Ranks(h.agents or 1, agent, h.name if away else None) for h in hosts]
+        found = here + [Ranks(h.agents or 1, agent, h.name if away else None) for h in hosts]
+        if self._communicator is not None:
+            found.append(Ranks(1, [python, "-m", "warpwell.pool.cuda.communicator_main"], socket.gethostname()))
+        return found
 
     def _environ(self, away: bool) -> dict[str, str]:
         options = self._options
@@ -457,4 +473,5 @@ class Launcher:
                                      command=self._command)  # fmt: skip
         if cuda is not None:
             found[cuda_programs.JOB] = cuda
+            self._communicator = 1 + options.agents if away else None
         return found

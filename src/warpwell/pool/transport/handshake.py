@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from ...errors import PoolVersionError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Grows with every change of what goes between processes."""
 
 NBYTES = 1024

@@ -1,0 +1,311 @@
+"""`ClientListener`: sockets on which programs ask for devices, up to the moment in which somebody serves them.
+
+A client that is wrong in any way loses its connection, nobody else's. Who serves is up to a subclass: `server.py`
+starts a worker, ``pool/cuda/near.py`` has one on another host.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import ArgumentError
+from . import generate
+
+HELLO, FACTS, OPEN, OPENED, REFUSED = range(1, 6)  # enum ww_said
+MAGIC = 0x57574352
+HELLO_PACKET = struct.Struct("=IIQII")
+REFUSED_PACKET = struct.Struct("=Ii500s")
+DEVICE_UNAVAILABLE, MISMATCH = 46, 803
+LONGEST = 107
+"""Bytes of a socket's path."""
+FACTS_SECONDS = 120.0
+CLIENTS = 256
+"""Connections of a listener that nobody serves yet, and those that somebody serves."""
+_PEER_PIDFD = 77
+"""SO_PEERPIDFD, which Python does not name: of Linux 6.5."""
+_HELLO_SECONDS = 10.0
+_TICK = 0.5
+
+
+@dataclass
+class Served:
+    """A device: what it is to who serves it, its number for clients, its facts once somebody asked."""
+
+    device: str
+    ordinal: int
+    facts: bytes | None = None
+
+
+@dataclass(eq=False)
+class Client:
+    """A connection, until somebody serves it."""
+
+    line: socket.socket
+    served: Served
+    pidfd: int | None
+    since: float = field(default_factory=time.monotonic)
+    greeted: bool = False
+    waits: bool = False
+
+    def close(self) -> None:
+        """Close it."""
+        self.line.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+    def refuse(self, code: int, why: str) -> None:
+        """Tell it that it is not served."""
+        refuse(self.line, code, why)
+
+
+class ClientListener(ABC):
+    """Listens for clients of devices, in a thread of its own.
+
+    A subclass sets what it needs, and calls `start`; `facts` and `open` are called by the thread.
+    """
+
+    def __init__(self) -> None:
+        self._protocol = generate.protocol_hash()
+        self._listeners: list[tuple[socket.socket, Path]] = []
+        self._clients: set[Client] = set()
+        self._ending = False
+        self._selector = selectors.DefaultSelector()
+        self._adopted: deque[tuple[socket.socket, Served]] = deque()
+        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def facts(self, client: Client) -> bytes | None:
+        """Return a device's facts; None: the client was refused, or `waits` for `tick`."""
+
+    @abstractmethod
+    def open(self, client: Client, output: int, errors: int) -> None:
+        """Serve a client, with descriptors of its output; its connection and these are closed here afterwards."""
+
+    @abstractmethod
+    def tick(self) -> None:
+        """Look around: called whenever something has happened, and at least twice a second."""
+
+    @property
+    @abstractmethod
+    def serving(self) -> int:
+        """How many clients are served."""
+
+    def listen(self, folder: Path, served: Served) -> None:
+        """Make the socket of a device."""
+        path = folder / f"device-{served.ordinal}"
+        if len(os.fsencode(path)) > LONGEST:
+            raise ArgumentError(
+                f"the path of the socket {path} is too long: set TMPDIR to a folder with a shorter path"
+            )
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            line.bind(str(path))
+            path.chmod(0o600)
+            line.listen(CLIENTS)
+            line.setblocking(False)
+        except BaseException:
+            line.close()
+            raise
+        self._listeners.append((line, path))
+        self._selector.register(line, selectors.EVENT_READ, served)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._bell = socket.socketpair()
+        self._bell[0].setblocking(False)
+        self._selector.register(self._bell[0], selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._serve, name="warpwell cuda clients", daemon=True)
+        self._thread.start()
+
+    def ring(self) -> None:
+        """Let the thread look around now."""
+        if self._bell is not None:
+            self._bell[1].setblocking(False)
+            with contextlib.suppress(OSError):
+                self._bell[1].send(b".")
+
+    def adopt(self, served: Served) -> socket.socket:
+        """Return a connection of a client in this process, without a socket in the file system."""
+        mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._adopted.append((mine, served))
+        self.ring()
+        return other
+
+    def close(self) -> None:
+        """Listen no more, and drop who is not served yet."""
+        self._ending = True
+        self.ring()
+        if self._thread is not None:
+            self._thread.join(FACTS_SECONDS)
+            self._thread = None
+        for line, path in self._listeners:
+            line.close()
+            path.unlink(missing_ok=True)
+        self._listeners = []
+        for client in list(self._clients):
+            client.close()
+        self._clients.clear()
+        for line, _ in self._adopted:
+            line.close()
+        for end in self._bell or ():
+            end.close()
+        self._bell = None
+        self._selector.close()
+
+    # -- the thread --------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._ending:
+            for key, _ in self._selector.select(_TICK):
+                if isinstance(key.data, Served):
+                    self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
+                elif isinstance(key.data, Client):
+                    self._hear(key.data)
+                else:
+                    with contextlib.suppress(OSError):
+                        key.fileobj.recv(4096)  # type: ignore[union-attr]
+            while self._adopted:
+                line, served = self._adopted.popleft()
+                line.setblocking(False)
+                self._take(line, served, None)
+            self.tick()
+            late = time.monotonic() - _HELLO_SECONDS
+            for client in [client for client in self._clients if not client.greeted and client.since < late]:
+                self._drop(client)
+
+    def _accept(self, listener: socket.socket, served: Served) -> None:
+        try:
+            line, _ = listener.accept()
+        except OSError:
+            time.sleep(0.02)  # no descriptors are left: the connection waits, and this thread must not spin
+            return
+        with contextlib.suppress(OSError):
+            line.setblocking(False)
+            pid, uid, _ = struct.unpack("=iII", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid != os.getuid():
+                refuse(line, DEVICE_UNAVAILABLE, "the devices belong to another user")
+            elif self._take(line, served, pid):
+                return
+            line.close()
+
+    def _take(self, line: socket.socket, served: Served, pid: int | None) -> bool:
+        """Take a new connection; close it and return False if there are too many."""
+        if len(self._clients) >= CLIENTS or self.serving >= CLIENTS:
+            refuse(line, DEVICE_UNAVAILABLE, f"the device has {CLIENTS} clients, which is the most")
+            line.close()
+            return False
+        client = Client(line, served, None if pid is None else _pidfd(line, pid))
+        self._clients.add(client)
+        self._selector.register(line, selectors.EVENT_READ, client)
+        return True
+
+    def _drop(self, client: Client) -> None:
+        self._selector.unregister(client.line)
+        self._clients.discard(client)
+        client.close()
+
+    def _hear(self, client: Client) -> None:
+        try:
+            packet, descriptors = receive(client.line, HELLO_PACKET.size, 2)
+        except OSError:
+            self._drop(client)
+            return
+        try:
+            if self._understand(client, packet, descriptors):
+                return
+        except (OSError, struct.error, subprocess.SubprocessError):
+            pass
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if client in self._clients:
+            self._drop(client)
+
+    def _understand(self, client: Client, packet: bytes, descriptors: list[int]) -> bool:
+        """Answer a packet; return False if the connection must end."""
+        if len(packet) != HELLO_PACKET.size:
+            return False
+        said, magic, protocol, _, _ = HELLO_PACKET.unpack(packet)
+        if magic != MAGIC:
+            return False
+        if protocol != self._protocol:
+            client.refuse(MISMATCH, "the layer is of another version of warpwell than the pool")
+            return False
+        if said == HELLO:
+            client.waits = False
+            facts = self.facts(client)
+            if facts is None:
+                return client.waits
+            client.line.send(facts)
+            client.greeted = True
+            return True
+        if said != OPEN or len(descriptors) != 2:
+            return False
+        self.open(client, *descriptors)
+        self._drop(client)  # who serves it has the connection now
+        return True
+
+    def answer_waiting(self, served: Served) -> None:
+        """Give facts that have come to the clients that wait for them; for the thread."""
+        for client in [client for client in self._clients if client.waits and client.served is served]:
+            try:
+                facts = self.facts(client)
+                if facts is not None:
+                    client.waits, client.greeted = False, True
+                    client.line.send(facts)
+                elif not client.waits:
+                    self._drop(client)
+            except OSError:
+                self._drop(client)
+
+
+def receive(line: socket.socket, most: int, count: int) -> tuple[bytes, list[int]]:
+    """Return a packet of at most `most` bytes with up to `count` descriptors.
+
+    Raises
+    ------
+    OSError
+        The connection is at its end, or more descriptors came than may.
+    """
+    room = socket.CMSG_SPACE(count * array.array("i").itemsize)
+    packet, control, flags, _ = line.recvmsg(most + 1, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    for level, kind, content in control:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors += array.array("i", content[: len(content) // 4 * 4])
+    if packet and not flags & socket.MSG_CTRUNC:
+        return packet, descriptors
+    for descriptor in descriptors:
+        os.close(descriptor)
+    raise ConnectionError("the connection has ended")
+
+
+def refuse(line: socket.socket, code: int, why: str) -> None:
+    """Tell a client that it is not served."""
+    with contextlib.suppress(OSError):
+        line.send(REFUSED_PACKET.pack(REFUSED, code, why.encode()[:499]))
+
+
+def _pidfd(line: socket.socket, pid: int) -> int | None:
+    """Return a descriptor of the client's process, or None where the kernel has none: then the socket tells its end."""
+    with contextlib.suppress(OSError):
+        descriptor = line.getsockopt(socket.SOL_SOCKET, _PEER_PIDFD)
+        os.set_inheritable(descriptor, False)
+        return descriptor
+    with contextlib.suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
