@@ -119,7 +119,10 @@ class ExternalSort:
         """Make the weights float32 from now on; those added before are converted, too."""
         assert self._buffer.weights is not None
         self.weights = np.dtype(np.float32)
-        self._buffer = _Rows(self._buffer.keys, self._buffer.weights.astype(np.float32))
+        floats = self._buffer.weights.view(np.float32)
+        # As wide as before, and only what was added: the rest of the buffer takes no memory yet.
+        floats[: self._fill] = self._buffer.weights[: self._fill].astype(np.float32)
+        self._buffer = _Rows(self._buffer.keys, floats)
 
     def blocks(self) -> Iterator[Edges | WeightedEdges]:
         """Yield all edges in order, in blocks of two int64 arrays of one length, and weights. Call it once."""
