@@ -54,7 +54,7 @@ def directed(tmp_path_factory: pytest.TempPathFactory) -> Graph:
 
 @pytest.mark.parametrize(
     ("cache", "page_size"),
-    [(4096, 4096), (8192, 4096), (512, 512), (1024, 512), ("16KiB", 4096), ("1MiB", 8192)],
+    [(4096, 4096), (8192, 4096), (512, 512), (1024, 512), ("16KiB", 4096), ("1MiB", 4096)],
     ids=["one page", "two pages", "one of 512", "two of 512", "four pages", "all"],
 )
 def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
@@ -82,7 +82,8 @@ def test_equal_to_scipy(kron: Graph, cache: int | str, page_size: int) -> None:
 @pytest.mark.parametrize("tier", ["storage", "host-cached", "host", "device"])
 def test_every_tier(kron: Graph, tier: str) -> None:
     source = int(np.argmax(np.diff(kron.load()[0])))
-    with LoadedGraph(kron, device="cpu", tier=tier, cache="16KiB") as loaded:
+    # with what other tests here compile, where there is a cache
+    with LoadedGraph(kron, device="cpu", tier=tier, cache="16KiB", page_size=4096, stats="full") as loaded:
         assert np.array_equal(bfs(loaded, source).levels, expected_levels(kron, source))
         assert np.array_equal(connected_components(loaded).labels, expected_labels(kron))
 
@@ -109,10 +110,11 @@ def test_a_vertex_with_many_neighbours_is_split(tmp_path: Path) -> None:
 
 def test_a_long_path(tmp_path: Path) -> None:
     path = made(tmp_path, [(v, v + 1) for v in range(300)])
-    found = bfs(path, 0, device="cpu", cache="4KiB", page_size=512)
+    options = {"device": "cpu", "cache": "4KiB", "page_size": 512, "stats": "full"}
+    found = bfs(path, 0, **options)
     assert found.depth == 300
     assert np.array_equal(found.levels, np.arange(301))
-    assert not connected_components(path, device="cpu", cache="4KiB", page_size=512).labels.any()
+    assert not connected_components(path, **options).labels.any()
 
 
 def test_components_that_the_sample_misses(tmp_path: Path) -> None:
@@ -153,7 +155,8 @@ def test_one_cache_for_several_runs(kron: Graph) -> None:
 def test_progress(kron: Graph) -> None:
     seen: list[tuple[str, int, int]] = []
     source = int(np.argmax(np.diff(kron.load()[0])))
-    depth = bfs(kron, source, device="cpu", tier="storage", progress=lambda *step: seen.append(step)).depth
+    options = {"device": "cpu", "tier": "storage", "page_size": 4096, "stats": "full"}
+    depth = bfs(kron, source, **options, progress=lambda *step: seen.append(step)).depth
     assert seen[:2] == [("compile", 0, 1), ("compile", 1, 1)]
     # each level; the last one that is tried finds nothing, unless its vertices have no edges left
     levels = [level for stage, level, _ in seen[2:] if stage == "search"]

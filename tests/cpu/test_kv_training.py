@@ -7,11 +7,9 @@ import pytest
 from tests.harness import kv_training
 from tests.harness.kv_ranks import Run, Step, steps_of
 
-pytest.importorskip("sklearn", reason="the digits come from scikit-learn")
-
-
 @pytest.mark.long
 def test_curves_are_equal_through_kills(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="the digits come from scikit-learn")
     run = Run(str(tmp_path / "digits.kv"), str(tmp_path), batch=128, epochs=3, seed=5, every=3)
     results = kv_training.compare(tmp_path, run, worlds=(2, 1), kills=2)
     assert [result.run for result in results] == [

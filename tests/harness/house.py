@@ -70,7 +70,11 @@ class Module:
         self.name = ".".join(parts).removesuffix(".__init__")
         self.package = ".".join(parts[:-1])
         self.text = path.read_text()
-        self.tree = ast.parse(self.text, str(path))
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Return its syntax tree, made when it is first asked for: tests are collected without."""
+        return ast.parse(self.text, str(self.path))
 
     @property
     def folder(self) -> str:

@@ -158,7 +158,8 @@ def _unit(*numbers: int) -> np.dtype[Any]:
 def _as_units(array: Any, unit: np.dtype[Any], starts: NDArray[np.int64], nbytes: int) -> tuple[Any, Any, int]:
     """Return a view whose item [i, j] is unit i + j of the array, the starts in units, and the units of a run."""
     step, units = unit.itemsize, nbytes // unit.itemsize
-    return array._derive((1 << 62, units), unit, (step, step), 0), starts // step, units
+    # one more than a run has: with one unit the view would have the strides of a plain array, and be compiled anew
+    return array._derive((1 << 62, units + 1), unit, (step, step), 0), starts // step, units
 
 
 def _gather(array: Any, runs: Runs, at: int, starts: NDArray[np.int64], nbytes: int, out: Any) -> None:
@@ -172,6 +173,7 @@ def _gather(array: Any, runs: Runs, at: int, starts: NDArray[np.int64], nbytes: 
 def _scatter(array: Any, runs: Runs, starts: NDArray[np.int64], nbytes: int, values: NDArray[np.uint8]) -> None:
     for first, end, view, units_at, units in _pieces(array, runs, 0, starts, nbytes):
         some = values[first:end].view(view.dtype)
+        some.flags.writeable = False  # whatever the caller's is: one compilation for both
         scatter_units[some.size](view, units_at, units, some)
 
 

@@ -37,6 +37,8 @@ TIGHT: Changes = {
     "calls.h": {"#define WW_SMALL (16u << 10)": "#define WW_SMALL (1u << 10)"},
 }
 """Limits at which each program parks calls, waits for room, places and slots, and wraps around all the time."""
+QUICK = ("-O0", "-g0")
+"""How parts with these limits are compiled: in a third of the time. What users run is tested with their limits."""
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
 
 
@@ -64,7 +66,9 @@ def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[build.Bui
                 assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
                 text = text.replace(old, new)
             (native / name).write_text(text)
-        cache = os.environ.get("WARPWELL_CACHE_DIR", "~/.cache") if changes is TIGHT and not flags else folder
+        cache = folder
+        if changes is TIGHT and not flags:
+            cache, flags = os.environ.get("WARPWELL_CACHE_DIR", "~/.cache"), QUICK
         with (
             mock.patch.object(generate, "NATIVE", native),
             mock.patch.object(build, "FLAGS", (*build.FLAGS, *flags)),
