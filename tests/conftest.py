@@ -54,6 +54,13 @@ LONG_ITEMS = {
     *(f"test_additions_are_atomic[{dtype}]" for dtype in ("u4", "i8")),
     "test_unaligned_items_may_straddle_pages[u2-5]",
 }
+# Besides, of mapped files, whose items are loads and stores of one machine instruction.
+LONG_MAPPED = {
+    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i4", "u2", "u8", "f4")),
+    "test_unaligned_items_may_straddle_pages[i8-3]",
+    "test_subscripts_of_several_dimensions[shape1-transfer3]",
+    "test_record_arrays_and_their_fields[shape0-False]",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,8 +111,9 @@ def place(item: pytest.Item) -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
     for item in items:
-        if item.name in LONG_ITEMS and item.path == HERE / "cpu" / "test_arrays.py":
-            item.add_marker(pytest.mark.long)
+        if item.path == HERE / "cpu" / "test_arrays.py":
+            if item.name in LONG_ITEMS or ("TestMappedItems" in item.nodeid and item.name in LONG_MAPPED):
+                item.add_marker(pytest.mark.long)
         if item.path.name.startswith(NATIVE) and item.path.parent.name != "null" and not can_compile():
             item.add_marker(pytest.mark.skip(reason="needs a C compiler"))
         if HERE / "cuda" not in item.path.parents or item.get_closest_marker("ptx"):

@@ -76,8 +76,8 @@ def test_commands_in_flight_are_answered_though_others_use_the_cache() -> None:
         with opened(cache, storage.RamMedium(np.arange(N))) as first:  # compiles the kernels
             ask_for[3](first, np.arange(3) * PER, done)
             read[1](first, np.array([5]), out)
-        stays = opened(cache, storage.Faulty(storage.RamMedium(np.arange(N)), delay_us=3_000_000))
-        leaves = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=1_000_000.0))
+        stays = opened(cache, storage.Faulty(storage.RamMedium(np.arange(N)), delay_us=1_800_000))
+        leaves = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=500_000.0))
         beside = threading.Thread(target=lambda: read[1](stays, np.array([9]), out))
         beside.start()
         ask_for[3](leaves, np.arange(3) * PER, done)

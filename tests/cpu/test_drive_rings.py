@@ -423,7 +423,7 @@ def test_threads_side_by_side(tmp_path) -> None:
 
         def work(seed: int) -> None:
             try:
-                for k in range(5):
+                for k in range(2):
                     gathered(a, 10 * seed + k, n=300)
             except BaseException as error:
                 failed.append(error)

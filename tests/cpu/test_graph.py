@@ -90,7 +90,7 @@ def test_every_tier(kron: Graph, tier: str) -> None:
 
 def test_edges_are_followed_in_their_direction(directed: Graph) -> None:
     for source in range(0, 1024, 256):
-        levels = bfs(directed, source, device="cpu", cache="8KiB").levels
+        levels = bfs(directed, source, device="cpu", cache="8KiB", page_size=4096, stats="full").levels
         assert np.array_equal(levels, expected_levels(directed, source))
 
 
@@ -102,10 +102,11 @@ def test_components_of_a_directed_graph_are_refused(directed: Graph) -> None:
 def test_a_vertex_with_many_neighbours_is_split(tmp_path: Path) -> None:
     leaves = 5 * PIECE + 7
     star = made(tmp_path, [(leaves, leaf) for leaf in range(leaves)])
-    found = bfs(star, 3, device="cpu", cache="8KiB")
+    options = {"device": "cpu", "cache": "8KiB", "page_size": 4096, "stats": "full"}
+    found = bfs(star, 3, **options)
     assert found.depth == 2
     assert np.array_equal(found.levels, expected_levels(star, 3))
-    assert connected_components(star, device="cpu", cache="8KiB").components == 1
+    assert connected_components(star, **options).components == 1
 
 
 def test_a_long_path(tmp_path: Path) -> None:
@@ -121,7 +122,7 @@ def test_components_that_the_sample_misses(tmp_path: Path) -> None:
     """Many components of four vertices, linked in full only by their third neighbours."""
     pairs = [(4 * k + i, 4 * k + j) for k in range(500) for i in range(4) for j in range(i + 1, 4)]
     graph = made(tmp_path, [*pairs, *((v, v) for v in range(50))], vertices=2010)
-    found = connected_components(graph, device="cpu", cache="8KiB", page_size=512)
+    found = connected_components(graph, device="cpu", cache="8KiB", page_size=512, stats="full")
     assert found.components == 510
     assert np.array_equal(found.labels, expected_labels(graph))
 

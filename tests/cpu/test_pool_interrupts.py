@@ -167,7 +167,7 @@ def test_a_reply_is_there_when_ctrl_c_comes_with_it(monkeypatch: pytest.MonkeyPa
 
 def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: tuple[Devices, list[Agent]]) -> None:
     (device, _), (agent, _) = agents
-    end, interval = time.monotonic() + 2, sys.getswitchinterval()
+    end, interval = time.monotonic() + 1, sys.getswitchinterval()
 
     def begin_and_end() -> None:
         while time.monotonic() < end:

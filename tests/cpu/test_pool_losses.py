@@ -26,6 +26,12 @@ SECONDS = 5.0
 """So long everybody has to notice."""
 
 
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that ends waits half a second for calls that will never return."""
+    monkeypatch.setattr("warpwell.pool.agent.agent.GRACE", 0.5)
+
+
 def nap(seconds: float) -> None:
     time.sleep(seconds)
 

@@ -35,7 +35,7 @@ def devices() -> Iterator[Devices]:
 def test_a_closed_stream_is_waited_for_by_its_device(devices: Devices) -> None:
     device = devices[0]
     with device.stream() as stream:
-        slow = device.call(nap, 2.0, stream=stream)
+        slow = device.call(nap, 1.2, stream=stream)
         wrong[4, stream](device.zeros(4, stream=stream))
         event = stream.record()
     assert not slow.done

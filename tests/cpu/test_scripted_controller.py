@@ -123,11 +123,11 @@ def test_an_error_does_not_keep_others_waiting_for_a_silent_controller() -> None
 
 
 def test_a_late_answer_frees_what_it_held() -> None:
-    with opened({0: Answer(seconds=1.5)}, timeout=0.5) as (_, array):
+    with opened({0: Answer(seconds=1.0)}, timeout=0.4) as (_, array):
         with pytest.raises(errors.StallError):
             values(array, np.array([9]))
         assert array.cache.pairs.in_use() == 1
-        time.sleep(1.5)
+        time.sleep(1.0)
         assert values(array, np.array([9, 9 + PAGE])).tolist() == [9, 9 + PAGE]
         array.cache.settle()
         assert array.cache.pairs.in_use() == 0
