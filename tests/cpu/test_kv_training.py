@@ -7,6 +7,7 @@ import pytest
 from tests.harness import kv_training
 from tests.harness.kv_ranks import Run, Step, steps_of
 
+
 @pytest.mark.long
 def test_curves_are_equal_through_kills(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the digits come from scikit-learn")
