@@ -259,27 +259,27 @@ class Lanes(Policy):
             return []
         memory, compute = in_order(*running)
         before = self._live.rates(memory, compute)
-        rests = [self._sight.rest(view, j) for j in (memory, compute)]
-        known = [rest for rest in rests if rest is not None]
-        if before is None or len(known) < 2:
+        if before is None:
             return []
+        s0 = sum(before)
         for job in heads:
             if _unknown(job):
                 continue
             comes = job.task.profile.kind is MEMORY
             victim, stays = (memory, compute) if comes else (compute, memory)
             after = self._live.rates(job, stays)
-            if after is None or victim.preemptions >= self.most:
+            if after is None or sum(after) <= s0 or victim.preemptions >= self.most:
                 continue
             if self._standing.level(view, job) < self._standing.of(view, victim):
                 continue
-            n, d = before[comes], self.model.decay(stays.task.profile.kind)
-            figures = {"S0": sum(before), "S1": sum(after), "n": n, "T": together(known, list(before)),
-                       "C": view.cost(victim, [stays]), "d": d}  # fmt: skip
-            s0, s1, t, c = (figures[name] for name in ("S0", "S1", "T", "C"))
-            if s1 > s0 and worth(s0, n, s1, t, c, d):
-                why = {"rule": "worth", "victim": victim.number, "newcomer": job.number, **figures}
-                return [Preempt(victim, gentlest_mode(view), job, {**why, "gain": gain(s0, n, s1, t, c, d)})]
+            rests = [self._sight.rest(view, j) for j in (memory, compute)]
+            t = together([rest for rest in rests if rest is not None], list(before)) if None not in rests else 0.0
+            s1, n, d = sum(after), before[comes], self.model.decay(stays.task.profile.kind)
+            c = view.cost(victim, [stays])
+            if worth(s0, n, s1, t, c, d):
+                why = {"rule": "worth", "victim": victim.number, "newcomer": job.number, "S0": s0, "S1": s1, "n": n,
+                       "T": t, "C": c, "d": d, "gain": gain(s0, n, s1, t, c, d)}  # fmt: skip
+                return [Preempt(victim, gentlest_mode(view), job, why)]
         return []
 
 
