@@ -82,6 +82,7 @@ _PART_DONE = "    set_word(part, P_SINCE, 0)\n    submit_waiting(state, queue)\n
 _WRITTEN = "cache.written"
 _NOTED = "    store_relaxed(stats + 8 * (at.STATS_WORDS + (place & (at.WRITTEN_WORDS - 1))), page, DEVICE)\n"
 _RINGS = "drives.controller"
+_GPU = "scheduler.executors.cuda_executor"
 _SERVED = "queues, generation\n            drive"
 _RELAY = "drives.relay"
 _LAUNCHES_FIRST = """        launches = load_acquire(record + 8 * R_LAUNCHES, SYSTEM)
@@ -783,6 +784,27 @@ FAULTS = (
     Fault(
         "generation-too-late", "revive", "rings that were made anew belong to the time before the loss",
         (Edit(_RINGS, "DriveController._start", _SERVED, _SERVED.replace("generation", "0")),),
+    ),
+    Fault(
+        "claim-forgotten", "shift", "a worker that has claimed looks at the stop flag once more, and leaves",
+        (Edit("targets.blocks.cuda", "claim", "        put_claim(first)\n",
+              "        put_claim(first if load_relaxed(control + STOP, DEVICE) == 0 else -1)\n"),),
+    ),
+    Fault(
+        "first-left-is-all", "shift", "a kernel is said to have left when the first of its launches has",
+        (Edit(_GPU, "CudaExecutor._look", "if not all(self._gpu.done(event) for event in run.events):",
+              "if run.events and not self._gpu.done(run.events[0]):"),),
+    ),
+    Fault(
+        "relieved-beside-others", "shift", "shifts begin while workers of a second stream are there",
+        (Edit(_GPU, "CudaExecutor._relieve", "                self._gpu.after(run.stream, event)\n",
+              "                pass\n"),),
+        seed=142,
+    ),
+    Fault(
+        "grown-beside-relieved", "shift", "more workers come while those that were relieved are there",
+        (Edit(_GPU, "CudaExecutor._grow", "if gone < leaving:", "if gone < leaving and leaving > 0:"),),
+        seed=106,
     ),
 )  # fmt: skip
 

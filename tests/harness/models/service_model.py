@@ -34,7 +34,7 @@ class Scheduler:
         self.going: dict[greenlet, Callable[[], bool]] = {}
 
     def spawn(self, body: Callable[[], None]) -> None:
-        self.going[greenlet(body)] = lambda: True
+        self.going[greenlet(body, self.main)] = lambda: True
 
     def pause(self, ready: Callable[[], bool] = lambda: True) -> None:
         """Let others run until this thread is chosen, which needs `ready`."""

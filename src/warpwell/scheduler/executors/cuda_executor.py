@@ -469,12 +469,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """Launch the workers that a larger quota wants, once those that were to leave have left."""
         assert run.blocks is not None
         leaving = run.launched - (run.top - run.floor)
-        if leaving > 0:
-            gone = int(self._gpu.read_words(run.control, CONTROL_WORDS)[LEFT]) - run.base
-            if gone < leaving:
-                return
-            run.base += leaving
-            run.launched -= leaving
+        # fewer than none have left where those that were relieved have not
+        gone = int(self._gpu.read_words(run.control, CONTROL_WORDS)[LEFT]) - run.base
+        if gone < leaving:
+            return
+        run.base += leaving
+        run.launched -= leaving
         missing = min(run.quota, run.blocks.blocks) - run.launched
         if run.side is None:
             run.side = self._gpu.stream(run.placement.priority, run.placement.partition)

@@ -1,0 +1,269 @@
+"""Shift scenario: kernels whose workers take turns, stop, go on, and change their number, on one GPU.
+
+`CudaExecutor` and the workers' `claim` run as they are, on streams, events and words of a small scheduler that switches
+at each access to a word that workers share. No block computes anything: it is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from greenlet import getcurrent
+
+from warpwell.scheduler import Ended, Job, Placement, Profile, Request, Task
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.targets.blocks import cuda
+from warpwell.targets.blocks.control import NEVER
+
+from .adversary import Violation
+from .service_model import Scheduler
+
+RESIDENT, ROOM = 3, 5
+"""Workers of one kernel, and of all, at most: a second kernel finds some room beside the first, not enough."""
+CHANGES = 12
+SHIFTS = (None, 1e-6, 20e-6)
+"""Seconds; a step takes a microsecond."""
+
+
+class _Stream:
+    """Operations, done one after the other by a thread of its own."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.operations: list[Callable[[], None]] = []
+        self.busy = False
+        self._scheduler = scheduler
+        scheduler.spawn(self._work)
+
+    def _work(self) -> None:
+        while True:
+            self._scheduler.pause(lambda: bool(self.operations))
+            self.busy = True
+            self.operations.pop(0)()
+            self.busy = False
+
+    @property
+    def idle(self) -> bool:
+        return not self.operations and not self.busy
+
+
+class _Gpu:
+    """Stands for `Gpu`; see there."""
+
+    device = "cpu"
+    processors, registers, shared, threads, clock = 1, 1 << 18, 1 << 17, 2048, 1e9
+    name, bandwidth, cache = "model", 1e10, 0
+
+    def __init__(self, model: ShiftModel) -> None:
+        self.model, self.scheduler = model, model.scheduler
+        self.partitions: dict[str, int] = {}
+        self.memory: dict[int, int] = defaultdict(int)
+        self._idle: list[_Stream] = []
+        self._control = _Stream(self.scheduler)
+
+    def enter(self) -> None:
+        pass
+
+    close = enter
+
+    def free_memory(self) -> int:
+        return 1 << 30
+
+    def at_hand(self, launch: Any, args: Any) -> bool:
+        return True
+
+    def allocate(self, nbytes: int) -> Any:
+        return SimpleNamespace(address=1 << 20)
+
+    def forms(self, blocks: Any) -> Any:
+        return blocks
+
+    def stream(self, priority: int = 0, partition: str | None = None) -> _Stream:
+        return self._idle.pop() if self._idle else _Stream(self.scheduler)
+
+    def release(self, stream: _Stream) -> None:
+        self._idle.append(stream)
+
+    def mark(self, stream: _Stream, timing: bool = False) -> Any:
+        event = SimpleNamespace(done=False)
+        stream.operations.append(lambda: setattr(event, "done", True))
+        return event
+
+    def done(self, event: Any) -> bool:
+        return bool(event.done)
+
+    def after(self, stream: _Stream, event: Any) -> None:
+        stream.operations.append(lambda: self.scheduler.pause(lambda: event.done))
+
+    def synchronize(self, stream: _Stream) -> None:
+        self.scheduler.pause(lambda: stream.idle)
+
+    def set_word(self, address: int, value: int) -> None:
+        self._control.operations.append(lambda: self._store(address, [value]))
+
+    def set_words(self, stream: _Stream, address: int, words: Sequence[int]) -> None:
+        self._control.operations.append(lambda: self._store(address, words))
+        self.after(stream, self.mark(self._control))
+
+    def _store(self, address: int, words: Sequence[int]) -> None:
+        for k, value in enumerate(words):
+            self.scheduler.pause()
+            self.memory[address + 8 * k] = int(value)
+
+    def wait_word(self, stream: _Stream, address: int, least: int) -> None:
+        self.after(stream, self.mark(self._control))
+        stream.operations.append(lambda: self.scheduler.pause(lambda: self.memory[address] >= least))
+
+    def read_words(self, address: int, count: int) -> Any:
+        self.synchronize(self._control)
+        return np.array([self.memory[address + 8 * k] for k in range(count)], np.int64)
+
+
+class _Blocks:
+    """Stands for `BlockLaunch` and its `Forms`: counts how often each block ran."""
+
+    preemptible = sliceable = ends_at_once = True
+
+    def __init__(self, model: ShiftModel, blocks: int) -> None:
+        self.model, self.blocks = model, blocks
+        self.ran = [0] * blocks
+        self.live = 0
+
+    def begin(self) -> None:
+        pass
+
+    prepare = end = abort = begin
+
+    def resources(self, form: str) -> dict[str, int]:
+        return {"resident": RESIDENT}
+
+    def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
+              until: int = NEVER) -> None:  # fmt: skip
+        def operation() -> None:
+            left = [workers]
+            for k in range(workers):
+                self.model.scheduler.spawn(partial(self._work, control, base + k, chunk, until, left))
+            self.model.scheduler.pause(lambda: not left[0])
+
+        stream.operations.append(operation)
+
+    def _work(self, control: int, worker: int, chunk: int, until: int, left: list[int]) -> None:
+        model = self.model
+        model.scheduler.pause(lambda: model.resident < ROOM)
+        model.resident += 1
+        self.live += 1
+        if self.live > RESIDENT:
+            raise Violation(f"{self.live} workers of a kernel that may have {RESIDENT}")
+        for word in (cuda.LIVE, cuda.BEGUN):
+            model.add(control + word, 1)
+        ended = 0
+        while True:
+            first = cuda.claim(control, worker, chunk, until, ended)  # type: ignore[no-untyped-call]
+            if first < 0 or first >= self.blocks:
+                break
+            last = min(first + chunk, self.blocks)
+            for block in range(first, last):
+                model.scheduler.pause()
+                self.ran[block] += 1
+                if self.ran[block] > 1:
+                    raise Violation(f"block {block} ran {self.ran[block]} times")
+            ended = last - first
+        self.live -= 1
+        model.add(control + cuda.LEFT, 1)
+        model.add(control + cuda.LIVE, -1)
+        model.resident -= 1
+        left[0] -= 1
+
+
+class ShiftModel:
+    """One run of the scenario; see `QueueModel`."""
+
+    def __init__(self, seed: int, trace: int = 0) -> None:
+        self.random = Random(seed * 2 + 1)
+        self.scheduler = self.run = Scheduler(seed)
+        self.gpu = _Gpu(self)
+        self.resident = 0
+        self.over = False
+        self._claims: dict[Any, int] = {}
+
+    def load(self, address: int, scope: Any = None) -> int:
+        self.scheduler.pause()
+        return self.gpu.memory[address]
+
+    def add(self, address: int, value: int) -> int:
+        self.scheduler.pause()
+        before = self.gpu.memory[address]
+        self.gpu.memory[address] = before + value
+        return before
+
+    def check(self) -> int:
+        """Run the interleaving; return its steps. Raises `Violation`."""
+        with self._replaced():
+            self.scheduler.spawn(self._host)
+            self.scheduler.run(lambda: self.over, lambda: False)
+        return self.scheduler.steps
+
+    def _placement(self) -> dict[str, Any]:
+        return {"workers": self.random.choice((1, 2, None)), "shift": self.random.choice(SHIFTS)}
+
+    def _host(self) -> None:
+        """Launch two kernels, and change them at random; see that each says what is so."""
+        executor = CudaExecutor(gpu=self.gpu)
+        executor.now = lambda: 1e-6 * self.scheduler.now  # type: ignore[method-assign]
+        jobs: dict[Job, _Blocks] = {}
+        for _ in range(2):
+            blocks = _Blocks(self, self.random.randint(4, 20))
+            launch = SimpleNamespace(cut=lambda args, device, blocks=blocks: blocks)
+            task = Task("k", blocks.blocks, Profile(seconds=1e-3), launch=launch)
+            jobs[Job(task, Request("k", [task]), 0.0)] = blocks
+        running: set[Job] = set()
+        changes = CHANGES
+        while jobs:
+            for job in list(jobs):
+                if job not in running:
+                    executor.launch(job, Placement(**self._placement()))
+                    running.add(job)
+                elif changes and self.random.random() < 0.3:
+                    changes -= 1
+                    if self.random.random() < 0.3:
+                        executor.preempt(job)
+                    else:
+                        executor.resize(job, **self._placement())
+            until = self.scheduler.now + self.random.randint(0, 40)
+            self.scheduler.pause(lambda until=until: self.scheduler.now >= until)  # type: ignore[misc]
+            for event in executor.poll():
+                running.remove(event.job)
+                blocks = jobs[event.job]
+                if blocks.live:
+                    raise Violation(f"{blocks.live} workers run of a kernel that is said to have left")
+                if isinstance(event, Ended):
+                    if event.error is not None:
+                        raise event.error
+                    del jobs[event.job]
+                event.job.done = sum(blocks.ran)
+                said = blocks.blocks if isinstance(event, Ended) else event.done
+                if event.job.done != said or blocks.ran != [1] * said + [0] * (blocks.blocks - said):
+                    raise Violation(f"blocks ran {blocks.ran}, and {said} are said to have ended")
+        self.over = True
+
+    @contextlib.contextmanager
+    def _replaced(self) -> Iterator[None]:
+        new = {
+            "barrier": lambda: None, "thread_index": lambda: 0, "load_relaxed": self.load, "add_relaxed": self.add,
+            "put_claim": lambda value: self._claims.__setitem__(getcurrent(), value),
+            "get_claim": lambda: self._claims[getcurrent()],
+        }  # fmt: skip
+        before = {name: getattr(cuda, name) for name in new}
+        try:
+            for name, value in new.items():
+                setattr(cuda, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(cuda, name, value)
