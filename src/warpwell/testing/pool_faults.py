@@ -101,14 +101,15 @@ class Job:
         self._memory: set[tuple[int, str]] = set()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-        def limit() -> None:
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have their background processes ignore it
             for what, most in limits:
                 resource.setrlimit(what, (most, most))
 
         self.process = subprocess.Popen(
             [*before, sys.executable, "-m", "warpwell", "run", *arguments], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True, text=True, errors="replace",
-            env={**os.environ, **environ, MARK: self.mark, "TMPDIR": folder}, preexec_fn=limit if limits else None,
+            env={**os.environ, **environ, MARK: self.mark, "TMPDIR": folder}, preexec_fn=prepare,
         )  # fmt: skip
         self._readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in (
             (self.process.stdout, self.output, True), (self.process.stderr, self.errors, False))]  # fmt: skip
