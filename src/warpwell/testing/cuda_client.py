@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 IMAGE = Path(__file__).with_name("kernels.ptx")
-PATIENCE = 8.0
-"""Seconds in which a device that was lost may come back by a reset."""
 _PARAMETERS = {"add": "QQQ", "flag": "QI", "fault": "", "fail": "", "nap": "I"}
 _TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
 _NON_BLOCKING = 1
@@ -106,9 +104,9 @@ class Device:
             self.launch("nap", 0, stream=stream)
         return stream
 
-    def comes_back(self) -> bool:
-        """After a loss: reset it and say whether it then works."""
-        end = time.monotonic() + PATIENCE
+    def comes_back(self, seconds: float) -> bool:
+        """After a loss: reset it until it works or the time is over; say whether it works."""
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
                 self.call("cuDevicePrimaryCtxReset_v2", ctypes.c_int(self.ordinal))
@@ -155,8 +153,8 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
-def rounds(seconds: str = "1", back: str = "") -> int:
-    """Work on all devices, for so many seconds; tell losses, and with a second word whether the device comes back."""
+def rounds(seconds: str = "1", patience: str = "") -> int:
+    """Work on all devices, for so many seconds; tell losses, and whether a device comes back within some seconds."""
     devices = Device.all()
     act = numba_rounds() if "CLIENT_NUMBA" in os.environ else Device.round
     counts, lost = [0] * len(devices), set()
@@ -173,8 +171,8 @@ def rounds(seconds: str = "1", back: str = "") -> int:
             except Exception as error:  # numba has its own
                 lost.add(device.ordinal)
                 say("lost", device.ordinal, type(error).__name__, str(error).replace("\n", " ")[:150])
-                if back:
-                    say("back", device.ordinal, device.comes_back())
+                if patience:
+                    say("back", device.ordinal, device.comes_back(float(patience)))
                 end = time.monotonic() + 0.5
         if sum(counts) == len(devices):
             say("ready", len(devices))

@@ -41,6 +41,9 @@ from .pool_losing import HOWS, LIMIT, MOMENTS
 AGENTS = 4
 START_LIMIT = 40.0
 CLIENT = str(Path(__file__).with_name("cuda_client.py"))
+_ELSEWHERE = Path(__file__).with_name("elsewhere.sh")
+_HOSTS = "localhost:1,elsewhere:3"
+"""As many ranks on each, the application and the communicator counted: Open MPI takes two such nodes for one else."""
 _SLACK_MIB = 64
 """Memory of a GPU that others may take during a campaign."""
 _PROCESSES: dict[str, Callable[[list[str]], bool]] = {
@@ -49,6 +52,7 @@ _PROCESSES: dict[str, Callable[[list[str]], bool]] = {
     "supervisor": lambda words: words[3].endswith("/supervise.py"),
     "janitor": lambda words: words[3].endswith("/processes.py"),
     "mpiexec": lambda words: words[0].endswith(("/mpiexec", "/prterun", "/mpiexec.hydra")),
+    "communicator": lambda words: words[1:3] == ["-m", "warpwell.pool.cuda.communicator_main"],
     "worker": lambda words: words[0].endswith("/ww_worker"),
 }
 """What the commands of a job's processes begin with."""
@@ -268,15 +272,18 @@ def end_application(place: Place, folder: str, draw: random.Random, how: str) ->
 
 
 def _client(place: Place, folder: str, draw: random.Random, *act: str, agents: int = 1, **more: Any) -> Job:
-    by_numba = {"CLIENT_NUMBA": "1"} if place.real or draw.random() < 0.1 else {}
-    arguments = ["--agents", str(agents), *place.options, CLIENT, *act]
-    return Job(arguments, folder, {**place.environ, **by_numba}, **more)
+    """Start a program with so many agents here; with 0, with some of `_HOSTS`."""
+    environ = {**place.environ, **({"CLIENT_NUMBA": "1"} if place.real or draw.random() < 0.1 else {})}
+    where = ["--agents", str(agents)] if agents else ["--tcp", "--hosts", _HOSTS]
+    if not agents:
+        environ |= {"PRTE_MCA_plm_ssh_agent": f"/bin/sh {_ELSEWHERE}", "FAKE_DEVICES": "4"}
+    return Job([*where, *place.options, CLIENT, *act], folder, environ, **more)
 
 
 def interrupt(place: Place, folder: str, draw: random.Random, when: str) -> list[dict[str, Any]]:
-    """Press Ctrl-C once or three times: during the start, in work, in a call of the driver, at the end."""
+    """Press Ctrl-C once or three times: during the start, in work, in a call of the driver, at the end, with hosts."""
     act = {"blocked": ("waits",), "end": ("rounds", "0.1"), "children": ("children", "30")}.get(when, ("rounds", "30"))
-    job = _client(place, folder, draw, *act)
+    job = _client(place, folder, draw, *act, agents=0 if when == "hosts" else 1)
     if when == "start":
         time.sleep(draw.uniform(0.05, 5.0 if place.real else 2.5))
     else:
@@ -295,11 +302,16 @@ def interrupt(place: Place, folder: str, draw: random.Random, when: str) -> list
     return [{"what": f"Ctrl-C: {when}", "seconds": seconds, "left": left}]
 
 
+_PATIENCE = {"worker": "8", "agent": "2", "communicator": "1"}
+"""Seconds in which the program tries to have back a device that was lost with such a process; a worker comes back."""
+
+
 def kill(place: Place, folder: str, draw: random.Random, who: str) -> list[dict[str, Any]]:
     """Kill a process of a job at a random moment: its status is that, and a lost device is told."""
-    on_device = who in ("worker", "agent")
-    act = ("rounds", "3" if who == "janitor" else "20", *(["back"] if on_device else []))
-    job = _client(place, folder, draw, *act, agents=2 if on_device else 1)
+    hosts = who == "communicator"
+    on_device = who in _PATIENCE
+    act = ("rounds", "3" if who == "janitor" else "20", *([_PATIENCE[who]] if on_device else []))
+    job = _client(place, folder, draw, *act, agents=0 if hosts else 2 if on_device else 1)
     if on_device or who == "janitor" or draw.random() < 0.6:
         job.line("ready")
         time.sleep(draw.uniform(0.0, 0.4))
@@ -316,16 +328,21 @@ def kill(place: Place, folder: str, draw: random.Random, who: str) -> list[dict[
         os.kill(draw.choice(pids), signal.SIGKILL)
     told = 0.0
     if on_device:
-        lost = job.line("lost", 2 * LIMIT)
+        lost = {int(job.line("lost", 2 * LIMIT)[1])}
         told = time.monotonic() - killed
-        back = job.line("back", 4 * LIMIT)
+        back = [job.line("back", 4 * LIMIT)[2]]
+        for _ in range(2 * hosts):
+            lost.add(int(job.line("lost", 2 * LIMIT)[1]))
+            back.append(job.line("back", 4 * LIMIT)[2])
         counts = job.line("rounds", 2 * LIMIT)
-        other = 1 - int(lost[1])
-        assert int(counts[1 + other]) > 1 and f"lost {other}" not in job.said(), f"the other device: {job.said()}"
-        assert (back[2] == "True") == (who == "worker"), f"after a reset: {job.said()}"
+        others = set(range(len(counts) - 1)) - lost
+        assert others and all(int(counts[1 + other]) > 1 for other in others), f"other devices: {job.said()}"
+        assert not hosts or lost == {1, 2, 3}, job.said()
+        assert set(back) == {str(who == "worker")}, f"after a reset: {job.said()}"
     status, output, errors, left = job.end(30)
     seconds = told or max(0.0, time.monotonic() - killed - left)
-    expected = {"application": (137,), "worker": (0,), "agent": (0,), "janitor": (0,), "launcher": (-9,)}
+    expected = {"application": (137,), "worker": (0,), "agent": (0,), "communicator": (0,),
+                "janitor": (0,), "launcher": (-9,)}  # fmt: skip
     assert "wrong" not in output and status in expected.get(who, range(1, 256)), f"status {status}: {job.said()}"
     assert seconds < LIMIT or who == "janitor", f"it took {seconds:.1f} s: {errors}"
     return [{"what": f"kill the {who}", "seconds": seconds, "left": left}]
@@ -404,11 +421,12 @@ def kinds(programs: str) -> list[_Kind]:
     """Return the kinds of jobs, in the order in which they come: each second one is interrupted."""
     presses: list[_Kind] = [
         (f"interrupt {when}", interrupt, (when,))
-        for when in ("start", "work", "blocked", "three", "start", "end", "work", "children")
+        for when in ("start", "work", "blocked", "three", "start", "end", "work", "children", "hosts")
     ]
     rooms = ["files", "descriptors", *(["TMPDIR", "shared memory"] if _can_mount() else [])]
     cuda: list[_Kind] = [
-        *((f"kill {who}", kill, (who,)) for who in ("worker", "application", "agent", "launcher", "supervisor")),
+        *((f"kill {who}", kill, (who,)) for who in ("worker", "application", "agent", "launcher", "supervisor",
+                                                        "communicator")),
         *((f"beside {kernel}", fail_beside, (kernel,)) for kernel in _CODES),
         *((f"end {how}", end_client, (how,)) for how in _WAYS),
         *((f"kill {who}", kill, (who,)) for who in ("worker", "mpiexec", "agent", "janitor", "application")),
