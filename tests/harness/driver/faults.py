@@ -77,12 +77,29 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     "new memory is granted before other devices have it": {
         "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": ";"}
     },
-    "a synchronous copy between devices passes the other's legacy stream": {
-        "layer_copy.c": {"k->waits ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}
-    },
-    "a synchronous copy to memory that others use is not waited for": {
-        "layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}
-    },
     "the ring's end is not padded": {"layer_ring.c": {"if (size > rest) {": "if (size > rest + 64) {"}},
 }
 """Name of a fault -> the change that plants it."""
+
+PEERS: dict[str, tuple[str, Changes]] = {
+    "a synchronous copy between devices passes the other's legacy stream": (
+        "synchronous",
+        {"layer_copy.c": {"k->waits ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
+    ),
+    "a synchronous copy to memory that others use is not waited for": (
+        "synchronous", {"layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}},
+    ),
+    "a free does not wait for the other device": (
+        "frees", {"layer_memory.c": {"    ww_peers_done(d);\n": ""}},
+    ),
+    "memory is given back while others have it mapped": (
+        "comes_back", {"worker_memory.c": {"    ww_links_drop(job->a, job->b);\n": ""}},
+    ),
+    "who waits for a worker that has ended is not told": (
+        "lost", {"worker_links.c": {"a->came = 1;\n        a->result": "a->result"}},
+    ),
+    "memory of a worker that has ended goes while it is used": (
+        "lost", {"worker_links.c": {"    ww_barrier((struct": "    start_forget(&(struct"}},
+    ),
+}  # fmt: skip
+"""The same, and the act of peer_acts.py that finds it."""

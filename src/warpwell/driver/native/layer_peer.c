@@ -8,6 +8,7 @@
 #include "layer.h"
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #define YES 1u
@@ -198,6 +199,19 @@ CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice
     }
 }
 
+/* Reach it, or wait a while for the worker that was there before: it is about to be forgotten. */
+static bool reach_soon(struct ww_device *d, struct ww_device *owner)
+{
+    struct timespec step = {.tv_nsec = 2000000};
+    bool can;
+    for (int i = 0; !(can = ww_reach(d, owner)) && i < 500; i++) {
+        if (is_known(&reached[index_of(d)][index_of(owner)], tag(d, owner), &can))
+            break;
+        nanosleep(&step, NULL);
+    }
+    return can;
+}
+
 CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags)
 {
     struct ww_device *d, *owner = ww_context(context);
@@ -210,7 +224,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags)
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     if ((error = ww_open(owner)))
         return error;
-    if (!ww_reach(d, owner))
+    if (!reach_soon(d, owner))
         return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
     uint64_t bit = 1ull << index_of(owner);
     return atomic_fetch_or(&d->peers, bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;

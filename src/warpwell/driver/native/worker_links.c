@@ -83,7 +83,8 @@ static int say(int socket, const struct ww_link_message *message, int fd, int fl
     return sendmsg(socket, &m, MSG_NOSIGNAL | flags) < 0 ? -1 : 0;
 }
 
-/* Receives one packet of `n` bytes with at most one descriptor: its length, 0 at the end, -1 if none is there. */
+/* Receives one packet of `n` bytes with at most one descriptor: its length, 0 at the end or if it is longer, -1 if none
+ * is there. */
 static ssize_t hear(int socket, void *packet, size_t n, int *fd) {
     union {
         struct cmsghdr header;
@@ -94,15 +95,15 @@ static ssize_t hear(int socket, void *packet, size_t n, int *fd) {
     *fd = -1;
     ssize_t got = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     struct cmsghdr *c = got < 0 ? NULL : CMSG_FIRSTHDR(&m);
-    if (!c || c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) return got;
-    size_t came = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    int some = c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS;
+    size_t came = some ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
     for (size_t i = 0; i < came; i++) {
         int one;
         memcpy(&one, CMSG_DATA(c) + i * sizeof one, sizeof one);
         if (i) close(one);
         else *fd = one;
     }
-    return got;
+    return got < 0 || !(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? got : 0;
 }
 
 /* -- the other side's memory, in the links' thread ---------------------------------------------------------------------- */

@@ -1,0 +1,230 @@
+"""Two devices of one program: each other's memory and events, through layer and workers on the fake driver."""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cpu.test_driver_programs import programs
+from tests.harness.driver import faults, natives
+from tests.harness.driver.raw import Raw
+from tests.harness.until import until
+
+from warpwell.driver import build
+from warpwell.driver.server import DriverServer
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+PIECE = 2 * MIB
+OTHER_ARENA = 0x310000000000
+INVALID_VALUE, NOT_READY, DEVICE_UNAVAILABLE = 1, 600, 46
+LINK = 7  # enum ww_said
+RANGE, MAP, UNMAP, DONE, SIGNAL = range(1, 6)  # enum ww_link_said
+MESSAGE = struct.Struct("=IiQQQ")  # said, result, at, nbytes, number
+
+RIGHT = {
+    "access": [
+        "can 1 [0, 1, 1, 0] 0", "wrong 1 201 201 705", "enabled 0 704 0", "disabled 0 705", "copied {5}", "grown",
+    ],
+    "frees": ["waits True", "another True", "right True True"],
+    "comes_back": ["codes 0 0 seen True again True"],
+    "waits": ["posted True True {1}", "done {2}"],
+    "synchronous": ["codes 0 0 wrong 0"],
+    "lost": [
+        "waiting", "told 46 0 True", "refused True True", "by the way {4}", "copied {8}", "linked again 0 {6}",
+    ],
+}  # fmt: skip
+"""What the acts say."""
+
+
+def worker_of(server: DriverServer, ordinal: int) -> int:
+    """Return the process of a device's worker."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in server.workers}
+    (found,) = [pid for pid, line in lines.items() if f"--ordinal\0{ordinal}\0".encode() in line]
+    return found
+
+
+def said(server: DriverServer, act: str, seconds: float = 60) -> list[str]:
+    """Return what an act says; the worker of device 0 is killed where it waits for that."""
+    command = [sys.executable, "-m", "tests.harness.driver.peer_acts", act]
+    with subprocess.Popen(
+        command, env=server.environ(), cwd=ROOT, text=True, stdin=-1, stdout=-1, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline() if act == "lost" else ""
+        if first == "waiting\n":
+            os.kill(worker_of(server, 0), signal.SIGKILL)
+        try:
+            return (first + process.communicate("\n", timeout=seconds)[0]).splitlines()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[DriverServer]:
+    """A server of two devices with little memory; operations take random times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_SEED", "7")
+        with DriverServer(2, driver=build.build().fake, quota=96 * MIB) as server:
+            yield server
+
+
+@pytest.mark.parametrize("act", RIGHT)
+def test_devices_use_each_others_memory_and_events(server: DriverServer, act: str) -> None:
+    assert said(server, act) == RIGHT[act]
+    assert until(lambda: not server.workers, 5)
+
+
+def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_PEERS", "0")
+    monkeypatch.setenv("FAKE_SEED", "7")
+    with DriverServer(2, driver=build.build().fake) as server:
+        assert said(server, "access") == [
+            "can 0 [0, 0, 0, 0] 0", "wrong 1 201 201 705", "enabled 217 217 217", "disabled 705 705", "copied {5}",
+        ]  # fmt: skip
+        assert programs(server, "--seeds", "0:20") == "20 programs are right\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", faults.PEERS)
+def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    act, changes = faults.PEERS[fault]
+    monkeypatch.setenv("FAKE_SEED", "7")
+    with natives.changed(changes) as planted, DriverServer(2, driver=planted.fake, quota=96 * MIB) as server:
+        try:
+            assert said(server, act, seconds=20) != RIGHT[act]
+        except subprocess.TimeoutExpired:
+            pass
+
+
+# -- a hostile client at the other end of a link ------------------------------------------------------------------
+
+
+class Linked(Raw):
+    """A client that is itself the other end of a link."""
+
+    serial = 0
+
+    def give(self, descriptor: int | None, serial: int | None = None) -> int:
+        """Hand a descriptor over and ask for a link; return the code."""
+        self.serial += 1
+        if descriptor is not None:
+            fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            self.line.sendmsg([struct.pack("=II", LINK, self.serial if serial is None else serial)], fds)
+        return self.ask("LINK", struct.pack("=II", 1, self.serial))[0]
+
+    def link(self) -> socket.socket:
+        """Return the other end of a link."""
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            assert self.give(theirs.fileno()) == 0
+        mine.settimeout(10)
+        return mine
+
+    def say(self, line: socket.socket, said: int, at: int = 0, nbytes: int = 0, number: int = 0, fd: int = -1) -> int:
+        """Send a request over a link; return the code of its answer."""
+        fds = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+        line.sendmsg([MESSAGE.pack(said, 0, at, nbytes, number)], fds)
+        answer = MESSAGE.unpack(line.recv(100))
+        assert answer[0] == DONE
+        return int(answer[1])
+
+
+def ended(line: socket.socket) -> bool:
+    """Say whether the worker has closed its end."""
+    try:
+        while line.recv(100):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+def test_what_is_no_link_is_refused(server: DriverServer) -> None:
+    with Linked(server.folder) as raw:
+        assert raw.give(None) == INVALID_VALUE
+        stream, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with open(os.devnull, "rb") as nothing, stream, other:
+            assert [raw.give(nothing.fileno()), raw.give(stream.fileno()), raw.give(raw.line.fileno(), 99)] == [1, 1, 1]
+        for peer in (16, 1 << 31):
+            assert raw.ask("LINK", struct.pack("=II", peer, 1))[0] == INVALID_VALUE
+            assert raw.ask("SHARE", struct.pack("=II", peer, 1))[0] == INVALID_VALUE
+        assert raw.ask("SHARE", struct.pack("=II", 1, 0))[0] == DEVICE_UNAVAILABLE
+        raw.post("AWAIT", struct.pack("=IIQ", 0, 1, 5), stream=1)
+        raw.post("SIGNAL", struct.pack("=IIQ", 77, 1, 5))
+        assert raw.ask("CTX_SYNC")[0] == 0
+        assert raw.deferred[1] == 2
+        with raw.link():
+            assert raw.give(raw.line.fileno()) == NOT_READY
+
+
+def test_what_comes_over_a_link_is_checked(server: DriverServer) -> None:
+    with Linked(server.folder) as raw:
+        own = raw.alloc(4096)
+        raw.put(own, b"x" * 4096)
+        with raw.link() as line, open(os.devnull, "rb") as nothing:
+            fd = nothing.fileno()
+            for nbytes in (0, 1, PIECE - 1, 1 << 41, (1 << 64) - PIECE):
+                assert raw.say(line, RANGE, OTHER_ARENA, nbytes) == INVALID_VALUE
+            assert raw.say(line, MAP, OTHER_ARENA, PIECE, fd=fd) == INVALID_VALUE  # no range yet
+            assert raw.say(line, RANGE, raw.arena, raw.arena_bytes) != 0  # its own addresses
+            assert raw.say(line, RANGE, OTHER_ARENA, 8 * PIECE) == 0
+            assert raw.say(line, RANGE, OTHER_ARENA + 16 * PIECE, PIECE) == INVALID_VALUE
+            for at, nbytes in [
+                (raw.arena, PIECE), (OTHER_ARENA - PIECE, PIECE), (OTHER_ARENA, 9 * PIECE), (OTHER_ARENA, 0),
+                (OTHER_ARENA + 1, PIECE), ((1 << 64) - PIECE, PIECE), (OTHER_ARENA, (1 << 64) - PIECE),
+            ]:  # fmt: skip
+                assert raw.say(line, MAP, at, nbytes, fd=fd) == INVALID_VALUE
+                assert raw.say(line, UNMAP, at, nbytes) == INVALID_VALUE
+            assert raw.say(line, MAP, OTHER_ARENA, PIECE) == INVALID_VALUE
+            assert raw.say(line, MAP, OTHER_ARENA, PIECE, fd=fd) != 0  # not the driver's
+            raw.post("COPY", struct.pack("=QQQ", own, OTHER_ARENA, 4096), stream=1)
+            assert raw.ask("CTX_SYNC")[0] == 0
+            assert raw.deferred == (INVALID_VALUE, 1)
+            assert raw.get(own, 4096) == b"x" * 4096
+
+
+@pytest.mark.parametrize("packet", [b"", b"x", bytes(32), MESSAGE.pack(6, 0, 0, 0, 0), MESSAGE.pack(1, 0, 0, 0, 0) * 2])
+def test_a_malformed_message_ends_the_link_alone(server: DriverServer, packet: bytes) -> None:
+    with Linked(server.folder) as raw:
+        line = raw.link()
+        raw.post("AWAIT", struct.pack("=IIQ", 0, 1, 5), stream=1)
+        line.send(packet)
+        assert ended(line)
+        assert raw.ask("CTX_SYNC")[0] == 0
+        assert raw.deferred == (DEVICE_UNAVAILABLE, 1)
+        line.close()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with mine, theirs:
+            assert until(lambda: raw.give(theirs.fileno()) == 0, 5)
+
+
+def test_a_client_that_hears_nothing_of_its_link_waits_alone(server: DriverServer) -> None:
+    """Requests that are never answered, and signals that nobody reads, or that nobody waits for."""
+    with Linked(server.folder) as raw, Raw(server.folder) as witness:
+        line = raw.link()
+        raw.post("EVENT_CREATE", struct.pack("=II", 1, 0))
+        for number in range(3000):
+            raw.post("SIGNAL", struct.pack("=IIQ", 1, 1, number))
+        for number in range(2000):
+            line.send(MESSAGE.pack(SIGNAL, 0, 0, 0, number))
+        raw.post("AWAIT", struct.pack("=IIQ", 0, 1, 1999), stream=1)
+        assert raw.ask("CTX_SYNC")[0] == 0
+        raw.post("SHARE", struct.pack("=II", 1, 0), slot=3)  # its answer waits for ours
+        assert witness.get(witness.alloc(64), 64)
+        numbers = [MESSAGE.unpack(line.recv(100)) for _ in range(3001)]
+        assert [one[4] for one in numbers if one[0] == SIGNAL] == list(range(3000))
+        assert [one for one in numbers if one[0] == RANGE] == [(RANGE, 0, raw.arena, raw.arena_bytes, 0)]
+        line.close()
+        assert raw.ask("ALLOC", struct.pack("=Q", 64))[0] == 0
+        assert raw.deferred == (0, 0)
+    assert until(lambda: not server.workers, 5)

@@ -1,0 +1,230 @@
+"""Short CUDA programs of two devices that use each other's memory and wait for each other's events.
+
+    python -m tests.harness.driver.peer_acts NAME
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+
+from tests.harness.driver.acts import say, stuck, works
+from tests.harness.driver.calls import NON_BLOCKING, NOT_READY, Cuda
+
+NO_FLAGS = ctypes.c_uint(0)
+MIB = 1 << 20
+
+
+def started() -> Cuda:
+    """Return the driver with two devices."""
+    cuda = Cuda()
+    cuda.start(2)
+    return cuda
+
+
+def enable(cuda: Cuda, device: int) -> int:
+    """Let kernels of a device use the other's memory; return the code."""
+    cuda.use(device)
+    return cuda.code("cuCtxEnablePeerAccess", cuda.contexts[1 - device], NO_FLAGS)
+
+
+def filled(cuda: Cuda, device: int, address: int, value: int, words: int = 1024) -> None:
+    """Fill words of a device's memory, and wait."""
+    cuda.use(device)
+    cuda.launch(device, 0, "fill", address, words, value)
+    cuda.cuCtxSynchronize()
+
+
+def words(cuda: Cuda, device: int, address: int, count: int = 1024) -> set[int]:
+    """Return the different words of a device's memory."""
+    cuda.use(device)
+    return set(memoryview(cuda.read(address, 4 * count)).cast("I"))
+
+
+def access() -> None:
+    """What may be enabled, how often, and what it gives: copies are right with it and without."""
+    cuda = started()
+    pair = ctypes.c_int(0), ctypes.c_int(1)
+    can = cuda.out("cuDeviceCanAccessPeer", *pair, kind=ctypes.c_int)
+    asked = [cuda.out("cuDeviceGetP2PAttribute", ctypes.c_int(k), *pair, kind=ctypes.c_int) for k in (1, 2, 3, 4)]
+    say("can", can, asked, cuda.out("cuDeviceCanAccessPeer", pair[0], pair[0], kind=ctypes.c_int))
+    cuda.use(0)
+    other, own = cuda.contexts[1], cuda.contexts[0]
+    wrong = [("cuCtxEnablePeerAccess", other, ctypes.c_uint(1)), ("cuCtxEnablePeerAccess", own, NO_FLAGS)]
+    wrong += [("cuCtxEnablePeerAccess", 77, NO_FLAGS), ("cuCtxDisablePeerAccess", other)]
+    say("wrong", *(cuda.code(*call) for call in wrong))
+    say("enabled", enable(cuda, 0), enable(cuda, 0), enable(cuda, 1))
+    cuda.use(0)
+    say("disabled", cuda.code("cuCtxDisablePeerAccess", other), cuda.code("cuCtxDisablePeerAccess", other))
+    here = cuda.alloc(4096)
+    filled(cuda, 0, here, 5)
+    cuda.use(1)
+    there = cuda.alloc(4096)
+    cuda.cuMemcpyDtoD_v2(there, here, 4096)
+    say("copied", words(cuda, 1, there))
+    if not can:
+        return
+    for k in range(6):  # memory that was mapped later
+        cuda.use(0)
+        grown = cuda.alloc(MIB << k)
+        end = grown + (MIB << k) - 4096
+        filled(cuda, 0, end, k)
+        cuda.use(1)
+        cuda.launch(1, 0, "copy", there, end, 4096)
+        assert words(cuda, 1, there) == {k}, k
+    say("grown")
+
+
+def frees() -> None:
+    """A free waits for a copy of the other device that reads the block; its next owner does not change that copy."""
+    cuda = started()
+    cuda.use(0)
+    block = cuda.alloc(8 * MIB)
+    filled(cuda, 0, block, 7)
+    stream, word = stuck(cuda, 1)
+    cuda.use(1)
+    there = cuda.alloc(8 * MIB)
+    cuda.cuMemcpyPeerAsync(there, cuda.contexts[1], block, cuda.contexts[0], 8 * MIB, stream)
+    freed = threading.Event()
+
+    def free() -> None:
+        cuda.use(0)
+        cuda.cuMemFree_v2(block)
+        freed.set()
+
+    thread = threading.Thread(target=free)
+    thread.start()
+    say("waits", not freed.wait(0.2))
+    cuda.use(0)
+    again = cuda.alloc(8 * MIB)
+    filled(cuda, 0, again, 9)
+    say("another", again != block)
+    cuda.use(1)
+    cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
+    thread.join()
+    cuda.cuStreamSynchronize(stream)
+    say("right", words(cuda, 1, there) == {7}, freed.is_set())
+
+
+def comes_back() -> None:
+    """Memory that is given back and mapped anew at the same addresses is what the other device sees there."""
+    cuda = started()
+    codes = enable(cuda, 0), enable(cuda, 1)
+    cuda.use(1)
+    there = cuda.alloc(8192)
+    seen, addresses = [], set()
+    for k, size in enumerate([40, 60, 30, 70, 20, 90]):
+        cuda.use(0)
+        block = cuda.alloc(size * MIB)
+        addresses.add(block)
+        end = block + size * MIB - 4096
+        filled(cuda, 0, block, k)
+        filled(cuda, 0, end, k + 100)
+        cuda.use(1)
+        cuda.launch(1, 0, "copy", there, block, 4096)
+        cuda.launch(1, 0, "copy", there + 4096, end, 4096)
+        seen.append(words(cuda, 1, there, 2048) == {k, k + 100})
+        cuda.use(0)
+        cuda.cuMemFree_v2(block)
+    say("codes", *codes, "seen", all(seen), "again", len(addresses) < 6)
+
+
+def waits() -> None:
+    """A stream waits for the other device's event; the program does not, nor do other streams."""
+    cuda = started()
+    stream, word = stuck(cuda, 0)
+    event = cuda.event()
+    cuda.cuEventRecord(event, stream)
+    cuda.use(1)
+    late, free = cuda.stream(NON_BLOCKING), cuda.stream(NON_BLOCKING)
+    there = cuda.alloc(4096)
+    filled(cuda, 1, there, 1)
+    begin = time.monotonic()
+    cuda.cuStreamWaitEvent(late, event, NO_FLAGS)
+    cuda.launch(1, late, "fill", there, 1024, 2)
+    cuda.cuStreamWaitEvent(free, cuda.event(), NO_FLAGS)  # never recorded
+    cuda.cuStreamSynchronize(free)
+    say("posted", time.monotonic() - begin < 5, cuda.code("cuStreamQuery", late) == NOT_READY, words(cuda, 1, there))
+    cuda.use(0)
+    cuda.cuEventDestroy_v2(event)  # the wait holds
+    cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
+    cuda.use(1)
+    cuda.cuStreamSynchronize(late)
+    say("done", words(cuda, 1, there))
+
+
+def synchronous() -> None:
+    """What a synchronous call wrote, the other device sees, and it comes behind what both had to do."""
+    cuda = started()
+    codes = enable(cuda, 0), enable(cuda, 1)
+    cuda.use(0)
+    here = cuda.alloc(65536)
+    cuda.use(1)
+    there, free = cuda.alloc(65536), cuda.stream(NON_BLOCKING)
+    wrong = 0
+    for k in range(30):
+        cuda.use(0)
+        cuda.write(here, bytes([k]) * 65536)
+        cuda.use(1)
+        cuda.launch(1, free, "copy", there, here, 65536)
+        cuda.cuStreamSynchronize(free)
+        wrong += cuda.read(there, 65536) != bytes([k]) * 65536
+        cuda.use(0)
+        cuda.launch(0, 0, "nap", 300)
+        cuda.launch(0, 0, "fill", here, 1024, k + 50)
+        cuda.use(1)
+        cuda.cuMemcpyPeer(there, cuda.contexts[1], here, cuda.contexts[0], 4096)
+        wrong += words(cuda, 1, there) != {k + 50}
+    say("codes", *codes, "wrong", wrong)
+
+
+def lost() -> None:
+    """The other device's worker ends while its memory is mapped here and a stream waits for its event."""
+    cuda = started()
+    enable(cuda, 1)
+    cuda.use(0)
+    block = cuda.alloc(MIB)
+    filled(cuda, 0, block, 8, MIB // 4)
+    stream, _ = stuck(cuda, 0)
+    event = cuda.event()
+    cuda.cuEventRecord(event, stream)
+    busy, word = stuck(cuda, 1)
+    cuda.use(1)
+    there, late = cuda.alloc(MIB), cuda.stream(NON_BLOCKING)
+    cuda.cuMemcpyDtoDAsync_v2(there, block, MIB, busy)  # begins when the memory's owner is gone
+    cuda.cuStreamWaitEvent(late, event, NO_FLAGS)
+    cuda.launch(1, late, "fill", there, 4, 3)
+    assert cuda.code("cuStreamQuery", late) == NOT_READY  # all was read
+    say("waiting")
+    sys.stdin.readline()
+    code = cuda.code("cuStreamSynchronize", late)
+    say("told", code, cuda.code("cuStreamSynchronize", late), works(cuda, 1))
+    cuda.use(1)
+    codes = [cuda.code("cuMemcpyDtoDAsync_v2", there, block, 4096, late), cuda.code("cuStreamSynchronize", late)]
+    say("refused", any(codes), works(cuda, 1))
+    cuda.use(0)
+    cuda.cuDevicePrimaryCtxReset_v2(ctypes.c_int(0))
+    cuda.contexts[0] = cuda.out("cuDevicePrimaryCtxRetain", ctypes.c_int(0))
+    cuda.use(0)
+    cuda.load(0)
+    block = cuda.alloc(MIB)
+    filled(cuda, 0, block, 4)
+    cuda.use(1)
+    cuda.cuMemcpyDtoD_v2(there, block, 4096)  # the old memory is still in use: by way of the program
+    say("by the way", words(cuda, 1, there))
+    cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
+    cuda.use(1)
+    cuda.cuStreamSynchronize(busy)
+    say("copied", words(cuda, 1, there + MIB // 2))
+    code = enable(cuda, 1)
+    filled(cuda, 0, block, 6)
+    cuda.use(1)
+    cuda.launch(1, late, "copy", there, block, 4096)
+    cuda.cuStreamSynchronize(late)
+    say("linked again", code, words(cuda, 1, there))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
