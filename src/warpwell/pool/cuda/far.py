@@ -269,9 +269,11 @@ class FarClient:
                 self._filled = end
                 self._stops.extend(_Stop(*stop) for stop in stops)
                 self._advance(far)
-                if self._stops and not self._waiting:
-                    self._waiting = True
-                    self._end._start(self._await_bytes, far)
+                if self._stops:
+                    self._lock.notify_all()
+                    if not self._waiting:
+                        self._waiting = True
+                        self._end._start(self._await_bytes, far)
         if not good:
             self.close()
 
