@@ -134,7 +134,7 @@ class Launcher:
         self._doom: tuple[float, AgentError | int] | None = None
         self._mapped: set[str] = set()
         self._allowance = options.start
-        self._looked = self._complete = 0.0
+        self._looked = self._complete = self._alone = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._observers: list[Observer] = []
         self._communicator: int | None = None  # its rank: it brings CUDA calls to agents of other hosts
@@ -307,7 +307,10 @@ class Launcher:
 
     def _check_start(self, seconds: float) -> None:
         for rank in self._children.ended() or self._never_seen(seconds):
-            if not any((kind, rank) in self._here for kind in ("agent", "communicator")):
+            if rank == 0 and ("supervisor", 0) not in self._here:
+                self._output.settle()
+                raise AgentError(f"the application ended before it was ready{self._output.said()}")
+            if rank and not any((kind, rank) in self._here for kind in ("agent", "communicator")):
                 self._output.settle()
                 agent = self._name(rank)
                 raise AgentError(f"{agent} ended before it was ready{self._output.said()}", agent=agent)
@@ -335,7 +338,12 @@ class Launcher:
                          agent=self._name(late[0]))  # fmt: skip
 
     def _never_seen(self, seconds: float) -> list[int]:
-        """Return agents of this host that ended between two looks: the application has been here for long."""
+        """Return ranks of this host that ended between two looks: the others have been here for long."""
+        waiting = {rank for kind, rank in self._here if kind == "agent"} == set(self._places)
+        if not waiting or ("supervisor", 0) in self._here:
+            self._alone = seconds
+        elif seconds > self._alone + _UNSEEN:
+            return [0]  # its supervisor connects within milliseconds of its start
         missing = {rank for rank in self._places if ("agent", rank) not in self._here}
         seen = self._children.seen()
         # the application was seen: processes can be, here

@@ -50,10 +50,10 @@ class Children:
         return list(self._others)
 
     def ended(self) -> list[int]:
-        """Return the ranks of agents that were seen and have ended."""
+        """Return the ranks that were seen and of which no process is left; 0 is that of application and supervisor."""
         self._look()
         alive = {rank for pid, rank in self._ranks.items() if is_alive(pid)}
-        return sorted({rank for rank in self._ranks.values() if rank > 0} - alive)
+        return sorted(set(self._ranks.values()) - alive)
 
     def seen(self) -> set[int]:
         """Return the ranks that were ever seen."""
