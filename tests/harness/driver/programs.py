@@ -47,6 +47,7 @@ class Memory:
     model: np.ndarray
     device: int
     bytes: memoryview | None = None  # pinned: what the host sees
+    of_stream: bool = False  # allocated in one, so that it may be freed in one
     written: Clock = field(default_factory=dict)
     read: Clock = field(default_factory=dict)
 
@@ -143,10 +144,10 @@ class Program:
         """Allocate device memory, sometimes in a stream, and fill it."""
         nbytes = self.size()
         streams = [stream for stream in self.streams if stream.device == device]
-        if streams and self.random.random() < 0.3:
+        if streams and self.random.random() < 0.6:
             stream = self.random.choice(streams)
             address = self.cuda.out("cuMemAllocAsync", nbytes, stream.handle)
-            memory = Memory(address, np.zeros(nbytes, np.uint8), device)
+            memory = Memory(address, np.zeros(nbytes, np.uint8), device, of_stream=True)
             self.say(f"{address:#x} = allocAsync({nbytes}) in {stream.key}")
         else:
             stream = None
@@ -438,7 +439,7 @@ class Program:
             self.cuda.cuMemFreeHost(memory.address)
             self.new_pinned(memory.device)
             return
-        if self.random.random() < 0.5:
+        if not memory.of_stream or self.random.random() < 0.3:
             self.say(f"free({memory.address:#x})")
             self.cuda.cuMemFree_v2(memory.address)
         else:
