@@ -1,6 +1,8 @@
-"""Faults planted into layer and worker: what random programs must find, and hostile clients."""
+"""Faults planted into layer, worker and the mirror between hosts: what random programs must find."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tests.harness.driver.natives import Changes
 
@@ -103,3 +105,39 @@ PEERS: dict[str, tuple[str, Changes]] = {
     ),
 }  # fmt: skip
 """The same, and the act of peer_acts.py that finds it."""
+
+
+def lands_at_once(client: Any, answers: bytes, places: tuple[Any, ...]) -> None:
+    """`NearClient.back` that does not wait for bytes."""
+    near = client._near
+    near.apply(answers)
+    for place, use, result, payload in places:
+        if isinstance(payload, bytes):
+            near.write(place, payload)
+        near.done(place, use, result)
+
+
+MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
+    "entries are published before their bytes are there": (
+        {}, {"warpwell.pool.cuda.far._Stop.ready": property(lambda stop: stop.begun)}
+    ),
+    "a place is done before its bytes have landed": ({}, {"warpwell.pool.cuda.near.NearClient.back": lands_at_once}),
+    "places that are done wake no mirror": (
+        {"worker_executor.c": {"futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);\n    changed();":
+                               "futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);"}}, {}
+    ),
+    "memory that is pinned for another host's device is the worker's": (
+        {"layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}}, {}
+    ),
+    "pinned memory is read before a host function has run": (
+        {"layer_copy.c": {"if (k->device->facts.remote && atomic_load(&k->device->holds))": "if (0)"}}, {}
+    ),
+    "the ring of the other host is overrun": (
+        {"relay.c": {"if (n->tail + e.size - atomic_load(&n->far_tail) > WW_RING_BYTES) return NOTHING;": "",
+                     "|| to - tail > WW_RING_BYTES": ""}}, {}
+    ),
+    "answers are looked for where no entry asked": (
+        {"relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}}, {}
+    ),
+}  # fmt: skip
+"""Faults of the mirror between hosts: changes of native parts, and what replaces names in Python."""

@@ -80,6 +80,9 @@ class Wrong(Exception):
 class Program:
     """One random program; `run` executes it and compares."""
 
+    keeps = False
+    """Whether pageable bytes stay as they are: a driver that reads the program's memory itself may read it late."""
+
     def __init__(self, cuda: Cuda, seed: int, devices: int, steps: int = 60, legacy: bool = True) -> None:
         self.cuda, self.random = cuda, random.Random(seed)
         self.steps, self.host, self.keys = steps, Clock(), iter(range(1, 1 << 30))
@@ -87,6 +90,7 @@ class Program:
         self.streams: list[Stream] = []
         self.device_of: dict[int, int] = {}
         self.functions: list[object] = []  # of the program, that streams call
+        self.kept: list[object] = []
         self.events: list[Event] = []
         self.memory: list[Memory] = []
         self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
@@ -345,7 +349,8 @@ class Program:
         else:
             call = f"{call}Async_v2" if call == "cuMemcpyHtoD" else f"{call}Async"
             getattr(self.cuda, call)(to, source, nbytes, stream.handle)
-        if not isinstance(source, int):
+        self.kept.append(source)
+        if not isinstance(source, int) and not self.keeps:
             ctypes.memset(source, 0xEE, nbytes)
         memory.model[start : start + nbytes] = data
 
@@ -566,7 +571,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="first and end")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="threads that run programs side by side")
+    parser.add_argument("--keep", action="store_true", help="sources of pageable copies stay as they are")
     chosen = parser.parse_args(arguments)
+    Program.keeps = chosen.keep
     first, end = map(int, chosen.seeds.split(":"))
     cuda = Cuda()
     devices = cuda.start(chosen.devices)

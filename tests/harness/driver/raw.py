@@ -123,21 +123,21 @@ class Raw:
 
     def post(
         self, op: str | int, arguments: bytes = b"", slot: int | None = None, stream: int = 0, place: int = 0,
-        nbytes: int = 0, flags: int = 0, size: int | None = None,
+        nbytes: int = 0, flags: int = 0, size: int | None = None, use: int | None = None,
     ) -> None:  # fmt: skip
-        """Post an entry; `size` is what it says of itself."""
+        """Post an entry; `size` is what it says of itself, and `use` of its place."""
         arguments += bytes(-len(arguments) % 32)
-        seq = use = 0
+        seq = 0
         if slot is not None and slot < 256:
             self.sequence[slot] += 1
             seq = self.sequence[slot]
-        if 0 < place <= 64:
+        if 0 < place <= 64 and use is None:
             self.used[place - 1] += 1
             use = self.used[place - 1]
         number = OPS[op] if isinstance(op, str) else op
         said = ENTRY.size + len(arguments) if size is None else size
         slots = NO_SLOT if slot is None else slot
-        self.write(ENTRY.pack(said, number, flags, slots, seq, stream, place, nbytes, use) + arguments)
+        self.write(ENTRY.pack(said, number, flags, slots, seq, stream, place, nbytes, use or 0) + arguments)
 
     def ask(self, op: str | int, arguments: bytes = b"", slot: int = 0, **more: int) -> tuple[int, bytes]:
         """Post an entry and return the code and the bytes of its answer."""

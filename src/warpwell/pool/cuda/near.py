@@ -223,8 +223,6 @@ class NearClient:
             if late or self.remote.lost or self._stopped or self._server.relay.gone(self._line.fileno(), self._pidfd):
                 why = f"is lost: {self.remote.lost}" if self.remote.lost else "has opened no context"
                 refuse(self._line, DEVICE_UNAVAILABLE, f"{self.remote.device} {why}")
-                if not self.remote.lost:
-                    self._tell(Kind.CLOSE)
                 return None
         facts, code, why = self.answer
         if facts is None:
@@ -234,7 +232,6 @@ class NearClient:
             near = Near(self._server.relay)
         except MemoryError as error:
             refuse(self._line, _OUT_OF_MEMORY, str(error))
-            self._tell(Kind.CLOSE)
             return None
         self._near = near
         try:
@@ -254,7 +251,6 @@ class NearClient:
                 near.sticky(_UNKNOWN)
                 print(f"warpwell: the CUDA client of device {self.remote.ordinal} ends: its ring is wrong",
                       file=sys.stderr, flush=True)  # fmt: skip
-                self._tell(Kind.CLOSE)
                 return
             elif code == GONE:
                 self._tell(Kind.CLOSE)
@@ -290,6 +286,9 @@ class NearClient:
     def _end(self) -> None:
         self._stopped = True
         self._server.served.pop(self.number, None)
+        if not self.remote.lost:
+            with contextlib.suppress(PoolError, ClosedError, StallError):
+                self._tell(Kind.CLOSE)  # whatever the reason, its worker must end; one that has does not hear it
         self.landing.put(None)
         for transfer in self._moves.values():
             if not transfer.done:

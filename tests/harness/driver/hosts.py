@@ -1,0 +1,111 @@
+"""Devices "of other hosts": a communicator and agents as threads of this process, over any transport."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from warpwell.driver import build
+from warpwell.driver.environment import client_environ, make_library_folder
+from warpwell.driver.server import DriverServer
+from warpwell.errors import ClosedError
+from warpwell.pool.agent.protocol import Op, unpack
+from warpwell.pool.cuda.far import FarEnd
+from warpwell.pool.cuda.near import NearServer
+from warpwell.pool.transport.local_transport import local_transports
+from warpwell.pool.transport.transport import Transport
+
+Wrap = Callable[[Transport], Transport]
+
+
+class Hosts:
+    """Fake devices of agents on other hosts, served by a communicator; the last `here` are of this host.
+
+    Attributes
+    ----------
+    folder : Path
+        Of the sockets.
+    transports : list of Transport
+        The communicator's, then the agents'.
+    """
+
+    def __init__(self, parts: build.Built, devices: int, here: int, wrap: Wrap) -> None:
+        assert parts.layer is not None and parts.relay is not None
+        self.parts = parts
+        self.folder = Path(tempfile.mkdtemp(prefix="ww-hosts-"))
+        make_library_folder(self.folder, parts.layer)
+        away = devices - here
+        self.transports = [wrap(transport) for transport in local_transports(1 + away)]
+        self.servers: dict[int, DriverServer] = {}
+        self.fars = [FarEnd(self.transports[1 + k], k, lambda k=k: self.serve(k)) for k in range(away)]
+        names = {k: (1 + k, f"agent {1 + k} (on host {k})") for k in range(away)}
+        for transport, far in zip(self.transports[1:], self.fars, strict=True):
+            self.receive(transport, far)
+        self.near = NearServer(self.transports[0], names, self.folder, parts.relay)
+        self.receive(self.transports[0], self.near)
+        for k in range(away, devices):
+            self.servers[k] = DriverServer([str(k)], driver=parts.fake, folder=self.folder, first=k, parts=parts)
+
+    def serve(self, k: int) -> tuple[DriverServer, Path]:
+        """Start the server of an agent."""
+        assert self.parts.relay is not None
+        made = DriverServer([str(k)], driver=self.parts.fake, first=k, parts=self.parts, listens=False)
+        self.servers[k] = made
+        return made, self.parts.relay
+
+    @staticmethod
+    def receive(transport: Transport, end: NearServer | FarEnd) -> None:
+        """Hand what comes to one end, in a thread, as the process of a rank does."""
+
+        def work() -> None:
+            with contextlib.suppress(ClosedError):
+                while True:
+                    got = transport.receive(0.5)
+                    if got is not None:
+                        op, *message = unpack(got[1])
+                        assert op == Op.CUDA
+                        end.heard(got[0], *message)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids of the workers that are alive."""
+        return [pid for server in self.servers.values() for pid in server.workers]
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment of a client."""
+        return client_environ(self.folder, os.environ)
+
+    def lose(self, k: int) -> None:
+        """End the agent of a device as if its process were killed."""
+        self.transports[1 + k].close(0.1)
+        self.servers[k].close()
+
+    def close(self) -> None:
+        """End everything."""
+        self.near.close()
+        for far in self.fars:
+            far.close()
+        for transport in self.transports:
+            transport.close(0.1)
+        for server in self.servers.values():
+            server.close()
+        shutil.rmtree(self.folder)
+
+
+@contextlib.contextmanager
+def hosts(
+    parts: build.Built, devices: int = 2, here: int = 0, wrap: Wrap = lambda transport: transport
+) -> Iterator[Hosts]:
+    """Yield devices of other hosts; nothing of them is left after."""
+    made = Hosts(parts, devices, here, wrap)
+    try:
+        yield made
+    finally:
+        made.close()
