@@ -103,7 +103,7 @@ def test_cuda_calls_stay_local_where_the_pool_cannot_serve_them(
 ) -> None:
     monkeypatch.setattr(cuda_programs, "has_driver", lambda _: True)
     monkeypatch.setattr(cuda_programs.build, "parts", lambda: pytest.fail("nobody needs the layer"))
-    refused = ({"target": "cpu"}, "--target cpu"), ({"away": True}, "this host alone"), ({"gpus": False}, "has no GPU")
+    refused = ({"target": "cpu"}, "--target cpu"), ({"gpus": False}, "has no GPU")
     for options, why in refused:
         assert cuda_programs.prepare("auto", tmp_path, {}, **options) is None  # type: ignore[arg-type]
         with pytest.raises(DeviceNotFoundError, match=why):
@@ -111,6 +111,15 @@ def test_cuda_calls_stay_local_where_the_pool_cannot_serve_them(
     with pytest.raises(DeviceNotFoundError, match="already in a program"):
         cuda_programs.prepare("pool", tmp_path, {"WARPWELL_CUDA": "/job"})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_program_of_a_login_node_has_the_gpus_of_other_hosts_if_it_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cuda_programs, "has_driver", lambda _: False)
+    monkeypatch.setattr(cuda_programs.build, "parts", lambda: Built(*[tmp_path / "part"] * 4))
+    assert cuda_programs.prepare("auto", tmp_path, {}, away=True, gpus=False) is None
+    assert cuda_programs.prepare("pool", tmp_path, {}, away=True, gpus=False) is not None
 
 
 def test_a_slow_build_of_the_layer_is_told(

@@ -119,6 +119,8 @@ def _why_not(environ: Mapping[str, str], target: str, away: bool, gpus: bool) ->
         return "with --target cpu no agent has a GPU: leave out one of the two"
     if environ.get(LAYER):
         return "this is already in a program of warpwell run, whose GPUs CUDA calls reach: leave out --cuda pool"
+    if away:
+        return None
     if not has_driver(environ):
         return "no CUDA driver is here: leave out --cuda pool"
     return None if gpus else "this host has no GPU: leave out --cuda pool"
