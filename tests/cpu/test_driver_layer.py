@@ -27,6 +27,7 @@ struct ww_device *device(int i) { return &layer.devices[i]; }
 struct ww_ranges *ranges(int i) { return &layer.devices[i].ranges; }
 struct ww_ids *streams(int i) { return &layer.devices[i].streams; }
 int index_of(struct ww_device *d) { return d ? (int)(d - layer.devices) : -1; }
+void ww_pool_give(struct ww_pool *pool, size_t nbytes) { (void)pool; (void)nbytes; }
 void new_life(int i) { layer.devices[i].life++; ww_ids_clear(&layer.devices[i]); }
 __attribute__((constructor)) static void begin(void)
 {
@@ -53,6 +54,7 @@ class Span(ctypes.Structure):
         ("what", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
         ("serial", ctypes.c_uint64),
+        ("owner", ctypes.c_void_p),
     ]
 
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import hook
+
 FOLDER = "WARPWELL_CUDA"
 """Variable with the folder of the sockets ``device-0``, ``device-1``, .. and of ``lib``."""
 NAMES = ("libcuda.so.1", "libcuda.so")
@@ -17,8 +19,10 @@ _KEPT_KINDS = ("CUDA_", "NVIDIA_", "FAKE_", "LC_", "XDG_")
 
 
 def make_library_folder(folder: Path, layer: Path) -> Path:
-    """Make ``lib`` in the folder, with the driver's names for the layer; return it."""
-    library = folder / "lib"
+    """Make ``lib`` in the folder, with the driver's names for the layer, and ``python`` with `hook`; return ``lib``."""
+    library, python = folder / "lib", folder / "python"
+    python.mkdir(mode=0o700, exist_ok=True)
+    (python / "sitecustomize.py").symlink_to(Path(hook.__file__).resolve())
     library.mkdir(mode=0o700, exist_ok=True)
     for name in NAMES:
         (library / name).symlink_to(layer)
@@ -43,10 +47,11 @@ def client_environ(folder: str | Path, environ: Mapping[str, str] | None = None)
 def changes(folder: str | Path, environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return the variables of `client_environ` that differ from an environment; None: it must not be there."""
     library = str(Path(folder) / "lib")
-    paths = without_layer(environ).get("LD_LIBRARY_PATH")
+    before = without_layer(environ)
     return {
         FOLDER: str(folder),
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (library, paths))),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (library, before.get("LD_LIBRARY_PATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(folder) / "python"), before.get("PYTHONPATH")))),
         "TRITON_LIBCUDA_PATH": library,  # it asks ldconfig first
         "OMPI_MCA_accelerator": "null",  # MPI of such a process would take pointers of the pool for its own
         **dict.fromkeys(_HIDDEN),
@@ -60,10 +65,10 @@ def without_layer(environ: Mapping[str, str]) -> dict[str, str]:
     if folder is None:
         return found
     library = str(Path(folder) / "lib")
-    paths = [path for path in found.get("LD_LIBRARY_PATH", "").split(os.pathsep) if path and path != library]
-    found.pop("LD_LIBRARY_PATH", None)
-    if paths:
-        found["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    for name, own in (("LD_LIBRARY_PATH", library), ("PYTHONPATH", str(Path(folder) / "python"))):
+        paths = [path for path in found.pop(name, "").split(os.pathsep) if path and path != own]
+        if paths:
+            found[name] = os.pathsep.join(paths)
     if found.get("TRITON_LIBCUDA_PATH") == library:
         del found["TRITON_LIBCUDA_PATH"]
     return found

@@ -36,6 +36,11 @@ def replayed() -> list[table.Call]:
     return [call for call in table.calls().values() if call.kind in ("call", "send")]
 
 
+def _native() -> list[table.Call]:
+    """Return calls that a worker may make of the driver."""
+    return [call for call in table.calls().values() if call.kind != "near"]
+
+
 def flagged(call: table.Call) -> bool:
     """Say whether a call has a variant for per-thread streams that no argument can tell: its body takes a flag."""
     variants = {table.plain_symbol(entry.symbol) for entry in table.entries() if entry.per_thread}
@@ -121,7 +126,7 @@ def _library(header: str, absent: str) -> str:
             lines.append(_weak(_body(served[plain]), served[plain], absent))
             passed = _passed(served[plain], "0")
             lines.append(f"{_prototype(served[plain])}\n{{\n    return ww_{plain}({passed});\n}}")
-        elif header == "fake.h" or served[plain].kind in ("hand", "inner"):
+        elif header == "fake.h" or served[plain].kind in ("hand", "near", "inner"):
             lines.append(_weak(_prototype(served[plain]), served[plain], absent))
     lines.append("const struct ww_variant ww_variants[] = {")
     lines += [f'    {{"{e.name}", {e.version}, (void *){e.symbol}, {int(e.per_thread)}}},' for e in table.entries()]
@@ -183,7 +188,7 @@ def _layer_call(call: table.Call) -> str:
 def _worker_h() -> str:
     lines = ["/* Generated: the real driver's functions, and the replay of simple calls. */", "#ifndef WW_GEN_WORKER_H"]
     lines += ["#define WW_GEN_WORKER_H", '#include "gen_calls.h"', '#include "gen_ops.h"', "struct ww_native {"]
-    for call in table.calls().values():
+    for call in _native():
         lines.append(f"    CUresult (*{call.symbol})({_parameters(call)});")
     return "\n".join([*lines, "};", _WORKER, "#endif", ""])
 
@@ -211,8 +216,8 @@ def _worker_c() -> str:
     lines += ['    if (dlsym(driver, "ww_layer")) { /* layer.c has it */', "        dlclose(driver);"]
     lines += ['        snprintf(why, room, "%s is the layer of Warpwell itself, not a driver", path);']
     lines += ["        return -1;", "    }"]
-    for symbol in table.calls():
-        lines.append(f'    *(void **)&native.{symbol} = dlsym(driver, "{symbol}");')
+    for call in _native():
+        lines.append(f'    *(void **)&native.{call.symbol} = dlsym(driver, "{call.symbol}");')
     lines += ["    if (!native.cuInit) {", '        snprintf(why, room, "%s is not a CUDA driver", path);']
     lines += ["        dlclose(driver);", "        return -1;", "    }", "    return 0;", "}"]
     lines += [

@@ -109,6 +109,168 @@ struct cu_mem_access {
 
 _Static_assert(sizeof(struct cu_mem_prop) == 32 && sizeof(struct cu_mem_access) == 12, "layout");
 
+/* -- pools ---------------------------------------------------------------------------------------------------------- */
+
+enum cu_location { CU_LOCATION_NONE, CU_LOCATION_DEVICE, CU_LOCATION_HOST, CU_LOCATION_NUMA, CU_LOCATION_NUMA_CURRENT };
+
+struct cu_pool_props {
+    int32_t type, handle_types;
+    struct cu_mem_location location;
+    void *unused;
+    size_t most; /* bytes, or 0 */
+    uint16_t usage;
+    unsigned char reserved[54];
+};
+
+enum cu_pool_attribute {
+    CU_POOL_FOLLOW_EVENTS = 1,
+    CU_POOL_OPPORTUNISTIC,
+    CU_POOL_INTERNAL,
+    CU_POOL_THRESHOLD,
+    CU_POOL_RESERVED,
+    CU_POOL_RESERVED_HIGH,
+    CU_POOL_USED,
+    CU_POOL_USED_HIGH,
+    CU_POOL_TYPE,
+    CU_POOL_HANDLE_TYPES,
+    CU_POOL_LOCATION_ID,
+    CU_POOL_LOCATION,
+    CU_POOL_MOST,
+};
+
+enum cu_graph_memory { CU_GRAPH_USED, CU_GRAPH_USED_HIGH, CU_GRAPH_RESERVED, CU_GRAPH_RESERVED_HIGH };
+
+/* -- copies of rows and of boxes ------------------------------------------------------------------------------------ */
+
+enum cu_memory_type { CU_MEMORY_HOST = 1, CU_MEMORY_DEVICE, CU_MEMORY_ARRAY, CU_MEMORY_UNIFIED };
+
+struct cu_end2 {
+    size_t x, y; /* bytes, rows */
+    int32_t type;
+    const void *host;
+    CUdeviceptr device;
+    void *array;
+    size_t pitch;
+};
+
+struct cu_copy2 {
+    struct cu_end2 from, to;
+    size_t width, height;
+};
+
+struct cu_end3 {
+    size_t x, y, z, level;
+    int32_t type;
+    const void *host;
+    CUdeviceptr device;
+    void *array, *unused;
+    size_t pitch, height;
+};
+
+struct cu_copy3 {
+    struct cu_end3 from, to;
+    size_t width, height, depth;
+};
+
+/* -- graphs --------------------------------------------------------------------------------------------------------- */
+
+enum cu_node {
+    CU_NODE_KERNEL,
+    CU_NODE_COPY,
+    CU_NODE_SET,
+    CU_NODE_HOST,
+    CU_NODE_GRAPH,
+    CU_NODE_EMPTY,
+    CU_NODE_WAIT,
+    CU_NODE_RECORD,
+    CU_NODE_ALLOC = 10,
+    CU_NODE_FREE,
+};
+
+struct cu_node_kernel { /* the first version ends before `kernel` */
+    CUfunction function;
+    uint32_t grid[3], block[3], shared;
+    void **params, **extra;
+    CUkernel kernel;
+    CUcontext context;
+};
+
+struct cu_node_set { /* the first version ends before `context` */
+    CUdeviceptr to;
+    size_t pitch;
+    uint32_t value, width;  /* of an element */
+    size_t columns, rows;   /* elements, rows */
+    CUcontext context;
+};
+
+struct cu_node_copy {
+    int32_t flags, unused;
+    CUcontext context;
+    struct cu_copy3 copy;
+};
+
+struct cu_node_host {
+    void (*run)(void *);
+    void *data;
+};
+
+struct cu_node_alloc {
+    struct cu_pool_props pool;
+    const struct cu_mem_access *access;
+    size_t naccess, nbytes;
+    CUdeviceptr address; /* out */
+};
+
+struct cu_node_params {
+    int32_t type, reserved[3];
+    union {
+        unsigned char bytes[232];
+        struct cu_node_kernel kernel;
+        struct cu_node_copy copy;
+        struct cu_node_set set;
+        struct cu_node_host host;
+        void *graph;
+        CUevent event;
+        struct cu_node_alloc alloc;
+        CUdeviceptr memory;
+    } of;
+    int64_t more;
+};
+
+struct cu_edge {
+    unsigned char from_port, to_port, type, reserved[5];
+};
+
+struct cu_instantiate {
+    uint64_t flags;
+    CUstream upload;
+    void *node; /* out: which failed */
+    int32_t result;
+};
+
+struct cu_update {
+    int32_t result;
+    void *node, *from;
+};
+
+#define CU_INSTANTIATE_AUTO_FREE 1u
+#define CU_INSTANTIATE_UPLOAD 2u
+#define CU_INSTANTIATE_DEVICE 4u
+#define CU_INSTANTIATE_PRIORITY 8u
+#define CU_UPDATE_TOPOLOGY 2
+#define CU_UPDATE_TYPE 3
+#define CU_UPDATE_FUNCTION 4
+#define CU_UPDATE_PARAMETERS 5
+#define CU_UPDATE_NOT_SUPPORTED 6
+
+enum cu_capture_mode { CU_CAPTURE_GLOBAL, CU_CAPTURE_THREAD, CU_CAPTURE_RELAXED };
+enum cu_capture_status { CU_CAPTURE_NONE, CU_CAPTURE_ACTIVE, CU_CAPTURE_INVALIDATED };
+
+_Static_assert(sizeof(struct cu_pool_props) == 88 && sizeof(struct cu_copy2) == 128 && sizeof(struct cu_copy3) == 200, "layout");
+_Static_assert(sizeof(struct cu_node_kernel) == 72 && sizeof(struct cu_node_set) == 48, "layout");
+_Static_assert(sizeof(struct cu_node_alloc) == 120 && sizeof(struct cu_node_params) == 256, "layout");
+_Static_assert(sizeof(struct cu_edge) == 8 && sizeof(struct cu_instantiate) == 32 && sizeof(struct cu_update) == 24, "layout");
+
 /* -- numbers of attributes ------------------------------------------------------------------------------------------ */
 
 enum cu_pointer_attribute {
@@ -197,6 +359,7 @@ enum cu_device_attribute {
     CU_DEVICE_HANDLE_FABRIC = 128,
     CU_DEVICE_UNIFIED_FUNCTION_POINTERS = 129,
     CU_DEVICE_MULTICAST = 132,
+    CU_DEVICE_HOST_POOLS = 144,
 };
 
 enum cu_jit_option {

@@ -12,6 +12,11 @@
  *     layer_image.c    lengths of images (no other part of the layer)
  *     layer_code.c     modules, libraries, functions
  *     layer_launch.c   launches
+ *     layer_pool.c     memory pools: accounts over the device's memory
+ *     layer_graph.c    graphs, their nodes and edges, user objects
+ *     layer_node.c     what a node does: its parameters
+ *     layer_exec.c     executable graphs: plans, launches, updates
+ *     layer_capture.c  streams that record a graph
  *     layer_host.c     host functions
  *     layer_names.c    names of errors, cuGetProcAddress, refusals
  *
@@ -37,7 +42,8 @@
 #define WW_STACK 64      /* contexts pushed by one thread */
 #define WW_OBJECTS (1u << 20)
 
-enum ww_kind { WW_DEAD, WW_STREAM = 0x5757a1, WW_EVENT, WW_MODULE, WW_LIBRARY, WW_KERNEL, WW_FUNCTION };
+enum ww_kind { WW_DEAD, WW_STREAM = 0x5757a1, WW_EVENT, WW_MODULE, WW_LIBRARY, WW_KERNEL, WW_FUNCTION, WW_POOL, WW_GRAPH,
+               WW_NODE, WW_EXEC, WW_USER };
 
 /* What a handle points to. Objects are never given back to malloc: a stale handle is found out, it does not crash. */
 struct ww_object {
@@ -50,8 +56,10 @@ struct ww_object {
     uint64_t serial;          /* never used twice in the process */
     void *more;               /* struct ww_code, ww_library, ww_kernel, ww_fn */
     struct ww_object *next;   /* of the free list */
-    _Atomic uint32_t recorded; /* events */
+    _Atomic uint32_t recorded; /* events: 1, or WW_IN_CAPTURE: its last record belongs to a graph */
 };
+
+#define WW_IN_CAPTURE 2u
 
 #define WW_ALWAYS 0xffffffffu
 
@@ -80,6 +88,7 @@ struct ww_span {
     uint64_t start, size;
     uint32_t what, flags; /* enum ww_what */
     uint64_t serial;
+    void *owner; /* struct ww_pool; with WW_OF_GRAPH struct ww_graph_memory; or NULL */
 };
 
 struct ww_ranges { /* sorted by start, without overlaps */
@@ -107,6 +116,7 @@ struct ww_device {
     _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
     struct ww_ids streams, events, modules;
+    struct ww_pool *_Atomic pool;       /* of cuMemAllocAsync; NULL: the default one */
 };
 
 struct ww_layer {
@@ -188,7 +198,10 @@ void ww_ids_clear(struct ww_device *d);
 
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
+#define WW_OF_GRAPH 1u /* flag of memory on a device: a graph's node allocates it */
+
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags);
+int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
 bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r); /* removes it */
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
 struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r); /* the current device's first; NULL: plain host memory */
@@ -230,8 +243,175 @@ int ww_image_length(const void *image, size_t most, const void **start, size_t *
 extern _Thread_local bool ww_in_host_function;
 
 void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one); /* free_one: it does not block */
+bool ww_host_blocking(const struct ww_device *d, uint32_t stream);
 bool ww_host_held(struct ww_device *d, uint32_t stream);                  /* calls to it must wait for a host function */
 void ww_host_wait(struct ww_device *d, uint32_t stream);                  /* until it is not; 0: until no stream is */
+/* Run `run` (or nothing) in the thread of host functions when the stream gets there, then `then` in that thread, which may
+ * post to the stream while it is still held. */
+int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data);
+/* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays the
+ * caller's. */
+int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data);
+/* The same when all that was posted to the stream is done. */
+int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
+extern _Thread_local bool ww_in_host_thread;
+
+/* -- layer_memory.c, layer_pool.c ----------------------------------------------------------------------------------- */
+
+int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
+                CUdeviceptr *address);
+int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner);
+int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */
+
+struct ww_pool *ww_pool_of(struct ww_device *d);
+bool ww_pool_take(struct ww_pool *p, size_t nbytes);              /* false: it would be too large */
+void ww_pool_give(struct ww_pool *p, size_t nbytes);
+void *ww_pool_handle(struct ww_pool *p);
+bool ww_pool_on_host(const struct ww_pool *p);
+
+/* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ---------------------------------------- */
+
+struct ww_launch {
+    void *function;
+    uint32_t grid[3], block[3], shared;
+    uint32_t nattributes;
+    struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    void **params, **extra;
+};
+
+struct ww_kernel_work { /* a launch with its parameters; one allocation holds it all */
+    void *function;
+    uint32_t grid[3], block[3], shared, nattributes;
+    struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    uint32_t nparams, nbytes;
+    unsigned char *packed;
+    void **params; /* into packed */
+};
+
+int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_kernel_work **made); /* checked; freed by free */
+struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k);                            /* NULL: no memory */
+int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *k);
+int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c);
+int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c);
+int ww_set_check(struct ww_device *d, const struct cu_node_set *s);
+int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s);
+
+/* -- layer_graph.c, layer_node.c ------------------------------------------------------------------------------------- */
+
+struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a graph or a plan names it */
+    _Atomic int refs;
+    _Atomic int live; /* allocated by a launch, and not freed since */
+    struct ww_device *device;
+    uint64_t life, address;
+    size_t nbytes;
+    bool on_host;
+};
+
+struct ww_work { /* what a node does */
+    int kind; /* enum cu_node */
+    struct ww_device *device;
+    union {
+        struct ww_kernel_work *kernel;  /* owned */
+        struct cu_copy3 copy;
+        struct cu_node_set set;
+        struct cu_node_host host;
+        struct ww_graph *graph;         /* owned */
+        CUevent event;
+        struct ww_graph_memory *memory; /* a reference */
+    } of;
+};
+
+struct ww_edge {
+    struct ww_node *from;
+    struct cu_edge data;
+};
+
+struct ww_node {
+    struct ww_object *object;
+    struct ww_graph *graph;
+    struct ww_work work;
+    struct ww_edge *edges; /* that lead here */
+    size_t nedges;
+    uint32_t id;
+    uint64_t serial, original; /* of the handle; of the node that this one is a clone of */
+    size_t place;              /* while a plan is made */
+};
+
+struct ww_user_ref {
+    struct ww_user *user;
+    uint32_t count;
+};
+
+struct ww_graph {
+    struct ww_object *object;
+    struct ww_node **nodes; /* in the order in which they were made */
+    size_t n;
+    uint32_t next_id;
+    uint64_t serial, original;
+    struct ww_node *within; /* the node that owns this graph, or NULL */
+    struct ww_user_ref *users;
+    size_t nusers;
+};
+
+extern pthread_mutex_t ww_graphs; /* all graphs; no other lock of the layer but `objects` is taken within, nothing waits within */
+
+struct ww_users { /* user objects whose last reference was dropped: their destructors run when no lock is held */
+    struct ww_user *first;
+};
+
+struct ww_graph *ww_graph_new(void); /* with ww_graphs held; NULL: no memory */
+void ww_graph_drop(struct ww_graph *g, struct ww_users *dropped);
+struct ww_graph *ww_graph(const void *handle);
+struct ww_node *ww_node(const void *handle);
+int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n, struct ww_work *work,
+                struct ww_node **made); /* takes what `work` owns, also on errors */
+void ww_work_drop(struct ww_work *w, struct ww_users *dropped);
+int ww_work_copy(struct ww_work *to, const struct ww_work *from);
+bool ww_graph_has(const struct ww_graph *g, int kind);   /* in its child graphs, too */
+struct ww_graph *ww_graph_clone(struct ww_graph *g);     /* with ww_graphs held; NULL: no memory */
+struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
+void ww_graph_memory_drop(struct ww_graph_memory *m);
+void ww_graph_memory_freed(struct ww_graph_memory *m);   /* a call or a node frees it */
+void ww_graph_memory_live(struct ww_graph_memory *m);
+
+/* Give a node of an executable graph other work of its kind; takes what `work` owns. error: of the work, passed on. */
+int ww_exec_set(void *exec, void *node, struct ww_work *work, int error);
+
+void ww_user_retain(struct ww_user *user, uint32_t count);
+void ww_user_release(struct ww_user *user, uint32_t count, struct ww_users *dropped);
+void ww_users_run(struct ww_users *dropped); /* with no lock held */
+
+/* -- layer_capture.c -------------------------------------------------------------------------------------------------- */
+
+extern _Atomic int ww_captures; /* under way in the process */
+
+int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes);
+int ww_unsafe_slow(void);
+int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream);
+/* Say whether the stream records. An error: the call is not allowed there now, and ends captures that it breaks. */
+static inline int ww_captured(struct ww_device *d, uint32_t stream, bool *yes)
+{
+    *yes = false;
+    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0) ? ww_captured_slow(d, stream, yes) : 0;
+}
+/* A call that the mode of a capture may forbid. */
+static inline int ww_unsafe(void)
+{
+    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0) ? ww_unsafe_slow() : 0;
+}
+/* A call that looks at a stream, 0: at the whole context. */
+static inline int ww_no_synchronize(struct ww_device *d, uint32_t stream)
+{
+    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0) ? ww_no_synchronize_slow(d, stream) : 0;
+}
+int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work); /* takes what `work` owns */
+int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);
+int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *event);
+int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done);
+void ww_capture_forget_event(struct ww_object *event);
+void ww_capture_stream_gone(struct ww_device *d, uint32_t stream);
+void ww_capture_node_gone(const struct ww_node *n);
+void ww_capture_graph_gone(const struct ww_graph *g);
 
 int ww_refused(const char *symbol);
 void ww_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

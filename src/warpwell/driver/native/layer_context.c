@@ -11,12 +11,12 @@ struct stack {
 
 static _Thread_local struct stack stack;
 
-/* Attributes of what programs cannot do here: managed and pageable memory, memory made by parts, pools, handles for
- * other processes, stream memory operations, multicast, tensor maps. */
+/* Attributes of what programs cannot do here: managed and pageable memory, memory made by parts, handles for other
+ * processes, pools on NUMA nodes, stream memory operations, multicast, tensor maps. */
 static const unsigned char absent[] = {
     CU_DEVICE_MANAGED_MEMORY, CU_DEVICE_PAGEABLE_ACCESS, CU_DEVICE_CONCURRENT_MANAGED,
     CU_DEVICE_HOST_POINTER_FOR_REGISTERED, 92, 93, 94, CU_DEVICE_PAGEABLE_BY_HOST_TABLES, CU_DEVICE_DIRECT_MANAGED,
-    CU_DEVICE_VMM, CU_DEVICE_HANDLE_POSIX_FD, 104, 105, 113, 114, CU_DEVICE_MEMORY_POOLS, CU_DEVICE_RDMA, 117, 118,
+    CU_DEVICE_VMM, CU_DEVICE_HANDLE_POSIX_FD, 104, 105, 113, 114, CU_DEVICE_RDMA, 117, 118,
     CU_DEVICE_POOL_HANDLE_TYPES, 121, 122, 123, CU_DEVICE_DMA_BUF, CU_DEVICE_IPC_EVENT, 126, CU_DEVICE_TENSOR_MAP,
     CU_DEVICE_HANDLE_FABRIC, CU_DEVICE_UNIFIED_FUNCTION_POINTERS, 130, CU_DEVICE_MULTICAST, 135, 136, 141, 142, 143};
 
@@ -413,10 +413,13 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 static int synchronize(struct ww_device *d)
 {
+    int error = ww_no_synchronize(d, 0);
+    if (error)
+        return error;
     if (atomic_load(&d->holds))
         ww_host_wait(d, 0);
-    int error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL), earlier = error ? 0 : ww_earlier(d);
-    return error ? error : earlier;
+    error = ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL);
+    return error ? error : ww_earlier(d);
 }
 
 CUresult cuCtxSynchronize(void)

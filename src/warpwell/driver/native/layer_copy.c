@@ -368,19 +368,44 @@ static int dispatch(const struct copy *k)
 
 enum side { ANY, HOST, DEVICE };
 
+/* An end of a copy as a graph's node knows it. */
+static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes)
+{
+    struct cu_end3 e = {.type = is == HOST ? CU_MEMORY_HOST : is == DEVICE ? CU_MEMORY_DEVICE : CU_MEMORY_UNIFIED,
+                        .pitch = nbytes, .height = 1};
+    if (is == HOST)
+        e.host = (const void *)(uintptr_t)at;
+    else
+        e.device = at;
+    return e;
+}
+
+/* A stream that records gets a node. */
+static int captured_copy(const struct copy *k, enum side to_is, enum side from_is)
+{
+    struct ww_work work = {.kind = CU_NODE_COPY, .device = k->device};
+    if (k->waits)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    work.of.copy = (struct cu_copy3){.from = end3(k->from, from_is, k->nbytes), .to = end3(k->to, to_is, k->nbytes),
+                                     .width = k->nbytes, .height = 1, .depth = 1};
+    return ww_capture_add(k->device, k->stream, &work);
+}
+
 static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, size_t nbytes, void *h, int per_thread,
                 bool waits)
 {
     struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes};
     struct ww_span r;
+    bool captured;
     int error = ww_need(&k.device);
-    if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)))
+    if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)) ||
+        (error = ww_captured(k.device, k.stream, &captured)))
         return error;
     if (!nbytes)
         return 0;
     if (!to || !from || (to_is == DEVICE && !ww_range_owner(to, &r)) || (from_is == DEVICE && !ww_range_owner(from, &r)))
         return CUDA_ERROR_INVALID_VALUE;
-    return dispatch(&k);
+    return captured ? captured_copy(&k, to_is, from_is) : dispatch(&k);
 }
 
 CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes)
@@ -442,44 +467,263 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CU
     return peer(to, there, from, here, nbytes, h, 0, false);
 }
 
-/* -- memsets ------------------------------------------------------------------------------------------------------- */
+/* -- rows and boxes ---------------------------------------------------------------------------------------------- */
 
-/* Memory that is pinned for another host's device is the program's own: filled when the stream has come there. */
-static int fill_here(const struct copy *k, uint32_t value, uint32_t width, size_t count)
+/* The address at which an end begins; 0: an array, or nothing. */
+static uint64_t start_of(const struct cu_end3 *e)
 {
-    int error = stream_done(k->device, k->stream);
-    for (size_t i = 0; i < count * width && !error; i += width)
-        memcpy((char *)(uintptr_t)k->to + i, &value, width);
+    uint64_t at = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
+    if (!at || e->type == CU_MEMORY_ARRAY || e->type < CU_MEMORY_HOST || e->type > CU_MEMORY_UNIFIED)
+        return 0;
+    return at + e->x + e->y * e->pitch + e->z * e->pitch * e->height;
+}
+
+static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct cu_copy3 *c)
+{
+    struct copy k = {.device = d};
+    struct ww_span r;
+    uint64_t at = start_of(e);
+    size_t rows = e->height ? e->height : c->height;
+    if (e->type == CU_MEMORY_ARRAY)
+        return ww_refused("copies of arrays");
+    if (!at || (c->height > 1 && e->pitch < c->width) || (c->depth > 1 && rows < c->height))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct ww_device *owner = end_of(&k, at, &r);
+    if (!owner)
+        return e->type == CU_MEMORY_DEVICE && !ww_range_owner(at, &r) ? CUDA_ERROR_INVALID_VALUE : 0;
+    return ww_range_holds(&r, at, ((c->depth - 1) * rows + c->height - 1) * e->pitch + c->width) ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Say whether the copy's ends are memory that is there. */
+int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c)
+{
+    if (!c->width || !c->height || !c->depth)
+        return 0;
+    int error = check_end(d, &c->to, c);
+    return error ? error : check_end(d, &c->from, c);
+}
+
+/* One after another, as few copies as the rows allow. */
+static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits)
+{
+    uint64_t to = start_of(&c->to), from = start_of(&c->from);
+    size_t row = c->width, rows = c->height, planes = c->depth;
+    size_t plane_to = c->to.pitch * (c->to.height ? c->to.height : rows);
+    size_t plane_from = c->from.pitch * (c->from.height ? c->from.height : rows);
+    int error = ww_copy_check(d, c);
+    if (error || !row || !rows || !planes)
+        return error;
+    if (rows == 1 || (c->to.pitch == row && c->from.pitch == row)) { /* a plane is one piece */
+        row *= rows;
+        rows = 1;
+        if (planes > 1 && plane_to == row && plane_from == row) {
+            row *= planes;
+            planes = 1;
+        }
+    }
+    for (size_t z = 0; z < planes && !error; z++)
+        for (size_t y = 0; y < rows && !error; y++) {
+            struct copy k = {d, stream, waits && z + 1 == planes && y + 1 == rows, to + z * plane_to + y * c->to.pitch,
+                             from + z * plane_from + y * c->from.pitch, row};
+            error = dispatch(&k);
+        }
     return error;
 }
 
-static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
+int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c)
 {
-    struct copy k = {.waits = waits, .to = to};
-    struct ww_span r;
-    struct ww_post p;
-    int error = ww_need(&k.device);
-    if (error || (error = ww_stream(h, per_thread, &k.device, &k.stream)) || (error = ww_earlier(k.device)))
-        return error;
-    if (!count)
-        return 0;
-    struct ww_device *owner = ww_range_owner(to, &r);
-    if (!owner || to % width || count > SIZE_MAX / width || !ww_range_holds(&r, to, count * width))
+    return copy_boxes(d, stream, c, false);
+}
+
+static int boxes(const struct cu_copy3 *c, void *h, int per_thread, bool waits)
+{
+    struct ww_work work = {.kind = CU_NODE_COPY};
+    uint32_t stream;
+    bool captured;
+    int error = ww_need(&work.device);
+    if (error || (error = ww_stream(h, per_thread, &work.device, &stream)) || (error = ww_earlier(work.device)) ||
+        (error = ww_captured(work.device, stream, &captured)) || !captured)
+        return error ? error : copy_boxes(work.device, stream, c, waits);
+    if (waits || (error = ww_copy_check(work.device, c)))
+        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    work.of.copy = *c;
+    return ww_capture_add(work.device, stream, &work);
+}
+
+static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c)
+{
+    return (struct cu_end3){.x = e->x, .y = e->y, .type = e->type, .host = e->host, .device = e->device, .array = e->array,
+                            .pitch = e->pitch ? e->pitch : c->width, .height = e->y + c->height};
+}
+
+static int plane(const void *given, void *h, int per_thread, bool waits)
+{
+    const struct cu_copy2 *c = given;
+    if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    if (r.what == WW_PINNED_MEMORY && owner->facts.remote)
-        return fill_here(&k, value, width, count);
-    if (owner != k.device) {
-        if ((error = stream_done(k.device, k.stream)))
+    struct cu_copy3 k = {.from = of_plane(&c->from, c), .to = of_plane(&c->to, c), .width = c->width, .height = c->height,
+                         .depth = 1};
+    return boxes(&k, h, per_thread, waits);
+}
+
+CUresult ww_cuMemcpy2D_v2(int per_thread, void *c)
+{
+    return plane(c, NULL, per_thread, true);
+}
+
+CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *c)
+{
+    return plane(c, NULL, per_thread, true);
+}
+
+CUresult cuMemcpy2DAsync_v2(void *c, CUstream h)
+{
+    return plane(c, h, 0, false);
+}
+
+CUresult ww_cuMemcpy3D_v2(int per_thread, void *c)
+{
+    return c ? boxes(c, NULL, per_thread, true) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemcpy3DAsync_v2(void *c, CUstream h)
+{
+    return c ? boxes(c, h, 0, false) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* -- memsets ------------------------------------------------------------------------------------------------------- */
+
+/* Memory that is pinned for another host's device is the program's own: filled when the stream has come there. */
+static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const struct cu_node_set *s, size_t count)
+{
+    int error = stream_done(d, stream);
+    for (size_t i = 0; i < count * s->width && !error; i += s->width)
+        memcpy((char *)(uintptr_t)to + i, &s->value, s->width);
+    return error;
+}
+
+/* The owner of the memory that a memset writes, NULL: it may not. */
+static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *r)
+{
+    size_t row = s->columns * s->width;
+    struct ww_device *owner = ww_range_owner(s->to, r);
+    if (!owner || (s->width != 1 && s->width != 2 && s->width != 4) || s->to % s->width || s->columns > SIZE_MAX / 4 ||
+        (s->rows > 1 && (s->pitch < row || s->pitch % s->width || s->rows - 1 > (SIZE_MAX / 2 - row) / s->pitch)))
+        return NULL;
+    return ww_range_holds(r, s->to, (s->rows - 1) * s->pitch + row) ? owner : NULL;
+}
+
+int ww_set_check(struct ww_device *d, const struct cu_node_set *s)
+{
+    struct ww_span r;
+    (void)d;
+    return !s->columns || !s->rows ? CUDA_ERROR_INVALID_VALUE : set_owner(s, &r) ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, size_t count, const struct ww_span *r)
+{
+    struct ww_args_memset args = {to, count, s->value, s->width};
+    struct ww_post p;
+    uint32_t flags = k->waits && r->what == WW_PINNED_MEMORY ? WW_DONE : waiting(k);
+    int error = ww_begin(k->device, WW_OP_MEMSET, k->stream, flags, sizeof args, &p);
+    if (error)
+        return error;
+    memcpy(p.entry + 1, &args, sizeof args);
+    return posted(k, flags, ww_finish(&p));
+}
+
+static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits)
+{
+    struct copy k = {.device = d, .stream = stream};
+    struct ww_span r;
+    struct ww_device *owner = set_owner(s, &r);
+    size_t columns = s->columns, rows = s->rows;
+    int error = 0;
+    if (!owner)
+        return CUDA_ERROR_INVALID_VALUE;
+    bool here = r.what == WW_PINNED_MEMORY && owner->facts.remote;
+    if (owner != d && !here) {
+        if ((error = stream_done(d, stream)))
             return error;
         k.device = owner;
         k.stream = WW_LEGACY;
     }
-    struct ww_args_memset args = {to, count, value, width};
-    uint32_t flags = waits && r.what == WW_PINNED_MEMORY ? WW_DONE : waiting(&k);
-    if ((error = ww_begin(k.device, WW_OP_MEMSET, k.stream, flags, sizeof args, &p)))
+    if (s->pitch == columns * s->width) {
+        columns *= rows;
+        rows = 1;
+    }
+    for (size_t y = 0; y < rows && !error; y++) {
+        k.waits = (waits || owner != d) && y + 1 == rows;
+        error = here ? fill_here(d, stream, s->to + y * s->pitch, s, columns)
+                     : fill_row(&k, s->to + y * s->pitch, s, columns, &r);
+    }
+    return error;
+}
+
+int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s)
+{
+    return fill_rows(d, stream, s, false);
+}
+
+static int set(const struct cu_node_set *s, void *h, int per_thread, bool waits)
+{
+    struct ww_work work = {.kind = CU_NODE_SET, .of.set = *s};
+    uint32_t stream;
+    bool captured;
+    int error = ww_need(&work.device);
+    if (error || (error = ww_stream(h, per_thread, &work.device, &stream)) || (error = ww_earlier(work.device)) ||
+        (error = ww_captured(work.device, stream, &captured)))
         return error;
-    memcpy(p.entry + 1, &args, sizeof args);
-    return posted(&k, flags, ww_finish(&p));
+    if (!s->columns || !s->rows)
+        return 0;
+    if (!captured)
+        return fill_rows(work.device, stream, s, waits);
+    if (waits || (error = ww_set_check(work.device, s)))
+        return error ? error : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return ww_capture_add(work.device, stream, &work);
+}
+
+static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
+{
+    struct cu_node_set s = {.to = to, .value = value, .width = width, .columns = count, .rows = 1};
+    return set(&s, h, per_thread, waits);
+}
+
+static int fill2(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
+                 int per_thread, bool waits)
+{
+    struct cu_node_set s = {.to = to, .pitch = pitch, .value = value, .width = width, .columns = columns, .rows = rows};
+    return set(&s, h, per_thread, waits);
+}
+
+CUresult ww_cuMemsetD2D8_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows)
+{
+    return fill2(to, pitch, value, 1, columns, rows, NULL, per_thread, true);
+}
+
+CUresult ww_cuMemsetD2D16_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows)
+{
+    return fill2(to, pitch, value, 2, columns, rows, NULL, per_thread, true);
+}
+
+CUresult ww_cuMemsetD2D32_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows)
+{
+    return fill2(to, pitch, value, 4, columns, rows, NULL, per_thread, true);
+}
+
+CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows, CUstream h)
+{
+    return fill2(to, pitch, value, 1, columns, rows, h, 0, false);
+}
+
+CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows, CUstream h)
+{
+    return fill2(to, pitch, value, 2, columns, rows, h, 0, false);
+}
+
+CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows, CUstream h)
+{
+    return fill2(to, pitch, value, 4, columns, rows, h, 0, false);
 }
 
 CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count)

@@ -24,18 +24,19 @@ struct host { /* a function that has not run yet; in order of posting */
     struct ww_device *device;
     uint64_t life;
     uint32_t stream, event; /* event 0: due when those of its stream before it have run */
-    bool blocking;
+    bool blocking, lent; /* lent: the event is somebody else's */
     CUstream handle;
     void (*run)(void *);
     void (*callback)(CUstream, CUresult, void *);
+    void (*then)(void *, int); /* posts what comes behind it, while the stream is held */
     void *data;
 };
 
-_Thread_local bool ww_in_host_function;
+_Thread_local bool ww_in_host_function, ww_in_host_thread;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct host *first;
+static struct host *first, *current; /* current: that runs */
 static bool running;
 static unsigned char non_blocking[WW_DEVICES][WW_IDS / 8];
 
@@ -47,7 +48,7 @@ void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one)
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_blocking(const struct ww_device *d, uint32_t stream)
+bool ww_host_blocking(const struct ww_device *d, uint32_t stream)
 {
     return !(non_blocking[d - layer.devices][stream / 8] >> stream % 8 & 1);
 }
@@ -59,7 +60,7 @@ static bool holds(const struct host *h, const struct ww_device *d, uint32_t stre
         return false;
     if (h->stream == stream)
         return true;
-    return (stream == WW_LEGACY && h->blocking) || (h->stream == WW_LEGACY && is_blocking(d, stream));
+    return (stream == WW_LEGACY && h->blocking) || (h->stream == WW_LEGACY && ww_host_blocking(d, stream));
 }
 
 static bool held(const struct ww_device *d, uint32_t stream, bool itself)
@@ -104,7 +105,7 @@ static int is_due(const struct host *h)
 static bool behind_another(const struct host *one)
 {
     for (const struct host *h = first; h != one; h = h->next)
-        if (h->device == one->device && h->stream == one->stream && h->life == one->life)
+        if (one->stream && h->device == one->device && h->stream == one->stream && h->life == one->life)
             return true;
     return false;
 }
@@ -130,10 +131,12 @@ static void run(struct host *h, int code)
     ww_in_host_function = true;
     if (h->callback)
         h->callback(h->handle, code, h->data);
-    else if (!code)
+    else if (h->run && !code)
         h->run(h->data);
     ww_in_host_function = false;
-    if (h->event && h->life == atomic_load(&h->device->life) &&
+    if (h->then)
+        h->then(h->data, code);
+    if (h->event && !h->lent && h->life == atomic_load(&h->device->life) &&
         !ww_send(h->device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args))
         ww_id_give(h->device, &h->device->events, h->life, h->event);
 }
@@ -152,14 +155,17 @@ static void take_out(struct host *h)
 static void *serve(void *unused)
 {
     long step = LEAST_STEP;
+    ww_in_host_thread = true;
     pthread_mutex_lock(&lock);
     for (;;) {
         int code, gone = 0;
         struct host *h = next_due(&code);
         if (h) {
+            current = h;
             pthread_mutex_unlock(&lock);
             run(h, code);
             pthread_mutex_lock(&lock);
+            current = NULL;
             take_out(h);
             step = LEAST_STEP;
         } else if (first) {
@@ -218,27 +224,30 @@ static int mark(struct ww_device *d, uint32_t stream, uint32_t *event)
 }
 
 /* Put a function into the queue; where its stream is not held yet, the event is recorded first. */
-static int enqueue(struct host *h)
+static int enqueue(struct host *h, uint32_t stream)
 {
     struct host **at;
-    bool joined;
+    bool joined, inside = ww_in_host_thread; /* the rest of what runs there: at its place in the queue */
     pthread_mutex_lock(&lock);
-    while (held(h->device, h->stream, false)) /* another stream's: as for any other call */
+    while (h->stream && !inside && held(h->device, h->stream, false)) /* another stream's: as for any other call */
         pthread_cond_wait(&changed, &lock);
-    joined = held(h->device, h->stream, true);
+    joined = h->stream && !inside && held(h->device, h->stream, true);
     pthread_mutex_unlock(&lock);
-    int error = joined ? 0 : mark(h->device, h->stream, &h->event);
+    int error = joined || h->lent ? 0 : mark(h->device, stream, &h->event);
     if (error)
         return error;
     pthread_mutex_lock(&lock);
     if (joined && !held(h->device, h->stream, true))
         h->event = 0; /* it has run meanwhile, and nothing was posted since: due at once */
-    for (at = &first; *at; at = &(*at)->next)
+    for (at = &first; *at && !(inside && *at == current); at = &(*at)->next)
         ;
+    if (*at)
+        at = &(*at)->next;
+    h->next = *at;
     *at = h;
     atomic_fetch_add(&h->device->holds, 1);
     if ((error = start_thread())) {
-        *at = NULL;
+        *at = h->next;
         atomic_fetch_sub(&h->device->holds, 1);
     }
     pthread_cond_broadcast(&changed);
@@ -255,16 +264,81 @@ static int add(const struct host *what)
         return error ? error : CUDA_ERROR_OUT_OF_MEMORY;
     }
     *h = *what;
+    bool captured = false;
     error = ww_stream(h->handle, 0, &h->device, &h->stream);
     if (!error)
         error = ww_earlier(h->device);
+    if (!error)
+        error = ww_captured(h->device, h->stream, &captured);
+    if (captured && !error) {
+        struct ww_work work = {.kind = CU_NODE_HOST, .device = h->device, .of.host = {h->run, h->data}};
+        error = h->run ? ww_capture_add(h->device, h->stream, &work) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        free(h);
+        return error;
+    }
     if (!error) {
         h->life = atomic_load(&h->device->life);
-        h->blocking = is_blocking(h->device, h->stream);
-        error = enqueue(h);
+        h->blocking = ww_host_blocking(h->device, h->stream);
+        error = enqueue(h, h->stream);
     }
     if (error)
         free(h);
+    return error;
+}
+
+static int add_to(struct ww_device *d, uint32_t stream, bool holds_it, const struct host *what)
+{
+    struct host *h = malloc(sizeof *h);
+    if (!h)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *h = *what;
+    h->device = d;
+    h->life = atomic_load(&d->life);
+    h->stream = holds_it ? stream : 0;
+    h->blocking = holds_it && ww_host_blocking(d, stream);
+    int error = enqueue(h, stream);
+    if (error)
+        free(h);
+    return error;
+}
+
+int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data)
+{
+    return add_to(d, stream, true, &(struct host){.run = run, .then = then, .data = data});
+}
+
+int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data)
+{
+    return add_to(d, 0, false, &(struct host){.then = then, .data = data, .event = event, .lent = true});
+}
+
+struct later {
+    struct ww_device *device;
+    uint32_t stream;
+    void (*then)(void *, int);
+    void *data;
+};
+
+/* The host functions before have run, and what they held back is posted: now the stream's end can be marked. */
+static void after_all(void *data, int code)
+{
+    struct later l = *(struct later *)data;
+    free(data);
+    if (code || ww_host_after(l.device, l.stream, l.then, l.data))
+        l.then(l.data, code ? code : CUDA_ERROR_UNKNOWN);
+}
+
+int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data)
+{
+    if (ww_in_host_thread || !atomic_load(&d->holds) || !ww_host_held(d, stream))
+        return add_to(d, stream, false, &(struct host){.then = then, .data = data});
+    struct later *l = malloc(sizeof *l);
+    if (!l)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *l = (struct later){d, stream, then, data};
+    int error = ww_host_add(d, stream, NULL, after_all, l);
+    if (error)
+        free(l);
     return error;
 }
 

@@ -1,15 +1,8 @@
 /* Launches: checked against the device and the function here, so that wrong ones fail at once with the driver's
  * codes. */
 #include "layer.h"
+#include <stdlib.h>
 #include <string.h>
-
-struct launch {
-    void *function;
-    uint32_t grid[3], block[3], shared;
-    uint32_t nattributes;
-    struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
-    void **params, **extra;
-};
 
 /* The driver's own two codes: too many registers for the block, or more threads than the kernel was compiled for. */
 static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, uint64_t threads)
@@ -21,7 +14,7 @@ static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, ui
                                                                                  : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct launch *k)
+static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct ww_launch *k)
 {
     const int32_t *have = d->facts.attributes;
     uint64_t threads = 1;
@@ -57,7 +50,7 @@ static int packed(void **extra, const void **buffer, size_t *nbytes)
 }
 
 /* Say whether the caller gave what the function takes. */
-static int check_params(const struct ww_fn *f, const struct launch *k, const void **buffer)
+static int check_params(const struct ww_fn *f, const struct ww_launch *k, const void **buffer)
 {
     size_t nbytes;
     *buffer = NULL;
@@ -71,39 +64,124 @@ static int check_params(const struct ww_fn *f, const struct launch *k, const voi
     return error ? error : *buffer && nbytes >= f->param_bytes ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int launch(const struct launch *k, void *h, int per_thread)
+/* Begin the entry of a launch; *to is where its parameters go. */
+static int begin(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k, struct ww_post *p,
+                 char **to)
+{
+    size_t extra = k->nattributes * sizeof *k->attributes;
+    int error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, p);
+    if (error)
+        return error;
+    struct ww_args_launch *args = (struct ww_args_launch *)(p->entry + 1);
+    *args = (struct ww_args_launch){.function = f->object->id, .shared = k->shared, .attributes = k->nattributes,
+                                    .param_bytes = f->param_bytes};
+    memcpy(args->grid, k->grid, sizeof args->grid);
+    memcpy(args->block, k->block, sizeof args->block);
+    memcpy(args + 1, k->attributes, extra);
+    *to = (char *)(args + 1) + extra;
+    return 0;
+}
+
+static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *buffer, char *to)
+{
+    if (buffer)
+        memcpy(to, buffer, f->param_bytes);
+    else
+        for (uint32_t i = 0; i < f->nparams; i++)
+            memcpy(to + f->params[i].offset, k->params[i], f->params[i].size);
+}
+
+static int launch(const struct ww_launch *k, void *h, int per_thread)
 {
     struct ww_device *d;
     struct ww_fn *f;
     struct ww_post p;
     const void *buffer;
     uint32_t stream;
+    char *to;
+    bool captured;
     int error = ww_need(&d);
     if (error || (error = ww_stream(h, per_thread, &d, &stream)) || (error = ww_fn_of(k->function, d, &f)) ||
-        (error = check_shape(d, f, k)) || (error = check_params(f, k, &buffer)) || (error = ww_earlier(d)))
+        (error = check_shape(d, f, k)) || (error = check_params(f, k, &buffer)) || (error = ww_earlier(d)) ||
+        (error = ww_captured(d, stream, &captured)))
         return error;
-    size_t extra = k->nattributes * sizeof *k->attributes;
-    if ((error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, &p)))
+    if (captured) {
+        struct ww_work work = {.kind = CU_NODE_KERNEL, .device = d};
+        return (error = ww_kernel_make(d, k, &work.of.kernel)) ? error : ww_capture_add(d, stream, &work);
+    }
+    if ((error = begin(d, stream, f, k, &p, &to)))
         return error;
-    struct ww_args_launch *args = (struct ww_args_launch *)(p.entry + 1);
-    *args = (struct ww_args_launch){.function = f->object->id, .shared = k->shared, .attributes = k->nattributes,
-                                    .param_bytes = f->param_bytes};
-    memcpy(args->grid, k->grid, sizeof args->grid);
-    memcpy(args->block, k->block, sizeof args->block);
-    memcpy(args + 1, k->attributes, extra);
-    char *to = (char *)(args + 1) + extra;
-    if (buffer)
-        memcpy(to, buffer, f->param_bytes);
-    else
-        for (uint32_t i = 0; i < f->nparams; i++)
-            memcpy(to + f->params[i].offset, k->params[i], f->params[i].size);
+    pack(f, k, buffer, to);
     return ww_finish(&p);
 }
+
+/* -- launches of graphs ---------------------------------------------------------------------------------------------- */
+
+static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const struct ww_param *at)
+{
+    size_t pointers = sizeof *like + like->nparams * sizeof(void *);
+    struct ww_kernel_work *w = malloc(pointers + like->nbytes + 1);
+    if (!w)
+        return NULL;
+    *w = *like;
+    w->params = (void **)(w + 1);
+    w->packed = (unsigned char *)w + pointers;
+    for (uint32_t i = 0; i < w->nparams; i++)
+        w->params[i] = w->packed + (at ? (size_t)at[i].offset : (size_t)((unsigned char *)like->params[i] - like->packed));
+    return w;
+}
+
+int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_kernel_work **made)
+{
+    struct ww_kernel_work like = {.function = k->function, .shared = k->shared, .nattributes = k->nattributes};
+    const void *buffer;
+    struct ww_fn *f;
+    int error = ww_fn_of(k->function, d, &f);
+    if (error || (error = check_shape(d, f, k)) || (error = check_params(f, k, &buffer)))
+        return error;
+    memcpy(like.grid, k->grid, sizeof like.grid);
+    memcpy(like.block, k->block, sizeof like.block);
+    memcpy(like.attributes, k->attributes, k->nattributes * sizeof *k->attributes);
+    like.nparams = f->nparams;
+    like.nbytes = f->param_bytes;
+    if (!(*made = new_work(&like, f->params)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pack(f, k, buffer, (char *)(*made)->packed);
+    return 0;
+}
+
+struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k)
+{
+    struct ww_kernel_work *w = new_work(k, NULL);
+    if (w)
+        memcpy(w->packed, k->packed, k->nbytes);
+    return w;
+}
+
+int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *w)
+{
+    struct ww_launch k = {.function = w->function, .shared = w->shared, .nattributes = w->nattributes};
+    struct ww_post p;
+    struct ww_fn *f;
+    char *to;
+    int error = ww_fn_of(w->function, d, &f);
+    if (error || w->nbytes != f->param_bytes)
+        return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    memcpy(k.grid, w->grid, sizeof k.grid);
+    memcpy(k.block, w->block, sizeof k.block);
+    memcpy(k.attributes, w->attributes, w->nattributes * sizeof *w->attributes);
+    if ((error = begin(d, stream, f, &k, &p, &to)))
+        return error;
+    memcpy(to, w->packed, w->nbytes);
+    return ww_finish(&p);
+}
+
+/* -- calls ------------------------------------------------------------------------------------------------------------ */
 
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream stream, void **params, void **extra)
 {
-    struct launch k;
+    struct ww_launch k;
     k.function = f;
     k.grid[0] = gx, k.grid[1] = gy, k.grid[2] = gz;
     k.block[0] = bx, k.block[1] = by, k.block[2] = bz;
@@ -117,13 +195,13 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                    unsigned shared, CUstream stream, void **params)
 {
-    struct launch k = {.function = f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .nattributes = 1,
+    struct ww_launch k = {.function = f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .nattributes = 1,
                        .attributes = {{CU_LAUNCH_COOPERATIVE, {1, 0, 0}}}, .params = params};
     return launch(&k, stream, 0);
 }
 
 /* Take the attributes that travel; those that are off are left out, others are refused. */
-static int read_attributes(struct launch *k, const struct cu_launch_config *c)
+static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c)
 {
     k->nattributes = 0;
     if (c->nattributes > 64 || (c->nattributes && !c->attributes))
@@ -157,7 +235,7 @@ static int read_attributes(struct launch *k, const struct cu_launch_config *c)
 CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **params, void **extra)
 {
     const struct cu_launch_config *c = config;
-    struct launch k;
+    struct ww_launch k;
     int error = ww_ready();
     if (error || !c || (error = read_attributes(&k, c)))
         return error ? error : CUDA_ERROR_INVALID_VALUE;

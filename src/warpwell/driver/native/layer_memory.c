@@ -15,7 +15,8 @@
 
 /* -- on the device ------------------------------------------------------------------------------------------------- */
 
-static int allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, CUdeviceptr *address)
+int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
+                CUdeviceptr *address)
 {
     struct ww_args_alloc args = {nbytes};
     uint64_t at = 0;
@@ -23,7 +24,7 @@ static int allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nb
     int error = ww_call(d, op, stream, &args, sizeof args, &at, sizeof at, &got);
     if (error || got != sizeof at)
         return error ? error : CUDA_ERROR_UNKNOWN;
-    if ((error = ww_range_add(&d->ranges, at, nbytes, WW_ON_DEVICE, 0))) {
+    if ((error = ww_range_add_of(&d->ranges, at, nbytes, WW_ON_DEVICE, flags, owner))) {
         struct ww_args_free back = {at};
         ww_send(d, WW_OP_FREE, 0, &back, sizeof back);
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_UNKNOWN : error;
@@ -38,7 +39,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes)
     int error = ww_need(&d);
     if (error || !address || !nbytes)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    return allocate(d, WW_OP_ALLOC, 0, nbytes, address);
+    return (error = ww_unsafe()) ? error : ww_allocate(d, WW_OP_ALLOC, 0, nbytes, 0, NULL, address);
 }
 
 /* Rows one behind another, each at a multiple of the pitch. */
@@ -54,49 +55,107 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
     return error;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h)
+/* Take a block out of its table before the worker may give its address to another thread. Memory that a graph's node
+ * allocates stays there: it belongs to the graph. */
+static struct ww_device *take_block(CUdeviceptr address, struct ww_span *r)
 {
-    struct ww_device *d;
-    uint32_t stream;
-    int error = ww_need(&d);
-    if (error || (error = ww_stream(h, 0, &d, &stream)))
-        return error;
-    if (!address || !nbytes)
-        return CUDA_ERROR_INVALID_VALUE;
-    return allocate(d, WW_OP_ALLOC_ASYNC, stream, nbytes, address);
-}
-
-/* Take a block out of its table before the worker may give its address to another thread. */
-static struct ww_device *take_block(CUdeviceptr address)
-{
-    struct ww_span r;
-    struct ww_device *d = ww_range_owner(address, &r);
-    return d && ww_range_take(&d->ranges, address, WW_ON_DEVICE, &r) ? d : NULL;
+    struct ww_device *d = ww_range_owner(address, r);
+    if (!d || address != r->start)
+        return NULL;
+    if (r->what == WW_ON_DEVICE && r->flags & WW_OF_GRAPH)
+        return d;
+    bool ours = r->what == WW_ON_DEVICE || (r->what == WW_PINNED_MEMORY && r->owner);
+    if (!ours || !ww_range_take(&d->ranges, address, r->what, r))
+        return NULL;
+    if (r->owner)
+        ww_pool_give(r->owner, r->size);
+    return d;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr address)
 {
     struct ww_device *d;
+    struct ww_span r;
     int error = ww_need(&d);
     if (error || !address)
         return error;
     struct ww_args_free args = {address};
-    if (!(d = take_block(address)))
+    if ((error = ww_unsafe()))
+        return error;
+    if (!(d = take_block(address, &r)))
         return CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return ww_unpin_taken(d, &r);
+    if (r.flags & WW_OF_GRAPH) {
+        ww_graph_memory_freed(r.owner);
+        return 0;
+    }
     ww_peers_done(d);
     return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
+}
+
+struct unpinning {
+    struct ww_device *device;
+    struct ww_span range;
+    uint64_t life;
+};
+
+static void unpin_later(void *data, int code)
+{
+    struct unpinning *u = data;
+    if (!code && u->life == atomic_load(&u->device->life))
+        ww_unpin_taken(u->device, &u->range);
+    else
+        munmap((void *)(uintptr_t)u->range.start, u->range.size);
+    free(u);
+}
+
+/* Memory of the host's pool goes when its stream gets there; the caller does not wait. */
+static int unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r)
+{
+    struct unpinning *u = malloc(sizeof *u);
+    if (!u)
+        return ww_unpin_taken(owner, r);
+    *u = (struct unpinning){owner, *r, atomic_load(&owner->life)};
+    int error = ww_host_after(d, stream, unpin_later, u);
+    if (error) {
+        free(u);
+        return ww_unpin_taken(owner, r);
+    }
+    return 0;
+}
+
+/* In a stream that records: a node, for memory that a graph allocates. */
+static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr address)
+{
+    struct ww_span r;
+    if (!ww_range_owner(address, &r) || r.what != WW_ON_DEVICE || !(r.flags & WW_OF_GRAPH) || r.start != address)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct ww_work work = {.kind = CU_NODE_FREE, .device = d, .of.memory = r.owner};
+    atomic_fetch_add(&work.of.memory->refs, 1);
+    return ww_capture_add(d, stream, &work);
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
 {
     struct ww_device *d, *owner;
+    struct ww_span r;
     uint32_t stream;
+    bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(h, 0, &d, &stream)) || !address)
+    if (error || (error = ww_stream(h, 0, &d, &stream)) || !address || (error = ww_captured(d, stream, &captured)))
         return error;
+    if (captured)
+        return free_in_graph(d, stream, address);
     struct ww_args_free args = {address};
-    if (!(owner = take_block(address)))
+    if (!(owner = take_block(address, &r)))
         return CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return unpin_in_stream(d, stream, owner, &r);
+    if (r.flags & WW_OF_GRAPH) {
+        ww_graph_memory_freed(r.owner);
+        return 0;
+    }
     if (owner != d) { /* a stream of another device says nothing about this one's work: as cuMemFree */
         ww_peers_done(owner);
         return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);
@@ -165,6 +224,11 @@ static int unpin(struct ww_device *d, uint64_t at, size_t nbytes)
     return error;
 }
 
+int ww_unpin_taken(struct ww_device *d, const struct ww_span *r)
+{
+    return unpin(d, r->start, r->size);
+}
+
 static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, uint32_t flags)
 {
     struct ww_args_pin args = {(uintptr_t)at, whole, flags, 0};
@@ -181,7 +245,7 @@ static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t wh
 
 /* For a device of another host: memory of the program alone, from and to which copies go by way of staging. It has
  * the bound that a worker holds. */
-static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t flags)
+static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t flags, void *owner)
 {
     uint64_t most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
     if (whole > most || ww_ranges_pinned(&d->ranges) > most - whole)
@@ -191,7 +255,7 @@ static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t 
         return CUDA_ERROR_OUT_OF_MEMORY;
     int error = mprotect(at, whole, PROT_READ | PROT_WRITE) ? CUDA_ERROR_OUT_OF_MEMORY : 0;
     if (!error)
-        error = ww_range_add(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags);
+        error = ww_range_add_of(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner);
     if (error)
         munmap(at, whole);
     else
@@ -199,11 +263,11 @@ static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t 
     return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
 }
 
-static int pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags)
+int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner)
 {
     size_t whole = (nbytes + 4095) & ~(size_t)4095;
     if (d->facts.remote)
-        return pin_here(d, address, whole, flags);
+        return pin_here(d, address, whole, flags, owner);
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
     if (c)
@@ -215,7 +279,7 @@ static int pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flag
         error = (at = reserve(whole)) ? pin_at(d, c, at, whole, flags) : CUDA_ERROR_OUT_OF_MEMORY;
     if (c)
         ww_release(c);
-    if (!error && (error = ww_range_add(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags)))
+    if (!error && (error = ww_range_add_of(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner)))
         unpin(d, (uintptr_t)at, whole);
     if (error)
         return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
@@ -230,7 +294,9 @@ CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
     if (error || !address || flags > 7 || nbytes > SIZE_MAX / 2)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     *address = NULL;
-    return nbytes ? pin(d, address, nbytes, flags) : 0;
+    if ((error = ww_unsafe()))
+        return error;
+    return nbytes ? ww_pin(d, address, nbytes, flags, NULL) : 0;
 }
 
 CUresult cuMemAllocHost_v2(void **address, size_t nbytes)
@@ -245,8 +311,10 @@ CUresult cuMemFreeHost(void *address)
     int error = ww_need(&d);
     if (error || !address)
         return error;
+    if ((error = ww_unsafe()))
+        return error;
     d = ww_range_owner((uintptr_t)address, &r);
-    if (!d || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
+    if (!d || r.owner || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
         return CUDA_ERROR_INVALID_VALUE;
     return unpin(d, r.start, r.size);
 }
@@ -354,7 +422,9 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
     case CU_POINTER_HANDLE_TYPES: *(uint64_t *)to = 0; return 0;
     case 15: *(int *)to = 0; return 0;      /* capable of GPUDirect RDMA */
     case 16: *(int *)to = 3; return 0;      /* access: read and write */
-    case 17: *(void **)to = NULL; return 0; /* pool */
+    case 17: /* pool */
+        *(void **)to = r->owner && !(r->what == WW_ON_DEVICE && r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
+        return 0;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }

@@ -46,7 +46,12 @@ static int insert(struct ww_ranges *t, const struct ww_span *r)
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags)
 {
-    struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1};
+    return ww_range_add_of(t, start, size, what, flags, NULL);
+}
+
+int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner)
+{
+    struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&t->lock);
@@ -116,9 +121,12 @@ void ww_ranges_clear(struct ww_device *d)
 {
     struct ww_ranges *t = &d->ranges;
     pthread_mutex_lock(&t->lock);
-    for (size_t i = 0; i < t->n; i++)
+    for (size_t i = 0; i < t->n; i++) {
         if (t->all[i].what == WW_PINNED_MEMORY)
             munmap((void *)(uintptr_t)t->all[i].start, t->all[i].size);
+        if (t->all[i].owner && !(t->all[i].what == WW_ON_DEVICE && t->all[i].flags & WW_OF_GRAPH))
+            ww_pool_give(t->all[i].owner, t->all[i].size);
+    }
     t->n = 0;
     pthread_mutex_unlock(&t->lock);
     t = &layer.registered;

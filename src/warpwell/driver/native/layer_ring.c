@@ -204,7 +204,7 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
     int error;
     p->device = d;
     p->slot = WW_NO_SLOT;
-    if (__builtin_expect(stream && atomic_load_explicit(&d->holds, memory_order_acquire), 0))
+    if (__builtin_expect(stream && atomic_load_explicit(&d->holds, memory_order_acquire), 0) && !ww_in_host_thread)
         ww_host_wait(d, stream);
     if (nbytes > WW_ENTRY_MOST - sizeof(struct ww_entry))
         return CUDA_ERROR_INVALID_VALUE;

@@ -182,6 +182,8 @@ CUresult cuStreamDestroy_v2(CUstream h)
     if (error || (error = (uintptr_t)h <= 2 ? CUDA_ERROR_INVALID_HANDLE : ww_object_drop(h, WW_STREAM, &was)))
         return error;
     struct ww_args_id args = {was.id, 0};
+    if (atomic_load(&ww_captures))
+        ww_capture_stream_gone(was.device, was.id);
     if (!(error = ww_send(was.device, WW_OP_STREAM_DESTROY, 0, &args, sizeof args)))
         ww_id_give(was.device, &was.device->streams, was.life, was.id);
     return error;
@@ -197,7 +199,7 @@ CUresult cuStreamSynchronize(CUstream h)
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
-    if (error || (error = ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0, NULL)))
+    if (error || (error = ww_no_synchronize(d, id)) || (error = ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0, NULL)))
         return error;
     return ww_earlier(d);
 }
@@ -207,11 +209,33 @@ CUresult cuStreamQuery(CUstream h)
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
+    if (!error)
+        error = ww_no_synchronize(d, id);
     if (!error && atomic_load(&d->holds) && ww_host_held(d, id))
         return CUDA_ERROR_NOT_READY;
     if (error || (error = ww_call(d, WW_OP_STREAM_QUERY, id, NULL, 0, NULL, 0, NULL)))
         return error;
     return ww_earlier(d);
+}
+
+#define EXTERNAL 1u /* flag of records and waits: nodes of their own in a stream that records */
+
+/* A record or wait that is a node of its own. */
+static int external(struct ww_device *d, uint32_t stream, int kind, struct ww_object *event)
+{
+    struct ww_work work = {.kind = kind, .device = event->device, .of.event = (CUevent)(void *)event};
+    return ww_capture_add(d, stream, &work);
+}
+
+/* A wait while there are captures; done: it belongs to one. */
+static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, struct ww_object *event, bool *done)
+{
+    bool captured;
+    int error = ww_captured(d, stream, &captured);
+    *done = captured;
+    if (error || !(captured && flags == EXTERNAL))
+        return error ? error : ww_capture_wait(d, stream, captured, event, done);
+    return external(d, stream, CU_NODE_WAIT, event);
 }
 
 CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags)
@@ -222,8 +246,13 @@ CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags)
     struct ww_object *e = ww_object(event, WW_EVENT);
     if (error || !e)
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
-    if (flags > 1)
+    if (flags > EXTERNAL)
         return CUDA_ERROR_INVALID_VALUE;
+    if (atomic_load(&ww_captures) || e->recorded == WW_IN_CAPTURE) {
+        bool done;
+        if ((error = wait_captured(d, id, flags, e, &done)) || done)
+            return error;
+    }
     if (e->device != d) {
         bool can;
         if (!atomic_load_explicit(&e->recorded, memory_order_relaxed))
@@ -231,7 +260,7 @@ CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags)
         error = ww_wait_across(d, id, e->device, e->id, &can);
         return can ? error : cuEventSynchronize(event); /* without a link between the workers the program waits */
     }
-    struct ww_args_event args = {e->id, flags};
+    struct ww_args_event args = {e->id, 0};
     return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
 }
 
@@ -307,15 +336,6 @@ CUresult cuStreamGetId(CUstream h, uint64_t *id)
     return error;
 }
 
-CUresult cuStreamIsCapturing(CUstream h, int *capturing)
-{
-    struct ww_object *o;
-    int error = look(h, capturing, &o);
-    if (!error)
-        *capturing = 0;
-    return error;
-}
-
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
 int ww_event(void *h, struct ww_device *d, uint32_t *id)
@@ -374,13 +394,21 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags)
     int error = stream_of(h, &d, &stream);
     if (error || (error = ww_event(event, d, &id)))
         return error;
-    if (flags)
-        return CUDA_ERROR_INVALID_VALUE; /* external records belong to capture */
-    if ((error = ww_earlier(d)))
+    struct ww_object *o = (struct ww_object *)(void *)event;
+    bool captured;
+    if (flags > EXTERNAL)
+        return CUDA_ERROR_INVALID_VALUE;
+    if ((error = ww_earlier(d)) || (error = ww_captured(d, stream, &captured)))
         return error;
+    if (captured)
+        return flags ? external(d, stream, CU_NODE_RECORD, o) : ww_capture_record(d, stream, o);
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE; /* external records belong to captures */
+    if (o->recorded == WW_IN_CAPTURE)
+        ww_capture_forget_event(o);
     struct ww_args_event args = {id, 0};
     if (!(error = ww_send(d, WW_OP_EVENT_RECORD, stream, &args, sizeof args)))
-        atomic_store_explicit(&((struct ww_object *)(void *)event)->recorded, 1, memory_order_relaxed);
+        atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
     return error;
 }
 
@@ -396,6 +424,10 @@ static int about(CUevent h, uint16_t op)
     int error = ww_ready();
     if (error || !o)
         return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    if (o->recorded == WW_IN_CAPTURE)
+        return CUDA_ERROR_CAPTURED_EVENT;
+    if (op == WW_OP_EVENT_QUERY && (error = ww_unsafe()))
+        return error;
     struct ww_args_event args = {o->id, 0};
     error = ww_call(o->device, op, 0, &args, sizeof args, NULL, 0, NULL);
     return error ? error : ww_earlier(o->device);
@@ -418,6 +450,8 @@ CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second)
     uint32_t got;
     if (error || !ms)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (a && b && (a->recorded == WW_IN_CAPTURE || b->recorded == WW_IN_CAPTURE))
+        return CUDA_ERROR_CAPTURED_EVENT;
     if (!a || !b || a->device != b->device || !a->recorded || !b->recorded ||
         ((a->flags | b->flags) & CU_EVENT_DISABLE_TIMING))
         return CUDA_ERROR_INVALID_HANDLE;

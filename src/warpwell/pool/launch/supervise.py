@@ -55,7 +55,7 @@ def _environ() -> dict[str, str]:
     found = dict(os.environ)
     for name, value in json.loads(found.pop("WARPWELL_POOL_CUDA", "{}")).get("environ", {}).items():
         old = found.pop(name, None)
-        if name == "LD_LIBRARY_PATH" and old:
+        if name in ("LD_LIBRARY_PATH", "PYTHONPATH") and old:
             value += os.pathsep + old  # mpiexec may have put its own libraries there
         if value is not None:
             found[name] = value

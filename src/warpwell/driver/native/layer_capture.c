@@ -1,0 +1,634 @@
+/* Streams that record: a call to one becomes a node of a graph and is not posted, so no worker knows of captures.
+ *
+ * The protocol. (1) A capture has a graph, a mode, the thread that began it, its first stream, and for each of its streams
+ * the nodes behind which that stream's next node comes. All that stands under `ww_graphs`; `ww_captures` counts captures, so
+ * that a call pays one load while there are none. (2) A call asks ww_captured between the choice of its stream and its
+ * post: node, post, or an error. Nothing of a capture is ever in a ring. (3) An event recorded in such a stream names
+ * nodes; who waits for it in another stream joins the capture, with an error if that stream records another one. Such an
+ * event can be asked nothing, until it is recorded in a stream that posts. (4) The legacy stream posts only while no
+ * blocking stream of the device records: else the call would belong to it. (5) What looks at a recording stream, or at its
+ * whole context, and what the modes forbid, is refused. (6) Each such error invalidates the captures that it
+ * meets: their calls fail until their first stream ends them. (7) The end comes in the first stream, in the thread that
+ * began unless the mode is relaxed, and only when the nodes of all its streams lead to the first's last ones; all
+ * streams leave in any case. (8) A destroyed first stream and a reset of
+ * the device end a capture; a destroyed graph invalidates it.
+ */
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct nodes {
+    struct ww_node **all;
+    size_t n;
+};
+
+struct member { /* a stream that records */
+    struct member *next;
+    uint32_t stream;
+    bool blocking;
+    struct nodes last;
+};
+
+struct noted { /* an event recorded in one */
+    struct noted *next;
+    struct ww_object *event;
+    uint64_t serial;
+    struct nodes last;
+};
+
+struct capture {
+    struct capture *next;
+    uint64_t id, life;
+    int mode, broken; /* broken: it is invalidated */
+    const void *thread;
+    bool into;        /* a graph of the program's */
+    struct ww_device *device;
+    uint32_t first;
+    struct ww_graph *graph; /* NULL: destroyed meanwhile */
+    struct member *members;
+    struct noted *events;
+    void **told;      /* handles that cuStreamGetCaptureInfo gave, and their edges' data: whole completion */
+    struct cu_edge *edges;
+};
+
+_Atomic int ww_captures;
+static struct capture *captures;
+static uint64_t last_id;
+static _Thread_local int mode_of_thread = CU_CAPTURE_GLOBAL;
+static _Thread_local char thread_mark; /* its address is the thread */
+
+/* -- lists -------------------------------------------------------------------------------------------------------------------- */
+
+static bool in(const struct nodes *l, const struct ww_node *n)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (l->all[i] == n)
+            return true;
+    return false;
+}
+
+static int put(struct nodes *l, struct ww_node *n)
+{
+    if (in(l, n))
+        return 0;
+    struct ww_node **more = realloc(l->all, (l->n + 1) * sizeof *more);
+    if (!more)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    l->all = more;
+    l->all[l->n++] = n;
+    return 0;
+}
+
+static int put_all(struct nodes *to, const struct nodes *from)
+{
+    int error = 0;
+    for (size_t i = 0; i < from->n && !error; i++)
+        error = put(to, from->all[i]);
+    return error;
+}
+
+static void end_capture(struct capture *c)
+{
+    struct capture **at = &captures;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    for (struct member *m = c->members, *next; m; m = next) {
+        next = m->next;
+        free(m->last.all);
+        free(m);
+    }
+    for (struct noted *e = c->events, *next; e; e = next) {
+        next = e->next;
+        free(e->last.all);
+        free(e);
+    }
+    free(c->told);
+    free(c->edges);
+    free(c);
+    atomic_fetch_sub(&ww_captures, 1);
+}
+
+/* Captures of an earlier life of their device are over. */
+static void sweep(struct ww_users *dropped)
+{
+    for (struct capture *c = captures, *next; c; c = next) {
+        next = c->next;
+        if (c->life == atomic_load(&c->device->life))
+            continue;
+        struct ww_graph *g = c->into ? NULL : c->graph;
+        end_capture(c);
+        if (g)
+            ww_graph_drop(g, dropped);
+    }
+}
+
+static void enter(void)
+{
+    struct ww_users dropped = {NULL};
+    pthread_mutex_lock(&ww_graphs);
+    sweep(&dropped);
+    if (dropped.first) {
+        pthread_mutex_unlock(&ww_graphs);
+        ww_users_run(&dropped);
+        pthread_mutex_lock(&ww_graphs);
+    }
+}
+
+static int leave(int error)
+{
+    pthread_mutex_unlock(&ww_graphs);
+    return error;
+}
+
+static struct capture *capture_of(const struct ww_device *d, uint32_t stream, struct member **found)
+{
+    for (struct capture *c = captures; c; c = c->next)
+        for (struct member *m = c->members; m && c->device == d; m = m->next)
+            if (m->stream == stream) {
+                *found = m;
+                return c;
+            }
+    return NULL;
+}
+
+static struct noted *noted_of(const struct capture *c, const struct ww_object *event)
+{
+    for (struct noted *e = c->events; e; e = e->next)
+        if (e->event == event && e->serial == event->serial)
+            return e;
+    return NULL;
+}
+
+static void break_all(struct capture *c)
+{
+    c->broken = 1;
+}
+
+/* -- what calls ask ----------------------------------------------------------------------------------------------------------- */
+
+/* A call to the legacy stream while blocking streams record. */
+static int implicit(const struct ww_device *d)
+{
+    int error = 0;
+    for (struct capture *c = captures; c; c = c->next)
+        for (struct member *m = c->members; m && c->device == d; m = m->next)
+            if (m->blocking) {
+                break_all(c);
+                error = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+            }
+    return error;
+}
+
+int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes)
+{
+    struct member *m;
+    enter();
+    if (stream == WW_LEGACY)
+        return leave(implicit(d));
+    struct capture *c = capture_of(d, stream, &m);
+    *yes = c && !c->broken;
+    return leave(c && c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0);
+}
+
+int ww_unsafe_slow(void)
+{
+    int error = 0;
+    enter();
+    for (struct capture *c = captures; c; c = c->next) {
+        bool mine = c->thread == &thread_mark && c->mode != CU_CAPTURE_RELAXED && mode_of_thread != CU_CAPTURE_RELAXED;
+        bool anyones = c->mode == CU_CAPTURE_GLOBAL && mode_of_thread == CU_CAPTURE_GLOBAL;
+        if (mine || anyones) {
+            break_all(c);
+            error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    }
+    return leave(error);
+}
+
+int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream)
+{
+    int error = 0;
+    struct member *m;
+    enter();
+    if (stream == WW_LEGACY)
+        return leave(implicit(d));
+    for (struct capture *c = captures; c && !stream; c = c->next)
+        if (c->device == d) {
+            break_all(c);
+            error = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
+    struct capture *c = stream ? capture_of(d, stream, &m) : NULL;
+    if (c) {
+        error = c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        break_all(c);
+    }
+    return leave(error);
+}
+
+/* Add a node behind the stream's last ones; it is the last one then. */
+static int add(struct capture *c, struct member *m, struct ww_work *work)
+{
+    struct ww_node *node;
+    int error = ww_node_add(c->graph, m->last.all, NULL, m->last.n, work, &node);
+    if (error)
+        return error;
+    m->last.n = 0;
+    return put(&m->last, node);
+}
+
+/* With the lock: the stream's capture, if it still records. */
+static int recording(struct ww_device *d, uint32_t stream, struct capture **c, struct member **m)
+{
+    *c = capture_of(d, stream, m);
+    return !*c ? CUDA_ERROR_ILLEGAL_STATE : (*c)->broken || !(*c)->graph ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0;
+}
+
+int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work)
+{
+    struct ww_users dropped = {NULL};
+    struct capture *c;
+    struct member *m;
+    enter();
+    int error = recording(d, stream, &c, &m);
+    if (error)
+        ww_work_drop(work, &dropped);
+    else
+        error = add(c, m, work);
+    leave(error);
+    ww_users_run(&dropped);
+    return error;
+}
+
+int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address)
+{
+    struct ww_work work = {.kind = CU_NODE_ALLOC, .device = d};
+    int error;
+    work.of.memory = ww_graph_memory_new(d, nbytes, false, &error);
+    if (error)
+        return error;
+    uint64_t at = work.of.memory->address;
+    if (!(error = ww_capture_add(d, stream, &work)))
+        *address = at;
+    return error;
+}
+
+/* -- events ------------------------------------------------------------------------------------------------------------------- */
+
+static int note(struct capture *c, const struct member *m, struct ww_object *event)
+{
+    struct noted *e = noted_of(c, event);
+    if (!e) {
+        if (!(e = calloc(1, sizeof *e)))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        *e = (struct noted){.next = c->events, .event = event, .serial = event->serial};
+        c->events = e;
+    }
+    e->last.n = 0;
+    atomic_store(&event->recorded, WW_IN_CAPTURE);
+    return put_all(&e->last, &m->last);
+}
+
+int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *event)
+{
+    struct capture *c;
+    struct member *m;
+    enter();
+    int error = recording(d, stream, &c, &m);
+    if (!error && event->device != d)
+        error = CUDA_ERROR_INVALID_HANDLE;
+    return leave(error ? error : note(c, m, event));
+}
+
+void ww_capture_forget_event(struct ww_object *event)
+{
+    enter();
+    for (struct capture *c = captures; c; c = c->next) {
+        struct noted *e = noted_of(c, event);
+        if (e)
+            e->serial = 0;
+    }
+    leave(0);
+}
+
+static int join(struct capture *c, uint32_t stream, bool blocking, const struct nodes *last)
+{
+    struct member *m = calloc(1, sizeof *m);
+    if (!m)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *m = (struct member){.stream = stream, .blocking = blocking};
+    int error = put_all(&m->last, last);
+    m->next = c->members;
+    c->members = m;
+    return error;
+}
+
+/* A wait where the stream records, or the event was recorded in a stream that did. done: it is carried out. */
+int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done)
+{
+    struct capture *c = NULL, *of = NULL;
+    struct member *m = NULL;
+    struct noted *e = NULL;
+    enter();
+    for (struct capture *k = captures; k && !e; k = k->next)
+        if ((e = noted_of(k, event)))
+            of = k;
+    *done = captured || event->recorded == WW_IN_CAPTURE;
+    int error = captured ? recording(d, stream, &c, &m) : 0;
+    if (error || !*done)
+        return leave(error);
+    if (!of) { /* an event of no capture that is under way */
+        if (c)
+            break_all(c);
+        return leave(c ? CUDA_ERROR_STREAM_CAPTURE_ISOLATION : CUDA_ERROR_CAPTURED_EVENT);
+    }
+    if (of->broken || (c && c != of)) {
+        error = of->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_MERGE;
+        break_all(of);
+        if (c)
+            break_all(c);
+        return leave(error);
+    }
+    if (d != of->device || stream == WW_LEGACY) {
+        break_all(of);
+        return leave(stream == WW_LEGACY ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    return leave(m ? put_all(&m->last, &e->last) : join(of, stream, ww_host_blocking(d, stream), &e->last));
+}
+
+/* What it recorded must still be joined by the end. Without its first stream nobody can end a capture. */
+void ww_capture_stream_gone(struct ww_device *d, uint32_t stream)
+{
+    struct ww_users dropped = {NULL};
+    struct member *m;
+    enter();
+    struct capture *c = capture_of(d, stream, &m);
+    if (c && c->first == stream) {
+        struct ww_graph *g = c->into ? NULL : c->graph;
+        end_capture(c);
+        if (g)
+            ww_graph_drop(g, &dropped);
+    } else if (c) {
+        m->stream = 0; /* its id may come back */
+    }
+    leave(0);
+    ww_users_run(&dropped);
+}
+
+static void take(struct nodes *l, const struct ww_node *n)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < l->n; i++)
+        if (l->all[i] != n)
+            l->all[kept++] = l->all[i];
+    l->n = kept;
+}
+
+/* With ww_graphs held. */
+void ww_capture_node_gone(const struct ww_node *n)
+{
+    for (struct capture *c = captures; c; c = c->next) {
+        for (struct member *m = c->members; m && c->graph == n->graph; m = m->next)
+            take(&m->last, n);
+        for (struct noted *e = c->events; e && c->graph == n->graph; e = e->next)
+            take(&e->last, n);
+    }
+}
+
+/* With ww_graphs held. */
+void ww_capture_graph_gone(const struct ww_graph *g)
+{
+    for (struct capture *c = captures; c; c = c->next)
+        if (c->graph == g) {
+            break_all(c);
+            c->graph = NULL;
+        }
+}
+
+/* -- calls -------------------------------------------------------------------------------------------------------------------- */
+
+static int stream_of(void *h, struct ww_device **d, uint32_t *id)
+{
+    struct ww_object *o = (uintptr_t)h > 2 ? ww_object(h, WW_STREAM) : NULL;
+    int error = ww_ready();
+    if (error || ((uintptr_t)h > 2 && !o))
+        return error ? error : CUDA_ERROR_INVALID_HANDLE;
+    if (o) {
+        *d = o->device;
+        *id = o->id;
+        return 0;
+    }
+    return (error = ww_need(d)) ? error : ww_stream(h, 0, d, id);
+}
+
+/* Nodes of a graph by their handles. */
+static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, struct nodes *to)
+{
+    int error = n && !handles ? CUDA_ERROR_INVALID_VALUE : 0;
+    for (size_t i = 0; i < n && !error; i++) {
+        struct ww_node *node = ww_node(handles[i]);
+        error = node && node->graph == g ? put(to, node) : CUDA_ERROR_INVALID_VALUE;
+    }
+    return error;
+}
+
+static int begin(void *h, int mode, void *graph, void *const *deps, size_t n)
+{
+    struct ww_device *d;
+    struct member *m;
+    uint32_t stream;
+    int error = stream_of(h, &d, &stream);
+    if (error || mode < CU_CAPTURE_GLOBAL || mode > CU_CAPTURE_RELAXED)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (stream == WW_LEGACY)
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    struct capture *c = calloc(1, sizeof *c);
+    struct nodes last = {NULL, 0};
+    enter();
+    struct ww_graph *g = graph ? ww_graph(graph) : NULL;
+    error = !c ? CUDA_ERROR_OUT_OF_MEMORY : capture_of(d, stream, &m) ? CUDA_ERROR_ILLEGAL_STATE
+                                            : graph && !g ? CUDA_ERROR_INVALID_VALUE : 0;
+    for (struct capture *k = captures; k && g && !error; k = k->next)
+        error = k->graph == g ? CUDA_ERROR_ILLEGAL_STATE : 0;
+    if (!error && !graph && !(g = ww_graph_new()))
+        error = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!error)
+        error = read_nodes(g, deps, n, &last);
+    if (!error) {
+        *c = (struct capture){.next = captures, .id = ++last_id, .life = atomic_load(&d->life), .mode = mode,
+                              .thread = &thread_mark, .into = graph != NULL, .device = d, .first = stream, .graph = g};
+        error = join(c, stream, ww_host_blocking(d, stream), &last);
+        captures = c;
+        atomic_fetch_add(&ww_captures, 1);
+    } else {
+        free(c);
+    }
+    free(last.all);
+    return leave(error);
+}
+
+CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
+{
+    return begin(h, mode, NULL, NULL, 0);
+}
+
+CUresult cuStreamBeginCapture(CUstream h)
+{
+    return cuStreamBeginCapture_v2(h, CU_CAPTURE_GLOBAL);
+}
+
+CUresult cuStreamBeginCaptureToGraph(CUstream h, void *graph, void *deps, void *edges, size_t n, int mode)
+{
+    (void)edges; /* data of edges are those of whole completion here */
+    return graph ? begin(h, mode, graph, deps, n) : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Whether all that was recorded comes before the first stream's last nodes. */
+static bool joined(const struct capture *c, const struct member *first)
+{
+    struct nodes reached = {NULL, 0};
+    bool all = !put_all(&reached, &first->last);
+    for (size_t i = 0; i < reached.n && all; i++)
+        for (size_t e = 0; e < reached.all[i]->nedges && all; e++)
+            all = !put(&reached, reached.all[i]->edges[e].from);
+    for (const struct member *m = c->members; m && all; m = m->next)
+        for (size_t i = 0; i < m->last.n && all; i++)
+            all = in(&reached, m->last.all[i]);
+    free(reached.all);
+    return all;
+}
+
+CUresult cuStreamEndCapture(CUstream h, void **graph)
+{
+    struct ww_users dropped = {NULL};
+    struct ww_device *d;
+    struct member *m;
+    uint32_t stream;
+    int error = stream_of(h, &d, &stream);
+    if (error || !graph)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *graph = NULL;
+    enter();
+    struct capture *c = capture_of(d, stream, &m);
+    if (!c || c->first != stream)
+        return leave(c ? CUDA_ERROR_STREAM_CAPTURE_UNMATCHED : CUDA_ERROR_ILLEGAL_STATE);
+    if (c->thread != &thread_mark && c->mode != CU_CAPTURE_RELAXED)
+        return leave(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    error = c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : joined(c, m) ? 0 : CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+    struct ww_graph *g = c->graph;
+    bool into = c->into;
+    end_capture(c);
+    if (!error)
+        *graph = g->object;
+    else if (g && !into)
+        ww_graph_drop(g, &dropped);
+    leave(error);
+    ww_users_run(&dropped);
+    return error;
+}
+
+static int status_of(const struct capture *c)
+{
+    return !c ? CU_CAPTURE_NONE : c->broken ? CU_CAPTURE_INVALIDATED : CU_CAPTURE_ACTIVE;
+}
+
+CUresult cuStreamIsCapturing(CUstream h, int *status)
+{
+    struct ww_device *d;
+    struct member *m;
+    uint32_t stream;
+    int error = stream_of(h, &d, &stream);
+    if (error || !status)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *status = CU_CAPTURE_NONE;
+    if (!atomic_load(&ww_captures))
+        return 0;
+    enter();
+    if (stream == WW_LEGACY)
+        return leave(implicit(d));
+    *status = status_of(capture_of(d, stream, &m));
+    return leave(0);
+}
+
+CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void **graph, void **deps, void **edges, size_t *n)
+{
+    struct ww_device *d;
+    struct member *m;
+    uint32_t stream;
+    int error = stream_of(h, &d, &stream);
+    if (error || !status)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    enter();
+    if (stream == WW_LEGACY && (error = implicit(d)))
+        return leave(error);
+    struct capture *c = capture_of(d, stream, &m);
+    *status = status_of(c);
+    if (!c || c->broken)
+        return leave(0);
+    void **told = realloc(c->told, (m->last.n + 1) * sizeof *told);
+    c->told = told ? told : c->told;
+    free(c->edges);
+    c->edges = calloc(m->last.n + 1, sizeof *c->edges);
+    if (!told || !c->edges)
+        return leave(CUDA_ERROR_OUT_OF_MEMORY);
+    for (size_t i = 0; i < m->last.n; i++)
+        told[i] = m->last.all[i]->object;
+    if (id)
+        *id = c->id;
+    if (graph)
+        *graph = c->graph->object;
+    if (deps)
+        *deps = told;
+    if (edges)
+        *edges = c->edges;
+    if (n)
+        *n = m->last.n;
+    return leave(0);
+}
+
+CUresult cuStreamGetCaptureInfo_v2(CUstream h, int *status, uint64_t *id, void **graph, void **deps, size_t *n)
+{
+    return cuStreamGetCaptureInfo_v3(h, status, id, graph, deps, NULL, n);
+}
+
+CUresult cuStreamGetCaptureInfo(CUstream h, int *status, uint64_t *id)
+{
+    return cuStreamGetCaptureInfo_v3(h, status, id, NULL, NULL, NULL, NULL);
+}
+
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edges, size_t n, unsigned set)
+{
+    struct ww_device *d;
+    struct capture *c;
+    struct member *m;
+    uint32_t stream;
+    struct nodes more = {NULL, 0};
+    int error = stream_of(h, &d, &stream);
+    (void)edges;
+    if (error || set > 1)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    enter();
+    if (!(error = recording(d, stream, &c, &m)) && !(error = read_nodes(c->graph, deps, n, &more))) {
+        if (set)
+            m->last.n = 0;
+        error = put_all(&m->last, &more);
+    }
+    free(more.all);
+    return leave(error);
+}
+
+CUresult cuStreamUpdateCaptureDependencies(CUstream h, void *deps, size_t n, unsigned set)
+{
+    return cuStreamUpdateCaptureDependencies_v2(h, deps, NULL, n, set);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+{
+    int error = ww_ready();
+    if (error || !mode || *mode < CU_CAPTURE_GLOBAL || *mode > CU_CAPTURE_RELAXED)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    int before = mode_of_thread;
+    mode_of_thread = *mode;
+    *mode = before;
+    return 0;
+}

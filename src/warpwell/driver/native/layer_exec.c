@@ -1,0 +1,664 @@
+/* Executable graphs: a plan is a graph's nodes in an order that its edges allow; a launch posts them to the stream, one
+ * behind another, which is one of the orders that the graph allows.
+ *
+ * A plan is never changed: an update makes another. Whoever posts from it holds a reference, and so does what a launch has
+ * left behind (a host function that has not run): user objects and memory of graphs stay until then. Behind a host node
+ * the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never waits.
+ * An event behind each launch orders launches of one graph in different streams.
+ */
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct step {
+    struct ww_work work;
+    uint64_t node; /* serial of the graph's node */
+    bool off;
+};
+
+struct plan {
+    _Atomic int refs;
+    size_t n, nshape, nusers;
+    struct step *steps;
+    size_t *shape; /* the graph's form: numbers of nodes and edges */
+    struct ww_user_ref *users;
+    bool nested;
+};
+
+struct mark { /* an event behind the last launch */
+    _Atomic int refs;
+    struct ww_device *device;
+    uint64_t life;
+    uint32_t event;
+};
+
+struct exec {
+    struct ww_object *object;
+    struct plan *plan;
+    uint64_t flags;
+    struct mark *mark;          /* NULL: never launched */
+    uint32_t stream;            /* of the last launch, on the mark's device */
+    bool gone;                  /* its handle is destroyed */
+    _Atomic int refs, unposted; /* unposted: launches that are not posted to their end */
+};
+
+/* -- plans ----------------------------------------------------------------------------------------------------------------- */
+
+static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t *users)
+{
+    *nodes += g->n;
+    *shape += 1 + g->n;
+    *users += g->nusers;
+    for (size_t i = 0; i < g->n; i++) {
+        *shape += g->nodes[i]->nedges;
+        if (g->nodes[i]->work.kind == CU_NODE_GRAPH)
+            count(g->nodes[i]->work.of.graph, nodes, shape, users);
+    }
+}
+
+static void drop_plan(struct plan *p)
+{
+    struct ww_users dropped = {NULL};
+    if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
+        return;
+    pthread_mutex_lock(&ww_graphs);
+    for (size_t i = 0; i < p->n; i++)
+        ww_work_drop(&p->steps[i].work, &dropped);
+    for (size_t i = 0; i < p->nusers; i++)
+        ww_user_release(p->users[i].user, p->users[i].count, &dropped);
+    pthread_mutex_unlock(&ww_graphs);
+    ww_users_run(&dropped);
+    free(p->steps);
+    free(p->shape);
+    free(p->users);
+    free(p);
+}
+
+static int add_graph(struct plan *p, struct ww_graph *g);
+
+/* A node whose dependencies are in the plan already. */
+static int add_step(struct plan *p, const struct ww_node *n)
+{
+    if (n->work.kind == CU_NODE_GRAPH) {
+        p->nested = true;
+        return add_graph(p, n->work.of.graph);
+    }
+    int error = ww_work_copy(&p->steps[p->n].work, &n->work);
+    if (!error)
+        p->steps[p->n++].node = n->serial;
+    return error;
+}
+
+static bool ready(const struct ww_node *n, const bool *placed)
+{
+    for (size_t e = 0; e < n->nedges; e++)
+        if (!placed[n->edges[e].from->place])
+            return false;
+    return true;
+}
+
+/* Nodes as early as their dependencies allow, else in the order in which they were made. A circle: INVALID_VALUE. */
+static int add_nodes(struct plan *p, const struct ww_graph *g)
+{
+    bool *placed = calloc(g->n + 1, sizeof *placed);
+    size_t left = g->n, before = left + 1;
+    int error = placed ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    while (left && !error && left < before) {
+        before = left;
+        for (size_t i = 0; i < g->n && !error; i++)
+            if (!placed[i] && ready(g->nodes[i], placed)) {
+                error = add_step(p, g->nodes[i]);
+                placed[i] = true;
+                left--;
+            }
+    }
+    free(placed);
+    return error ? error : left ? CUDA_ERROR_INVALID_VALUE : 0;
+}
+
+static int add_graph(struct plan *p, struct ww_graph *g)
+{
+    p->shape[p->nshape++] = g->n;
+    for (size_t i = 0; i < g->n; i++)
+        g->nodes[i]->place = i;
+    for (size_t i = 0; i < g->n; i++) {
+        p->shape[p->nshape++] = g->nodes[i]->nedges;
+        for (size_t e = 0; e < g->nodes[i]->nedges; e++)
+            p->shape[p->nshape++] = g->nodes[i]->edges[e].from->place;
+    }
+    for (size_t i = 0; i < g->nusers; i++) {
+        p->users[p->nusers++] = g->users[i];
+        ww_user_retain(g->users[i].user, g->users[i].count);
+    }
+    return add_nodes(p, g);
+}
+
+/* With ww_graphs held; the plan is dropped without it. */
+static int make_plan(struct ww_graph *g, struct plan **made)
+{
+    size_t nodes = 0, shape = 0, users = 0;
+    struct plan *p = calloc(1, sizeof *p);
+    count(g, &nodes, &shape, &users);
+    *made = p;
+    if (!p)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    atomic_store(&p->refs, 1);
+    p->steps = calloc(nodes + 1, sizeof *p->steps);
+    p->shape = calloc(shape + 1, sizeof *p->shape);
+    p->users = calloc(users + 1, sizeof *p->users);
+    return p->steps && p->shape && p->users ? add_graph(p, g) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* With ww_graphs held: the same plan, to be changed. */
+static struct plan *copy_plan(const struct plan *from)
+{
+    struct ww_users dropped = {NULL};
+    struct plan *p = calloc(1, sizeof *p);
+    if (!p)
+        return NULL;
+    atomic_store(&p->refs, 1);
+    p->nested = from->nested;
+    p->steps = calloc(from->n + 1, sizeof *p->steps);
+    p->shape = malloc((from->nshape + 1) * sizeof *p->shape);
+    p->users = malloc((from->nusers + 1) * sizeof *p->users);
+    bool whole = p->steps && p->shape && p->users;
+    for (; whole && p->n < from->n; p->n++) {
+        struct step *s = &p->steps[p->n];
+        *s = from->steps[p->n];
+        if (ww_work_copy(&s->work, &from->steps[p->n].work)) {
+            whole = false;
+            break;
+        }
+    }
+    if (!whole) {
+        for (size_t i = 0; i < p->n; i++)
+            ww_work_drop(&p->steps[i].work, &dropped);
+        free(p->steps);
+        free(p->shape);
+        free(p->users);
+        free(p);
+        return NULL;
+    }
+    p->nshape = from->nshape;
+    memcpy(p->shape, from->shape, from->nshape * sizeof *p->shape);
+    p->nusers = from->nusers;
+    memcpy(p->users, from->users, from->nusers * sizeof *p->users);
+    for (size_t i = 0; i < p->nusers; i++)
+        ww_user_retain(p->users[i].user, p->users[i].count);
+    return p;
+}
+
+/* -- executable graphs ------------------------------------------------------------------------------------------------------- */
+
+static struct exec *exec_of(const void *h)
+{
+    struct ww_object *o = ww_object(h, WW_EXEC);
+    return o ? o->more : NULL;
+}
+
+static void drop_mark(struct mark *m)
+{
+    if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
+        return;
+    struct ww_args_event args = {m->event, 0};
+    if (m->life == atomic_load(&m->device->life) && !ww_send(m->device, WW_OP_EVENT_DESTROY, 0, &args, sizeof args))
+        ww_id_give(m->device, &m->device->events, m->life, m->event);
+    free(m);
+}
+
+static void drop_exec(struct exec *x)
+{
+    if (atomic_fetch_sub(&x->refs, 1) != 1)
+        return;
+    drop_mark(x->mark);
+    free(x);
+}
+
+/* -- plans that launches may still use ----------------------------------------------------------------------------------------- */
+
+struct retired {
+    struct plan *plan;
+    struct mark *mark;
+};
+
+static void drop_retired(void *data, int code)
+{
+    struct retired *r = data;
+    (void)code;
+    drop_mark(r->mark);
+    drop_plan(r->plan);
+    free(r);
+}
+
+/* What launches have left on the device must be done before user objects go; nobody waits for that. */
+static void retire(struct plan *p, struct mark *m)
+{
+    struct ww_args_event args = {m ? m->event : 0, 0};
+    struct retired *r = NULL;
+    bool over = !p->nusers || !m || m->life != atomic_load(&m->device->life) || ww_context_code(m->device) ||
+                ww_call(m->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0, NULL) != CUDA_ERROR_NOT_READY;
+    if (!over && (r = malloc(sizeof *r))) {
+        *r = (struct retired){p, m};
+        atomic_fetch_add(&m->refs, 1);
+        if (!ww_host_when(m->device, m->event, drop_retired, r))
+            return;
+        drop_mark(m);
+        free(r);
+    }
+    drop_plan(p);
+}
+
+/* -- making and ending them ----------------------------------------------------------------------------------------------------- */
+
+static int instantiate(void **exec, void *h, uint64_t flags, int *result)
+{
+    struct plan *p = NULL;
+    struct exec *x = NULL;
+    int error = ww_ready();
+    if (error || !exec || flags > 15)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (flags & CU_INSTANTIATE_DEVICE)
+        return ww_refused("graphs that kernels launch");
+    pthread_mutex_lock(&ww_graphs);
+    struct ww_graph *g = ww_graph(h);
+    error = g ? make_plan(g, &p) : CUDA_ERROR_INVALID_VALUE;
+    *result = g && error == CUDA_ERROR_INVALID_VALUE ? 2 : error ? 1 : 0; /* 2: its form is wrong */
+    if (!error && (!(x = calloc(1, sizeof *x)) || !(x->object = ww_object_new(WW_EXEC, NULL))))
+        error = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!error) {
+        atomic_store(&x->refs, 1);
+        x->plan = p;
+        x->flags = flags & ~(uint64_t)CU_INSTANTIATE_UPLOAD;
+        x->object->more = x;
+        *exec = x->object;
+    }
+    pthread_mutex_unlock(&ww_graphs);
+    if (error) {
+        free(x);
+        drop_plan(p);
+    }
+    return error;
+}
+
+CUresult cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags)
+{
+    int result;
+    return instantiate(exec, graph, flags, &result);
+}
+
+CUresult cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, size_t room)
+{
+    if (node)
+        *(void **)node = NULL;
+    if (log && room)
+        *log = 0;
+    return cuGraphInstantiateWithFlags(exec, graph, 0);
+}
+
+CUresult cuGraphInstantiate(void **exec, void *graph, void *node, char *log, size_t room)
+{
+    return cuGraphInstantiate_v2(exec, graph, node, log, room);
+}
+
+CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params)
+{
+    struct cu_instantiate *p = params;
+    (void)per_thread; /* nothing is uploaded: the nodes' images are in the worker */
+    if (!p)
+        return CUDA_ERROR_INVALID_VALUE;
+    p->node = NULL;
+    p->result = 1;
+    return instantiate(exec, graph, p->flags, &p->result);
+}
+
+CUresult cuGraphExecDestroy(void *h)
+{
+    struct ww_object was;
+    int error = ww_ready();
+    if (error)
+        return error;
+    pthread_mutex_lock(&ww_graphs);
+    struct exec *x = exec_of(h);
+    if (x) {
+        ww_object_drop(h, WW_EXEC, &was);
+        x->gone = true;
+    }
+    pthread_mutex_unlock(&ww_graphs);
+    if (!x)
+        return CUDA_ERROR_INVALID_VALUE;
+    retire(x->plan, x->mark);
+    drop_exec(x);
+    return 0;
+}
+
+CUresult cuGraphExecGetFlags(void *h, uint64_t *flags)
+{
+    int error = ww_ready();
+    struct exec *x = error ? NULL : exec_of(h);
+    if (x && flags)
+        *flags = x->flags;
+    return error ? error : x && flags ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphExecGetId(void *h, unsigned *id)
+{
+    int error = ww_ready();
+    struct exec *x = error ? NULL : exec_of(h);
+    if (x && id)
+        *id = (unsigned)x->object->serial;
+    return error ? error : x && id ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* Put another plan in the place of the present one. */
+static void replace(struct exec *x, struct plan *p)
+{
+    struct plan *old = x->plan;
+    x->plan = p;
+    pthread_mutex_unlock(&ww_graphs);
+    retire(old, x->mark);
+}
+
+static struct step *step_of(const struct plan *p, const void *node)
+{
+    const struct ww_node *n = ww_node(node);
+    for (size_t i = 0; n && i < p->n; i++)
+        if (p->steps[i].node == n->serial)
+            return &p->steps[i];
+    return NULL;
+}
+
+int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
+{
+    struct ww_users dropped = {NULL};
+    if (error)
+        return error;
+    pthread_mutex_lock(&ww_graphs);
+    struct exec *x = exec_of(h);
+    struct step *s = x ? step_of(x->plan, node) : NULL;
+    struct plan *p = s && s->work.kind == work->kind ? copy_plan(x->plan) : NULL;
+    if (!p) {
+        error = s && s->work.kind == work->kind ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+        ww_work_drop(work, &dropped);
+        pthread_mutex_unlock(&ww_graphs);
+        return error;
+    }
+    struct ww_work *old = &p->steps[s - x->plan->steps].work, was = *old;
+    *old = *work;
+    ww_work_drop(&was, &dropped);
+    replace(x, p);
+    return 0;
+}
+
+CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled)
+{
+    int error = ww_ready();
+    if (error)
+        return error;
+    pthread_mutex_lock(&ww_graphs);
+    struct exec *x = exec_of(h);
+    struct step *s = x ? step_of(x->plan, node) : NULL;
+    bool may = s && (s->work.kind == CU_NODE_KERNEL || s->work.kind == CU_NODE_COPY || s->work.kind == CU_NODE_SET);
+    struct plan *p = may ? copy_plan(x->plan) : NULL;
+    if (!p) {
+        pthread_mutex_unlock(&ww_graphs);
+        return may ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+    }
+    p->steps[s - x->plan->steps].off = !enabled;
+    replace(x, p);
+    return 0;
+}
+
+CUresult cuGraphNodeGetEnabled(void *h, void *node, unsigned *enabled)
+{
+    int error = ww_ready();
+    if (error)
+        return error;
+    pthread_mutex_lock(&ww_graphs);
+    struct exec *x = exec_of(h);
+    struct step *s = x ? step_of(x->plan, node) : NULL;
+    if (s && enabled)
+        *enabled = !s->off;
+    pthread_mutex_unlock(&ww_graphs);
+    return s && enabled ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* -- updates ------------------------------------------------------------------------------------------------------------------ */
+
+static int compare(const struct plan *old, const struct plan *new)
+{
+    if (old->nshape != new->nshape || old->n != new->n || memcmp(old->shape, new->shape, old->nshape * sizeof *old->shape))
+        return CU_UPDATE_TOPOLOGY;
+    for (size_t i = 0; i < old->n; i++) {
+        const struct ww_work *a = &old->steps[i].work, *b = &new->steps[i].work;
+        if (a->kind != b->kind)
+            return CU_UPDATE_TYPE;
+        if (a->kind == CU_NODE_ALLOC || a->kind == CU_NODE_FREE)
+            return CU_UPDATE_NOT_SUPPORTED;
+        if (a->kind != CU_NODE_EMPTY && a->device != b->device)
+            return CU_UPDATE_PARAMETERS;
+    }
+    return 0;
+}
+
+CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result)
+{
+    struct cu_update *r = result;
+    struct plan *p = NULL;
+    int error = ww_ready();
+    if (error || !r)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *r = (struct cu_update){1, NULL, NULL};
+    pthread_mutex_lock(&ww_graphs);
+    struct exec *x = exec_of(h);
+    struct ww_graph *g = ww_graph(graph);
+    error = x && g ? make_plan(g, &p) : CUDA_ERROR_INVALID_VALUE;
+    if (!error && (r->result = compare(x->plan, p)))
+        error = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    if (error) {
+        pthread_mutex_unlock(&ww_graphs);
+        drop_plan(p);
+        return error;
+    }
+    for (size_t i = 0; i < p->n; i++) { /* its nodes go on under the names of the graph that it was made from */
+        p->steps[i].node = x->plan->steps[i].node;
+        p->steps[i].off = x->plan->steps[i].off;
+    }
+    replace(x, p);
+    return 0;
+}
+
+CUresult cuGraphExecUpdate(void *h, void *graph, void **node, int *result)
+{
+    struct cu_update r;
+    if (!result)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = cuGraphExecUpdate_v2(h, graph, &r);
+    if (node)
+        *node = r.node;
+    *result = r.result;
+    return error;
+}
+
+/* -- launches ------------------------------------------------------------------------------------------------------------------ */
+
+struct run { /* a launch under way */
+    struct exec *exec;
+    struct plan *plan;
+    struct ww_device *device;
+    uint32_t stream;
+    size_t at;
+};
+
+static void end_run(struct run *r)
+{
+    atomic_fetch_sub(&r->exec->unposted, 1);
+    if (r->exec->gone) /* its end did not know of this launch */
+        retire(r->plan, r->exec->mark);
+    else
+        drop_plan(r->plan);
+    drop_exec(r->exec);
+    free(r);
+}
+
+static int post_event(struct ww_device *d, uint32_t stream, const struct ww_work *w)
+{
+    struct ww_object *o = ww_object(w->of.event, WW_EVENT);
+    if (!o || o->device != d)
+        return o ? ww_refused("graphs with events of another device") : CUDA_ERROR_INVALID_HANDLE;
+    struct ww_args_event args = {o->id, 0};
+    int error = ww_send(d, w->kind == CU_NODE_RECORD ? WW_OP_EVENT_RECORD : WW_OP_STREAM_WAIT, stream, &args, sizeof args);
+    if (!error && w->kind == CU_NODE_RECORD)
+        atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
+    return error;
+}
+
+static int post_step(const struct run *r, const struct ww_work *w)
+{
+    switch (w->kind) {
+    case CU_NODE_KERNEL:
+        return w->device == r->device ? ww_kernel_post(r->device, r->stream, w->of.kernel)
+                                      : ww_refused("graphs with kernels of several devices");
+    case CU_NODE_COPY: return ww_copy_post(r->device, r->stream, &w->of.copy);
+    case CU_NODE_SET: return ww_set_post(r->device, r->stream, &w->of.set);
+    case CU_NODE_WAIT:
+    case CU_NODE_RECORD: return post_event(r->device, r->stream, w);
+    case CU_NODE_ALLOC: ww_graph_memory_live(w->of.memory); return 0;
+    case CU_NODE_FREE: ww_graph_memory_freed(w->of.memory); return 0;
+    default: return 0;
+    }
+}
+
+static int behind(const struct exec *x, struct ww_device *d, uint32_t stream, uint16_t op)
+{
+    struct ww_args_event args = {x->mark->event, 0};
+    return ww_send(d, op, stream, &args, sizeof args);
+}
+
+static void go_on(void *data, int code);
+
+static void call_host(void *data)
+{
+    const struct run *r = data;
+    const struct cu_node_host *h = &r->plan->steps[r->at - 1].work.of.host;
+    h->run(h->data);
+}
+
+/* Post what is left up to the next host node; the run has ended, or another will go on. */
+static int post(struct run *r)
+{
+    int error = 0;
+    while (r->at < r->plan->n && !error) {
+        const struct step *s = &r->plan->steps[r->at++];
+        if (s->work.kind == CU_NODE_HOST && !s->off) {
+            error = ww_host_add(r->device, r->stream, call_host, go_on, r);
+            if (!error)
+                return 0;
+        } else if (!s->off) {
+            error = post_step(r, &s->work);
+        }
+    }
+    behind(r->exec, r->device, r->stream, WW_OP_EVENT_RECORD);
+    end_run(r);
+    return error;
+}
+
+static void go_on(void *data, int code)
+{
+    struct run *r = data;
+    if (code) {
+        end_run(r);
+        return;
+    }
+    int error = post(r);
+    if (error)
+        ww_say("a graph's launch ends in its middle: error %d", error);
+}
+
+static int new_mark(struct exec *x, struct ww_device *d, uint64_t life)
+{
+    struct ww_args_event args = {0, CU_EVENT_DISABLE_TIMING};
+    struct mark *m = malloc(sizeof *m);
+    int error = m ? ww_id_take(&d->events, &args.event) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args))) {
+        free(m);
+        return error;
+    }
+    atomic_init(&m->refs, 1);
+    m->device = d;
+    m->life = life;
+    m->event = args.event;
+    drop_mark(x->mark);
+    x->mark = m;
+    return 0;
+}
+
+/* This launch behind the last one, where that was in another stream of the device. */
+static int order(struct exec *x, struct ww_device *d, uint32_t stream)
+{
+    uint64_t life = atomic_load(&d->life);
+    int error = 0;
+    if (!x->mark || x->mark->device != d || x->mark->life != life) {
+        error = new_mark(x, d, life);
+    } else if (x->stream != stream) {
+        if (atomic_load(&x->unposted) > 1) /* its end is not posted yet */
+            ww_host_wait(d, x->stream);
+        error = behind(x, d, stream, WW_OP_STREAM_WAIT);
+    }
+    x->stream = stream;
+    return error;
+}
+
+/* Memory that the last launch has left allocated: only with the flag for it. */
+static int check_memory(const struct exec *x)
+{
+    for (size_t i = 0; i < x->plan->n; i++) {
+        const struct ww_work *w = &x->plan->steps[i].work;
+        if (w->kind == CU_NODE_ALLOC && atomic_load(&w->of.memory->live) && !(x->flags & CU_INSTANTIATE_AUTO_FREE))
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return 0;
+}
+
+CUresult cuGraphLaunch(void *h, CUstream s)
+{
+    struct ww_device *d;
+    uint32_t stream;
+    bool captured;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(s, 0, &d, &stream)) || (error = ww_earlier(d)) || (error = ww_captured(d, stream, &captured)))
+        return error;
+    if (captured)
+        return ww_refused("launches of graphs in a stream that records");
+    struct run *r = calloc(1, sizeof *r);
+    if (!r)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&ww_graphs);
+    struct exec *x = exec_of(h);
+    if (x && !(error = check_memory(x))) {
+        *r = (struct run){x, x->plan, d, stream, 0};
+        atomic_fetch_add(&x->refs, 1);
+        atomic_fetch_add(&x->unposted, 1);
+        atomic_fetch_add(&x->plan->refs, 1);
+    }
+    pthread_mutex_unlock(&ww_graphs);
+    if (!x || error) {
+        free(r);
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    }
+    bool held = atomic_load(&d->holds) && ww_host_held(d, stream);
+    if ((error = order(x, d, stream)) || (held && (error = ww_host_add(d, stream, NULL, go_on, r)))) {
+        end_run(r);
+        return error;
+    }
+    return held ? 0 : post(r); /* behind a host function that has not run: by its thread, so that nothing waits here */
+}
+
+CUresult cuGraphUpload(void *h, CUstream s)
+{
+    struct ww_device *d;
+    uint32_t stream;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(s, 0, &d, &stream)))
+        return error;
+    return exec_of(h) ? 0 : CUDA_ERROR_INVALID_VALUE;
+}

@@ -1,0 +1,694 @@
+/* Graphs: nodes, edges, user objects. They are kept here alone; a driver never sees them, layer_exec.c posts what their
+ * nodes do.
+ *
+ * One lock for all graphs. Destructors of user objects run when it is free again, and may not call the driver.
+ */
+#include "layer.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ww_user {
+    struct ww_object *object;
+    uint32_t refs;
+    void (*run)(void *);
+    void *data;
+    struct ww_user *next;
+};
+
+pthread_mutex_t ww_graphs = PTHREAD_MUTEX_INITIALIZER;
+
+struct ww_graph *ww_graph(const void *h)
+{
+    struct ww_object *o = ww_object(h, WW_GRAPH);
+    return o ? o->more : NULL;
+}
+
+struct ww_node *ww_node(const void *h)
+{
+    struct ww_object *o = ww_object(h, WW_NODE);
+    return o ? o->more : NULL;
+}
+
+static int enter(void)
+{
+    int error = ww_ready();
+    if (!error)
+        pthread_mutex_lock(&ww_graphs);
+    return error;
+}
+
+static int leave(int error)
+{
+    pthread_mutex_unlock(&ww_graphs);
+    return error;
+}
+
+static int leave_and_run(int error, struct ww_users *dropped)
+{
+    pthread_mutex_unlock(&ww_graphs);
+    ww_users_run(dropped);
+    return error;
+}
+
+/* -- user objects ---------------------------------------------------------------------------------------------------- */
+
+void ww_user_retain(struct ww_user *user, uint32_t count)
+{
+    user->refs += count;
+}
+
+void ww_user_release(struct ww_user *user, uint32_t count, struct ww_users *dropped)
+{
+    struct ww_object was;
+    user->refs -= count < user->refs ? count : user->refs;
+    if (user->refs)
+        return;
+    ww_object_drop(user->object, WW_USER, &was);
+    user->next = dropped->first;
+    dropped->first = user;
+}
+
+void ww_users_run(struct ww_users *dropped)
+{
+    bool before = ww_in_host_function;
+    while (dropped->first) {
+        struct ww_user *u = dropped->first;
+        dropped->first = u->next;
+        ww_in_host_function = true;
+        u->run(u->data);
+        ww_in_host_function = before;
+        free(u);
+    }
+}
+
+static struct ww_user *user_of(const void *h)
+{
+    struct ww_object *o = ww_object(h, WW_USER);
+    return o ? o->more : NULL;
+}
+
+CUresult cuUserObjectCreate(void **object, void *data, void *destroy, unsigned count, unsigned flags)
+{
+    int error = ww_ready();
+    if (error || !object || !destroy || !count || flags != 1) /* 1: it is not synchronized; there is no other */
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_user *u = calloc(1, sizeof *u);
+    if (!u || !(u->object = ww_object_new(WW_USER, NULL))) {
+        free(u);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    u->refs = count;
+    u->data = data;
+    *(void **)&u->run = destroy;
+    u->object->more = u;
+    *object = u->object;
+    return 0;
+}
+
+CUresult cuUserObjectRetain(void *h, unsigned count)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_user *u = user_of(h);
+    if (u && count)
+        ww_user_retain(u, count);
+    return leave(u && count ? 0 : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuUserObjectRelease(void *h, unsigned count)
+{
+    struct ww_users dropped = {NULL};
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_user *u = user_of(h);
+    bool right = u && count && count <= u->refs;
+    if (right)
+        ww_user_release(u, count, &dropped);
+    return leave_and_run(right ? 0 : CUDA_ERROR_INVALID_VALUE, &dropped);
+}
+
+static struct ww_user_ref *ref_of(struct ww_graph *g, const struct ww_user *u)
+{
+    for (size_t i = 0; i < g->nusers; i++)
+        if (g->users[i].user == u)
+            return &g->users[i];
+    return NULL;
+}
+
+static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count)
+{
+    struct ww_user_ref *r = ref_of(g, u);
+    if (!r) {
+        struct ww_user_ref *more = realloc(g->users, (g->nusers + 1) * sizeof *more);
+        if (!more)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        g->users = more;
+        r = &g->users[g->nusers++];
+        *r = (struct ww_user_ref){u, 0};
+    }
+    r->count += count;
+    return 0;
+}
+
+#define MOVE 1u
+
+CUresult cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(graph);
+    struct ww_user *u = user_of(object);
+    if (!g || !u || !count || flags > MOVE || (flags & MOVE && count > u->refs))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    error = hold(g, u, count);
+    if (!error && !(flags & MOVE))
+        ww_user_retain(u, count);
+    return leave(error);
+}
+
+CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count)
+{
+    struct ww_users dropped = {NULL};
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(graph);
+    struct ww_user *u = user_of(object);
+    struct ww_user_ref *r = g && u ? ref_of(g, u) : NULL;
+    if (!r || !count || count > r->count)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    r->count -= count;
+    if (!r->count)
+        *r = g->users[--g->nusers];
+    ww_user_release(u, count, &dropped);
+    return leave_and_run(0, &dropped);
+}
+
+/* -- nodes ------------------------------------------------------------------------------------------------------------ */
+
+struct ww_graph *ww_graph_new(void)
+{
+    struct ww_graph *g = calloc(1, sizeof *g);
+    if (!g || !(g->object = ww_object_new(WW_GRAPH, NULL))) {
+        free(g);
+        return NULL;
+    }
+    g->serial = g->object->serial;
+    g->object->more = g;
+    return g;
+}
+
+/* Put a node without edges behind the others. */
+static struct ww_node *append(struct ww_graph *g)
+{
+    struct ww_node *n = calloc(1, sizeof *n);
+    struct ww_node **more = realloc(g->nodes, (g->n + 1) * sizeof *more);
+    if (more)
+        g->nodes = more;
+    if (!n || !more || !(n->object = ww_object_new(WW_NODE, NULL))) {
+        free(n);
+        return NULL;
+    }
+    n->graph = g;
+    n->id = g->next_id++;
+    n->serial = n->object->serial;
+    n->object->more = n;
+    g->nodes[g->n++] = n;
+    return n;
+}
+
+static struct ww_edge *edge_of(const struct ww_node *from, const struct ww_node *to)
+{
+    for (size_t i = 0; i < to->nedges; i++)
+        if (to->edges[i].from == from)
+            return &to->edges[i];
+    return NULL;
+}
+
+static int connect(struct ww_node *from, struct ww_node *to, const struct cu_edge *data)
+{
+    static const struct cu_edge none;
+    struct ww_edge *more = realloc(to->edges, (to->nedges + 1) * sizeof *more);
+    if (!more)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    to->edges = more;
+    to->edges[to->nedges++] = (struct ww_edge){from, data ? *data : none};
+    return 0;
+}
+
+static void disconnect(const struct ww_node *from, struct ww_node *to)
+{
+    struct ww_edge *e = edge_of(from, to);
+    if (e) {
+        size_t i = (size_t)(e - to->edges);
+        memmove(e, e + 1, (--to->nedges - i) * sizeof *e);
+    }
+}
+
+/* Take the node out of its graph and end it. */
+static void remove_node(struct ww_node *n, struct ww_users *dropped)
+{
+    struct ww_graph *g = n->graph;
+    struct ww_object was;
+    size_t at = 0;
+    ww_capture_node_gone(n);
+    for (size_t i = 0; i < g->n; i++) {
+        disconnect(n, g->nodes[i]);
+        if (g->nodes[i] == n)
+            at = i;
+    }
+    memmove(g->nodes + at, g->nodes + at + 1, (--g->n - at) * sizeof *g->nodes);
+    ww_work_drop(&n->work, dropped);
+    ww_object_drop(n->object, WW_NODE, &was);
+    free(n->edges);
+    free(n);
+}
+
+int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n, struct ww_work *work,
+                struct ww_node **made)
+{
+    struct ww_users dropped = {NULL};
+    struct ww_node *node = append(g);
+    int error = node ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < n && !error; i++)
+        error = !deps[i] || deps[i]->graph != g || deps[i] == node || edge_of(deps[i], node)
+                    ? CUDA_ERROR_INVALID_VALUE : connect(deps[i], node, edges ? &edges[i] : NULL);
+    if (node && !error) {
+        node->work = *work;
+        if (work->kind == CU_NODE_GRAPH)
+            work->of.graph->within = node;
+        *made = node;
+        return 0;
+    }
+    if (node) {
+        node->work.kind = CU_NODE_EMPTY;
+        remove_node(node, &dropped);
+    }
+    ww_work_drop(work, &dropped); /* of a graph that nobody else has seen: no destructor is due */
+    return error;
+}
+
+void ww_graph_drop(struct ww_graph *g, struct ww_users *dropped)
+{
+    struct ww_object was;
+    ww_capture_graph_gone(g);
+    while (g->n)
+        remove_node(g->nodes[g->n - 1], dropped);
+    for (size_t i = 0; i < g->nusers; i++)
+        ww_user_release(g->users[i].user, g->users[i].count, dropped);
+    ww_object_drop(g->object, WW_GRAPH, &was);
+    free(g->nodes);
+    free(g->users);
+    free(g);
+}
+
+bool ww_graph_has(const struct ww_graph *g, int kind)
+{
+    for (size_t i = 0; i < g->n; i++)
+        if (g->nodes[i]->work.kind == kind ||
+            (g->nodes[i]->work.kind == CU_NODE_GRAPH && ww_graph_has(g->nodes[i]->work.of.graph, kind)))
+            return true;
+    return false;
+}
+
+/* Such graphs lose no nodes and are not cloned, as with the driver: their memory has one address. */
+static bool has_memory(const struct ww_graph *g)
+{
+    return ww_graph_has(g, CU_NODE_ALLOC) || ww_graph_has(g, CU_NODE_FREE);
+}
+
+/* A clone of the nodes, then their edges: `place` is a node's index in both graphs. */
+struct ww_graph *ww_graph_clone(struct ww_graph *g)
+{
+    struct ww_users dropped = {NULL};
+    struct ww_graph *c = ww_graph_new();
+    int error = c ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < g->n && !error; i++) {
+        struct ww_node *n = append(c);
+        struct ww_work work;
+        g->nodes[i]->place = i;
+        if (n)
+            n->work.kind = CU_NODE_EMPTY;
+        error = n ? ww_work_copy(&work, &g->nodes[i]->work) : CUDA_ERROR_OUT_OF_MEMORY;
+        if (!error) {
+            n->work = work;
+            n->original = g->nodes[i]->serial;
+            if (work.kind == CU_NODE_GRAPH)
+                work.of.graph->within = n;
+        }
+    }
+    for (size_t i = 0; i < g->n && !error; i++)
+        for (size_t e = 0; e < g->nodes[i]->nedges && !error; e++)
+            error = connect(c->nodes[g->nodes[i]->edges[e].from->place], c->nodes[i], &g->nodes[i]->edges[e].data);
+    for (size_t i = 0; i < g->nusers && !error; i++)
+        if (!(error = hold(c, g->users[i].user, g->users[i].count)))
+            ww_user_retain(g->users[i].user, g->users[i].count);
+    if (!error) {
+        c->original = g->serial;
+        c->next_id = g->next_id;
+        return c;
+    }
+    if (c)
+        ww_graph_drop(c, &dropped); /* the source still has its references: no destructor is due */
+    return NULL;
+}
+
+/* -- calls on graphs ---------------------------------------------------------------------------------------------------- */
+
+CUresult cuGraphCreate(void **graph, unsigned flags)
+{
+    int error = ww_ready();
+    if (error || !graph || flags)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    struct ww_graph *g = ww_graph_new();
+    if (!g)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *graph = g->object;
+    return 0;
+}
+
+CUresult cuGraphDestroy(void *h)
+{
+    struct ww_users dropped = {NULL};
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || g->within)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    ww_graph_drop(g, &dropped);
+    return leave_and_run(0, &dropped);
+}
+
+CUresult cuGraphClone(void **clone, void *h)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || !clone)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (has_memory(g))
+        return leave(CUDA_ERROR_NOT_SUPPORTED);
+    struct ww_graph *c = ww_graph_clone(g);
+    *clone = c ? c->object : NULL;
+    return leave(c ? 0 : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CUresult cuGraphNodeFindInClone(void **found, void *h, void *clone)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *n = ww_node(h);
+    struct ww_graph *c = ww_graph(clone);
+    if (!found || !n || !c)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < c->n; i++)
+        if (c->nodes[i]->original == n->serial) {
+            *found = c->nodes[i]->object;
+            return leave(0);
+        }
+    return leave(CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuGraphGetId(void *h, unsigned *id)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (g && id)
+        *id = (unsigned)g->serial;
+    return leave(g && id ? 0 : CUDA_ERROR_INVALID_VALUE);
+}
+
+/* What a caller gets of a list: its length, or as many as there is room for. */
+struct list {
+    void **to;
+    size_t room, n;
+};
+
+static void list_put(struct list *l, void *one)
+{
+    if (l->to && l->n < l->room)
+        l->to[l->n] = one;
+    l->n++;
+}
+
+static int list_end(const struct list *l, size_t *n)
+{
+    for (size_t i = l->n; l->to && i < l->room; i++)
+        l->to[i] = NULL;
+    *n = l->to && l->room < l->n ? l->room : l->n;
+    return 0;
+}
+
+static int nodes_of(void *h, void **to, size_t *n, bool roots)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || !n)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    struct list l = {to, *n, 0};
+    for (size_t i = 0; i < g->n; i++)
+        if (!roots || !g->nodes[i]->nedges)
+            list_put(&l, g->nodes[i]->object);
+    return leave(list_end(&l, n));
+}
+
+CUresult cuGraphGetNodes(void *h, void *to, void *n)
+{
+    return nodes_of(h, to, n, false);
+}
+
+CUresult cuGraphGetRootNodes(void *h, void *to, void *n)
+{
+    return nodes_of(h, to, n, true);
+}
+
+static void put_edge(struct list *from, struct list *to, struct cu_edge *data, const struct ww_edge *e, struct ww_node *n)
+{
+    if (data && to->n < to->room)
+        data[to->n] = e->data;
+    if (from)
+        list_put(from, e->from->object);
+    list_put(to, n->object);
+}
+
+CUresult cuGraphGetEdges_v2(void *h, void *from, void *to, void *data, void *count)
+{
+    size_t *n = count, ignored;
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || !n || !from != !to)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    struct list a = {from, *n, 0}, b = {to, *n, 0};
+    for (size_t i = 0; i < g->n; i++)
+        for (size_t e = 0; e < g->nodes[i]->nedges; e++)
+            put_edge(&a, &b, to ? data : NULL, &g->nodes[i]->edges[e], g->nodes[i]);
+    list_end(&a, &ignored);
+    return leave(list_end(&b, n));
+}
+
+CUresult cuGraphGetEdges(void *h, void *from, void *to, void *n)
+{
+    return cuGraphGetEdges_v2(h, from, to, NULL, n);
+}
+
+CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *count)
+{
+    size_t *n = count;
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *node = ww_node(h);
+    if (!node || !n)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    struct list l = {to, *n, 0};
+    for (size_t e = 0; e < node->nedges; e++)
+        put_edge(NULL, &l, to ? data : NULL, &node->edges[e], node->edges[e].from);
+    return leave(list_end(&l, n));
+}
+
+CUresult cuGraphNodeGetDependencies(void *h, void *to, void *n)
+{
+    return cuGraphNodeGetDependencies_v2(h, to, NULL, n);
+}
+
+CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *count)
+{
+    size_t *n = count;
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *node = ww_node(h);
+    if (!node || !n)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    struct list l = {to, *n, 0};
+    for (size_t i = 0; i < node->graph->n; i++) {
+        const struct ww_edge *e = edge_of(node, node->graph->nodes[i]);
+        if (e)
+            put_edge(NULL, &l, to ? data : NULL, e, node->graph->nodes[i]);
+    }
+    return leave(list_end(&l, n));
+}
+
+CUresult cuGraphNodeGetDependentNodes(void *h, void *to, void *n)
+{
+    return cuGraphNodeGetDependentNodes_v2(h, to, NULL, n);
+}
+
+/* Both ends of an edge in this graph, or an error. */
+static int ends(const struct ww_graph *g, void *const *from, void *const *to, size_t i, struct ww_node **a, struct ww_node **b)
+{
+    *a = ww_node(from[i]);
+    *b = ww_node(to[i]);
+    return *a && *b && *a != *b && (*a)->graph == g && (*b)->graph == g ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphAddDependencies_v2(void *h, void *from, void *to, void *data, size_t n)
+{
+    const struct cu_edge *edges = data;
+    struct ww_node *a, *b;
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || (n && (!from || !to)))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < n; i++)
+        if ((error = ends(g, from, to, i, &a, &b)) || edge_of(a, b))
+            return leave(CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < n && !error; i++) {
+        ends(g, from, to, i, &a, &b);
+        if (!edge_of(a, b)) /* the same edge twice in one list */
+            error = connect(a, b, edges ? &edges[i] : NULL);
+    }
+    return leave(error);
+}
+
+CUresult cuGraphAddDependencies(void *h, void *from, void *to, size_t n)
+{
+    return cuGraphAddDependencies_v2(h, from, to, NULL, n);
+}
+
+CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data, size_t n)
+{
+    struct ww_node *a, *b;
+    int error = enter();
+    (void)data;
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    if (!g || (n && (!from || !to)))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (n && has_memory(g))
+        return leave(CUDA_ERROR_NOT_SUPPORTED);
+    for (size_t i = 0; i < n; i++)
+        if (ends(g, from, to, i, &a, &b) || !edge_of(a, b))
+            return leave(CUDA_ERROR_INVALID_VALUE);
+    for (size_t i = 0; i < n; i++) {
+        ends(g, from, to, i, &a, &b);
+        disconnect(a, b);
+    }
+    return leave(0);
+}
+
+CUresult cuGraphRemoveDependencies(void *h, void *from, void *to, size_t n)
+{
+    return cuGraphRemoveDependencies_v2(h, from, to, NULL, n);
+}
+
+CUresult cuGraphDestroyNode(void *h)
+{
+    struct ww_users dropped = {NULL};
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *n = ww_node(h);
+    if (!n)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    if (has_memory(n->graph))
+        return leave(CUDA_ERROR_NOT_SUPPORTED);
+    remove_node(n, &dropped);
+    return leave_and_run(0, &dropped);
+}
+
+CUresult cuGraphNodeGetType(void *h, int *type)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *n = ww_node(h);
+    if (n && type)
+        *type = n->work.kind;
+    return leave(n && type ? 0 : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuGraphNodeGetContainingGraph(void *h, void **graph)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *n = ww_node(h);
+    if (n && graph)
+        *graph = n->graph->object;
+    return leave(n && graph ? 0 : CUDA_ERROR_INVALID_VALUE);
+}
+
+CUresult cuGraphNodeGetLocalId(void *h, unsigned *id)
+{
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_node *n = ww_node(h);
+    if (n && id)
+        *id = n->id;
+    return leave(n && id ? 0 : CUDA_ERROR_INVALID_VALUE);
+}
+
+/* -- pictures ----------------------------------------------------------------------------------------------------------- */
+
+static const char *const kinds[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY", "WAIT EVENT", "EVENT RECORD",
+                                    "", "", "MEM ALLOC", "MEM FREE"};
+
+static void draw(FILE *to, const struct ww_graph *g)
+{
+    fprintf(to, "subgraph cluster_%llu {\nlabel=\"graph_%llu\"\n", (unsigned long long)g->serial, (unsigned long long)g->serial);
+    for (size_t i = 0; i < g->n; i++) {
+        const struct ww_node *n = g->nodes[i];
+        fprintf(to, "\"node_%llu\" [label=\"%u\\n%s\"];\n", (unsigned long long)n->serial, n->id, kinds[n->work.kind]);
+        if (n->work.kind == CU_NODE_GRAPH)
+            draw(to, n->work.of.graph);
+    }
+    for (size_t i = 0; i < g->n; i++)
+        for (size_t e = 0; e < g->nodes[i]->nedges; e++)
+            fprintf(to, "\"node_%llu\" -> \"node_%llu\";\n", (unsigned long long)g->nodes[i]->edges[e].from->serial,
+                    (unsigned long long)g->nodes[i]->serial);
+    fprintf(to, "}\n");
+}
+
+CUresult cuGraphDebugDotPrint(void *h, const char *path, unsigned flags)
+{
+    (void)flags; /* what else may be shown is not kept */
+    int error = enter();
+    if (error)
+        return error;
+    struct ww_graph *g = ww_graph(h);
+    FILE *to = g && path ? fopen(path, "w") : NULL;
+    if (!to)
+        return leave(g && path ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE);
+    fprintf(to, "digraph dot {\n");
+    draw(to, g);
+    fprintf(to, "}\n");
+    return leave(fclose(to) ? CUDA_ERROR_OPERATING_SYSTEM : 0);
+}

@@ -1,0 +1,422 @@
+/* Memory pools: accounts over the device's memory, and over pinned memory.
+ *
+ * A worker has one arena for all that its client allocates, so a pool has no memory of its own: it counts what was
+ * allocated from it, and refuses what goes beyond its most. What it reserves is what is in use, by pieces; memory that
+ * was freed stays mapped in the worker for whoever comes next, whatever the threshold says. Use goes down with the call
+ * that frees, not when its stream gets there. Memory of the host's pool is pinned by the current device's worker.
+ */
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define PIECE (2ull << 20)
+
+struct ww_pool {
+    struct ww_object *object;
+    struct ww_device *device; /* NULL: the host's */
+    struct cu_pool_props props;
+    int32_t reuse[3];
+    uint64_t threshold;
+    size_t used, used_high, reserved, reserved_high, blocks;
+    bool is_default, gone; /* gone: its handle; it stays until its last block is freed */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ww_pool *defaults[WW_DEVICES + 1]; /* the last is the host's */
+static struct ww_pool *of_host;                  /* that cuMemGetMemPool gives; NULL: the default */
+
+/* -- pools ---------------------------------------------------------------------------------------------------------- */
+
+static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *props)
+{
+    struct ww_pool *p = calloc(1, sizeof *p);
+    if (!p || !(p->object = ww_object_new(WW_POOL, NULL))) {
+        free(p);
+        return NULL;
+    }
+    p->device = d;
+    p->props = *props;
+    p->reuse[0] = p->reuse[1] = p->reuse[2] = 1;
+    p->object->more = p;
+    return p;
+}
+
+/* The default pool of a device, NULL: of the host. */
+static struct ww_pool *default_of(struct ww_device *d)
+{
+    struct cu_pool_props props = {.type = CU_MEM_PINNED, .location = {CU_LOCATION_HOST, 0}};
+    struct ww_pool **at = &defaults[d ? d - layer.devices : WW_DEVICES];
+    if (d)
+        props.location = (struct cu_mem_location){CU_LOCATION_DEVICE, (int)(d - layer.devices)};
+    pthread_mutex_lock(&lock);
+    if (!*at && (*at = make(d, &props)))
+        (*at)->is_default = true;
+    struct ww_pool *p = *at;
+    pthread_mutex_unlock(&lock);
+    return p;
+}
+
+struct ww_pool *ww_pool_of(struct ww_device *d)
+{
+    struct ww_pool *p = atomic_load(&d->pool);
+    return p ? p : default_of(d);
+}
+
+void *ww_pool_handle(struct ww_pool *p)
+{
+    return p->object;
+}
+
+bool ww_pool_on_host(const struct ww_pool *p)
+{
+    return !p->device;
+}
+
+static size_t pieces(size_t nbytes)
+{
+    return (nbytes + PIECE - 1) / PIECE * PIECE;
+}
+
+bool ww_pool_take(struct ww_pool *p, size_t nbytes)
+{
+    pthread_mutex_lock(&lock);
+    bool fits = nbytes < SIZE_MAX / 2 - p->used && (!p->props.most || p->used + nbytes <= pieces(p->props.most));
+    if (fits) {
+        p->used += nbytes;
+        p->blocks++;
+        if (p->used > p->used_high)
+            p->used_high = p->used;
+        if (pieces(p->used) > p->reserved)
+            p->reserved = pieces(p->used);
+        if (p->reserved > p->reserved_high)
+            p->reserved_high = p->reserved;
+    }
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+/* What is beyond the threshold is given back at once. */
+static void shrink(struct ww_pool *p, uint64_t keep)
+{
+    size_t least = pieces(p->used);
+    if (p->reserved > keep)
+        p->reserved = least > keep ? least : keep < p->reserved ? pieces(keep) : p->reserved;
+    if (p->reserved < least)
+        p->reserved = least;
+}
+
+void ww_pool_give(struct ww_pool *p, size_t nbytes)
+{
+    pthread_mutex_lock(&lock);
+    p->used -= nbytes;
+    p->blocks--;
+    shrink(p, p->threshold);
+    bool last = p->gone && !p->blocks;
+    pthread_mutex_unlock(&lock);
+    if (last)
+        free(p);
+}
+
+static int pool_of(void *h, struct ww_pool **p)
+{
+    int error = ww_ready();
+    struct ww_object *o = error ? NULL : ww_object(h, WW_POOL);
+    *p = o ? o->more : NULL;
+    return error ? error : o ? 0 : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolCreate(void **pool, void *wanted)
+{
+    const struct cu_pool_props *props = wanted;
+    struct ww_device *d = NULL;
+    int error = ww_ready();
+    if (error || !pool || !props || props->type != CU_MEM_PINNED)
+        return error ? error : props && props->type == 2 ? ww_refused("cuMemPoolCreate of managed memory")
+                                                         : CUDA_ERROR_INVALID_VALUE;
+    if (props->handle_types)
+        return ww_refused("cuMemPoolCreate for other processes");
+    if (props->location.kind == CU_LOCATION_DEVICE) {
+        if (props->location.id < 0 || props->location.id >= layer.ndevices)
+            return CUDA_ERROR_INVALID_VALUE;
+        d = &layer.devices[props->location.id];
+    } else if (props->location.kind != CU_LOCATION_HOST && props->location.kind != CU_LOCATION_NUMA) {
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    struct ww_pool *p = make(d, props);
+    if (!p)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *pool = p->object;
+    return 0;
+}
+
+CUresult cuMemPoolDestroy(void *h)
+{
+    struct ww_pool *p, *no = NULL;
+    struct ww_object was;
+    int error = pool_of(h, &p);
+    if (error || p->is_default || (error = ww_object_drop(h, WW_POOL, &was)))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < layer.ndevices; i++) {
+        struct ww_pool *seen = p;
+        atomic_compare_exchange_strong(&layer.devices[i].pool, &seen, no);
+    }
+    pthread_mutex_lock(&lock);
+    if (of_host == p)
+        of_host = NULL;
+    p->gone = true;
+    bool last = !p->blocks;
+    pthread_mutex_unlock(&lock);
+    if (last)
+        free(p);
+    return 0;
+}
+
+CUresult cuMemPoolTrimTo(void *h, size_t keep)
+{
+    struct ww_pool *p;
+    int error = pool_of(h, &p);
+    if (error)
+        return error;
+    pthread_mutex_lock(&lock);
+    shrink(p, keep);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to)
+{
+    struct ww_pool *p;
+    int error = pool_of(h, &p);
+    if (error || !to)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    switch (attribute) {
+    case CU_POOL_FOLLOW_EVENTS:
+    case CU_POOL_OPPORTUNISTIC:
+    case CU_POOL_INTERNAL: *(int32_t *)to = p->reuse[attribute - CU_POOL_FOLLOW_EVENTS]; break;
+    case CU_POOL_THRESHOLD: *(uint64_t *)to = p->threshold; break;
+    case CU_POOL_RESERVED: *(uint64_t *)to = p->reserved; break;
+    case CU_POOL_RESERVED_HIGH: *(uint64_t *)to = p->reserved_high; break;
+    case CU_POOL_USED: *(uint64_t *)to = p->used; break;
+    case CU_POOL_USED_HIGH: *(uint64_t *)to = p->used_high; break;
+    case CU_POOL_TYPE: *(int32_t *)to = p->props.type; break;
+    case CU_POOL_HANDLE_TYPES: *(int32_t *)to = p->props.handle_types; break;
+    case CU_POOL_LOCATION_ID: *(int32_t *)to = p->props.location.id; break;
+    case CU_POOL_LOCATION: *(int32_t *)to = p->props.location.kind; break;
+    case CU_POOL_MOST: *(uint64_t *)to = p->props.most; break;
+    default: error = CUDA_ERROR_INVALID_VALUE;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from)
+{
+    struct ww_pool *p;
+    int error = pool_of(h, &p);
+    if (error || !from)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    switch (attribute) {
+    case CU_POOL_FOLLOW_EVENTS:
+    case CU_POOL_OPPORTUNISTIC:
+    case CU_POOL_INTERNAL: p->reuse[attribute - CU_POOL_FOLLOW_EVENTS] = !!*(int32_t *)from; break;
+    case CU_POOL_THRESHOLD: p->threshold = *(uint64_t *)from; break;
+    case CU_POOL_RESERVED_HIGH:
+    case CU_POOL_USED_HIGH: /* marks are set to 0: to what is there now */
+        if (*(uint64_t *)from)
+            error = CUDA_ERROR_INVALID_VALUE;
+        else if (attribute == CU_POOL_USED_HIGH)
+            p->used_high = p->used;
+        else
+            p->reserved_high = p->reserved;
+        break;
+    default: error = CUDA_ERROR_INVALID_VALUE;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+/* -- who may use a pool ---------------------------------------------------------------------------------------------- */
+
+static bool reaches(const struct ww_pool *p, const struct cu_mem_location *at)
+{
+    if (at->kind != CU_LOCATION_DEVICE)
+        return !p->device;
+    return !p->device || p->device == &layer.devices[at->id];
+}
+
+static bool is_place(const struct cu_mem_location *at)
+{
+    return at->kind != CU_LOCATION_DEVICE || (at->id >= 0 && at->id < layer.ndevices);
+}
+
+CUresult cuMemPoolGetAccess(int *flags, void *h, void *where)
+{
+    struct ww_pool *p;
+    int error = pool_of(h, &p);
+    if (error || !flags || !where || !is_place(where))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    *flags = reaches(p, where) ? CU_MEM_READ_WRITE : 0;
+    return 0;
+}
+
+/* Access is what it is: to take it from others is no change, to give it to them is not served. */
+CUresult cuMemPoolSetAccess(void *h, void *list, size_t n)
+{
+    const struct cu_mem_access *all = list;
+    struct ww_pool *p;
+    int error = pool_of(h, &p);
+    if (error || (n && !all))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < n; i++) {
+        if (!is_place(&all[i].location))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (!reaches(p, &all[i].location) && all[i].access)
+            return ww_refused("cuMemPoolSetAccess for another device");
+        if (p->device && reaches(p, &all[i].location) && all[i].access != CU_MEM_READ_WRITE)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return 0;
+}
+
+/* -- pools of devices, and of the host ------------------------------------------------------------------------------ */
+
+static int give_handle(void **pool, struct ww_pool *p)
+{
+    *pool = p ? ww_pool_handle(p) : NULL;
+    return p ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static int device_at(CUdevice k, const void *out, struct ww_device **d)
+{
+    int error = ww_ready();
+    if (error || k < 0 || k >= layer.ndevices || !out)
+        return error ? error : out ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
+    *d = &layer.devices[k];
+    return 0;
+}
+
+CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device)
+{
+    struct ww_device *d;
+    int error = device_at(device, pool, &d);
+    return error ? error : give_handle(pool, default_of(d));
+}
+
+CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
+{
+    struct ww_device *d;
+    int error = device_at(device, pool, &d);
+    return error ? error : give_handle(pool, ww_pool_of(d));
+}
+
+CUresult cuDeviceSetMemPool(CUdevice device, void *pool)
+{
+    struct ww_device *d;
+    struct ww_pool *p;
+    int error = device_at(device, &d, &d);
+    if (error || (error = pool_of(pool, &p)))
+        return error;
+    if (p->device != d)
+        return CUDA_ERROR_INVALID_VALUE;
+    atomic_store(&d->pool, p);
+    return 0;
+}
+
+/* The device of a location, NULL: the host. */
+static int place_of(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d)
+{
+    int error = ww_ready();
+    if (error || !at || !out || !is_place(at))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_PINNED)
+        return type == 2 ? ww_refused("pools of managed memory") : CUDA_ERROR_INVALID_VALUE;
+    if (at->kind < CU_LOCATION_DEVICE || at->kind > CU_LOCATION_NUMA_CURRENT)
+        return CUDA_ERROR_INVALID_VALUE;
+    *d = at->kind == CU_LOCATION_DEVICE ? &layer.devices[at->id] : NULL;
+    return 0;
+}
+
+CUresult cuMemGetDefaultMemPool(void **pool, void *where, int type)
+{
+    struct ww_device *d = NULL;
+    int error = place_of(where, type, pool, &d);
+    return error ? error : give_handle(pool, default_of(d));
+}
+
+CUresult cuMemGetMemPool(void **pool, void *where, int type)
+{
+    struct ww_device *d = NULL;
+    int error = place_of(where, type, pool, &d);
+    if (error)
+        return error;
+    return give_handle(pool, d ? ww_pool_of(d) : of_host ? of_host : default_of(NULL));
+}
+
+CUresult cuMemSetMemPool(void *where, int type, void *pool)
+{
+    struct ww_device *d = NULL;
+    struct ww_pool *p;
+    int error = place_of(where, type, where, &d);
+    if (error || (error = pool_of(pool, &p)))
+        return error;
+    if (p->device != d)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (d)
+        atomic_store(&d->pool, p);
+    else
+        of_host = p;
+    return 0;
+}
+
+/* -- allocations ------------------------------------------------------------------------------------------------------ */
+
+static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address)
+{
+    void *at = NULL;
+    size_t taken = p->device ? nbytes : (nbytes + 4095) & ~(size_t)4095; /* as the range that is given back */
+    if (!ww_pool_take(p, taken))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    int error = p->device ? ww_allocate(p->device, p->device == d ? WW_OP_ALLOC_ASYNC : WW_OP_ALLOC,
+                                        p->device == d ? stream : 0, nbytes, 0, p, address)
+                          : ww_pin(d, &at, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP, p);
+    if (error)
+        ww_pool_give(p, taken);
+    else if (!p->device)
+        *address = (uintptr_t)at;
+    return error;
+}
+
+static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h)
+{
+    struct ww_device *d;
+    uint32_t stream;
+    bool captured;
+    int error = ww_need(&d);
+    if (error || (error = ww_stream(h, 0, &d, &stream)))
+        return error;
+    if (!address || (error = ww_captured(d, stream, &captured)))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (captured)
+        return ww_capture_alloc(d, stream, nbytes ? nbytes : 1, address); /* no bytes: a node all the same */
+    if (!nbytes) { /* as the driver: no memory, and no error */
+        *address = 0;
+        return 0;
+    }
+    if (!p && !(p = ww_pool_of(d)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return from_pool(p, d, stream, nbytes, address);
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h)
+{
+    return allocate(address, nbytes, NULL, h);
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h)
+{
+    struct ww_pool *p;
+    int error = pool_of(pool, &p);
+    return error ? error : allocate(address, nbytes, p, h);
+}
