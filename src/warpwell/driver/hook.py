@@ -1,10 +1,10 @@
 """Run at the start of Python programs whose CUDA calls go to the pool: a few functions of `cuda.bindings.runtime`.
 
-`environment` puts a folder on their PYTHONPATH in which this file is ``sitecustomize``. NVIDIA's runtime, which is linked
-into `cuda.bindings.runtime`, asks the driver for private tables, and so cannot work over the layer. `cuda.core` needs
-two functions of it, and programs often three more: they are answered by the driver's own functions. All else stays: the
-program's own ``sitecustomize`` runs, too, and the folder leaves `sys.path`. Any Python 3 reads this file: it imports
-nothing of Warpwell.
+`environment` puts a folder on their PYTHONPATH in which this file is ``sitecustomize``. NVIDIA's runtime, which is
+linked into `cuda.bindings.runtime`, asks the driver for private tables, and so cannot work over the layer. `cuda.core`
+needs two functions of it, and programs often three more: they are answered by the driver's own functions. All else
+stays: the program's own ``sitecustomize`` runs, too, and the folder leaves `sys.path`. Any Python 3 reads this file: it
+imports nothing of Warpwell.
 """
 
 import os

@@ -449,10 +449,10 @@ inner cuMemGetAllocationGranularity(out_size, ptr, enum)
 inner cuMemExportToShareableHandle(ptr, u64, enum, u64)
 inner cuMemImportFromShareableHandle(out_u64, ptr, enum)
 """
-"""Each symbol that is served, with its class and its arguments' roles. ``hand``: layer.c has it. ``near``: the layer alone
-has it, no driver is asked (graphs are kept there). ``call``: it is sent and its answer is waited for. ``send``: nobody
-waits, an error is returned by a later call. ``inner``: worker or fake have it, programs may not call it. All other
-symbols are refused: NOT_SUPPORTED, with a line that names them."""
+"""Each symbol that is served, with its class and its arguments' roles. ``hand``: layer.c has it. ``near``: the layer
+alone has it, no driver is asked (graphs are kept there). ``call``: it is sent and its answer is waited for. ``send``:
+nobody waits, an error is returned by a later call. ``inner``: worker or fake have it, programs may not call it. All
+other symbols are refused: NOT_SUPPORTED, with a line that names them."""
 
 ERRORS = """
 1:INVALID_VALUE 2:OUT_OF_MEMORY 3:NOT_INITIALIZED 4:DEINITIALIZED 5:PROFILER_DISABLED 6:PROFILER_NOT_INITIALIZED

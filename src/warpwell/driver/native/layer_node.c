@@ -80,10 +80,12 @@ void ww_graph_memory_drop(struct ww_graph_memory *m)
     pthread_mutex_unlock(&lock);
     bool here = m->life == atomic_load(&m->device->life);
     if (here && ww_range_take(&m->device->ranges, m->address, m->on_host ? WW_PINNED_MEMORY : WW_ON_DEVICE, &r)) {
-        if (m->on_host)
+        if (m->on_host) {
             ww_unpin_taken(m->device, &r);
-        else
+        } else {
+            ww_peers_done(m->device);
             ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
+        }
     }
     free(m);
 }
