@@ -15,7 +15,9 @@ NAME = "cuda.bindings.runtime"
 
 def _replace(runtime):  # type: ignore[no-untyped-def]
     """Put the driver's functions into the loaded module."""
-    from cuda.bindings import driver
+    from importlib import import_module
+
+    driver = import_module("cuda.bindings.driver")
 
     def error(code):  # type: ignore[no-untyped-def]
         """Return a code of the driver as one of the runtime: the numbers are the same."""
