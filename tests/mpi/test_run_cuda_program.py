@@ -1,6 +1,9 @@
 """A CUDA program under ``warpwell run`` has the agents' GPUs, here those of the fake driver, and leaves no worker."""
 
+import json
 import os
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -43,6 +46,14 @@ def test_a_program_has_the_devices_of_all_agents_and_its_workers_end_with_it(sta
     assert len(found) == 2
     assert paths(run.find("cuda_program.py")[-1])[1:] == paths(run.find("agent_main")[-1])  # those of mpiexec, too
     assert not any(b"WARPWELL_POOL" in Path(f"/proc/{pid}/environ").read_bytes() for pid in found)
+    top = [sys.executable, "-m", "warpwell", "pool", "top", "--json"]
+    shown = subprocess.run(top, env={**os.environ, "TMPDIR": str(run.folder)}, capture_output=True, check=True).stdout
+    programs = [each for agent in json.loads(shown)["agents"] for each in agent["info"]["programs"]]
+    assert [(each["device"], each["bytes"], each["pid"]) for each in programs] == [
+        (device, 2 << 20, run.find("cuda_program.py")[-1]) for device in range(2)
+    ]
+    assert {each["worker"] for each in programs} == set(found) and all(each["calls"] > 5 for each in programs)
+    assert {each["command"] for each in programs} == {program}
     os.kill(run.find("cuda_program.py")[-1], 9)
     run.end()
     assert run.errors.endswith("functions of the driver that the pool does not serve: cuGraphCreate\n")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,3 +264,19 @@ def test_variables_that_cannot_be_are_named(tmp_path: Path, variable: str, text:
     done = subprocess.run([sys.executable, str(tmp_path / "program.py")], env={**os.environ, variable: text},
                           capture_output=True, text=True, timeout=60)  # fmt: skip
     assert f"ArgumentError: {variable} is {text!r}: give " in done.stderr
+
+
+def test_top_tells_the_calls_a_second_of_cuda_programs_since_the_last_look(capsys: pytest.CaptureFixture[str]) -> None:
+    from warpwell.cli.pool.top import _print_programs
+
+    def agent(calls: int, seconds: float, pid: int | None) -> dict[str, Any]:
+        program = {"pid": pid, "command": "app.py", "worker": 7, "device": 3, "bytes": 5 << 20, "calls": calls,
+                   "seconds": seconds}  # fmt: skip
+        return {"host": "a", "info": {"programs": [program]}}
+
+    silent = {"host": "b", "state": "silent"}
+    before = _print_programs(Output(False), [agent(1000, 2.0, 41), silent], {})
+    _print_programs(Output(False), [agent(4000, 3.0, None)], before)
+    said = capsys.readouterr().out
+    assert [word in said for word in ("app.py", "of another host", "5.0 MiB", "1,000", "500", "3,000")] == [True] * 6
+    assert _print_programs(Output(False), [silent], before) == {} and not capsys.readouterr().out

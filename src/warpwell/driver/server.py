@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ..errors import DriverBuildError
 from . import build
@@ -25,8 +29,20 @@ from .environment import client_environ, make_library_folder, worker_environ
 
 _PREFIX = "ww-cuda-"
 _END_SECONDS = 5.0
+_RUNS = "warpwell.pool.launch.application"
+"""Module that runs the program of a job."""
 
 __all__ = ["CLIENTS", "DriverServer"]
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A program that a worker serves: its process, the device's number for it, and a struct ww_counts (worker.h)."""
+
+    pid: int
+    ordinal: int
+    counts: mmap.mmap
+    since: float = field(default_factory=time.monotonic)
 
 
 class DriverServer(ClientListener):
@@ -86,7 +102,7 @@ class DriverServer(ClientListener):
         self._driver = str(driver or "libcuda.so.1")
         self._quota = quota
         self._environ = worker_environ(os.environ if environ is None else environ)
-        self._workers: set[subprocess.Popen[bytes]] = set()
+        self._workers: dict[subprocess.Popen[bytes], _Program] = {}
         self._life: tuple[int, int] | None = None
         self._lock: int | None = None
         self.folder = Path(folder or "")
@@ -106,6 +122,25 @@ class DriverServer(ClientListener):
     def workers(self) -> list[int]:
         """Process ids of the workers that are alive."""
         return [worker.pid for worker in list(self._workers) if worker.poll() is None]
+
+    def programs(self) -> list[dict[str, Any]]:
+        """Return what there is to know of each program that is served.
+
+        Returns
+        -------
+        list of dict
+            ``pid`` of the program (None: it is on another host), ``command``, ``worker`` (its process), ``device`` (the
+            program's number for it), ``bytes`` of device memory, ``calls`` and ``seconds`` since its first one.
+        """
+        found = []
+        for worker, program in list(self._workers.items()):
+            with contextlib.suppress(ValueError):  # it has ended, and its counts are closed
+                calls, used = struct.unpack("=QQ", program.counts[:16])
+                pid = None if program.pid == os.getpid() else program.pid
+                found.append({"pid": pid, "command": "" if pid is None else _command(pid), "worker": worker.pid,
+                              "device": program.ordinal, "bytes": used, "calls": calls,
+                              "seconds": time.monotonic() - program.since})  # fmt: skip
+        return found
 
     def connect(self, ordinal: int) -> socket.socket:
         """Return a connection of a client in this process to a device, as if it had come to its socket."""
@@ -148,7 +183,8 @@ class DriverServer(ClientListener):
 
     def _await_workers(self) -> None:
         until = time.monotonic() + _END_SECONDS
-        for worker in self._workers:
+        for worker, program in self._workers.items():
+            program.counts.close()
             try:
                 worker.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -159,7 +195,8 @@ class DriverServer(ClientListener):
     # -- the thread --------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        self._workers -= {worker for worker in self._workers if worker.poll() is not None}
+        for worker in [worker for worker in self._workers if worker.poll() is not None]:
+            self._workers.pop(worker).counts.close()
 
     def facts(self, client: Client) -> bytes | None:
         served = client.served
@@ -182,17 +219,34 @@ class DriverServer(ClientListener):
         if client.pidfd is not None:
             handed.append(client.pidfd)
             line += ["--pidfd", str(client.pidfd)]
-        client.line.setblocking(True)  # the worker shares this flag
-        worker = subprocess.Popen(
-            line, env=self._environ, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, pass_fds=handed,
-            start_new_session=True,  # a Ctrl-C is for the client
-        )  # fmt: skip
-        self._workers.add(worker)
+        credentials = client.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        counts = os.memfd_create("warpwell-counts", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(counts, mmap.PAGESIZE)
+            program = _Program(struct.unpack("=iII", credentials)[0], client.served.ordinal, mmap.mmap(counts, 0))
+            client.line.setblocking(True)  # the worker shares this flag
+            worker = subprocess.Popen(
+                [*line, "--counts", str(counts)], env=self._environ, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=errors, pass_fds=[*handed, counts], start_new_session=True,  # a Ctrl-C is for the client
+            )  # fmt: skip
+        finally:
+            os.close(counts)
+        self._workers[worker] = program
 
     def _line(self, served: Served) -> list[str]:
         line = [str(self._worker), "--driver", self._driver, "--device", served.device]
         line += ["--ordinal", str(served.ordinal)]
         return [*line, "--quota", str(self._quota)] if self._quota else line
+
+
+def _command(pid: int) -> str:
+    """Return the command of a process, without the path of its interpreter and what `warpwell run` puts before it."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return ""
+    words[0] = os.path.basename(words[0])
+    return " ".join(words[3:] if words[1:3] == ["-m", _RUNS] else words).strip()
 
 
 def _make_folder() -> tuple[Path, int]:

@@ -1,4 +1,4 @@
-"""``warpwell pool top``: what the agents of a running program do."""
+"""``warpwell pool top``: what the agents of a running program do, and the CUDA programs that they serve."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.every is not None and not 0 < arguments.every < 1e9:
         raise ArgumentError(f"--every {arguments.every:g}: give seconds, more than 0", name="every")
+    before: dict[int, tuple[int, float]] = {}
     while True:
         found = ask_job(running[job])
         if arguments.json:
             output.result("", {"command": "top", "job": job, "agents": found})
         else:
             _print(output, job, found)
+            before = _print_programs(output, found, before)
         if arguments.every is None:
             return 0
         time.sleep(arguments.every)
@@ -59,3 +61,21 @@ def _row(agent: dict[str, Any]) -> tuple[str, ...]:
         str(sum(lane["waiting"] for lane in lanes)),
         ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
     )  # fmt: skip
+
+
+def _print_programs(
+    output: Output, found: list[dict[str, Any]], before: dict[int, tuple[int, float]]
+) -> dict[int, tuple[int, float]]:
+    """Print CUDA programs, if there are some; return calls and seconds of each by its worker, for the next look."""
+    programs = [(agent, each) for agent in found for each in (agent.get("info") or {}).get("programs", ())]
+    rows = []
+    for agent, each in sorted(programs, key=lambda pair: pair[1]["device"]):
+        calls, seconds = before.get(each["worker"], (0, 0.0))
+        rate = (each["calls"] - calls) / max(1e-9, each["seconds"] - seconds)
+        who = ("-", "of another host") if each["pid"] is None else (str(each["pid"]), each["command"] or "-")
+        rows.append((*who, str(each["device"]), agent["host"], format_size(each["bytes"]), f"{each['calls']:,}",
+                     f"{rate:,.0f}"))  # fmt: skip
+    if rows:
+        heads = ("process", "program", "device", "host", "memory", "calls", "calls/s")
+        output.table("CUDA programs", heads, rows, left=("program", "host"))
+    return {each["worker"]: (each["calls"], each["seconds"]) for _, each in programs}

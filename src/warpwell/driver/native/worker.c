@@ -1,10 +1,12 @@
 /* Start and end of a worker.
  *
  *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K --facts
- *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --socket FD --life FD [--pidfd FD]
+ *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --socket FD --life FD
+ *         [--pidfd FD] [--counts FD]
  *
  * The first form writes WW_HASH and a ww_facts to stdout. The second serves the client at the other end of the socket, and
  * ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of `life`) is gone.
+ * It keeps a ww_counts in the file of `counts`.
  */
 #include "worker.h"
 
@@ -29,8 +31,8 @@ struct ww_worker ww;
 static struct options {
     const char *driver, *device;
     uint32_t ordinal;
-    int facts, socket, life, pidfd;
-} given = {.driver = "libcuda.so.1", .device = "0", .socket = -1, .life = -1, .pidfd = -1};
+    int facts, socket, life, pidfd, counts;
+} given = {.driver = "libcuda.so.1", .device = "0", .socket = -1, .life = -1, .pidfd = -1, .counts = -1};
 
 /* -- ends ------------------------------------------------------------------------------------------------------------------- */
 
@@ -228,6 +230,11 @@ static void start_memory(int fds[3]) {
     ww.staging = share("warpwell-staging", (size_t)WW_PLACES * WW_PLACE_BYTES, 0, fds + 2);
     ww.cells = mmap(NULL, (size_t)WW_CELLS * WW_SMALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (ww.cells == MAP_FAILED) refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no memory for a client");
+    static struct ww_counts own;
+    void *counts = given.counts < 0 ? MAP_FAILED
+                                    : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, given.counts, 0);
+    ww.counts = counts == MAP_FAILED ? &own : counts;
+    close(given.counts);
     ww.host_most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
 }
 
@@ -249,7 +256,8 @@ static void tell_opened(struct ww_facts *facts, const int fds[3]) {
 static void parse(int argc, char **argv) {
     static const struct option names[] = {
         {"driver", 1, NULL, 'd'}, {"device", 1, NULL, 'u'}, {"ordinal", 1, NULL, 'o'}, {"quota", 1, NULL, 'q'},
-        {"socket", 1, NULL, 's'}, {"life", 1, NULL, 'l'}, {"pidfd", 1, NULL, 'p'}, {"facts", 0, NULL, 'f'}, {0}};
+        {"socket", 1, NULL, 's'}, {"life", 1, NULL, 'l'}, {"pidfd", 1, NULL, 'p'}, {"counts", 1, NULL, 'c'},
+        {"facts", 0, NULL, 'f'}, {0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
         case 'd': given.driver = optarg; break;
@@ -259,6 +267,7 @@ static void parse(int argc, char **argv) {
         case 's': given.socket = atoi(optarg); break;
         case 'l': given.life = atoi(optarg); break;
         case 'p': given.pidfd = atoi(optarg); break;
+        case 'c': given.counts = atoi(optarg); break;
         case 'f': given.facts = 1; break;
         default: exit(2);
         }

@@ -26,6 +26,11 @@
 
 /* -- the process ---------------------------------------------------------------------------------------------------------- */
 
+/* What the server may see of a worker at any time (server.py has the same). */
+struct ww_counts {
+    _Atomic uint64_t calls, bytes; /* entries that were read; device memory in use */
+};
+
 struct ww_worker {
     struct ww_ring *ring;
     struct ww_status *status;
@@ -37,6 +42,7 @@ struct ww_worker {
     uint64_t quota;                 /* bytes of device memory, or 0 */
     uint64_t host_most;             /* bytes of pinned memory */
     int shareable;                  /* other processes may map this device's memory */
+    struct ww_counts *counts;
 };
 extern struct ww_worker ww;
 

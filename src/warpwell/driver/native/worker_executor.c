@@ -250,15 +250,23 @@ static void rest(uint64_t since, uint32_t spin) {
     sleep_ns((uint32_t)(step < STEP_MOST_NS ? step : STEP_MOST_NS));
 }
 
+static void count(uint64_t calls) {
+    atomic_store_explicit(&ww.counts->calls, calls, memory_order_relaxed);
+    atomic_store_explicit(&ww.counts->bytes, ww_arena.mapped - ww_arena.free, memory_order_relaxed);
+}
+
 _Noreturn void ww_execute(void) {
-    uint64_t since = now_ns();
+    uint64_t since = now_ns(), calls = 0;
     uint32_t spin = spin_ns();
     for (;;) {
         int some = read_some();
+        calls += (uint64_t)some;
         some |= ww_heavy_step();
         some |= ww_links_step();
         some |= ww_streams_step();
-        if (some) since = now_ns();
-        else rest(since, spin);
+        if (some) {
+            since = now_ns();
+            count(calls);
+        } else rest(since, spin);
     }
 }

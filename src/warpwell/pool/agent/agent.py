@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ... import errors
@@ -38,6 +39,8 @@ class Agent(AgentState):
     def __init__(self, transport: Transport, runtime: Runtime) -> None:
         super().__init__(transport, runtime)
         self.counts: dict[str, int] = {}
+        self.programs: Callable[[], list[dict[str, Any]]] = list
+        """Returns the CUDA programs that this agent's process serves besides."""
         self._begun = time.time()
 
     def run(self) -> None:
@@ -96,6 +99,7 @@ class Agent(AgentState):
             "unreachable": self.sharing.unreachable(),
             "halves": len(self.halves),
             "transport": self.transport.statistics(),
+            "programs": self.programs(),
         }
 
     def _peer_lost(self, peer: int, reason: str) -> None:

@@ -38,12 +38,15 @@ def main() -> int:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible(chosen["uuid"], gpus)
         about = cuda_programs.wanted() if "cuda" in chosen else None
         if about is not None and not chosen["away"]:  # before the application goes on; it ends with this process
-            _server = cuda_programs.serve(about, chosen["cuda"])
+            server = cuda_programs.serve(about, chosen["cuda"])
         transport = connect(lifeline)
         agent = Agent(transport, runtime_for(chosen.get("target", "cpu")))
         if about is not None and chosen["away"]:
             ordinal = chosen["cuda"]
-            agent.cuda = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal)).heard
+            far = FarEnd(transport, ordinal, lambda: cuda_programs.serve_away(about, ordinal))
+            agent.cuda, agent.programs = far.heard, far.programs
+        elif about is not None:
+            agent.programs = server.programs
         # as a deferred call: the lifeline's thread has entered no device
         lifeline.on("ask", lambda said: agent.later(lambda: lifeline.tell(reply=said["ask"], info=agent.info())))
         lifeline.tell(ready=True)

@@ -80,6 +80,10 @@ class FarEnd:
         elif client is not None and kind == Kind.CLOSE:
             client.close()
 
+    def programs(self) -> list[dict[str, Any]]:
+        """Return what the server of the device tells of its programs."""
+        return [] if self._server is None else self._server.programs()
+
     def tell(self, peer: int, kind: Kind, *operands: Any) -> None:
         """Send a message."""
         self.transport.send(peer, pack(int(Op.CUDA), int(kind), *operands))
