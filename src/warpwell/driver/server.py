@@ -29,8 +29,8 @@ from .environment import client_environ, make_library_folder, worker_environ
 
 _PREFIX = "ww-cuda-"
 _END_SECONDS = 5.0
-_RUNS = "warpwell.pool.launch.application"
-"""Module that runs the program of a job."""
+_RUNS = ".launch.application"
+"""End of the name of the module that runs the program of a job."""
 
 __all__ = ["CLIENTS", "DriverServer"]
 
@@ -246,7 +246,7 @@ def _command(pid: int) -> str:
     except OSError:
         return ""
     words[0] = os.path.basename(words[0])
-    return " ".join(words[3:] if words[1:3] == ["-m", _RUNS] else words).strip()
+    return " ".join(words[3:] if len(words) > 3 and words[2].endswith(_RUNS) else words).strip()
 
 
 def _make_folder() -> tuple[Path, int]:
