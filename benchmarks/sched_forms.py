@@ -52,16 +52,14 @@ class Bench:
 
     def seconds(self, start: Any) -> float:
         """Return the GPU's time of what `start(stream)` launches, which it has before the first event is reached."""
-        from numba import cuda
-
         if self.delay is None:
             self.delay = Made(self, spin[256 * 132], (zeros("cuda", 132, np.int32), 5000))
         self.delay.forms.start_plain(self.stream)
         first = self.gpu.mark(self.stream, timing=True)
         start(self.stream)
         last = self.gpu.mark(self.stream, timing=True)
-        last.synchronize()
-        return cuda.event_elapsed_time(first, last) / 1000
+        self.wait(last)
+        return self.gpu.elapsed(first, last)
 
     def wait_seconds(self, seconds: float) -> None:
         until = time.perf_counter() + seconds
