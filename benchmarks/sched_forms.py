@@ -185,12 +185,12 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
         bench.gpu.enter()
         stream = bench.gpu.stream()
         host, device = memory_for("cuda").allocate_shared(64 << 20), memory_for("cuda").allocate(64 << 20)
-        driver = bench.gpu._driver
+        driver = bench.gpu.driver
         ready.set()
         while not stop.is_set():
             for _ in range(4):
                 driver.cuMemcpyHtoDAsync(device.address, host.address, 64 << 20, int(stream.handle))
-            stream.synchronize()
+            bench.gpu.synchronize(stream)
 
     ready = threading.Event()
     copier = threading.Thread(target=copy)
