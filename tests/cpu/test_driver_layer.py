@@ -311,7 +311,7 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
         f"warpwell: {name} is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED"
         for name in ("cuMemAllocManaged", "cuIpcGetMemHandle")
     ]
-    assert sum("use warpwell run --cuda local" in line for line in lines) == 1
+    assert not any("cuGetExportTable" in line for line in lines)
     names = (tmp_path / "refused").read_text().split()
     assert names == ["cuMemAllocManaged", "cuIpcGetMemHandle", "cuGetExportTable"]
     assert not any("WARPWELL_CUDA" in line for line in said(100, WARPWELL_CUDA=str(tmp_path)))

@@ -108,18 +108,15 @@ static void record(const char *name)
 }
 
 /* The driver's private tables: not known, and so not there. NVIDIA's runtime asks for them first, and then works no
- * more, often without a word: so this says what to do. */
+ * more. Programs that do without it ask, too (numba-cuda's bindings): so this is in the list, and says nothing. */
 CUresult cuGetExportTable(void *table, void *id)
 {
     (void)id;
     if (!table)
         return CUDA_ERROR_INVALID_VALUE;
     *(const void **)table = NULL;
-    if (first_time("cuGetExportTable")) {
-        ww_say("the CUDA runtime in this program (as that of PyTorch or CuPy) does not work on pooled GPUs:"
-               " use warpwell run --cuda local");
+    if (first_time("cuGetExportTable"))
         record("cuGetExportTable");
-    }
     return CUDA_ERROR_NOT_FOUND;
 }
 

@@ -101,7 +101,7 @@ static int graph_memory_of(CUdevice k, const void *value, struct account **a)
 
 CUresult cuDeviceGraphMemTrim(CUdevice k)
 {
-    struct account *a;
+    struct account *a = NULL;
     int error = graph_memory_of(k, &a, &a);
     if (error)
         return error;

@@ -313,7 +313,7 @@ CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
 
 CUresult cuDeviceSetMemPool(CUdevice device, void *pool)
 {
-    struct ww_device *d;
+    struct ww_device *d = NULL;
     struct ww_pool *p;
     int error = device_at(device, &d, &d);
     if (error || (error = pool_of(pool, &p)))
