@@ -38,6 +38,7 @@ RIGHT = {
     "comes_back": ["codes 0 0 seen True again True"],
     "waits": ["posted True True {1}", "done {2}"],
     "synchronous": ["codes 0 0 wrong 0"],
+    "rows": ["codes 0 0 rows [{2}, {3}] [{3}, {2}]"],
     "lost": [
         "waiting", "told 46 0 True", "refused True True", "by the way {4}", "copied {8}", "linked again 0 {6}",
     ],

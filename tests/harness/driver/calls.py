@@ -37,6 +37,29 @@ IMAGE = (Path(__file__).parents[3] / "src" / "warpwell" / "testing" / "kernels.p
 TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
 
 
+class End(ctypes.Structure):
+    """One side of a copy of rows."""
+
+    _fields_ = [
+        ("x", ctypes.c_size_t),
+        ("y", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("host", ctypes.c_void_p),
+        ("device", ctypes.c_uint64),
+        ("array", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t),
+    ]
+
+
+class Rows(ctypes.Structure):
+    """A copy of rows: CUDA_MEMCPY2D."""
+
+    _fields_ = [("source", End), ("to", End), ("width", ctypes.c_size_t), ("height", ctypes.c_size_t)]
+
+
+HOST_SIDE, DEVICE_SIDE, ARRAY_SIDE, EITHER_SIDE = 1, 2, 3, 4
+
+
 class CudaError(Exception):
     """A call returned a code that is not success."""
 
@@ -134,6 +157,21 @@ class Cuda:
         data = ctypes.create_string_buffer(nbytes)
         self.cuMemcpyDtoH_v2(data, address, nbytes)
         return data.raw
+
+    @staticmethod
+    def end(address: int, pitch: int, x: int = 0, y: int = 0, kind: int = EITHER_SIDE) -> End:
+        """Return one side of a copy of rows."""
+        if kind == HOST_SIDE:
+            return End(x, y, kind, host=address, pitch=pitch)
+        return End(x, y, kind, device=address, pitch=pitch)
+
+    def rows(self, to: End, source: End, width: int, height: int, stream: int | None = None) -> None:
+        """Copy rows, synchronously where no stream is named."""
+        copy = ctypes.byref(Rows(source, to, width, height))
+        if stream is None:
+            self.cuMemcpy2D_v2(copy)
+        else:
+            self.cuMemcpy2DAsync_v2(copy, stream)
 
     def params(self, values: Sequence[int]) -> Any:
         """Return an array of 8-byte values, for ``extra``."""

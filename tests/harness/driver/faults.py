@@ -86,7 +86,10 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
 PEERS: dict[str, tuple[str, Changes]] = {
     "a synchronous copy between devices passes the other's legacy stream": (
         "synchronous",
-        {"layer_copy.c": {"k->waits ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
+        {"layer_copy.c": {"k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
+    ),
+    "rows but the last pass the other device's legacy stream": (
+        "rows", {"layer_copy.c": {"row, waits && !z && !y};": "row, waits && z + 1 == planes && y + 1 == rows};"}},
     ),
     "a synchronous copy to memory that others use is not waited for": (
         "synchronous", {"layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}},

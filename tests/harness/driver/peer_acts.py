@@ -180,6 +180,40 @@ def synchronous() -> None:
     say("codes", *codes, "wrong", wrong)
 
 
+def rows() -> None:
+    """All rows of a synchronous copy come behind what the other device has to do; those of others do not."""
+    cuda = started()
+    codes = enable(cuda, 0), enable(cuda, 1)
+    seen = []
+    for to_other in (False, True):  # device 1 copies from device 0's memory, or to it
+        cuda.use(0)
+        here = cuda.alloc(8192)
+        filled(cuda, 0, here, 1, 2048)
+        _, word = stuck(cuda, 0, 0)
+        cuda.launch(0, 0, "fill", here, 2048, 2)
+        cuda.use(1)
+        there = cuda.alloc(8192)
+        filled(cuda, 1, there, 3, 2048)
+
+        def release(word: int = word) -> None:
+            cuda.use(0)
+            cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
+
+        timer = threading.Timer(0.1, release)
+        timer.start()
+        ends = cuda.end(there, 1024), cuda.end(here, 1024)
+        cuda.rows(*(ends[::-1] if to_other else ends), width=512, height=8)
+        timer.join()
+        seen.append(rows_of(cuda, *((0, here) if to_other else (1, there))))
+    say("codes", *codes, "rows", *seen)
+
+
+def rows_of(cuda: Cuda, device: int, address: int) -> list[set[int]]:
+    """Return the different words of what was copied, and of what lies between."""
+    found = [words(cuda, device, address + at, 128) for at in range(0, 8192, 512)]
+    return [set[int]().union(*found[half::2]) for half in (0, 1)]
+
+
 def lost() -> None:
     """The other device's worker ends while its memory is mapped here and a stream waits for its event."""
     cuda = started()

@@ -25,9 +25,10 @@ _Static_assert(PART >= PARTS * WW_PLACE_BYTES, "a part ends at a place's end, th
 struct copy {
     struct ww_device *device; /* the stream's */
     uint32_t stream;
-    bool waits;               /* a synchronous call */
+    bool waits;               /* a synchronous call, or the last row of one */
     uint64_t to, from;
     size_t nbytes;
+    bool begins;              /* a synchronous call, or the first row of one: it comes behind what others have to do */
 };
 
 /* Wait until all that was posted to a stream is done. */
@@ -297,7 +298,7 @@ static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_d
     struct ww_post p;
     int error = 0;
     for (int i = 0; i < 2 && !error; i++)
-        error = ends[i] == k->device ? 0 : k->waits ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);
+        error = ends[i] == k->device ? 0 : k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);
     error = error ? error : ww_begin(k->device, WW_OP_COPY, k->stream, k->waits ? WW_DONE : 0, sizeof args, &p);
     if (error)
         return error;
@@ -316,8 +317,8 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
     int error = buffer ? stream_done(k->device, k->stream) : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
         size_t left = k->nbytes - at, n = left < WW_PLACE_BYTES ? left : WW_PLACE_BYTES;
-        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n};
-        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n};
+        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n, true};
+        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n, true};
         if (!(error = copy_out(&out)) && !(error = copy_in(&in)) && left <= WW_PLACE_BYTES)
             error = stream_done(to, WW_LEGACY);
     }
@@ -394,7 +395,7 @@ static int captured_copy(const struct copy *k, enum side to_is, enum side from_i
 static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, size_t nbytes, void *h, int per_thread,
                 bool waits)
 {
-    struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes};
+    struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes, .begins = waits};
     struct ww_span r;
     bool captured;
     int error = ww_need(&k.device);
@@ -524,7 +525,7 @@ static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy
     for (size_t z = 0; z < planes && !error; z++)
         for (size_t y = 0; y < rows && !error; y++) {
             struct copy k = {d, stream, waits && z + 1 == planes && y + 1 == rows, to + z * plane_to + y * c->to.pitch,
-                             from + z * plane_from + y * c->from.pitch, row};
+                             from + z * plane_from + y * c->from.pitch, row, waits && !z && !y};
             error = dispatch(&k);
         }
     return error;
