@@ -24,7 +24,7 @@ from sched_forms import Bench, Made
 from sched_share import kernels
 
 from warpwell.scheduler import Kind
-from warpwell.targets.blocks.control import DONE, NEVER, STOP
+from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, STOP, fresh
 
 COUNTS = Path(__file__).parent / "results" / "sched_counts_h200.json"
 MISSES = {"stream": 1.0, "logistic": 0.0}
@@ -42,12 +42,12 @@ def miss_rates() -> dict[str, float]:
 
 def start(bench: Bench, made: Made, stream: Any) -> None:
     """Launch half of the workers that a kernel has alone."""
-    bench.gpu.write_words(stream, made.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
+    bench.gpu.write_words(stream, made.control, fresh())
     made.forms.start(made.control, 0, max(1, made.resident["workers"]["resident"] // 2), stream, made.chunk)
 
 
 def ended(bench: Bench, made: Made) -> int:
-    return int(bench.gpu.read_words(made.control, 6)[DONE])
+    return int(bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE])
 
 
 def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[float], float | None]:

@@ -20,7 +20,7 @@ from measure import machine, save, table
 import warpwell as ww
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, NEVER, STOP
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.gpu.gpu import Gpu
@@ -86,7 +86,7 @@ class Made:
         self.resident = {f: self.forms.resources(f) for f in ("plain", "workers", "slices")}
 
     def reset(self, stream: Any) -> None:
-        self.bench.gpu.write_words(stream, self.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
+        self.bench.gpu.write_words(stream, self.control, fresh())
 
     def workers(self, stream: Any, chunk: int = 1) -> None:
         self.reset(stream)
@@ -209,20 +209,20 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
         times, done = [], 0
         lengths = []
         for _ in range(count):
-            bench.gpu.write_words(bench.stream, made.control, [0, NEVER, done])
+            bench.gpu.write_words(bench.stream, made.control, fresh(done)[:DONE])
             made.forms.start(made.control, 0, resident, bench.stream, 1)
             event = bench.gpu.mark(bench.stream)
             bench.wait_seconds(2 * length + float(rng.uniform(0.1e-3, 0.4e-3)))
             if len(lengths) < 20 and length < 5e-3:  # as it is: what runs beside it may slow it
-                before, at = bench.gpu.read_words(made.control, 6)[DONE], time.perf_counter()
+                before, at = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE], time.perf_counter()
                 bench.wait_seconds(max(5 * length, 0.3e-3))
-                after = bench.gpu.read_words(made.control, 6)[DONE]
+                after = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE]
                 lengths.append((time.perf_counter() - at) * resident / (after - before))
             begun = time.perf_counter()
             bench.gpu.set_word(made.control + 8 * STOP, 1)
             bench.wait(event)
             times.append(time.perf_counter() - begun)
-            words = bench.gpu.read_words(made.control, 6)
+            words = bench.gpu.read_words(made.control, CONTROL_WORDS)
             if words[CURSOR] != words[DONE] or words[CURSOR] >= blocks:
                 raise SystemExit(f"cursor {words[CURSOR]} and done {words[DONE]} of {blocks}")
             done = int(words[CURSOR])
@@ -257,21 +257,21 @@ def shrink_and_resume(bench: Bench) -> list[Any]:
     rate = []
     time.sleep(2e-3)
     for _ in range(5):
-        first = bench.gpu.read_words(made.control, 6)
+        first = bench.gpu.read_words(made.control, CONTROL_WORDS)
         at = time.perf_counter()
         time.sleep(2e-3)
-        second = bench.gpu.read_words(made.control, 6)
+        second = bench.gpu.read_words(made.control, CONTROL_WORDS)
         full = (second[DONE] - first[DONE]) / (time.perf_counter() - at)
         begun = time.perf_counter()
         bench.gpu.set_word(made.control + 8 * FLOOR, top - half)
-        while int(bench.gpu.read_words(made.control, 6)[LEFT]) - left < resident - half:
+        while int(bench.gpu.read_words(made.control, CONTROL_WORDS)[LEFT]) - left < resident - half:
             pass
         gone.append(time.perf_counter() - begun)
         left += resident - half
-        first = bench.gpu.read_words(made.control, 6)
+        first = bench.gpu.read_words(made.control, CONTROL_WORDS)
         at = time.perf_counter()
         time.sleep(2e-3)
-        second = bench.gpu.read_words(made.control, 6)
+        second = bench.gpu.read_words(made.control, CONTROL_WORDS)
         rate.append((second[DONE] - first[DONE]) / (time.perf_counter() - at) / full)
         begun = time.perf_counter()
         made.forms.start(made.control, top, resident - half, side, 1)

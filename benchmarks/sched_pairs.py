@@ -16,7 +16,7 @@ from sched_forms import Bench, Made
 
 from warpwell.scheduler.predict.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
-from warpwell.targets.blocks.control import DONE, NEVER, STOP
+from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, STOP, fresh
 from warpwell.targets.gpu.gpu import Gpu
 
 KERNELS = {
@@ -53,19 +53,19 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
     gpu = bench.gpu
     events = []
     for made, count, stream in zip((first, second), workers, streams, strict=True):
-        gpu.write_words(stream, made.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
+        gpu.write_words(stream, made.control, fresh())
         made.forms.start(made.control, 0, count, stream, made.chunk, ROUNDS)
         events.append(gpu.mark(stream))
         bench.wait_seconds(0.4e-3)
     bench.wait_seconds(0.4e-3)
     at, was = [], []
     for made in (first, second):
-        was.append(int(gpu.read_words(made.control, 6)[DONE]))
+        was.append(int(gpu.read_words(made.control, CONTROL_WORDS)[DONE]))
         at.append(time.perf_counter())
     bench.wait_seconds(window)
     rates = []
     for k, made in enumerate((first, second)):
-        now = int(gpu.read_words(made.control, 6)[DONE])
+        now = int(gpu.read_words(made.control, CONTROL_WORDS)[DONE])
         rates.append((now - was[k]) / (time.perf_counter() - at[k]))
     for made in (first, second):
         gpu.set_word(made.control + 8 * STOP, 1)

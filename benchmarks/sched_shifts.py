@@ -18,7 +18,7 @@ from sched_share import logistic, stream
 
 import warpwell as ww
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, NEVER, STOP
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, fresh
 
 ROUNDS = 4000
 SHARES = ((0.75, 0.25), (0.5, 0.5), (0.625, 0.375))
@@ -46,7 +46,7 @@ class Side:
         self.chunk = max(1, min(16, int(20e-6 * self.blocks / (self.alone * self.full))))
 
     def reset(self, stream: Any) -> None:
-        self.bench.gpu.write_words(stream, self.made.control, [0, NEVER, 0, 0, 0, 0, 0, 0])
+        self.bench.gpu.write_words(stream, self.made.control, fresh())
 
     def start(self, stream: Any, share: float, shift: float | None, seconds: float, rounds: int = ROUNDS) -> int:
         """Launch workers, or `seconds` of shifts; return how many workers there are at a time."""
@@ -60,7 +60,7 @@ class Side:
         return count
 
     def done(self) -> int:
-        return int(self.bench.gpu.read_words(self.made.control, 8)[DONE])
+        return int(self.bench.gpu.read_words(self.made.control, CONTROL_WORDS)[DONE])
 
     def stop(self) -> None:
         self.bench.gpu.set_word(self.made.control + 8 * STOP, 1)
@@ -155,7 +155,7 @@ def exact(bench: Bench, m: Side, c: Side, x: Any, a: Any, streams: Any) -> str:
     m.start(streams[0], 0.75, None, 0, 1)
     for s in streams:
         bench.wait(bench.gpu.mark(s))
-    words = [bench.gpu.read_words(side.made.control, 8) for side in (m, c)]
+    words = [bench.gpu.read_words(side.made.control, CONTROL_WORDS) for side in (m, c)]
     same = to_host(x).tobytes() == wanted, np.array_equal(to_host(a), theirs)
     counts = [int(w[DONE]) == side.blocks <= int(w[CURSOR]) for w, side in zip(words, (m, c), strict=True)]
     ones = zeros("cuda", 200_000, np.int32)

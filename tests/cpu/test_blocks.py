@@ -15,9 +15,11 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.targets.atomics import own_launch_flag
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
-from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.blocks import control as at
+from warpwell.targets.blocks.control import BEGUN, CURSOR, DONE, FLOOR, LEFT, STOP, TARGET
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.compiler.virtual import returns_early, virtual_copy
+from warpwell.targets.memory import memory_for
 from warpwell.targets.native import native
 
 
@@ -70,7 +72,7 @@ def test_workers_do_what_the_kernel_does(launch: Any) -> None:
     blocks.begin()
     control = blocks.new_control()
     work(blocks, control, 3)
-    assert control.words[DONE] == blocks.blocks and control.words[LIVE] == 0 and control.words[LEFT] == 3
+    assert control.words[DONE] == blocks.blocks and control.words[BEGUN] == control.words[LEFT] == 3
     blocks.end()
     launch(theirs, *extra, device="cpu")
     assert mine.tobytes() == theirs.tobytes() and mine.any()
@@ -100,6 +102,35 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     blocks.work(control.address, 1)
     assert words[DONE] == blocks.blocks and np.flatnonzero(x)[0] == 256 * (blocks.blocks - 1)
     blocks.end()
+
+
+def test_the_pinned_record_tells_of_progress_and_of_each_launch() -> None:
+    x = np.zeros(200_000)
+    blocks = BlockLaunch(add[x.size], (x, x.size), "cpu")
+    blocks.begin()
+    control = blocks.new_control()
+    pinned = memory_for("cpu").allocate_shared(8 * at.PINNED_WORDS)
+    words, told = control.words, pinned.words
+    words[:] = at.fresh(mirror=at.mirror_word(pinned.address, blocks.blocks))
+    assert words[at.MIRROR] == pinned.address + 3, "782 blocks: every eighth"
+    for slot, until in ((2, 100), (5, at.NEVER)):
+        blocks.work(control.address, 0, until, 2, slot)
+        assert told[at.BEGAN + slot] > 0 and told[at.ENDED + slot] == 0, "one of two has left"
+        blocks.work(control.address, 1, until, 2, slot)
+        assert told[at.ENDED + slot] >= told[at.BEGAN + slot] and words[at.LEAVING + slot] == 0
+        assert told[at.PROGRESS] == words[DONE] // 8 * 8
+    assert words[DONE] == blocks.blocks and np.count_nonzero(told) == 5 and words[at.BEGUN] == 4
+    told[:] = 0
+    words[:] = at.fresh()
+    blocks.work(control.address, 0)
+    assert words[DONE] == blocks.blocks and not told.any(), "it is told of nothing without its address"
+    blocks.end()
+
+
+@pytest.mark.parametrize("blocks", [1, 63, 64, 127, 128, 1 << 20, (1 << 31) - 1])
+def test_progress_is_told_some_hundred_times_at_most(blocks: int) -> None:
+    often = at.mirror_word(1 << 40, blocks) - (1 << 40)
+    assert 0 <= often < 64 and min(blocks, 64) <= blocks >> often <= 128
 
 
 @pytest.mark.parametrize("device", ["cpu", "interp"])

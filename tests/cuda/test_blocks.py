@@ -11,7 +11,8 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
-from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, STOP, TARGET
+from warpwell.targets.blocks import control as at
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, STOP, TARGET, fresh
 from warpwell.targets.blocks.launch import BlockLaunch
 
 ptx = pytest.mark.ptx
@@ -161,7 +162,7 @@ class OnGpu:
         self.control = self.record.address
 
     def words(self) -> Any:
-        return self.gpu.read_words(self.control, 8)
+        return self.gpu.read_words(self.control, CONTROL_WORDS)
 
     def wait(self, event: Any) -> None:
         until = time.monotonic() + 30
@@ -195,6 +196,56 @@ def test_forms_do_what_the_kernel_does(case: str, chunk: int) -> None:
     assert results[0] == results[1] == results[2]
 
 
+@ptx
+def test_a_claim_looks_at_one_sector_and_tells_the_host_little() -> None:
+    from warpwell.targets.blocks.cuda import ptx as text_of
+
+    assert at.STOP % 4 == 0 and {at.STOP, at.TARGET, at.FLOOR, at.MIRROR} == set(range(at.STOP, at.STOP + 4))
+    assert at.CURSOR // 4 > at.MIRROR // 4, "what workers change is in another sector"
+    launch, arguments = CASES["grid"]
+    body = text_of(BlockLaunch(launch, arguments, "cuda"), arguments)
+    body = body[body.index(".entry") :]
+    # two looks at flags; the cursor in a shift, and the pinned record's address at the beginning and end
+    assert body.count("ld.relaxed.gpu.global.v2.u64") == 2 and body.count("ld.relaxed.gpu.global.u64") == 3
+    # begun, done, claim, left, leaving; began, progress, ended; two fences, of leaving workers alone
+    assert body.count("atom.relaxed.gpu.global.add.u64") == 5 and body.count("st.relaxed.sys.global.u64") == 3
+    assert body.count("fence.acq_rel.sys") == 2 and body.count("bar.sync") == 2
+
+
+@pytest.mark.parametrize("shifts", [1, 4])
+def test_the_pinned_record_tells_of_progress_and_of_each_launch(shifts: int) -> None:
+    from warpwell.targets.arrays import to_host, zeros
+    from warpwell.targets.memory import memory_for
+
+    count = 20_000
+    ran = zeros("cuda", 256 * count, np.float32)
+    on = OnGpu(count_and_spin[256 * count], (ran, 3000))
+    pinned = memory_for("cuda").allocate_shared(8 * at.PINNED_WORDS)
+    told = pinned.words
+    words = fresh(mirror=at.mirror_word(pinned.address, count))
+    resident = on.forms.resources("workers")["resident"] // 2
+    for _ in range(3):
+        told[:] = 0
+        on.gpu.write_words(on.stream, on.control, words)
+        for k in range(shifts):
+            until = at.NEVER if k == shifts - 1 else (k + 1) * count // shifts
+            on.forms.start(on.control, k * resident, resident, on.stream, 1, until=until, slot=k)
+        limit, last, steps = time.monotonic() + 30, 0, 0
+        while not told[at.ENDED + shifts - 1]:
+            assert time.monotonic() < limit
+            now = int(told[at.PROGRESS])
+            steps, last = steps + (now > last), max(now, last)
+        # what the host sees after the word is what all blocks have left: no event is waited for
+        found = on.words()
+        assert found[DONE] == count and found[at.BEGUN] == found[at.LEFT] == shifts * resident
+        assert not found[at.LEAVING :].any() and steps > 3 and count - 256 * resident // 64 < last <= count
+        began, ended = told[at.BEGAN : at.BEGAN + shifts], told[at.ENDED : at.ENDED + shifts]
+        assert (began > 0).all() and (ended > began).all() and (began[1:] >= ended[:-1]).all()
+        on.wait(on.gpu.mark(on.stream))
+    assert (to_host(ran) == 3).all()
+    on.blocks.end()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
     from warpwell.targets.arrays import to_host, zeros
@@ -209,8 +260,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
     while done < count:
         assert time.monotonic() < until
         quota = int(rng.integers(1, resident + 1))
-        on.gpu.write_words(on.stream, on.control, [0, quota, done])
-        on.gpu.write_words(on.stream, on.control + 8 * FLOOR, [0])
+        on.gpu.write_words(on.stream, on.control, fresh(done, target=quota)[:DONE])
         on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
         event = on.gpu.mark(on.stream)
         aim = done + int(rng.integers(1, count // 10))

@@ -12,7 +12,7 @@ import pytest
 import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
-from warpwell.targets.blocks.control import CURSOR, DONE, FLOOR, LEFT, LIVE, STOP, TARGET
+from warpwell.targets.blocks.control import BEGUN, CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP, TARGET, fresh
 from warpwell.targets.gpu.nvrtc import headers
 from warpwell.targets.source.program import build, ptx
 
@@ -128,14 +128,17 @@ def test_forms_compile(name: str) -> None:
     kernel = entries(plain["ptx"])[plain["names"]["plain"]]
     found = entries(forms["ptx"])
     assert set(found) == set(forms["names"].values()), "no other kernel is left"
-    for form, words in (("workers", 9), ("slices", 4)):
+    for form, words in (("workers", 11), ("slices", 4)):
         body = found[forms["names"][form]]
-        # what the kernel knows of its place comes from shared memory, not from the hardware
-        assert len(re.findall(r"%ctaid", body)) == 1 and "%nctaid" not in body
+        # what the kernel knows of its place comes from shared memory, not from the hardware: a worker asks for its
+        # number, and whether it is the first
+        assert 1 <= body.count("%ctaid") <= (2 if form == "workers" else 1) and "%nctaid" not in body
         assert body.count(".param .") == kernel.count(".param .") + words
         assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms["ptx"])
         assert ("ld.relaxed.gpu.global" in body) == (form == "workers")
-        assert len(re.findall(r"atom\.global\.add\.u64", body)) == (6 if form == "workers" else 0)
+        assert body.count("ld.relaxed.gpu.global.v2.s64") == (2 if form == "workers" else 0), "flags, of one sector"
+        assert body.count("st.relaxed.sys.global.s64") == (3 if form == "workers" else 0)
+        assert len(re.findall(r"atom\.global\.add\.u64", body)) == (5 if form == "workers" else 0)
 
 
 @only_compiled
@@ -231,7 +234,7 @@ class OnGpu:
         self.control = self.record.address
 
     def words(self) -> Any:
-        return self.gpu.read_words(self.control, 8)
+        return self.gpu.read_words(self.control, CONTROL_WORDS)
 
     def wait(self, event: Any) -> None:
         until = time.monotonic() + 30
@@ -260,7 +263,7 @@ def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
         on.wait(on.gpu.mark(on.stream))
         if form == "workers":
             words = on.words()
-            assert (words[DONE], words[LIVE], words[LEFT]) == (on.blocks.blocks, 0, 2)
+            assert (words[DONE], words[BEGUN], words[LEFT]) == (on.blocks.blocks, 2, 2)
         on.blocks.end()
         results[form] = [a.tobytes() for a in mine if isinstance(a, np.ndarray)]
     assert len(results) == (2 if name == "early" else 3)
@@ -332,8 +335,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
     while done < count:
         assert time.monotonic() < until
         quota = int(rng.integers(1, resident + 1))
-        on.gpu.write_words(on.stream, on.control, [0, quota, done])
-        on.gpu.write_words(on.stream, on.control + 8 * FLOOR, [0])
+        on.gpu.write_words(on.stream, on.control, fresh(done, target=quota)[:DONE])
         on.forms.start(on.control, 0, resident, on.stream, int(rng.integers(1, 4)))
         event = on.gpu.mark(on.stream)
         aim = done + int(rng.integers(1, count // 10))
@@ -347,7 +349,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         on.gpu.set_word(on.control + 8 * STOP, 1)
         on.wait(event)
         words = on.words()
-        assert min(words[CURSOR], count) == words[DONE] and words[LIVE] == 0
+        assert min(words[CURSOR], count) == words[DONE] and words[BEGUN] == words[LEFT]
         done = int(words[DONE])
         stops += 1
     assert stops > 1  # others use this GPU: a flag may take as long as their turn

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.targets.blocks import cpu as blocks_cpu
-from warpwell.targets.blocks.control import NEVER
+from warpwell.targets.blocks.control import CONTROL_WORDS, NEVER, fresh
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.memory import Block, memory_for, view_of
 
@@ -63,7 +63,7 @@ class FakeForms:
 
     def start(
         self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
-        until: int = NEVER,
+        until: int = NEVER, slot: int = 0,
     ) -> None:  # fmt: skip
         """See `Forms`."""
 
@@ -71,7 +71,7 @@ class FakeForms:
             with self._lock:
                 self._now += 1
                 self.most = max(self.most, self._now)
-            self._blocks.work(control, worker, until)
+            self._blocks.work(control, worker, until, workers, slot)
             with self._lock:
                 self._now -= 1
 
@@ -87,15 +87,15 @@ class FakeForms:
     def start_slice(self, first: int, count: int, stream: _Stream) -> None:
         """See `Forms`."""
         blocks = self._blocks
-        control = memory_for("cpu").allocate(64)
-        control.words[:6] = [0, 1, first, 0, 0, 0]
+        control = memory_for("cpu").allocate(8 * CONTROL_WORDS)
+        control.words[:] = fresh(first, target=1)
         context = np.zeros(8, np.int64)
         context[1] = blocks.total
         total = min(blocks.total, (first + count) * blocks.threads)
 
         def operation() -> None:
             driver = blocks_cpu.driver(blocks)
-            driver(context.ctypes.data, control.address, 0, NEVER, total, blocks.threads, *blocks.values)
+            driver(context.ctypes.data, control.address, 0, NEVER, 1, 0, total, blocks.threads, *blocks.values)
 
         stream.operations.put(operation)
 

@@ -791,6 +791,19 @@ FAULTS = (
               "        put_claim(first if load_relaxed(control + STOP, DEVICE) == 0 else -1)\n"),),
     ),
     Fault(
+        "end-told-early", "shift", "the pinned record says that a launch has ended while its last worker has not",
+        (Edit("targets.blocks.cuda", "leave", "1) == workers - 1:", "1) >= workers - 2:"),),
+    ),
+    Fault(
+        "counted-twice", "shift", "the next launch in a slot begins to count where the last one has ended",
+        (Edit("targets.blocks.cuda", "leave",
+              "                store_relaxed(control + LEAVING + 8 * slot, 0, DEVICE)\n", ""),),
+    ),
+    Fault(
+        "progress-of-claims", "shift", "the pinned record is told of blocks that are claimed and have not ended",
+        (Edit("targets.blocks.cuda", "claim", "PROGRESS, before + ended, SYSTEM", "PROGRESS, cursor + chunk, SYSTEM"),),
+    ),
+    Fault(
         "first-left-is-all", "shift", "a kernel is said to have left when the first of its launches has",
         (Edit(_GPU, "CudaExecutor._look", "if not all(self._gpu.done(event) for event in run.events):",
               "if run.events and not self._gpu.done(run.events[0]):"),),
@@ -799,12 +812,12 @@ FAULTS = (
         "relieved-beside-others", "shift", "shifts begin while workers of a second stream are there",
         (Edit(_GPU, "CudaExecutor._relieve", "                self._gpu.after(run.stream, event)\n",
               "                pass\n"),),
-        seed=142,
+        seed=411,
     ),
     Fault(
         "grown-beside-relieved", "shift", "more workers come while those that were relieved are there",
         (Edit(_GPU, "CudaExecutor._grow", "if gone < leaving:", "if gone < leaving and leaving > 0:"),),
-        seed=106,
+        seed=146,
     ),
 )  # fmt: skip
 

@@ -20,7 +20,7 @@ from greenlet import getcurrent
 from warpwell.scheduler import Ended, Job, Placement, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.targets.blocks import cuda
-from warpwell.targets.blocks.control import NEVER
+from warpwell.targets.blocks.control import NEVER, SLOTS, mirror_word
 
 from .adversary import Violation
 from .service_model import Scheduler
@@ -28,6 +28,8 @@ from .service_model import Scheduler
 RESIDENT, ROOM = 3, 5
 """Workers of one kernel, and of all, at most: a second kernel finds some room beside the first, not enough."""
 CHANGES = 12
+PINNED = 1 << 40
+"""Address of the pinned record, of one kernel after the other."""
 SHIFTS = (None, 1e-6, 20e-6)
 """Seconds; a step takes a microsecond."""
 
@@ -134,6 +136,19 @@ class _Blocks:
         self.model, self.blocks = model, blocks
         self.ran = [0] * blocks
         self.live = 0
+        self.going: dict[int, int] = {}
+        """Workers that have blocks to run, of each launch by its slot."""
+        self.pinned = PINNED + (len(model.made) << 10)
+        self._slot = 0
+        model.made.append(self)
+
+    def told(self, word: int, value: int) -> None:
+        """Check what a worker writes to the pinned record."""
+        slot = (word - cuda.ENDED) // 8
+        if word == cuda.PROGRESS and value > sum(self.ran):
+            raise Violation(f"{value} blocks are said to have ended, and {sum(self.ran)} have")
+        if word >= cuda.ENDED and (self.going.get(slot) != 0 or self.pinned + word in self.model.gpu.memory):
+            raise Violation(f"a launch is said to have ended, of which {self.going.get(slot)} workers run")
 
     def begin(self) -> None:
         pass
@@ -144,27 +159,37 @@ class _Blocks:
         return {"resident": RESIDENT}
 
     def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
-              until: int = NEVER) -> None:  # fmt: skip
+              until: int = NEVER, slot: int = 0) -> None:  # fmt: skip
+        slot = self._slot = (self._slot + 1) % SLOTS
+        ended = self.pinned + cuda.ENDED + 8 * slot
+
         def operation() -> None:
+            if slot in self.going:
+                raise Violation(f"{SLOTS} launches of a kernel are in flight")
+            self.going[slot] = workers
             left = [workers]
+            self.model.gpu.memory[control + cuda.MIRROR] = mirror_word(self.pinned, self.blocks)
             for k in range(workers):
-                self.model.scheduler.spawn(partial(self._work, control, base + k, chunk, until, left))
+                self.model.scheduler.spawn(partial(self._work, control, base, k, chunk, until, left, workers, slot))
             self.model.scheduler.pause(lambda: not left[0])
+            if not self.model.gpu.memory.pop(ended, 0):
+                raise Violation("all workers have left, and the pinned record does not say so")
+            del self.going[slot]
 
         stream.operations.append(operation)
 
-    def _work(self, control: int, worker: int, chunk: int, until: int, left: list[int]) -> None:
+    def _work(self, control: int, base: int, number: int, chunk: int, until: int, left: list[int], workers: int,
+              slot: int) -> None:  # fmt: skip
         model = self.model
         model.scheduler.pause(lambda: model.resident < ROOM)
         model.resident += 1
         self.live += 1
         if self.live > RESIDENT:
             raise Violation(f"{self.live} workers of a kernel that may have {RESIDENT}")
-        for word in (cuda.LIVE, cuda.BEGUN):
-            model.add(control + word, 1)
+        cuda.enter(control, number, slot)  # type: ignore[no-untyped-call]
         ended = 0
         while True:
-            first = cuda.claim(control, worker, chunk, until, ended)  # type: ignore[no-untyped-call]
+            first = cuda.claim(control, base + number, chunk, until, ended)  # type: ignore[no-untyped-call]
             if first < 0 or first >= self.blocks:
                 break
             last = min(first + chunk, self.blocks)
@@ -175,8 +200,8 @@ class _Blocks:
                     raise Violation(f"block {block} ran {self.ran[block]} times")
             ended = last - first
         self.live -= 1
-        model.add(control + cuda.LEFT, 1)
-        model.add(control + cuda.LIVE, -1)
+        self.going[slot] -= 1
+        cuda.leave(control, workers, slot)  # type: ignore[no-untyped-call]
         model.resident -= 1
         left[0] -= 1
 
@@ -189,12 +214,23 @@ class ShiftModel:
         self.scheduler = self.run = Scheduler(seed)
         self.gpu = _Gpu(self)
         self.resident = 0
+        self.made: list[_Blocks] = []
         self.over = False
         self._claims: dict[Any, int] = {}
 
     def load(self, address: int, scope: Any = None) -> int:
         self.scheduler.pause()
         return self.gpu.memory[address]
+
+    def load_pair(self, address: int) -> tuple[int, int]:
+        return self.load(address), self.load(address + 8)
+
+    def store(self, address: int, value: int, scope: Any = None) -> None:
+        self.scheduler.pause()
+        if address >= PINNED:
+            blocks, word = divmod(address - PINNED, 1 << 10)
+            self.made[blocks].told(word, value)
+        self.gpu.memory[address] = value
 
     def add(self, address: int, value: int) -> int:
         self.scheduler.pause()
@@ -256,6 +292,8 @@ class ShiftModel:
     def _replaced(self) -> Iterator[None]:
         new = {
             "barrier": lambda: None, "thread_index": lambda: 0, "load_relaxed": self.load, "add_relaxed": self.add,
+            "load_pair": self.load_pair, "store_relaxed": self.store, "fence": lambda scope: None,
+            "clock_ns": lambda: self.scheduler.now + 1,
             "put_claim": lambda value: self._claims.__setitem__(getcurrent(), value),
             "get_claim": lambda: self._claims[getcurrent()],
         }  # fmt: skip

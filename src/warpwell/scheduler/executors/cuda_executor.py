@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP
+from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
 from ...targets.gpu.gpu import Gpu
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for
@@ -357,9 +357,9 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
         run.quota = run.most(self._gpu)
         run.target = run.quota
-        fresh = [0] * (CONTROL_WORDS - 3) if run.top == 0 else []
-        self._gpu.set_words(run.stream, run.control, [0, NEVER, run.done, *fresh])
         run.launched, run.floor = 0, run.top
+        words = fresh(run.done, run.floor)
+        self._gpu.set_words(run.stream, run.control, words if run.top == 0 else words[:DONE])
         run.begins(self._gpu)
         self._work(run, run.done)
         if run.shift is None:

@@ -10,10 +10,13 @@ from ..fault import FLAG
 from . import control as at
 
 _DRIVER = """
-def driver(context, control, worker, until, total, threads{parameters}):
+def driver(context, control, worker, until, workers, slot, total, threads{parameters}):
     set_context(context)
-    fetch_add(control + 8 * LIVE, 1, DEVICE)
+    mirror = load_relaxed(control + 8 * MIRROR, DEVICE)
+    pinned, shift = mirror & -64, mirror & 63
     fetch_add(control + 8 * BEGUN, 1, DEVICE)
+    if mirror != 0 and load_relaxed(pinned + 8 * (BEGAN + slot), SYSTEM) == 0:
+        store_relaxed(pinned + 8 * (BEGAN + slot), clock_ns(), SYSTEM)
     blocks = (total + threads - 1) // threads
     while True:
         # the flags first and the claim second: what is claimed is always run
@@ -29,14 +32,18 @@ def driver(context, control, worker, until, total, threads{parameters}):
         for index in range(block * threads, min((block + 1) * threads, total)):
             store_relaxed(context, index, BLOCK)
             function({arguments})
-        fetch_add(control + 8 * DONE, 1, DEVICE)
+        done = fetch_add(control + 8 * DONE, 1, DEVICE)
+        if mirror != 0 and done >> shift != (done + 1) >> shift:
+            store_relaxed(pinned + 8 * PROGRESS, done + 1, SYSTEM)
     fetch_add(control + 8 * LEFT, 1, DEVICE)
-    fetch_add(control + 8 * LIVE, -1, DEVICE)
+    if mirror != 0 and fetch_add(control + 8 * (LEAVING + slot), 1, DEVICE) == workers - 1:
+        store_relaxed(control + 8 * (LEAVING + slot), 0, DEVICE)
+        store_release(pinned + 8 * (ENDED + slot), clock_ns(), SYSTEM)
     set_context(0)
 """
 
 
-_WORDS = {name: word for name, word in vars(at).items() if name.isupper()}
+_WORDS = {name: word for name, word in vars(at).items() if name.isupper() and name[0] != "_"}
 """What the driver calls the words of the control record."""
 
 
@@ -46,11 +53,11 @@ def driver(blocks: Any) -> Any:
 
     values = host_arrays(blocks.values)
     compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
-    compile_for(blocks.kernel, compiled, (0, 0, 0, 0, 0, 0), values)
+    compile_for(blocks.kernel, compiled, (0,) * 8, values)
     return compiled
 
 
-def work(blocks: Any, control: int, worker: int, until: int) -> None:
+def work(blocks: Any, control: int, worker: int, until: int, workers: int, slot: int) -> None:
     """Run blocks until none is left; see `BlockLaunch.work`."""
     from ..compiler.run_cpu import host_arrays
     from ..compiler.symbols import forget_context  # imports LLVM
@@ -60,7 +67,9 @@ def work(blocks: Any, control: int, worker: int, until: int) -> None:
     context[FLAG] = blocks.flag.address
     values = host_arrays(blocks.values)
     try:
-        driver(blocks)(context.ctypes.data, control, worker, until, blocks.total, blocks.threads, *values)
+        driver(blocks)(
+            context.ctypes.data, control, worker, until, workers, slot, blocks.total, blocks.threads, *values
+        )
     except BaseException:
         forget_context()
         raise

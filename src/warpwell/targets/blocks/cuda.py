@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import atomics, block
-from ..atomics import DEVICE, load_relaxed
+from ..atomics import DEVICE, SYSTEM, clock_ns, fence, load_pair, load_relaxed, store_relaxed
 from ..block import add_relaxed, barrier, get_claim, put_claim, thread_index
 from ..compiler.compiling import compiling, explained
 from ..compiler.hooks import seam_for
@@ -19,22 +19,25 @@ from ..gpu.prepared import Prepared
 from ..signature import configuration
 from . import control as at
 
-STOP, TARGET, CURSOR, DONE = (8 * word for word in (at.STOP, at.TARGET, at.CURSOR, at.DONE))
-LIVE, LEFT, FLOOR, BEGUN = (8 * word for word in (at.LIVE, at.LEFT, at.FLOOR, at.BEGUN))
-"""Offsets of words in the control record, in bytes."""
+STOP, FLOOR, MIRROR, CURSOR = (8 * word for word in (at.STOP, at.FLOOR, at.MIRROR, at.CURSOR))
+DONE, BEGUN, LEFT, LEAVING = (8 * word for word in (at.DONE, at.BEGUN, at.LEFT, at.LEAVING))
+"""Offsets of words in the control record, in bytes. `STOP` and `TARGET` are one pair, `FLOOR` and `MIRROR` another."""
+PROGRESS, BEGAN, ENDED = (8 * word for word in (at.PROGRESS, at.BEGAN, at.ENDED))
+"""Offsets in the pinned record."""
+NEVER = at.NEVER
 
 _WORKERS = """
-def {name}(control, base, chunk, until, blocks, period, across, rows, extent0, extent1, extent2{parameters}):
+def {name}(
+    control, base, workers, slot, chunk, until, blocks, period, across, rows, extent0, extent1, extent2{parameters}
+):
     {begin}
     worker = base + own_block()
-    if thread_index() == 0:
-        add_relaxed(control + LIVE, 1)
-        add_relaxed(control + BEGUN, 1)
+    enter(control, worker - base, slot)
     ended = 0
     while True:
         first = claim(control, worker, chunk, until, ended)
         if first < 0 or first >= blocks:
-            leave(control)
+            leave(control, workers, slot)
             return
         last = min(first + chunk, blocks)
         {start}
@@ -88,8 +91,24 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
-_WORDS = {"plain": 3, "workers": 11, "slices": 6}
+_WORDS = {"plain": 3, "workers": 13, "slices": 6}
 """Integers before the kernel's own parameters."""
+
+
+@device
+def pinned(mirror):
+    """Return the address of the pinned record."""
+    return mirror & -64
+
+
+@device
+def enter(control, number, slot):
+    """Note that a worker begins, the launch's own `number`-th (all threads of a block)."""
+    if thread_index() == 0:
+        add_relaxed(control + BEGUN, 1)
+        mirror = load_relaxed(control + MIRROR, DEVICE)
+        if mirror != 0 and number == 0:
+            store_relaxed(pinned(mirror) + BEGAN + 8 * slot, clock_ns(), SYSTEM)
 
 
 @device
@@ -101,26 +120,41 @@ def claim(control, worker, chunk, until, ended):
     """
     barrier()  # the blocks before have ended, for all threads
     if thread_index() == 0:
-        stop = load_relaxed(control + STOP, DEVICE)
-        target = load_relaxed(control + TARGET, DEVICE)
-        floor = load_relaxed(control + FLOOR, DEVICE)
-        cursor = load_relaxed(control + CURSOR, DEVICE)
+        before = 0
         if ended != 0:
-            add_relaxed(control + DONE, ended)
+            before = add_relaxed(control + DONE, ended)
+        stop, target = load_pair(control + STOP)
+        floor, mirror = load_pair(control + FLOOR)
+        cursor = 0
+        if until != NEVER:
+            cursor = load_relaxed(control + CURSOR, DEVICE)
         first = -1
         if stop == 0 and floor <= worker and worker < target and cursor < until:
             first = add_relaxed(control + CURSOR, chunk)
         put_claim(first)
+        # what was added to long ago is waited for last
+        if mirror != 0 and before >> (mirror & 63) != (before + ended) >> (mirror & 63):
+            store_relaxed(pinned(mirror) + PROGRESS, before + ended, SYSTEM)
     barrier()
     return get_claim()
 
 
 @device
-def leave(control):
-    """Note that a worker leaves (all threads of a block)."""
+def leave(control, workers, slot):
+    """Note that one of a launch's `workers` leaves (all threads of a block, behind `claim`).
+
+    The last one tells the host, if there is a pinned record. Each has a fence before it counts itself, and the last
+    one another behind: so all that any of them wrote arrives before the word.
+    """
     if thread_index() == 0:
         add_relaxed(control + LEFT, 1)
-        add_relaxed(control + LIVE, -1)
+        mirror = load_relaxed(control + MIRROR, DEVICE)
+        if mirror != 0:
+            fence(SYSTEM)
+            if add_relaxed(control + LEAVING + 8 * slot, 1) == workers - 1:
+                store_relaxed(control + LEAVING + 8 * slot, 0, DEVICE)
+                fence(SYSTEM)
+                store_relaxed(pinned(mirror) + ENDED + 8 * slot, clock_ns(), SYSTEM)
 
 
 class Forms:
@@ -190,15 +224,17 @@ class Forms:
         return dict(self._forms[form][1])
 
     def start(
-        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, until: int = at.NEVER
-    ) -> None:
+        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1,
+        until: int = at.NEVER, slot: int = 0,
+    ) -> None:  # fmt: skip
         """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
 
         They claim no more once `until` blocks have been claimed: the end of their shift. With `rounds`, the blocks are
-        run that many times over, in order, which is how a rate is measured.
+        run that many times over, in order, which is how a rate is measured. `slot` is where the pinned record is told
+        of this launch; no other launch of the record in flight has it.
         """
         blocks = self._blocks.blocks
-        words = (control, base, chunk, until, blocks * rounds, blocks, *self._grid, *self._extents)
+        words = (control, base, workers, slot, chunk, until, blocks * rounds, blocks, *self._grid, *self._extents)
         self._launch("workers", (workers,), stream, words)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
@@ -270,7 +306,7 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
         body=_indented(body, 12 if workers else 4),
         following=_indented(_FOLLOWING[dims], 12),
     )
-    own = {"claim": claim, "leave": leave, "LIVE": LIVE, "BEGUN": BEGUN, "ALL_LANES": ALL_LANES}
+    own = {"enter": enter, "claim": claim, "leave": leave, "ALL_LANES": ALL_LANES}
     scope = {**vars(atomics), **vars(block), **own, "function": blocks.virtual, "__name__": GENERATED}
     return name, source, scope
 

@@ -16,7 +16,7 @@ from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
 from ..memory import Block, memory_for
 from ..signature import configuration
-from .control import CONTROL_WORDS, NEVER, TARGET
+from .control import CONTROL_WORDS, NEVER, fresh
 
 BLOCK_INDICES = 256
 """Indices of a block of a kernel that is launched over indices."""
@@ -149,10 +149,8 @@ class BlockLaunch:
         """Return a control record for a new launch: no stop, no target, cursor 0 (device memory on `cuda`)."""
         import numpy as np
 
-        words = np.zeros(CONTROL_WORDS, np.int64)
-        words[TARGET] = NEVER
         control = memory_for(self.device).allocate(8 * CONTROL_WORDS)
-        control.write(0, words)
+        control.write(0, np.array(fresh(), np.int64))
         return control
 
     @property
@@ -177,7 +175,7 @@ class BlockLaunch:
 
         return Forms(self)
 
-    def work(self, control: int, worker: int, until: int = NEVER) -> None:
+    def work(self, control: int, worker: int, until: int = NEVER, workers: int = 1, slot: int = 0) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
 
         Parameters
@@ -188,7 +186,9 @@ class BlockLaunch:
             Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
         until : int
             Blocks claimed at which its shift ends.
+        workers, slot : int
+            How many workers begin together, and where the pinned record is told of them; see `control`.
         """
         from .cpu import work
 
-        work(self, control, worker, until)
+        work(self, control, worker, until, workers, slot)

@@ -218,9 +218,9 @@ def driver_of(kernel: Any, kind: str, template: str, count: int, words: Mapping[
 
         names = [f"argument{k}" for k in range(count)]
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
-        used = ("load_relaxed", "load_acquire", "store_relaxed", "fetch_add", "BLOCK", "DEVICE", "SYSTEM")
+        used = ("load_relaxed", "load_acquire", "store_relaxed", "store_release", "fetch_add", "clock_ns")
         scope = {"function": kernel.function, "set_context": set_context, **(words or {})}
-        scope |= {n: getattr(atomics, n) for n in used}
+        scope |= {n: getattr(atomics, n) for n in (*used, "BLOCK", "DEVICE", "SYSTEM")}
         made = compile_host(source, "driver", scope, kernel.function)
         return kernel.compiled.setdefault(key, made)  # another thread's first launch may have come before
     return kernel.compiled[key]

@@ -99,11 +99,12 @@ class SourceForms:
         return dict(self._forms[form][1])
 
     def start(
-        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, until: int = NEVER
-    ) -> None:
+        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, until: int = NEVER,
+        slot: int = 0,
+    ) -> None:  # fmt: skip
         """Launch workers; see `blocks.cuda.Forms.start`."""
         blocks = self._blocks.blocks
-        words = (control, base, chunk, until, blocks * rounds, blocks, *self._grid)
+        words = (control, base, workers, slot, chunk, until, blocks * rounds, blocks, *self._grid)
         self._launch("workers", (workers,), words, stream)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
