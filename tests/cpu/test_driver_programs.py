@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.harness.driver import faults, natives
 
-from warpwell.driver import build
+from warpwell.driver import build, generate
 from warpwell.driver.server import DriverServer
 
 SECONDS = 100
@@ -69,6 +69,22 @@ def test_threads_that_hold_places_wait_for_no_others(tight: build.Built, blocked
     with DriverServer(2, driver=tight.fake) as server:
         assert programs(server, "--seeds", "1100:1200", "--threads", "8") == "100 programs are right\n"
     assert not waited_on_main(blocked)
+
+
+def test_planted_faults_apply_and_compile(tmp_path: Path) -> None:
+    for name, text in generate.sources().items():
+        (tmp_path / name).write_text(text)
+    for path in generate.NATIVE.glob("*.[ch]"):
+        tight = natives.edit(path.read_text(), natives.TIGHT.get(path.name, {}), path.name)
+        (tmp_path / path.name).write_text(tight)
+    files = []
+    for number, (fault, changes) in enumerate(faults.every()):
+        for name, pairs in changes.items():
+            files.append(tmp_path / f"{number}_{name}")
+            files[-1].write_text(natives.edit((tmp_path / name).read_text(), pairs, f"{fault}: {name}"))
+    line = [*build.compiler(), *build.FLAGS, "-Werror", "-fsyntax-only", f"-I{tmp_path}", *map(str, files)]
+    done = subprocess.run(line, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert not done.returncode, done.stdout
 
 
 @pytest.mark.long

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Iterator
 from typing import Any
 
 from tests.harness.driver.natives import Changes
@@ -62,13 +64,15 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
         "layer_ring.c": {"c->place_held[*place] = true;": "c->place_held[*place] = false;"}
     },
     "calls pass a host function of the legacy stream": {
-        "layer_host.c": {" || (h->stream == WW_LEGACY && is_blocking(d, stream));": ";"}
+        "layer_host.c": {" || (h->stream == WW_LEGACY && ww_host_blocking(d, stream));": ";"}
     },
     "a host function runs when it is posted": {
         "layer_host.c": {"if (*code != CUDA_ERROR_NOT_READY)": "if ((*code %= CUDA_ERROR_NOT_READY) >= 0)"}
     },
     "a wait for another device's event is dropped": {
-        "layer_peer.c": {"error ? error : ww_send(d, WW_OP_AWAIT": "error || &stream ? error : ww_send(d, WW_OP_AWAIT"}
+        "layer_peer.c": {
+            "error ? error : ww_send(d, WW_OP_AWAIT": "error || awaited.number ? error : ww_send(d, WW_OP_AWAIT"
+        }
     },
     "another device is told of an event before it has been passed": {
         "worker_streams.c": {"    else wait_for(g, todo);": "    else do_one(NULL, &todo), (void)wait_for;"}
@@ -77,7 +81,7 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
         "worker_streams.c": {"if (!g || !g->recorded) do_one": "if (!g || !g->recorded || g->parked) do_one"}
     },
     "new memory is granted before other devices have it": {
-        "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": ";"}
+        "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": "job->result = 0;"}
     },
     "the ring's end is not padded": {"layer_ring.c": {"if (size > rest) {": "if (size > rest + 64) {"}},
 }
@@ -137,10 +141,20 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
     ),
     "the ring of the other host is overrun": (
         {"relay.c": {"if (n->tail + e.size - atomic_load(&n->far_tail) > WW_RING_BYTES) return NOTHING;": "",
-                     "|| to - tail > WW_RING_BYTES": ""}}, {}
+                     "|| to - tail > WW_RING_BYTES": "|| to < tail"}}, {}
     ),
     "answers are looked for where no entry asked": (
         {"relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}}, {}
     ),
 }  # fmt: skip
 """Faults of the mirror between hosts: changes of native parts, and what replaces names in Python."""
+
+
+def every() -> Iterator[tuple[str, Changes]]:
+    """Yield the names and changes of all faults; names in Python that a fault replaces are there."""
+    yield from PLANTED.items()
+    yield from ((name, changes) for name, (_, changes) in PEERS.items())
+    for name, (changes, patches) in MIRRORED.items():
+        for target in patches:
+            pkgutil.resolve_name(target)
+        yield name, changes

@@ -51,6 +51,14 @@ def merged(*all_changes: Changes) -> Changes:
     return found
 
 
+def edit(text: str, pairs: Mapping[str, str], name: str) -> str:
+    """Return a text with changes; `name` says what it is where one does not apply."""
+    for old, new in pairs.items():
+        assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
 @contextlib.contextmanager
 def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[build.Built]:
     """Let `build` make and find native parts with changes; servers made inside use them."""
@@ -61,11 +69,7 @@ def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[build.Bui
         native = Path(folder) / "native"
         shutil.copytree(generate.NATIVE, native)
         for name, pairs in changes.items():
-            text = (native / name).read_text()
-            for old, new in pairs.items():
-                assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
-                text = text.replace(old, new)
-            (native / name).write_text(text)
+            (native / name).write_text(edit((native / name).read_text(), pairs, name))
         cache = folder
         if changes is TIGHT and not flags:
             cache, flags = os.environ.get("WARPWELL_CACHE_DIR", "~/.cache"), QUICK

@@ -504,7 +504,10 @@ class Program:
             case 19 if stream.handle > PER_THREAD:
                 self.destroy(stream)
             case 21 if pinned:
-                self.host_function(stream, self.random.choice(pinned))
+                written = self.random.choice(pinned)
+                self.host_function(stream, written)
+                if self.random.random() < 0.5:
+                    self.copy_in(stream, memory, written)
             case 20 if pinned:
                 one = self.random.choice(pinned)
                 self.compare(one)
