@@ -7,6 +7,8 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+from tests.harness.driver import faults, natives, over_mpi
 from tests.harness.until import until
 
 from warpwell.driver import build
@@ -67,15 +69,9 @@ def of_rank(run: Run, rank: int) -> int:
 
 
 def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: Start, tmp_path: Path) -> None:
-    """The other host is this one under another name, and has as many ranks: Open MPI mistakes two such nodes else."""
-    shell = tmp_path / "ssh"
-    shell.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"\n')
-    shell.chmod(0o755)
     mark = uuid.uuid4().hex
-    environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake), "FAKE_MARK": mark, "FAKE_DEVICES": "4",
-               "PRTE_MCA_plm_ssh_agent": str(shell)}  # fmt: skip
-    program = str(PROGRAMS / "cuda_hosts.py")
-    run = start("--tcp", "--hosts", "localhost:1,elsewhere:3", "--target", "cpu", program, environ=environ)
+    environ = {**over_mpi.emulated(tmp_path, build.build().fake), "FAKE_MARK": mark}
+    run = start(*over_mpi.HOSTS, str(PROGRAMS / "cuda_hosts.py"), environ=environ)
     assert run.line("agents ") == ["4"]
     found = workers(mark)
     assert len(found) == 4 and not any(b"WARPWELL_POOL" in Path(f"/proc/{p}/environ").read_bytes() for p in found)
@@ -91,3 +87,30 @@ def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: St
     assert run.errors.count("its worker has ended") == 3
     run.nothing_is_left()
     until(lambda: not workers(mark))
+
+
+@pytest.fixture
+def delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fake driver take random times."""
+    monkeypatch.setenv("FAKE_SEED", "7")
+
+
+def test_random_programs_are_right_over_mpi(delays: None) -> None:
+    assert over_mpi.programs(0, 60, "--threads", "2", seconds=60) == "60 programs are right\n"
+
+
+@pytest.mark.long
+def test_many_random_programs_are_right_over_mpi(delays: None) -> None:
+    assert over_mpi.programs(0, 500) == "500 programs are right\n"
+    tight = natives.merged(natives.TIGHT, over_mpi.QUICKLY)
+    assert over_mpi.programs(500, 1000, "--threads", "4", devices=4, changes=tight) == "500 programs are right\n"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", faults.OVER_MPI)
+def test_planted_faults_between_hosts_are_found_over_mpi(fault: str, delays: None) -> None:
+    changes = natives.merged(natives.TIGHT, over_mpi.QUICKLY, faults.OVER_MPI[fault])
+    try:
+        assert over_mpi.programs(100, 300, "--threads", "4", changes=changes, seconds=60) != "200 programs are right\n"
+    except subprocess.TimeoutExpired:
+        pass  # some let calls wait for each other's limits

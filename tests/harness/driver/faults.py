@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from tests.harness.driver.natives import Changes
+from tests.harness.driver.natives import Changes, edit
 
+SOURCES = Path(__file__).parents[3] / "src" / "warpwell"
 AT_ONCE = """\
     if (todo->kind == KIND) {
         todo->next = NULL;
@@ -149,12 +151,51 @@ MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
 }  # fmt: skip
 """Faults of the mirror between hosts: changes of native parts, and what replaces names in Python."""
 
+NAP = "static void nap(void) {\n    nanosleep(&(struct timespec){0, 200000}, NULL);\n}\n\n"
+OVER_MPI: dict[str, Changes] = {
+    "entries are published before their bytes are there": {
+        "far.py": {" and (self.transfer is None or self.transfer.completed >= self.transfer.chunks)": ""}
+    },
+    "a place is done before its bytes have landed": {
+        "near.py": {"transfer.wait(transfer.chunks, _MOVE_SECONDS)": "pass"}
+    },
+    "an answer is told before it is there": {
+        "relay.c": {
+            "static size_t padded(": f"{NAP}static size_t padded(",
+            "        s->result = a.result;\n": "        atomic_store(&s->seq, a.seq);\n        futex_wake(&s->seq);\n"
+            "        nap();\n        s->result = a.result;\n",
+        }
+    },
+    "the worker is not woken": {
+        "relay.c": {"    atomic_fetch_add(&f->ring->wake, 1);\n    futex_wake(&f->ring->wake);\n": ""}
+    },
+    "who waits for an answer is not woken": {"relay.c": {"        futex_wake(&s->seq);\n": ""}},
+    "what comes while the far end looks is not seen": {
+        "relay.c": {
+            "            f->seen = changes;\n            int n = scan(f, out, room, places, nplaces);\n":
+            "            int n = scan(f, out, room, places, nplaces);\n            sched_yield();\n"
+            "            f->seen = atomic_load(&f->status->changes);\n"
+        }
+    },
+    "answers are looked for where no entry asked": {
+        "relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}
+    },
+    "memory that is pinned for another host's device is the worker's": {
+        "layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}
+    },
+}
+"""Faults of the mirror, as changes of sources: what a job of MPI must find. Who is not woken looks later by himself."""
+
 
 def every() -> Iterator[tuple[str, Changes]]:
-    """Yield the names and changes of all faults; names in Python that a fault replaces are there."""
+    """Yield the names and native changes of all faults; those in Python apply."""
     yield from PLANTED.items()
     yield from ((name, changes) for name, (_, changes) in PEERS.items())
     for name, (changes, patches) in MIRRORED.items():
         for target in patches:
             pkgutil.resolve_name(target)
         yield name, changes
+    for name, changes in OVER_MPI.items():
+        for file in (file for file in changes if file.endswith(".py")):
+            edit((SOURCES / "pool" / "cuda" / file).read_text(), changes[file], f"{name}: {file}")
+        yield name, {file: pairs for file, pairs in changes.items() if file.endswith(".c")}

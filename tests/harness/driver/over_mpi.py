@@ -1,0 +1,115 @@
+"""Random CUDA programs in a job of MPI: their devices are agents' of another host, which is this one by another name.
+
+    python -m tests.harness.driver.over_mpi --seeds 0:500
+    python -m tests.harness.driver.over_mpi --seeds 0:500 --devices 4 --threads 4 --tight
+
+Where sources are to be changed, all processes of the job use a copy: limits that let all wait, planted faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from tests.harness.driver.natives import QUICK, TIGHT, Changes, edit
+
+from warpwell.driver import build
+from warpwell.testing.marked import MARK, marked
+
+ROOT = Path(__file__).parents[3]
+HOSTS = ("--tcp", "--hosts", "localhost:1,elsewhere:3", "--target", "cpu")
+"""The other host has as many ranks as this one: Open MPI mistakes two such names for one host else."""
+ORDINALS = "1,2,3,0"
+"""The last is of this host, and needs no communicator."""
+PROGRAM = """\
+import os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = "{}"  # of the layer's devices: those of an environment are this machine's
+from tests.harness.driver.programs import main
+sys.exit(main())
+"""
+SHELL = '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"\n'
+QUICKLY: Changes = {"driver/build.py": {'"-O2", "-g",': "".join(f'"{flag}", ' for flag in QUICK)}}
+SECONDS = 300.0
+
+
+def emulated(folder: Path, fake: Path | None) -> dict[str, str]:
+    """Return what lets `HOSTS` be two hosts, with devices of the fake driver."""
+    shell = folder / "ssh"
+    shell.write_text(SHELL)
+    shell.chmod(0o755)
+    return {"WARPWELL_CUDA_DRIVER": str(fake), "FAKE_DEVICES": "4", "PRTE_MCA_plm_ssh_agent": str(shell)}
+
+
+def changed(folder: Path, changes: Changes) -> tuple[Path, Path]:
+    """Return the folder of the sources with changes, and their fake driver."""
+    fake = build.build().fake
+    assert fake is not None
+    if not changes:
+        return ROOT / "src", fake
+    shutil.copytree(ROOT / "src" / "warpwell", folder / "warpwell", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, pairs in changes.items():
+        (path,) = (folder / "warpwell").rglob(name)
+        path.write_text(edit(path.read_text(), pairs, name))
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    made = subprocess.run([sys.executable, "-m", "warpwell.driver.build"], env=environ, check=True, capture_output=True)
+    paths = dict(line.split(": ", 1) for line in made.stdout.decode().splitlines())
+    return folder, Path(paths["fake"])
+
+
+def programs(
+    first: int, end: int, *more: str, devices: int = 2, changes: Changes | None = None, seconds: float = SECONDS
+) -> str:
+    """Run random programs in one job; return what it says.
+
+    Raises
+    ------
+    subprocess.TimeoutExpired
+    """
+    with tempfile.TemporaryDirectory(prefix="ww-mpi-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        sources, fake = changed(folder, changes or {})
+        mark = uuid.uuid4().hex
+        environ = {
+            **os.environ, **emulated(folder, fake), MARK: mark, "TMPDIR": name, "PYTHONPATH": f"{sources}:{ROOT}"
+        }  # fmt: skip
+        seeds = ["--seeds", f"{first}:{end}", "--devices", str(devices), *more]
+        command = ["-m", "warpwell", "run", *HOSTS, "-c", PROGRAM.format(ORDINALS[: 2 * devices - 1]), *seeds]
+        out = subprocess.PIPE
+        job = subprocess.Popen([sys.executable, *command], env=environ, stdout=out, stderr=subprocess.STDOUT, text=True)
+        try:
+            return job.communicate(timeout=seconds)[0]
+        finally:
+            for pid in marked(mark) if job.returncode is None else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            job.wait()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the programs of a range of seeds; tell the first that is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.harness.driver.over_mpi", description=main.__doc__)
+    parser.add_argument("--seeds", default="0:500", help="first and end")
+    parser.add_argument("--devices", type=int, default=2, choices=range(1, 5), help="the fourth is of this host")
+    parser.add_argument("--threads", type=int, default=1, help="threads that run programs side by side")
+    parser.add_argument("--tight", action="store_true", help="with limits that let all wait for room")
+    given = parser.parse_args(arguments)
+    first, end = map(int, given.seeds.split(":"))
+    began = time.monotonic()
+    changes = {**TIGHT, **QUICKLY} if given.tight else {}
+    said = programs(first, end, "--threads", str(given.threads), devices=given.devices, changes=changes)
+    print(said, end="")
+    print(f"{time.monotonic() - began:.0f} s")
+    return said != f"{end - first} programs are right\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
