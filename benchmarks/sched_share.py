@@ -1,16 +1,19 @@
 """How much work do policies get out of one GPU? The same traces under each, beside the simulator's answer.
 
-Kernels are measured alone, untransformed; then their pairs, for the rates table that policies and the simulator use;
-then traces of them run under each policy: a backlogged one of half memory- and half compute-intensive kernels, one of
-other kernels, and open ones at several loads. STP is the sum of the times alone over the makespan. The simulator runs
-the same trace with the host's time as the run had it, and, in the columns at the end, with a host that takes none.
+Kernels are measured alone, untransformed; then their pairs, for the simulator, the table of rates that `source` has,
+and the fluid bound; then traces of them run under each policy, seed by seed, so that a machine that changes changes all
+policies alike. STP is the sum of the times alone of the plain kernels over the makespan; *together* is the same while
+both classes have work. The simulator runs the same trace with the host's time as the run had it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import statistics
 import time
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
@@ -19,19 +22,30 @@ from sched_forms import Bench, Made
 from sched_pairs import SHARES, together
 
 import warpwell as ww
+from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.executors.cuda_executor import PAIRS, CudaExecutor
-from warpwell.scheduler.policies import policy
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
-from warpwell.study.replay import replay
+from warpwell.study.bound import bound
+from warpwell.study.replay import ReplayResult, replay
 from warpwell.study.simulator import HostDelays, Simulator
 from warpwell.study.workloads import make
-from warpwell.targets.arrays import zeros
+from warpwell.targets.arrays import to_host, zeros
 
 ONE = np.float32(1)
-POLICIES = ("first-come", "left-over", "stream-priority", "even-partition", "best-partition", "memory-first", "orion",
-            "source", "warpwell")  # fmt: skip
+POLICIES = ("left-over", "first-come", "stream-priority", "source", "lanes")
+
+LATER = 5e-3
+"""Seconds by which the second class comes later, where the order matters."""
+
+
+@ww.kernel
+def ramp(x, factor):
+    """Fill an array with what a kernel can work on."""
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] = factor * (i & 1023) + factor
 
 
 @ww.kernel
@@ -72,6 +86,13 @@ def kernels(device: str, small: bool) -> dict[str, tuple[Any, tuple[Any, ...], K
         "stream": (stream[n // 4], (a, b, c, 3.0), Kind.MEMORY),
         "logistic": (logistic[m // 4], (x, np.float32(3.7), 8 if small else 450), Kind.COMPUTE),
     }
+    rng = np.random.default_rng(17)
+    for k in range(4):  # of 0.4 to 6 ms, at random
+        part = float(rng.uniform(math.log(1 / 30), math.log(1 / 2)))
+        few = int(n * math.exp(part)) // 1024 * 1024 if not small else n
+        found[f"random_stream{k}"] = (stream[few // 4], (a[:few], b[:few], c[:few], 3.0), Kind.MEMORY)
+        part = math.exp(float(rng.uniform(math.log(1 / 30), math.log(1 / 2))))
+        found[f"random_logistic{k}"] = (logistic[m // 4], (x, np.float32(3.7), max(8, int(450 * part))), Kind.COMPUTE)
     sizes = {"spmv": 1 << 22, "atax": 1 << 14, "black_scholes": 1 << 25, "gemm": 1024, "conv2d": 1 << 14}
     for name, size in sizes.items():
         app = make(name, None if small else size, device)
@@ -116,36 +137,62 @@ def pairs(bench: Bench, made: dict[str, Made], profiles: dict[str, Profile], fou
                 other = two
             names, sides = (first, second), (one, other)
             rates = [m.blocks.blocks / profiles[n].seconds for m, n in zip(sides, names, strict=True)]
-            places = [(share, whole, None) for share in SHARES]
-            for p in PAIRS:
-                part = gpu.partitions[f"a{p}"] / gpu.processors
-                streams = (gpu.stream(partition=f"a{p}"), gpu.stream(partition=f"b{p}"))
-                places.append(((part, 1 - part), streams, part))
-            for share, streams, part in places:
+            for share in SHARES:
                 workers = tuple(max(1, int(s * profiles[n].resident)) for s, n in zip(share, names, strict=True))
-                found_rates = together(bench, *sides, workers, streams, window)
+                found_rates = together(bench, *sides, workers, whole, window)
                 normal = tuple(f / r for f, r in zip(found_rates, rates, strict=True))
-                out.append(Pair(first, second, normal, share if part is None else (1.0, 1.0), part))
-                if part is not None:
-                    for s in streams:
-                        gpu.release(s)
+                out.append(Pair(first, second, normal, share))
     return out
+
+
+def ordered(found: Any, profiles: Any, first: str, second: str, count: int, at: float) -> list[Request]:
+    """Return `count` kernels of one class, and as many of the other a little later."""
+    return [request(found, profiles, name, at + k * LATER) for k, name in enumerate((first, second))
+            for _ in range(count)]  # fmt: skip
 
 
 def trace(found: Any, profiles: Any, names: tuple[list[str], list[str]], count: int, load: float | None, seed: int,
           at: float = 0.0) -> list[Request]:  # fmt: skip
-    """Return `count` requests of one kernel, memory- and compute-intensive in equal parts of time, at random."""
+    """Return `count` requests of one kernel, memory- and compute-intensive in equal parts, at random."""
     rng = np.random.default_rng(seed)
     order = [rng.choice(names[k % 2]) for k in range(count)]
     rng.shuffle(order)
     gap = sum(profiles[n].seconds for n in order) / count / (load or 1.0)
     arrivals = at + (np.cumsum(rng.exponential(gap, count)) if load else np.zeros(count))
-    requests = []
-    for name, arrival in zip(order, arrivals, strict=True):
-        launch, arguments, _ = found[name]
-        blocks = blocks_by_name[name]
-        requests.append(Request(name, [Task(str(name), blocks, profiles[name], launch, arguments)], float(arrival)))
-    return requests
+    return [request(found, profiles, str(n), float(arrival)) for n, arrival in zip(order, arrivals, strict=True)]
+
+
+def request(found: Any, profiles: Any, name: str, at: float) -> Request:
+    launch, arguments, _ = found[name]
+    return Request(name, [Task(name, blocks_by_name[name], profiles[name], launch, arguments)], at)
+
+
+def both(ran: ReplayResult, profiles: Any) -> float:
+    """Return the sum of normalized rates while both classes have work; a kernel's progress counts as even."""
+    sides: dict[Any, list[Any]] = defaultdict(list)
+    for job in ran.jobs:
+        sides[job.task.profile.kind].append(job)
+    if len(sides) < 2:
+        return float("nan")
+    begin = max(min(job.arrival for job in jobs) for jobs in sides.values())
+    end = min(max(job.ended for job in jobs) for jobs in sides.values())
+    work = 0.0
+    for job in ran.jobs:
+        part = max(0.0, min(job.ended, end) - max(job.started, begin)) / max(1e-9, job.ended - job.started)
+        work += part * profiles[job.task.name].seconds
+    return work / (end - begin)
+
+
+def bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int) -> bool:
+    """Return whether logistic, that ran `count` times beside stream, left the bits that plain launches leave."""
+    x = found["logistic"][1][0]
+    ramp[x.size](x, np.float32(0.0007))
+    for _ in range(count):
+        bench.seconds(made["logistic"].forms.start_plain)
+    wanted = to_host(x).tobytes()
+    ramp[x.size](x, np.float32(0.0007))
+    replay(ordered(found, profiles, "logistic", "stream", count, real.now()), Core(real, "lanes"))
+    return bool(to_host(x).tobytes() == wanted)
 
 
 blocks_by_name: dict[str, int] = {}
@@ -163,114 +210,152 @@ def host_of(step: float, executor: CudaExecutor) -> HostDelays:
     return HostDelays(decision=max(0.0, step - launch), launch=min(launch, step), signal=SIGNAL, notice=NOTICE)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=48, help="kernels of a trace")
-    parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--traces", nargs="+", default=None)
-    parser.add_argument("--window", type=float, default=10e-3, help="seconds in which a pair is measured")
-    parser.add_argument("--seed", type=int, default=3, help="of the traces")
-    parser.add_argument("--logs", default=None, metavar="DIR", help="write the logs of all runs, for sched explain")
-    parser.add_argument("--matrix", default=None, metavar="FILE")
-    parser.add_argument("--json", default=None, metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=200, help="leave the rest out after this time")
-    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
-    options = parser.parse_args()
-    begun = time.perf_counter()
-    device = "cpu" if options.dry else "cuda"
-    found = kernels(device, options.dry)
-    result: dict[str, Any] = machine(device)
-    if options.dry:
+def measure_all(device: str, dry: bool, window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
+    """Return launches, profiles, pairs and an executor; for a dry run invented ones."""
+    found = kernels(device, dry)
+    if dry:
         from tests.harness.fake_gpu import FakeGpu
 
         from warpwell.targets.blocks.launch import BlockLaunch
 
         profiles = {n: Profile(kind=k, seconds=2e-3, resident=4, source="measured") for n, (_, _, k) in found.items()}
         blocks_by_name.update({n: BlockLaunch(f[0], f[1], "cpu").blocks for n, f in found.items()})
-        measured_pairs: list[Pair] = []
-    else:
-        from warpwell.targets.gpu.gpu import Gpu
+        invented = [Pair(a, b, (0.6, 0.6)) for a in found for b in found]
+        return found, {}, profiles, invented, CudaExecutor(gpu=FakeGpu()), None
+    from warpwell.targets.gpu.gpu import Gpu
 
-        bench = Bench()
-        bench.gpu = Gpu(0, PAIRS)
-        bench.gpu.enter()
-        made, profiles = measured(bench, found)
-        blocks_by_name.update({n: m.blocks.blocks for n, m in made.items()})
-        measured_pairs = pairs(bench, made, profiles, found, options.window)
-        best: dict[tuple[str, str], Pair] = {}
-        for pair in measured_pairs:
-            key = (pair.first, pair.second)
-            if key not in best or sum(pair.rates) > sum(best[key].rates):
-                best[key] = pair
-        table("best of each pair", ["first", "second", "STP", "rates", "quotas", "part"],
-              [[*k, sum(p.rates), "{:.2f} {:.2f}".format(*p.rates), str(p.shares), p.partition or ""]
-               for k, p in best.items()])  # fmt: skip
-    result["profiles"] = {n: p.__dict__ for n, p in profiles.items()}
+    bench = Bench()
+    bench.gpu = Gpu(0, ())
+    bench.gpu.enter()
+    made, profiles = measured(bench, found)
+    blocks_by_name.update({n: m.blocks.blocks for n, m in made.items()})
+    return found, made, profiles, pairs(bench, made, profiles, found, window), CudaExecutor(pairs=()), bench
 
-    def executor() -> Any:
-        return CudaExecutor(gpu=FakeGpu()) if options.dry else CudaExecutor(pairs=PAIRS)
 
-    first = executor()
-    capacity: Capacity = first.capacity
-    first.close()
+def traces_of(found: Any, profiles: Any, count: int) -> dict[str, Any]:
+    """Return what makes each trace from a seed and the time at which it begins."""
+    suite = [n for n in found if not n.startswith("random")]
+    mixed = [n for n in found if n.startswith("random")]
+    sides = {
+        name: tuple([n for n in names if found[n][2] is kind] for kind in (Kind.MEMORY, Kind.COMPUTE))
+        for name, names in {
+            "seven": suite, "short": [n for n in suite if n not in ("stream", "logistic")], "random mix": mixed,
+            "complementary": ["stream", "logistic"],
+        }.items()
+    }  # fmt: skip
+    memory, compute = sides["seven"]
 
-    def rates() -> Any:
-        return Matrix(measured_pairs, ClassTable(capacity), device=str(result.get("gpu", device)))
+    def of(names: Any, load: float | None) -> Any:
+        return lambda seed, at: trace(found, profiles, names, count, load, seed, at)
 
-    if options.matrix:
-        rates().write(options.matrix)
-    memory = [n for n, (_, _, k) in found.items() if k is Kind.MEMORY]
-    compute = [n for n, (_, _, k) in found.items() if k is Kind.COMPUTE]
-    traces = {
-        "complementary": ((["stream"], ["logistic"]), None),
-        "half and half": ((memory, compute), None),
-        "load 0.9": ((memory, compute), 0.9),
-        "load 1.5": ((memory, compute), 1.5),
-        "load 0.5": ((memory, compute), 0.5),
-        "memory only": ((memory, memory), None),
-        "compute only": ((compute, compute), None),
+    made = {
+        "memory first": lambda seed, at: ordered(found, profiles, "stream", "logistic", count // 2, at),
+        "compute first": lambda seed, at: ordered(found, profiles, "logistic", "stream", count // 2, at),
+        **{name: of(names, None) for name, names in sides.items()},
+        **{f"seven, load {load}": of(sides["seven"], load) for load in (0.5, 0.9, 1.5)},
+        "memory only": of((memory, memory), None),
+        "compute only": of((compute, compute), None),
     }
-    rows = []
-    for title, (names, load) in traces.items():
-        if options.traces and title not in options.traces:
-            continue
-        for name in options.policies:
-            if time.perf_counter() - begun > options.seconds:
-                print(f"left out for time: {title}, {name}", flush=True)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=32, help="kernels of a trace")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--policies", nargs="+", default=POLICIES)
+    parser.add_argument("--traces", nargs="+", default=None)
+    parser.add_argument("--window", type=float, default=5e-3, help="seconds in which a pair is measured")
+    parser.add_argument("--logs", default=None, metavar="DIR", help="write the logs of the first seed")
+    parser.add_argument("--matrix", default=None, metavar="FILE")
+    parser.add_argument("--json", default=None, metavar="FILE")
+    parser.add_argument("--seconds", type=float, default=200, help="begin no other seed after this time")
+    parser.add_argument("--again", default=None, metavar="FILE", help="print the tables of what --json wrote")
+    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
+    options = parser.parse_args()
+    if options.again:
+        with open(options.again, encoding="utf-8") as file:
+            report(json.load(file))
+        return
+    begun = time.perf_counter()
+    device = "cpu" if options.dry else "cuda"
+    result: dict[str, Any] = machine(device)
+    found, made, profiles, found_pairs, real, bench = measure_all(device, options.dry, options.window)
+    capacity: Capacity = real.capacity
+    rates = Matrix(found_pairs, ClassTable(capacity), device=str(result.get("gpu", device)))
+    if options.matrix:
+        rates.write(options.matrix)
+    result["profiles"] = {n: [p.seconds, p.kind.value if p.kind else ""] for n, p in profiles.items()}
+    print(f"{time.perf_counter() - begun:.1f} s to measure kernels and pairs", flush=True)
+    # each kernel once, so that nothing is compiled or loaded on the way
+    replay([request(found, profiles, n, real.now()) for n in found for _ in range(2)], Core(real, "first-come"))
+    if bench is not None:
+        print("bits of logistic as by plain launches:", bits(real, bench, made, found, profiles, 5), flush=True)
+    figures: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
+    makers = traces_of(found, profiles, options.count)
+    result["pairs"] = [[p.first, p.second, p.rates, p.shares] for p in found_pairs]
+    result["work"] = work = {}
+    for seed in range(options.seeds):
+        for title, maker in makers.items():
+            if options.traces and title not in options.traces:
                 continue
-            real = executor()
-            # each kernel once, so that nothing is compiled or loaded on the way
-            replay(trace(found, profiles, names, len(set(names[0] + names[1])) * 2, None, 1, real.now()),
-                   Core(real, policy("first-come"), rates=rates()))  # fmt: skip
-            core = Core(real, policy(name), rates=rates())
-            ran = replay(trace(found, profiles, names, options.count, load, options.seed, real.now() + 1e-3), core,
-                         alone=lambda task: profiles[task.name].seconds)  # fmt: skip
-            steps = np.asarray(ran.steps)
-            host = host_of(float(np.median(steps)), real)
-            real.close()
-            m = ran.metrics()
-            guesses = []
-            for its in (host, HostDelays()):
-                simulated = Simulator(rates(), capacity, mode="drain", host=its)
-                asked = trace(found, profiles, names, options.count, load, options.seed)
-                guess = replay(asked, Core(simulated, policy(name), rates=rates()))
-                guesses.append(guess.metrics().stp)
-                if options.logs and not guesses[1:]:
-                    for kind, run in (("real", ran), ("simulated", guess)):
-                        with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.{kind}.jsonl", "w") as file:
-                            run.log.write(file)
-            tails = [m.turnaround[k].p99 if k in m.turnaround else float("nan") for k in ("memory", "compute")]
-            rows.append([
-                title, name, m.stp, guesses[0], guesses[0] / m.stp - 1, m.antt, m.fairness, 1e3 * tails[0],
-                1e3 * tails[1], sum(e.kind == "preempt" for e in ran.log), m.failed, 1e6 * float(np.median(steps)),
-                guesses[1], guesses[1] / m.stp - 1, 1e6 * host.launch,
-            ])  # fmt: skip
-            print(*rows[-1], flush=True)
-            result["rows"] = rows
-            save(options.json, result)
-    table("policies", ["trace", "policy", "STP", "simulated", "error", "ANTT", "fairness", "p99 memory ms",
-                       "p99 compute ms", "preempted", "failed", "decision us", "simulated without host", "its error",
-                       "launch us"], rows)  # fmt: skip
+            if time.perf_counter() - begun > options.seconds:
+                break
+            asked = [task.name for one in maker(seed, 0.0) for task in one.tasks]
+            work.setdefault(title, []).append(dict(Counter(asked)))
+            for name in options.policies:
+                core = Core(real, name, rates=rates)
+                ran = replay(maker(seed, real.now() + 1e-3), core, alone=lambda task: profiles[task.name].seconds)
+                steps = float(np.median(np.asarray(ran.steps)))
+                simulated = Simulator(rates, capacity, mode="drain", host=host_of(steps, real))
+                guess = replay(maker(seed, 0.0), Core(simulated, name, rates=rates))
+                m = ran.metrics()
+                figures[title, name].append([
+                    m.stp, both(ran, profiles), m.antt, float(m.failed),
+                    float(sum(e.kind == "preempt" for e in ran.log)), 1e6 * steps, guess.metrics().stp / m.stp - 1,
+                ])  # fmt: skip
+                if options.logs and seed == 0:
+                    with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.jsonl", "w", encoding="utf-8") as file:
+                        ran.log.write(file)
+        print(f"seed {seed} at {time.perf_counter() - begun:.1f} s", flush=True)
+    real.close()
+    result["figures"] = [[*key, its] for key, its in figures.items()]
+    save(options.json, result)
+    report(result)
+
+
+def bounds(result: Any) -> dict[str, list[float]]:
+    """Return the fluid bound of each trace and seed."""
+    matrix = Matrix([Pair(a, b, tuple(rates), tuple(shares)) for a, b, rates, shares in result["pairs"]])
+    seconds = {name: its[0] for name, its in result["profiles"].items()}
+    try:
+        return {
+            title: [bound([Task(n, 1, Profile(seconds=seconds[n] * count)) for n, count in its.items()], matrix)
+                    for its in seeds] for title, seeds in result["work"].items()
+        }  # fmt: skip
+    except errors.ArgumentError as error:  # no SciPy here: print the tables again where it is
+        print(error)
+        return {}
+
+
+def report(result: Any) -> None:
+    most = bounds(result)
+    figures = {(title, name): its for title, name, its in result["figures"]}
+    rows = []
+    for (title, name), its in figures.items():
+        left = figures.get((title, "left-over"), its)
+        over = [mine[0] / other[0] for mine, other in zip(its, left, strict=False)]
+        part = [mine[0] / its for mine, its in zip(its, most.get(title, []), strict=False)] or [float("nan")]
+        if "load" in title or "first" in title:
+            part = [float("nan")]
+        columns = list(zip(*its, strict=True))
+        stp, together_, antt, failed, preempted, step, error = (statistics.median(column) for column in columns)
+        errors_ = [abs(its) for its in columns[6]]
+        rows.append([title, name, len(its), stp, statistics.median(over), min(over), statistics.median(part), min(part),
+                     together_, antt, max(columns[3]), preempted, step, error, max(errors_)])  # fmt: skip
+        del failed
+    table("policies", ["trace", "policy", "seeds", "STP", "over left-over", "worst", "of bound", "worst", "together",
+                       "ANTT", "failed", "preempted", "decision us", "simulator off", "worst"], rows)  # fmt: skip
 
 
 if __name__ == "__main__":

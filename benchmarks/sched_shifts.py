@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from measure import machine, save, table
 from sched_forms import Bench, Made, spin
-from sched_share import logistic, stream
+from sched_share import logistic, ramp, stream
 
 import warpwell as ww
 from warpwell.targets.arrays import to_host, zeros
@@ -23,13 +23,6 @@ from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, 
 ROUNDS = 4000
 SHARES = ((0.75, 0.25), (0.5, 0.5), (0.625, 0.375))
 SHIFTS = (0.25, 0.5, 1.0, 2.0, 4.0)
-
-
-@ww.kernel
-def ramp(x, factor):
-    i = ww.grid(1)
-    if i < x.size:
-        x[i] = factor * (i & 1023) + factor
 
 
 class Side:

@@ -301,7 +301,7 @@ def test_what_takes_long_is_looked_at_less_often() -> None:
     executor.close()
 
 
-def test_a_shift_is_relieved_when_workers_that_stay_begin() -> None:
+def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile() -> None:
     gpu = FakeGpu(resident=4)
     executor = fake_executor_over(gpu)
     conformance = TestCudaExecutorWithoutGpu()
@@ -309,17 +309,15 @@ def test_a_shift_is_relieved_when_workers_that_stay_begin() -> None:
     turns = conformance.job(executor, rounds=10 * conformance.ROUNDS)
     ended: list[Any] = []
     until = time.monotonic() + 60
-    executor.launch(turns, Placement(workers=2, shift=60.0))
+    executor.launch(turns, Placement(workers=2))
     run = executor._runs[turns]
     assert conformance.until_some_are_done(executor, turns)
-    first = list(run.bases)
-    assert len(first) == cuda_executor.AHEAD
     executor.launch(stays, Placement(workers=1))
-    assert run.bases == first[1:] and run.floor == first[1]
-    executor.resize(turns, 1, 60.0)  # all leave, and come back as one
-    assert run.floor > first[-1] and run.bases[0] == run.floor
+    executor.resize(turns, 1, younger=True)  # all leave, and come back as one
+    assert (run.floor, run.top, run.quota) == (2, 3, 1)
+    executor.resize(turns, 1, younger=True)
+    assert (run.floor, run.top, run.quota) == (3, 4, 1)
     executor.resize(turns, None)
-    assert run.bases == []
     while len(ended) < 2:
         assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)

@@ -222,7 +222,7 @@ class Hand(Executor):
     def preempt(self, job, mode="drain"):
         pass
 
-    def resize(self, job, workers, shift=None):
+    def resize(self, job, workers, younger=False):
         pass
 
     def progress(self, job):

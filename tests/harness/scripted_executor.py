@@ -73,7 +73,7 @@ class ScriptedExecutor(Executor):
         if not (job.placement and job.placement.plain):
             self._stops[job] = self._now + self._cost
 
-    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
+    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Note it."""
         self.calls.append(("resize", job.number, workers))
 

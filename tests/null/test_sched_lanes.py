@@ -10,16 +10,17 @@ from warpwell.scheduler.policies.lanes import Lanes
 from warpwell.scheduler.policies.live import Live
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.study.replay import replay
-from warpwell.study.simulator import Simulator
+from warpwell.study.simulator import NO_DELAYS, HostDelays, Simulator
 from warpwell.testing.policies import task
 
 CAPACITY = Capacity()
 M, C = Kind.MEMORY, Kind.COMPUTE
 
 
-def core_of(rates: Any = None, *, limit: int = 2, tenants: Any = None, **options: Any) -> Core:
+def core_of(rates: Any = None, *, limit: int = 2, tenants: Any = None, host: Any = NO_DELAYS, **options: Any) -> Core:
     rates = rates or ClassTable(CAPACITY)
-    return Core(Simulator(rates, CAPACITY, mode="drain"), Lanes(**options), rates=rates, limit=limit, tenants=tenants)
+    simulator = Simulator(rates, CAPACITY, mode="drain", host=host)
+    return Core(simulator, Lanes(**options), rates=rates, limit=limit, tenants=tenants)
 
 
 def run(core: Core, *arrivals: tuple[float, Task]) -> Any:
@@ -37,12 +38,19 @@ def test_whichever_comes_first_the_memory_intensive_kernel_is_older(first: Kind)
     ran = run(core, (0.0, task(first, 60.0)), (5e-3, task(second, 60.0)))
     assert ran.metrics().stp > 1.7  # 1.94 together; 5 ms alone at the beginning, and the rest of one at the end
     assert not told(core, "preempt")
-    shifts = [why.get("shift") for name, why in told(core, "launch") + told(core, "resize") if name == "compute"]
-    assert 2e-3 in shifts
-    assert not any(why.get("shift") for name, why in told(core, "launch") + told(core, "resize") if name == "memory")
+    relieved = [name for name, why in told(core, "resize") if why.get("younger")]
+    assert relieved == (["compute"] if first is C else [])
     if first is C:  # its workers leave once the newcomer waits for their room
         kinds = [event.kind for event in core.log if event.name == "memory" or event.kind == "resize"]
         assert kinds.index("launch") < kinds.index("resize")
+
+
+def test_each_memory_intensive_kernel_is_older_than_the_compute_intensive_one_that_stays() -> None:
+    core = core_of()
+    arrivals = [(0.0, task(C, 60.0)), *[(0.0, task(M, 10.0)) for _ in range(5)]]
+    ran = run(core, *arrivals)
+    assert ran.metrics().stp > 1.6
+    assert [name for name, why in told(core, "resize") if why.get("younger")] == ["compute"] * 4
 
 
 @pytest.mark.parametrize("kind", [M, C])
@@ -55,9 +63,13 @@ def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
 
 
 def test_short_kernels_are_launched_as_they_are() -> None:
-    core = core_of()
-    run(core, *[(0.0, task(kind, 0.5)) for kind in (M, C) * 5])
-    assert all(why["plain"] for _, why in told(core, "launch"))
+    """Those that take less than some decisions do, as many at once as are over in a millisecond."""
+    host = HostDelays(decision=80e-6, launch=5e-6)
+    core = core_of(host=host)
+    run(core, *[(0.0, task(kind, 0.3)) for kind in (M, C) * 10])
+    launches = [event for event in core.log if event.kind == "launch"][2:]  # before, nothing is known of the host
+    assert all(event.why["plain"] for event in launches)
+    assert max(sum(other.time == event.time for other in launches) for event in launches) == 3
 
 
 def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:
@@ -98,12 +110,12 @@ def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -
 
 
 def test_shares_follow_the_rates() -> None:
-    live, shares = Live(), (0.75, 0.625, 0.5)
+    live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
-    rates = {0.75: (0.9, 0.5), 0.625: (0.9, 0.8), 0.5: (0.5, 0.9)}
+    rates = {0.5: (0.5, 0.9), 0.75: (0.9, 0.8)}
     now, chosen = 0.0, []
     for _ in range(5):
-        share = live.choose(memory, compute, shares)
+        share = live.choose(memory, compute)
         chosen.append(share)
         memory.done = compute.done = 0
         live.begin(memory, compute, now)
@@ -112,7 +124,7 @@ def test_shares_follow_the_rates() -> None:
         for job, rate in zip((memory, compute), rates[share], strict=True):
             job.done = int(0.5 * rate * job.task.blocks)
         live.look([], now)
-    assert chosen == [0.75, 0.625, 0.5, 0.625, 0.625]
+    assert chosen == [0.5, 0.75, 0.75, 0.75, 0.75]
     assert live.sum(compute, memory) == 1.7
     assert live.poor(memory, compute, 1.75, now - 1.0) and not live.poor(memory, compute, 1.75, now)
 

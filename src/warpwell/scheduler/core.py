@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 WHOLE = Placement()
 
+LEARN = 0.2
+"""Weight of a new measurement of what a decision takes."""
+
+SLOWEST = 2e-3
+"""Seconds that one is taken for at most: what takes longer, such as compiling, happens once."""
+
 
 class Core:
     """A scheduler without a clock, threads or random numbers: time comes from the executor.
@@ -345,12 +351,12 @@ class Core:
 
     # -- what is decided -----------------------------------------------------------------------------------
     def _decide(self, now: float) -> None:
-        view, policy, admission = self._view, self.policy, self.admission
+        view, policy, admission, executor = self._view, self.policy, self.admission, self.executor
         view.now = now
         before = self._launches
         if policy.watches:
             for job in self.running:
-                job.done = self.executor.progress(job)
+                job.done = executor.progress(job)
         again, spare = True, False
         self._look_again = None
         while again:
@@ -373,6 +379,8 @@ class Core:
                 # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
         if self._launches != before:
+            took = min(executor.now() - now, SLOWEST)
+            view.overhead = view.overhead + LEARN * (took - view.overhead) if view.overhead else took
             self._look_for_room()
 
     def _look_for_room(self) -> None:
@@ -394,8 +402,8 @@ class Core:
         job, placement = decision.job, decision.placement
         if job not in self._queue:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
-        if len(self.running) >= self.limit:
-            raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
+        if len(self.running) >= self.limit + (self.policy.ahead if placement.plain else 0):
+            raise self._wrong(f"launched {job.task.name!r} where {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         task = job.task
@@ -406,12 +414,10 @@ class Core:
             self.admission.admit(job)
         why = decision.why
         if task.whole:
-            placement = replace(placement, plain=True, workers=None, shift=None)
+            placement = replace(placement, plain=True, workers=None)
             why = {**why, "whole": task.whole}
         if placement.workers is not None or placement.partition is not None or placement.plain:
             why = {**why, "workers": placement.workers, "partition": placement.partition, "plain": placement.plain}
-        if placement.shift is not None:
-            why = {**why, "shift": placement.shift}
         job.placement = placement
         try:
             self.executor.launch(job, placement)
@@ -464,15 +470,19 @@ class Core:
         job, placement = decision.job, decision.job.placement
         if placement is None or job.state is not RUNNING or placement.plain:
             return
-        workers, shift = decision.workers, decision.shift
-        if placement.workers == workers and placement.shift == shift:
+        workers, younger = decision.workers, decision.younger
+        if placement.workers == workers and not younger:
             return
         job.alone = False
-        job.placement = replace(placement, workers=workers, shift=shift)
+        job.placement = replace(placement, workers=workers)
         self._launches += 1
         why = {**decision.why, "workers": workers}
-        self._write(now, "resize", job, why if shift is None else {**why, "shift": shift})
-        self.executor.resize(job, workers, shift)
+        if younger:
+            self.running.remove(job)
+            self.running.append(job)
+            why["younger"] = True
+        self._write(now, "resize", job, why)
+        self.executor.resize(job, workers, younger)
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""

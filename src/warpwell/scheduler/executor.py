@@ -112,10 +112,12 @@ class Executor(ABC):
         """
 
     @abstractmethod
-    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
+    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Change the quota of a running job: it shrinks at block ends and never exceeds the new quota after that.
 
-        `shift` is that of its placement from now on: whether its workers stay, or are relieved every so many seconds.
+        With `younger`, all its workers are relieved: they leave at block ends, and others that wait behind them, as
+        many as the quota says, come in their place. So it is younger than all that was launched before this call.
+        Where the age of workers changes nothing (a CPU), it has no effect.
         """
 
     @abstractmethod

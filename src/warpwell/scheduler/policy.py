@@ -46,6 +46,8 @@ class View:
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
     truth : callable or None
         ``truth(task)``: its profile without errors of prediction (`Executor.truth`), for policies that are `perfect`.
+    overhead : float
+        Seconds that a decision with its launches takes, as they were so far.
     """
 
     now: float
@@ -58,6 +60,7 @@ class View:
     free_memory: int
     tenants: Mapping[str, Any]
     truth: Callable[[Task], Profile] | None = None
+    overhead: float = 0.0
 
 
 @dataclass(slots=True)
@@ -81,12 +84,12 @@ class Preempt:
 
 @dataclass(slots=True)
 class Resize:
-    """Change a running job's quota, and whether its workers take turns (`Placement.shift`)."""
+    """Change a running job's quota; with `younger`, relieve its workers, so that it comes last in residency."""
 
     job: Job
     workers: int | None
     why: dict[str, Any] = field(default_factory=dict)
-    shift: float | None = None
+    younger: bool = False
 
 
 @dataclass(slots=True)
@@ -120,6 +123,9 @@ class Policy(ABC):
         Whether it sees true profiles instead of predicted ones.
     period : float or None
         Seconds between decisions without an event (aging, slices).
+    ahead : int
+        Plain launches that may be on the device beyond `View.limit`, so that it has work while the next decision is
+        made.
     """
 
     name: str
@@ -129,6 +135,7 @@ class Policy(ABC):
     adjusts: bool = False
     perfect: bool = False
     period: float | None = None
+    ahead: int = 0
 
     def meets(self, rates: Rates) -> None:  # noqa: B027 - most do not sort by it
         """Learn where estimates will come from, before anything waits."""

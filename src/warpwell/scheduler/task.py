@@ -244,17 +244,12 @@ class Placement:
         Priority of the stream; larger is sooner.
     plain : bool
         Launch the untransformed kernel, which cannot be preempted (left-over, and kernels that cannot be transformed).
-    shift : float or None
-        Seconds after which its workers are relieved by others that are queued behind them, so that they are younger
-        than those of any kernel that stays: a GPU issues its oldest warps first. None: they stay. Only workers on a
-        GPU take turns so; elsewhere it changes nothing.
     """
 
     workers: int | None = None
     partition: str | None = None
     priority: int = 0
     plain: bool = False
-    shift: float | None = None
 
 
 @dataclass(eq=False)

@@ -108,6 +108,13 @@ class Waiting:
                 found.append(job)
         return found
 
+    def behind(self, job: Job) -> Iterator[Job]:
+        """Return those of its bucket that may be launched after it, in order."""
+        bucket, entry = self._places[job]
+        line = self._lines[bucket]
+        at = bisect_left(line.entries, entry, line.start) + 1
+        return (its[2] for its in islice(line.entries, at, None) if self.unrestricted or self.allowed(its[2]))
+
     def passed(self, job: Job) -> int:
         """Return how many younger jobs of other buckets went ahead since one of its own bucket was last launched.
 

@@ -72,6 +72,8 @@ class Simulated:
         Whether it has never been asked for anything.
     saving : bool
         Whether it leaves at `hold`.
+    younger : bool
+        Whether its workers are relieved when the quota changes, so that it is the youngest from then on.
     stop_at, resize_at : float
         Time at which it sees that it is to stop, or that its quota is `next_allowed`.
     stop_goal, resize_goal : float
@@ -85,8 +87,8 @@ class Simulated:
     __slots__ = (
         "alone", "allowed", "base", "blocks", "due", "easy", "found", "goal", "goal_due", "hold", "job", "kept", "load",
         "mode", "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident",
-        "resize_at", "resize_goal", "said", "saving", "shape", "shift", "speed", "stop_at", "stop_goal", "wanted",
-        "width",
+        "resize_at", "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted", "width",
+        "younger",
     )  # fmt: skip
 
     def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
@@ -106,7 +108,6 @@ class Simulated:
         self.said = self.base
         self.partition = placement.partition
         self.plain = placement.plain
-        self.shift = placement.shift
         self.goal: float = shape.blocks
         self.found = self.kept = self.wanted = 0
         self.rate = self.speed = 0.0
@@ -114,7 +115,7 @@ class Simulated:
         self.hold: float | None = None
         self.resident: ResidentKernel | None = None
         self.easy = True
-        self.saving = False
+        self.saving = self.younger = False
         self.mode = ""
 
     def last_wave(self) -> int:
@@ -311,11 +312,8 @@ class Simulator(Executor):
             run.stop_at = self._now + self._latency()
         self._changed = True
 
-    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
-        """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved.
-
-        Shifts take no time: what works in them is younger than what stays, from now on.
-        """
+    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
+        """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
         if workers is not None and workers < 1:
             raise errors.ArgumentError(f"a quota of {workers} workers: give at least one", name="workers")
         self._busy(self._host.signal)
@@ -323,11 +321,11 @@ class Simulator(Executor):
         if run is None or run.plain or run.mode:
             return
         run.easy = False
-        run.shift = shift
+        run.younger |= younger
         run.next_allowed = run.shape.allowed(Placement(workers, run.partition), self._capacity)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
-                gone = max(0, run.found - run.next_allowed)
+                gone = run.found if run.younger else max(0, run.found - run.next_allowed)
                 run.resize_at = self._now + self._switch_seconds(run.profile, gone, self._stays(run))
             else:
                 run.resize_at = self._now + self._latency()
@@ -490,6 +488,9 @@ class Simulator(Executor):
         run.allowed = run.next_allowed
         run.base = int(run.position)
         run.found = min(run.found, run.allowed)
+        if run.younger:
+            run.younger, run.found = False, 0
+            self._runs[run.job] = self._runs.pop(run.job)
 
     # -- rates -------------------------------------------------------------------------------------------------
     def _plan(self) -> None:
@@ -513,8 +514,7 @@ class Simulator(Executor):
         residents: list[ResidentKernel] = []
         there = []
         moving = False
-        by_age = sorted(runs, key=_takes_turns) if any([run.shift for run in runs]) else runs
-        for run in by_age:
+        for run in runs:
             run.rate = 0.0
             if run.hold is not None:
                 moving = True
@@ -598,8 +598,3 @@ class Simulator(Executor):
         self.saved_seconds += seconds
         run.hold = self._now + seconds
         run.easy = False
-
-
-def _takes_turns(run: Simulated) -> bool:
-    """Whether its workers are relieved, and so younger than those of all that stay."""
-    return run.shift is not None

@@ -244,10 +244,9 @@ class ExecutorConformance:
                     if choice == 0:
                         executor.preempt(job)
                     elif choice == 1:
-                        executor.resize(job, rng.choice([1, 2, 3, None]), rng.choice([None, 1e-4, 2e-3]))
+                        executor.resize(job, rng.choice([1, 2, 3, None]), rng.random() < 0.5)
                 elif job not in ended:
-                    shift = rng.choice([None, 1e-4, 2e-3])
-                    executor.launch(job, Placement(workers=rng.choice([1, 2, None]), shift=shift))
+                    executor.launch(job, Placement(workers=rng.choice([1, 2, None])))
                     running.add(job)
             executor.wait(executor.now() + rng.choice([1e-4, 1e-3, 3e-3]))
             for event in executor.poll():

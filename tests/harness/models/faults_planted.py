@@ -809,7 +809,7 @@ FAULTS = (
               "if run.events and not self._gpu.done(run.events[0]):"),),
     ),
     Fault(
-        "relieved-beside-others", "shift", "shifts begin while workers of a second stream are there",
+        "relieved-beside-others", "shift", "others come while workers of a second stream are there",
         (Edit(_GPU, "CudaExecutor._relieve", "                self._gpu.after(run.stream, event)\n",
               "                pass\n"),),
         seed=411,

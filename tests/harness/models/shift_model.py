@@ -1,4 +1,4 @@
-"""Shift scenario: kernels whose workers take turns, stop, go on, and change their number, on one GPU.
+"""Shift scenario: kernels whose workers are relieved by others, stop, go on, and change their number, on one GPU.
 
 `CudaExecutor` and the workers' `claim` run as they are, on streams, events and words of a small scheduler that switches
 at each access to a word that workers share. No block computes anything: it is counted.
@@ -30,8 +30,6 @@ RESIDENT, ROOM = 3, 5
 CHANGES = 12
 PINNED = 1 << 40
 """Address of the pinned record, of one kernel after the other."""
-SHIFTS = (None, 1e-6, 20e-6)
-"""Seconds; a step takes a microsecond."""
 
 
 class _Stream:
@@ -246,7 +244,7 @@ class ShiftModel:
         return self.scheduler.steps
 
     def _placement(self) -> dict[str, Any]:
-        return {"workers": self.random.choice((1, 2, None)), "shift": self.random.choice(SHIFTS)}
+        return {"workers": self.random.choice((1, 2, None))}
 
     def _host(self) -> None:
         """Launch two kernels, and change them at random; see that each says what is so."""
@@ -270,7 +268,7 @@ class ShiftModel:
                     if self.random.random() < 0.3:
                         executor.preempt(job)
                     else:
-                        executor.resize(job, **self._placement())
+                        executor.resize(job, **self._placement(), younger=self.random.random() < 0.5)
             until = self.scheduler.now + self.random.randint(0, 40)
             self.scheduler.pause(lambda until=until: self.scheduler.now >= until)  # type: ignore[misc]
             for event in executor.poll():

@@ -233,7 +233,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
                 if mode == "flush" and job.task.idempotent and not run.over:
                     self._stopped(run)
 
-    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
+    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """See `Executor`. A task that is leaving, or that runs whole, takes no notice; threads have no age."""
         quota = self._quota(workers)
         with self._lock:

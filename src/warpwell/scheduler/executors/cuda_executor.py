@@ -16,9 +16,8 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
   preemption sets a flag, which each worker sees before its next claim; the cursor is all that is kept.
 - Shrinking raises a number, and workers below it leave: the oldest. Growing waits until as many have left as were to,
   then launches those that are missing: a quota is never exceeded.
-- Workers in shifts claim no more once so many blocks have been claimed; `AHEAD` shifts are in one stream, so each is
-  younger than what stays. When workers that stay are launched, the shift that runs is relieved at once: the number is
-  raised to the first worker of the next.
+- Workers are relieved by raising the number to that of the next worker, and launching others in the same stream, which
+  begin as those leave: they are younger than all that was launched meanwhile.
 - Slices hold `SLICES` launches in a stream; a preemption launches no more of them.
 - What runs whole ends when it ends.
 """
@@ -47,9 +46,6 @@ PAIRS = (16, 32, 48, 64)
 
 SLICES = 2
 """Slices in flight: one runs, and one is there when it ends."""
-
-AHEAD = 3
-"""Shifts in flight: one runs, and two wait, so that the host may be late by their time."""
 
 SHORT = 20e-6
 """Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
@@ -153,15 +149,14 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if run.form == "workers":
                 self._gpu.set_word(run.control + 8 * STOP, 1)
 
-    def resize(self, job: Job, workers: int | None, shift: float | None = None) -> None:
+    def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """See `Executor`. Slices and what runs whole take no notice."""
         self._check_quota(workers)
         run = self._running(job)
-        shifts = shift is not None or run.placement.shift is not None
-        run.placement = replace(run.placement, workers=workers, shift=shift)
+        run.placement = replace(run.placement, workers=workers)
         if run.phase is Phase.RUNNING and run.form == "workers":
             run.quota = run.most(self._gpu)
-            if shifts:
+            if younger:
                 self._relieve(run)
             elif run.quota < run.target:
                 run.target = run.quota
@@ -362,68 +357,32 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._gpu.set_words(run.stream, run.control, words if run.top == 0 else words[:DONE])
         run.begins(self._gpu)
         self._work(run, run.done)
-        if run.shift is None:
-            for other in self._runs.values():
-                if other is not run and other.phase is Phase.RUNNING and len(other.bases) > 1:
-                    # what comes now is younger than the shift that runs, and would starve until its end
-                    other.bases.pop(0)
-                    other.floor = other.bases[0]
-                    self._gpu.set_word(other.control + 8 * FLOOR, other.floor)
 
     def _work(self, run: CudaRun, claimed: int) -> None:
         """Launch workers as the placement says, behind all that the run's stream has; `claimed` blocks are not left."""
         assert run.blocks is not None
-        run.bases = []
-        if run.shift is not None:
-            run.begin_shifts(claimed, self.now())
-            self._shifts(run)
-        else:
-            run.start_workers(min(run.quota, -(-(run.blocks.blocks - claimed) // run.chunk)), run.stream)
-            run.events.append(run.mark(self._gpu))
-
-    def _shifts(self, run: CudaRun) -> None:
-        """Queue shifts, each behind the other."""
-        assert run.blocks is not None
-        blocks = run.blocks.blocks
-        while len(run.bases) < AHEAD and run.until < blocks:
-            count = min(run.quota, -(-(blocks - run.until) // run.chunk))
-            run.until = run.until + run.per if run.until + run.per < blocks else NEVER
-            run.bases.append(run.top)
-            run.start_workers(count, run.stream, run.until)
-            run.events.append(run.mark(self._gpu))
+        run.start_workers(min(run.quota, -(-(run.blocks.blocks - claimed) // run.chunk)), run.stream)
+        run.events.append(run.mark(self._gpu))
 
     def _relieve(self, run: CudaRun) -> None:
         """Make all workers leave at the end of their blocks, and those that the placement wants now come after them."""
         assert run.blocks is not None
+        while run.events and self._gpu.done(run.events[0]):
+            run.last = run.events.pop(0)
         run.target, run.base, run.launched, run.floor = run.quota, run.top, 0, run.top
         self._gpu.set_word(run.control + 8 * FLOOR, run.floor)
         if run.side is not None:
             for event in run.events:
                 self._gpu.after(run.stream, event)
         claimed = int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0])
-        run.bases, run.until = [], claimed
         if claimed < run.blocks.blocks:
             self._work(run, claimed)
-
-    def _look_at_shifts(self, run: CudaRun) -> None:
-        """Queue more shifts for those that have ended."""
-        ended = 0
-        while run.events and self._gpu.done(run.events[0]):
-            run.last = run.events.pop(0)
-            if len(run.bases) > len(run.events):
-                run.bases.pop(0)
-                ended += 1
-        run.shifts_ended(ended, self.now())
-        if run.phase is Phase.RUNNING:
-            self._shifts(run)
 
     def _look(self, run: CudaRun) -> None:
         """Read the progress of a run, and act on it."""
         if run.form == "slices":
             self._look_at_slices(run)
             return
-        if run.shift is not None:
-            self._look_at_shifts(run)
         if not all(self._gpu.done(event) for event in run.events):
             if run.phase is Phase.RUNNING and run.form == "workers" and run.quota > run.target:
                 self._grow(run)
@@ -498,7 +457,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             self._helpers.run(lambda: self._end(run))
 
     def _release(self, run: CudaRun) -> None:
-        run.events, run.bases = [], []
+        run.events = []
         run.launched = 0
         for stream in (run.stream, run.side):
             if stream is not None:

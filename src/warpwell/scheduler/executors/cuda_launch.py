@@ -129,7 +129,6 @@ class Order:
         if before is not None and before is not run and before.runs and shares and now - self._at < SOON:
             self._gpu.wait_word(run.stream, before.control + 8 * BEGUN, before.top)
         # one without a quota may find no room for all of its workers for long, and gains nothing by being first
-        # and of one in shifts not all have begun for long
-        first = shares and placement.workers is not None and placement.shift is None and run.form == "workers"
+        first = shares and placement.workers is not None and run.form == "workers"
         self._before = weakref.ref(run) if first else None
         self._at = now

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.control import NEVER
 from ...targets.blocks.launch import BlockLaunch
 from ..executor import Ended, Stopped
 from ..task import Job, Placement
@@ -47,12 +46,6 @@ class CudaRun(BlockRun):
         """`FLOOR` as it was last set."""
         self.top = 0
         """Number of the next worker."""
-        self.bases: list[int] = []
-        """First worker of each shift in `events`; events before them are of workers that were relieved."""
-        self.until = 0
-        """Claimed blocks at which the last shift ends."""
-        self.per = 0
-        """Blocks of a shift."""
         self.next = 0
         """First block of the next slice."""
         self.widest = 0
@@ -73,11 +66,6 @@ class CudaRun(BlockRun):
         if self.placement.plain or self.short or not (self.blocks.preemptible or self.blocks.sliceable):
             return "plain"
         return "workers" if self.blocks.preemptible else "slices"
-
-    @property
-    def shift(self) -> float | None:
-        """Seconds of a shift; None where workers stay."""
-        return self.placement.shift if self.form == "workers" else None
 
     @property
     def short(self) -> bool:
@@ -106,26 +94,6 @@ class CudaRun(BlockRun):
             self.quota = min(2 * self.quota, self.widest)
         self.since = now
 
-    def begin_shifts(self, claimed: int, now: float) -> None:
-        """Choose how many blocks a shift has, by the expected time; with given times, start with one claim each."""
-        assert self.blocks is not None and self.shift is not None
-        seconds = None if self.said else self.job.task.profile.seconds
-        least = self.quota * self.chunk
-        self.per = max(least, int(self.blocks.blocks * self.shift / seconds)) if seconds else least
-        self.until, self.since = claimed, now
-        self.bases = []
-
-    def shifts_ended(self, count: int, now: float) -> None:
-        """Change how many blocks a shift has by the time of one; of several that end at once, nothing is known."""
-        if count == 1 and self.shift is not None:
-            took = now - self.since
-            if took < 0.5 * self.shift:
-                self.per *= 2
-            elif took > 2.0 * self.shift:
-                self.per = max(self.quota * self.chunk, self.per // 2)
-        if count:
-            self.since = now
-
     def begins(self, gpu: Any) -> None:
         """Record when its first block begins, if its analyzer wants the kernel's time. It costs an event."""
         known = self.job.task.known
@@ -149,15 +117,13 @@ class CudaRun(BlockRun):
         try:
             if self.form == "slices":
                 return bool(gpu.done(self.events[0][0]))
-            if self.shift is not None:
-                return bool(gpu.done(self.events[0]))
             return self.quota > self.target > 0 or all(gpu.done(event) for event in self.events)
         except errors.DeviceNotFoundError:
             return True  # `poll` says so
 
-    def start_workers(self, count: int, stream: Any, until: int = NEVER) -> None:
-        """Launch so many more workers, whose shift ends when `until` blocks have been claimed."""
-        self.forms.start(self.control, self.top, count, stream, self.chunk, until=until)
+    def start_workers(self, count: int, stream: Any) -> None:
+        """Launch so many more workers."""
+        self.forms.start(self.control, self.top, count, stream, self.chunk)
         self.top += count
         self.launched += count
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
+from itertools import chain, islice
 from typing import Any
 
 from ... import errors
@@ -14,26 +16,28 @@ from .order import PLAIN, at_least_one
 from .sharing import Sight, age, at_most, gentlest_mode, preemptible, quota, stopping
 from .standing import Standing, due
 
-SHARES = (0.75, 0.625, 0.5)
-"""Parts of the device that the memory-intensive kernel of a pair may get; the first is tried first."""
-
 NAMES = 8
 """Kernels that are told apart by name while they wait, to find the best company; of others only the class."""
 
 SOONEST = 1e-3
 """Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
 
+TRAIN = 1e-3
+"""Seconds of plain launches that wait on the device, at most: somebody else may come."""
+
 
 class Lanes(Policy):
     """Two lanes, one a class, with one kernel each at a time; see ``docs/scheduler.md``.
 
     A GPU issues its oldest warps first. A compute-intensive kernel that is older takes all there is to issue; a
-    memory-intensive one that is older leaves nearly all of it. So the memory-intensive kernel has workers that stay,
-    and the compute-intensive one beside it workers in shifts, which are always younger, whichever came first. Nobody is
-    preempted for that.
+    memory-intensive one that is older leaves nearly all of it. So each memory-intensive kernel that begins beside a
+    compute-intensive one has the latter relieved, once: its workers leave at the end of their blocks, and others come
+    that are younger. Nobody is preempted for that.
 
-    Where nothing can be gained, kernels are launched as they are, in order: where only one class is about, where they
-    are short, where they cannot be cut, and for a second after a pair whose live rates added up to less than `least`.
+    Where nothing can be gained, kernels are launched as they are, in order, several ahead if they are short: where only
+    one class is about, where a kernel takes less than `worthwhile` decisions with their launches, where it cannot be
+    cut, and for `rest` seconds after a pair whose live rates added up to less than `least`. A short kernel that is
+    compute-intensive is launched as it is beside a long one of the other class, too: its blocks are always the younger.
 
     In a lane, who waits is ordered by `Standing`. A kernel leaves for one of higher priority if that is sooner than its
     end, and for one of equal priority by the source's test, with the live rates of both pairs. A task that others
@@ -41,14 +45,14 @@ class Lanes(Policy):
 
     Parameters
     ----------
-    shift : float
-        Seconds of a shift.
-    short : float
-        Kernels of fewer seconds are launched as they are.
+    worthwhile : float
+        Decisions with their launches, as long as these take, that a kernel must take to be launched as workers.
     least : float
         Sum of live rates of which a pair must have more to run together.
+    rest : float
+        Seconds for which a pair that had less is left alone.
     pause : float
-        Seconds for which a pair that had less is left alone, and in which both classes must have been seen.
+        Seconds in which both classes must have been seen: else nothing comes that could be gained by.
     most : int
         How often a kernel is made to leave for a better combination, at most.
     patience, slack, lead
@@ -61,26 +65,27 @@ class Lanes(Policy):
     conserves = False
     watches = True
     adjusts = True
+    ahead = 6
 
     def __init__(
         self,
         *,
-        shift: float = 2e-3,
-        short: float = 1e-3,
+        worthwhile: float = 10.0,
         least: float = 1.02,
-        pause: float = 1.0,
+        rest: float = 1.0,
+        pause: float = 0.1,
         most: int = 8,
         patience: int = 32,
         slack: float = 0.02,
         lead: float = 1.0,
         model: SourceModel = SOURCE,
     ) -> None:
-        for option, value in (("shift", shift), ("short", short), ("least", least), ("pause", pause)):
-            if not value >= 0 or (option == "shift" and not value):
-                raise errors.ArgumentError(f"{option} is {value}: give more than 0", name=option)
-        self.shift = shift
-        self.short = short
+        for option, value in (("worthwhile", worthwhile), ("least", least), ("rest", rest), ("pause", pause)):
+            if not value >= 0:
+                raise errors.ArgumentError(f"{option} is {value}: give 0 or more", name=option)
+        self.worthwhile = worthwhile
         self.least = least
+        self.rest = rest
         self.pause = pause
         self.most = at_least_one("most", most)
         self.model = model
@@ -88,6 +93,7 @@ class Lanes(Policy):
         self._sight = Sight(False, observes=True)
         self._live = Live()
         self._seen: dict[Kind, float] = {}
+        self._ranked = -math.inf
         self._names: dict[str, str] = {}
 
     def bucket(self, job: Job) -> Hashable:
@@ -112,56 +118,57 @@ class Lanes(Policy):
         if stopping(view):
             return []
         heads = view.waiting.heads()
-        for job in (*running, *heads):
-            if job.task.profile.kind is not None:
-                self._seen[job.task.profile.kind] = view.now
+        self._look(view, heads)
         if not heads:
             return self._ease(view)
         self._standing.look(view, heads)
-        if not running:
-            return self._begin(view, heads)
         if any([_unknown(job) for job in running]):
             return []  # it is measured
+        if not running:
+            return self._begin(view, heads)
         first = self._best(view, heads)
         if _unknown(first):
             return []  # it comes when it can be alone
-        if len(running) >= view.limit:
-            return self._lower(view, first) or self._swap(view, heads)
-        busy = {job.task.profile.kind for job in running}
-        if first.task.profile.kind not in busy:
-            kind = first.task.profile.kind
+        if len(running) >= min(2, view.limit):
+            return self._full(view, heads, first)
+        mate = running[0]
+        kind = first.task.profile.kind
+        if kind is not mate.task.profile.kind:
             lane = [job for job in heads if job.task.profile.kind is kind]
-            return self._join(view, self._best(view, lane, running[0]))
-        company = [job for job in heads if job.task.profile.kind not in busy and not _unknown(job)]
+            return self._join(view, self._best(view, lane, mate), mate)
+        company = [job for job in heads if job.task.profile.kind not in (None, kind)]
         if company:
-            mate = self._best(view, company, running[0])
-            if self._standing.level(view, mate) < self._standing.level(view, first):
-                return self._lower(view, first) or self._behind(first)
-            return self._join(view, mate)
-        lower = self._lower(view, first)
-        if lower:
-            return lower
-        if len(busy) == 1 and not self._mixed(view.now):
-            return self._behind(first)
-        return self._ease(view)
+            other = self._best(view, company, mate)
+            if self._standing.level(view, other) >= self._standing.level(view, first):
+                return self._join(view, other, mate)
+            return self._lower(view, first) or self._behind(view, first)
+        return self._lower(view, first) or self._follow(view, first, mate)
 
     # -- who -----------------------------------------------------------------------------------------------
-    def _best(self, view: View, jobs: list[Job], mate: Job | None = None) -> Job:
-        """Return whose turn it is: among equals the best company of `mate`, a preempted one, the oldest.
+    def _look(self, view: View, heads: list[Job]) -> None:
+        """Note which classes are about, and whether priorities differ."""
+        ranks = set()
+        for job in chain(view.running, heads):
+            kind = job.task.profile.kind
+            if kind is not None:
+                self._seen[kind] = view.now
+            ranks.add(job.priority + view.tenants[job.task.tenant].tenant.priority)
+        if len(ranks) > 1:
+            self._ranked = view.now
 
-        A pair that was never measured comes before all that were.
-        """
+    def _best(self, view: View, jobs: list[Job], mate: Job | None = None) -> Job:
+        """Return whose turn it is: among equals the best company of `mate`, a preempted one, the oldest."""
         equals = self._standing.first(view, jobs)
         sums = dict.fromkeys(equals, 0.0) if mate is None else {job: self._live.sum(job, mate) for job in equals}
-        return min(equals, key=lambda job: (-sums[job], job.state is not PREEMPTED, *age(job)))
+        return min(equals, key=lambda job: (-sums[job], job.state is not PREEMPTED, job.rest or 0.0, *age(job)))
 
     def _mixed(self, now: float) -> bool:
         """Whether both classes were about lately, so that company may come."""
         return all(now - self._seen.get(kind, -self.pause) < self.pause for kind in (MEMORY, COMPUTE))
 
-    def _short(self, job: Job) -> bool:
+    def _short(self, view: View, job: Job) -> bool:
         seconds = job.task.profile.seconds
-        return bool(job.task.whole) or (seconds is not None and seconds < self.short)
+        return bool(job.task.whole) or (seconds is not None and seconds < self.worthwhile * view.overhead)
 
     # -- where ---------------------------------------------------------------------------------------------
     def _begin(self, view: View, heads: list[Job]) -> list[Decision]:
@@ -172,69 +179,99 @@ class Lanes(Policy):
         company = [job for job in heads if job.task.profile.kind not in (None, first.task.profile.kind)]
         if company and view.limit > 1:
             mate = self._best(view, company, first)
-            if not self._alone(first, mate, view.now):
+            if not self._alone(view, first, mate):
                 why = {"rule": "lanes", "beside": []}
                 return [self._launch(view, job, share, why) for job, share in self._divide(view, first, mate)]
-        if self._short(first) or (view.waiting.count > 1 and not self._mixed(view.now)):
-            return self._behind(first)
+        if self._short(view, first) or (view.waiting.count > 1 and not self._waits_for_others(view)):
+            return self._behind(view, first)
         return [Launch(first, Placement(), {"rule": "alone"})]
 
-    def _join(self, view: View, job: Job) -> list[Decision]:
-        """Launch a job beside one of the other class, which makes room for it."""
-        running = view.running
-        mate = running[0]
-        if len(running) > 1 or self._alone(job, mate, view.now):
-            return self._behind(job)
+    def _waits_for_others(self, view: View) -> bool:
+        """Whether somebody may come for whom a kernel should make room, or leave."""
+        return self._mixed(view.now) or view.now - self._ranked < self.rest
+
+    def _join(self, view: View, job: Job, mate: Job) -> list[Decision]:
+        """Launch a job beside one of the other class, which makes room for it and is relieved if it is in the way."""
+        if self._alone(view, job, mate):
+            return self._behind(view, job)
         why = {"rule": "lanes", "beside": [mate.number]}
-        comes = job.task.profile.kind is MEMORY
         shares = dict(self._divide(view, job, mate))
         launch = self._launch(view, job, shares[job], why)
         if not preemptible(mate):
             return [launch]
         place = self._place(view, mate, shares[mate])
-        room = Resize(mate, place.workers, {"rule": "makes room", "for": job.number}, place.shift)
-        # A memory-intensive newcomer waits for the room that the other one leaves, and is older than its next shift.
-        return [launch, room] if comes else [room, launch]
+        older = job.task.profile.kind is MEMORY and not launch.placement.plain
+        room = Resize(mate, place.workers, {"rule": "makes room", "for": job.number}, older)
+        # A memory-intensive newcomer waits for the room that the other one leaves, and is older than who comes back.
+        return [launch, room] if older else [room, launch]
+
+    def _follow(self, view: View, job: Job, mate: Job) -> list[Decision]:
+        """Launch a job behind one of its class, as it is, where no other one may come; else it waits for its lane."""
+        if preemptible(mate) and not self._short(view, mate) and self._waits_for_others(view):
+            return self._ease(view)
+        return self._behind(view, job)
+
+    def _full(self, view: View, heads: list[Job], first: Job) -> list[Decision]:
+        """See whether somebody must leave, or what is short may be launched ahead."""
+        running = view.running
+        if len(running) == view.limit:
+            found = self._lower(view, first) or self._swap(view, heads)
+            if found:
+                return found
+        # a train goes on in its own lane, or in both if nothing else is there
+        train = [job for job in running if not preemptible(job)]
+        if len(train) < len(running):
+            kind = first.task.profile.kind
+            if kind is MEMORY or any([job.task.profile.kind is not kind for job in train]):
+                return []
+        return self._behind(view, first) if train and self._short(view, first) else []
 
     def _launch(self, view: View, job: Job, share: float, why: dict[str, Any]) -> Launch:
-        if self._short(job):
+        if self._short(view, job):
             return Launch(job, PLAIN, why)
         return Launch(job, self._place(view, job, share), {**why, "share": share})
 
-    def _place(self, view: View, job: Job, share: float) -> Placement:
-        workers = quota(job, share, view.capacity)
-        if job.task.profile.kind is MEMORY:
-            return at_most(workers)
-        return Placement(workers, shift=self.shift)
+    @staticmethod
+    def _place(view: View, job: Job, share: float) -> Placement:
+        return at_most(quota(job, share, view.capacity))
 
     def _divide(self, view: View, one: Job, two: Job) -> list[tuple[Job, float]]:
         """Return the share of each, memory-intensive first, and measure what comes of it."""
         memory, compute = in_order(one, two)
-        share = self._live.choose(memory, compute, SHARES)
-        if all([job.waits or preemptible(job) for job in (one, two)]):  # else nothing is known of its progress
-            self._live.begin(memory, compute, view.now)
+        share = self._live.choose(memory, compute)
+        if all([(job.waits and not self._short(view, job)) or preemptible(job) for job in (one, two)]):
+            self._live.begin(memory, compute, view.now)  # else nothing is known of their progress
         return [(memory, share), (compute, 1.0 - share)]
 
-    def _alone(self, job: Job, mate: Job, now: float) -> bool:
-        """Whether two kernels are better launched as they are: they are short, or gained nothing lately."""
-        if self._short(job) and (self._short(mate) or not preemptible(mate)):
-            return True
-        return self._live.poor(job, mate, self.least, now - self.pause)
+    def _alone(self, view: View, job: Job, mate: Job) -> bool:
+        """Whether two are better launched as they are: the one that must be older is short, or nothing was gained."""
+        memory, _ = in_order(job, mate)
+        return self._short(view, memory) or self._live.poor(job, mate, self.least, view.now - self.rest)
 
-    @staticmethod
-    def _behind(job: Job) -> list[Decision]:
-        return [Launch(job, PLAIN, {"rule": "arrival"})]
+    def _behind(self, view: View, first: Job) -> list[Decision]:
+        """Launch a job as it is, and those that wait behind it, as far as they are short."""
+        running = view.running
+        seconds = sum([job.task.profile.seconds or TRAIN for job in running])
+        found: list[Decision] = []
+        for job in chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead)):
+            count = len(running) + len(found)
+            if count >= view.limit and (count >= view.limit + self.ahead or seconds >= TRAIN):
+                break
+            if found and not self._short(view, job):
+                break
+            found.append(Launch(job, PLAIN, {"rule": "arrival"}))
+            seconds += job.task.profile.seconds or TRAIN
+        return found
 
     @staticmethod
     def _ease(view: View) -> list[Decision]:
-        """Give the whole device to one that is alone, and let its workers stay."""
+        """Give the whole device to one that is alone."""
         if len(view.running) != 1:
             return []
         job = view.running[0]
-        place = job.placement
-        if place is None or not preemptible(job):
+        if job.placement is None or not preemptible(job) or job.placement.workers is None:
             return []
-        return [Resize(job, None, {"rule": "alone"})] if place.workers is not None or place.shift is not None else []
+        return [Resize(job, None, {"rule": "alone"})]
 
     # -- who leaves ----------------------------------------------------------------------------------------
     def _lower(self, view: View, job: Job) -> list[Decision]:

@@ -9,6 +9,9 @@ from ..task import COMPUTE, DONE, MEMORY, Job, Kind
 
 Key = tuple[Hashable, Hashable]
 
+SHARES = (0.5, 0.75, 0.25)
+"""Parts of the device that the memory-intensive kernel of a pair may get; the first is tried first."""
+
 LEARN = 0.5
 """Weight of a new measurement."""
 
@@ -18,9 +21,11 @@ WINDOW = 50e-3
 WAVES = 2
 """Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
 
+UNTRIED = 1.3
+"""Sum of rates of a pair that was not measured: more than pairs have that gain little, less than the good ones."""
 
-UNTRIED = 2.0
-"""Sum of rates of a pair that was not measured: all that there could be, so that it is."""
+SLOWED = 0.85
+"""Rate below which a kernel might gain by a larger share."""
 
 
 class Live:
@@ -82,16 +87,23 @@ class Live:
         of[share] = was[0] + LEARN * (rates[0] - was[0]), was[1] + LEARN * (rates[1] - was[1])
         self._times[key] = now
 
-    def choose(self, memory: Job, compute: Job, shares: Sequence[float]) -> float:
-        """Return the share that a memory-intensive kernel gets now: one that was not tried yet, or the best."""
+    def choose(self, memory: Job, compute: Job) -> float:
+        """Return the share that a memory-intensive kernel gets now: the best, or one that may be better.
+
+        If the slower of the two has much to gain by a larger share, that is tried once.
+        """
         key = _key(memory, compute)
-        found = self._rates.get(key, {})
-        share = next((its for its in shares if its not in found), None)
-        if share is None:
-            share = max(shares, key=lambda its: sum(found[its]))
+        found = self._rates.get(key)
+        share = SHARES[0]
+        if found:
+            share = max(found, key=lambda its: sum(found[its]))
+            its, other = found[share]
+            larger = SHARES[1] if its < other else SHARES[2]
+            if share == SHARES[0] and larger not in found and min(its, other) < SLOWED:
+                share = larger
         if key not in self._shares and len(self._shares) >= REMEMBERED:
-            for its in (self._rates, self._shares, self._times):
-                its.clear()
+            for table in (self._rates, self._shares, self._times):
+                table.clear()
         self._shares[key] = share
         return share
 

@@ -13,16 +13,18 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ... import errors
 from ...json_file import read_json
 from ..executor import Capacity
 from ..residency import REMEMBERED, ResidentKernel, Shape, fit, part_of, remember, shape_of, share_of
 from ..task import MEMORY, Job, Kind, Placement, Profile, Task
+
+T = TypeVar("T")
 
 Points = tuple[tuple[float, float], ...]
 
@@ -85,8 +87,7 @@ class RateModel(ABC):
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC when exactly these run together; 0 for one whose blocks find no room.
 
-        The order of `jobs` is the order of residency: the first was launched first. Those whose workers are relieved
-        (`Placement.shift`) are younger than the others.
+        The order of `jobs` is the order of residency: the first was launched first.
         """
         # Policies ask for the same combinations of alike kernels again and again.
         parts: list[Any] = []
@@ -96,8 +97,6 @@ class RateModel(ABC):
             task = job.task
             blocks = task.blocks
             number, shape, _ = known.get((id(task.profile), blocks, task.name)) or self._learn(task)
-            if placement.shift is not None:
-                return self._by_age(jobs, placements)
             allowed, workers, partition = shape.alone, placement.workers, placement.partition
             if partition is not None:
                 allowed = shape.allowed(placement, self.capacity)
@@ -112,14 +111,6 @@ class RateModel(ABC):
         if found is None:
             found = remember(self._together, key, self._evaluate(jobs, shapes, parts))
         return found.copy()
-
-    def _by_age(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
-        order = sorted(range(len(jobs)), key=lambda k: placements[k].shift is not None)
-        stays = [replace(placements[k], shift=None) for k in order]
-        found = [0.0] * len(jobs)
-        for k, rate in zip(order, self.together([jobs[k] for k in order], stays), strict=True):
-            found[k] = rate
-        return found
 
     def _evaluate(self, jobs: Sequence[Job], shapes: Sequence[Shape], parts: list[Any]) -> list[float]:
         quotas, wanted, partitions = parts[1::4], parts[2::4], parts[3::4]
@@ -207,7 +198,7 @@ class ClassTable(RateModel):
         self._pairs: dict[tuple[_Facts, _Facts], tuple[float, float]] = {}
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
-        """Return rates as products over pairs."""
+        """Return rates composed of those of pairs."""
         if len(residents) == 1:
             return [(residents[0].facts or self._find(residents[0])).alone]
         facts: list[_Facts] = [resident.facts or self._find(resident) for resident in residents]
@@ -218,13 +209,7 @@ class ClassTable(RateModel):
                 older, newer = _factors(one, other)
                 pair = remember(self._pairs, (one, other), (one.alone * older, other.alone * newer))
             return [*pair]
-        rates = [fact.alone for fact in facts]
-        for j in range(1, len(facts)):
-            for i in range(j):
-                older, newer = _factors(facts[i], facts[j])
-                rates[i] *= older
-                rates[j] *= newer
-        return rates
+        return [fact.alone * its for fact, its in zip(facts, composed(facts, _factors), strict=True)]
 
     def alone(self, resident: ResidentKernel) -> float:
         """Return the rate that its blocks and its multiprocessors allow, with nothing beside it."""
@@ -280,6 +265,25 @@ def _factors(older: _Facts, newer: _Facts) -> tuple[float, float]:
     if not newer.memory:
         return 1 - (1 - BESIDE_COMPUTE[0]) * newer.need, max(BESIDE_COMPUTE[1], free)
     return 1.0, 1.0 if free == 1.0 else max(older.leaves, between(MEMORY_BY_PROCESSORS, free))
+
+
+def composed(kernels: Sequence[T], pair: Callable[[T, T], Sequence[float]]) -> list[float]:
+    """Return the rates of kernels, the oldest first, of which each is slowed by all others.
+
+    Slowdowns add up: of three that each run at half of their rate beside another one, each has a third.
+
+    Parameters
+    ----------
+    kernels : sequence
+    pair : callable
+        ``pair(older, newer)`` returns the rates of two.
+    """
+    slow = [1.0] * len(kernels)
+    for j in range(1, len(kernels)):
+        for i in range(j):
+            for k, rate in zip((i, j), pair(kernels[i], kernels[j]), strict=True):
+                slow[k] += 1.0 / rate - 1.0 if rate > 0 else math.inf
+    return [1.0 / its for its in slow]
 
 
 class MaxMin(RateModel):
@@ -423,13 +427,9 @@ class Matrix(RateModel):
         """Return measured rates; for a pair that is missing, the rates of the other model."""
         if len(residents) == 1:
             return self.otherwise.of(residents)
-        rates = [1.0] * len(residents)
-        for j in range(1, len(residents)):
-            for i in range(j):
-                older, newer = self._pair(residents[i], residents[j])
-                rates[i] *= older
-                rates[j] *= newer
-        return rates
+        if len(residents) == 2:
+            return [*self._pair(*residents)]
+        return composed(residents, self._pair)
 
     def _pair(self, older: ResidentKernel, newer: ResidentKernel) -> Sequence[float]:
         apart = older.partition is not None and newer.partition is not None and older.partition != newer.partition

@@ -108,20 +108,14 @@ def _launch(event: Event, names: Names) -> str:
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
-    text += _shifts(why)
     if why.get("partition") is not None:
         text += f"; it runs in partition {why['partition']}"
-    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole", "S", "before", "shift") + "."
+    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole", "S", "before") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
     elif why.get("plain"):
         text += " It runs as an ordinary launch, which cannot be preempted."
     return text
-
-
-def _shifts(why: dict[str, Any]) -> str:
-    """Return what is to say of workers that take turns."""
-    return f", which others relieve every {duration(why['shift'])}" if why.get("shift") is not None else ""
 
 
 _FORMULA = ("S0", "S1", "n", "T", "C", "d", "gain")
@@ -192,7 +186,7 @@ _REASONS = {
     "residency": "the newcomer had better be resident first",
     "worth, and residency": "the newcomer had better be resident first, in the place of one of those",
 }
-_TOLD = ("rule", "victim", "victims", "newcomer", "for", "mode", "saved", "workers", "shift")
+_TOLD = ("rule", "victim", "victims", "newcomer", "for", "mode", "saved", "workers", "younger")
 
 
 def _reason(event: Event) -> str:
@@ -235,7 +229,8 @@ def _hold(event: Event, names: Names) -> str:
 
 def _resize(event: Event, names: Names) -> str:
     workers = event.why.get("workers")
-    size = ("the whole device" if workers is None else f"{workers} workers") + _shifts(event.why)
+    size = "the whole device" if workers is None else f"{workers} workers"
+    size += ", as the youngest" if event.why.get("younger") else ""
     newcomer = event.why.get("for")
     whom = f" for {_of(newcomer, names)}" if newcomer is not None else ""
     reason = _reason(event)
