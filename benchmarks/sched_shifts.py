@@ -16,7 +16,6 @@ from measure import machine, save, table
 from sched_forms import Bench, Made, spin
 from sched_share import logistic, ramp, stream
 
-import warpwell as ww
 from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, fresh
 

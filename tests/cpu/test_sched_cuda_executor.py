@@ -16,7 +16,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
 from warpwell.scheduler.dispatcher import Watchdog
-from warpwell.scheduler.executors import cuda_executor, cuda_launch
+from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import State
 from warpwell.testing.executors import ExecutorConformance

@@ -8,6 +8,7 @@ policies/         policies of other schedulers, for comparison
 simulator.py      the executor in virtual time
 replay.py         a trace through an executor
 metrics.py        throughput, turnaround, fairness and preemptions of a run
+bound.py          the most that any schedule could get out of measured pairs
 experiment.py     policies on a trace in the simulator, each a run of its own
 counts.py         launches that were measured under a profiler, as samples for the predictor
 fitting.py        constants of the cost formula, from measured preemptions

@@ -126,7 +126,8 @@ class PolicyConformance:
     def check(self, core: Core) -> None:
         """Check what holds after every step."""
         running, name = core.running, core.policy.name
-        assert len(running) <= core.limit
+        plain = sum([job.placement is not None and job.placement.plain for job in running])
+        assert len(running) <= core.limit + min(plain, core.policy.ahead)
         assert len(set(running)) == len(running)
         assert all(job.state in (State.RUNNING, State.STOPPING) for job in running)
         first = core.first_waiting

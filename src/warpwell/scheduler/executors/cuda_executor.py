@@ -31,7 +31,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
+from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP, fresh
 from ...targets.gpu.gpu import Gpu
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..predict.peaks import machine_for

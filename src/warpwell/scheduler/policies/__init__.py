@@ -6,7 +6,7 @@ order.py            launch in an order, never preempt: first-come, left-over, st
 source.py           the source's rule: best combination of classes, preemption by its cost formula
 standing.py         whose turn it is: priority with aging, within limits, then tenants by their use
 live.py             how fast two kernels ran together, from the blocks that they ended
-lanes.py            two lanes, one a class: the compute-intensive kernel works in shifts, and is always younger
+lanes.py            two lanes, one a class: the compute-intensive kernel is always the younger
 arrangement.py      places for kernels that run together, with the best sum of rates
 warpwell.py         ours: priority, tenants, aging, then the best arrangement in the best order
 ==================  =====================================================================================

@@ -31,7 +31,7 @@ class Option(NamedTuple):
 class Oracle(Policy):
     """The combination that has the largest sum of normalized IPC, on average until all its kernels have ended.
 
-    Until the first has ended that is the sum of the rates; the other then finds company that is worth `ahead` in all:
+    Until the first has ended that is the sum of the rates; the other then finds company that is worth `later` in all:
     so a kernel may be launched where it starves, to be the older one of the next pair. All types of kernels that wait
     are tried, in both orders on an idle device, with several quotas. Of a type, the one whose request is over first
     goes first: long requests may wait for as long as others come. At the limit a kernel leaves for another one where
@@ -41,7 +41,7 @@ class Oracle(Policy):
 
     Parameters
     ----------
-    ahead : float
+    later : float
         Sum of normalized IPC that is expected of the pair after the next.
     model : SourceModel, optional
         Decay rates of kernels that stay while a context is switched.
@@ -57,8 +57,8 @@ class Oracle(Policy):
     watches = True
     perfect = True
 
-    def __init__(self, *, ahead: float = 1.5, model: SourceModel = SOURCE, margin: float = 0.5, most: int = 8) -> None:
-        self.ahead = ahead
+    def __init__(self, *, later: float = 1.5, model: SourceModel = SOURCE, margin: float = 0.5, most: int = 8) -> None:
+        self.later = later
         self.model = model
         self.margin = margin
         self.most = most
@@ -177,7 +177,7 @@ class Oracle(Policy):
         if not 0 < first < math.inf:
             return value
         after = max(0.0, after)
-        return (value * first + self.ahead * after) / (first + after)
+        return (value * first + self.later * after) / (first + after)
 
     def _option(self, view: View, jobs: Sequence[Job]) -> Option:
         """Return the quotas that give the largest sum of rates to kernels in this order of residency."""
