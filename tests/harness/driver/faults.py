@@ -116,6 +116,56 @@ PEERS: dict[str, tuple[str, Changes]] = {
 """The same, and the act of peer_acts.py that finds it."""
 
 
+CHECKED: dict[str, tuple[str, Changes]] = {
+    "a launch of a graph does not wait for its last one": (
+        "graph_checks", {"layer_exec.c": {"error = behind(x, d, stream, WW_OP_STREAM_WAIT);": "error = 0;"}}
+    ),
+    "nodes are carried out in the order in which they were made": (
+        "graph_checks", {"layer_exec.c": {"ready(g->nodes[i], placed)) {": "(ready(g->nodes[i], placed) || 1)) {"}}
+    ),
+    "nodes that are switched off are carried out": (
+        "graph_checks", {"layer_exec.c": {"} else if (!s->off) {": "} else {"}}
+    ),
+    "an update changes the form of a graph": (
+        "graph_checks", {"layer_exec.c": {"return CU_UPDATE_TOPOLOGY;": "return 0;"}}
+    ),
+    "a stream that is destroyed loses what a graph has behind a host function": (
+        "graph_checks", {"layer_stream.c": {"ww_host_has(what->device, what->id) &&": "0 &&"}}
+    ),
+    "a user object goes while a launch is under way": (
+        "graph_checks", {"layer_exec.c": {"bool over = !p->nusers ||": "bool over = 1 ||"}}
+    ),
+    "memory of a graph is allocated when the stream gets there": (
+        "graph_checks",
+        {"layer_exec.c": {
+            "        count_memory(r->plan);": "        (void)0;",
+            "    behind(r->exec, r": "    count_memory(r->plan);\n    behind(r->exec, r",
+            "void go_on(void *data, int code);":
+                "void go_on(void *data, int code);\nstatic void count_memory(const struct plan *p);",
+        }},
+    ),
+    "a stream that joins a capture does not come behind the event": (
+        "capture_checks",
+        {"layer_capture.c": {
+            "(d, stream), &e->last)": "(d, stream), &(struct nodes){NULL, 0})",
+        }},
+    ),
+    "an event belongs to all captures that recorded it": (
+        "capture_checks", {"layer_capture.c": {"    forget(event);\n    if (!e)": "    if (!e)"}}
+    ),
+    "branches that are not joined are let go": (
+        "capture_checks", {"layer_capture.c": {"all = in(&reached, m->last.all[i]);": "all = true;"}}
+    ),
+    "a capture forbids calls of its own thread alone": (
+        "capture_checks", {"layer_capture.c": {"if (mine || anyones) {": "if (mine && (anyones || mine)) {"}}
+    ),
+    "the legacy stream posts while a blocking one records": (
+        "capture_checks", {"layer_capture.c": {"if (m->blocking) {": "if (m->blocking && !m->stream) {"}}
+    ),
+}  # fmt: skip
+"""The same, and the area of checks that finds it."""
+
+
 def lands_at_once(client: Any, answers: bytes, places: tuple[Any, ...]) -> None:
     """`NearClient.back` that does not wait for bytes."""
     near = client._near
@@ -190,7 +240,7 @@ OVER_MPI: dict[str, Changes] = {
 def every() -> Iterator[tuple[str, Changes]]:
     """Yield the names and native changes of all faults; those in Python apply."""
     yield from PLANTED.items()
-    yield from ((name, changes) for name, (_, changes) in PEERS.items())
+    yield from ((name, changes) for name, (_, changes) in [*PEERS.items(), *CHECKED.items()])
     for name, (changes, patches) in MIRRORED.items():
         for target in patches:
             pkgutil.resolve_name(target)

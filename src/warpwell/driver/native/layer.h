@@ -245,6 +245,7 @@ extern _Thread_local bool ww_in_host_function;
 void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one); /* free_one: it does not block */
 bool ww_host_blocking(const struct ww_device *d, uint32_t stream);
 bool ww_host_held(struct ww_device *d, uint32_t stream);                  /* calls to it must wait for a host function */
+bool ww_host_has(struct ww_device *d, uint32_t stream);                   /* one of its own has not run */
 void ww_host_wait(struct ww_device *d, uint32_t stream);                  /* until it is not; 0: until no stream is */
 /* Run `run` (or nothing) in the thread of host functions when the stream gets there, then `then` in that thread, which may
  * post to the stream while it is still held. */
@@ -305,6 +306,7 @@ struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a 
     uint64_t life, address;
     size_t nbytes;
     bool on_host;
+    uint64_t freed_in; /* how often its device's had been trimmed when it was freed, and 1 */
 };
 
 struct ww_work { /* what a node does */
@@ -371,7 +373,7 @@ bool ww_graph_has(const struct ww_graph *g, int kind);   /* in its child graphs,
 struct ww_graph *ww_graph_clone(struct ww_graph *g);     /* with ww_graphs held; NULL: no memory */
 struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
 void ww_graph_memory_drop(struct ww_graph_memory *m);
-void ww_graph_memory_freed(struct ww_graph_memory *m);   /* a call or a node frees it */
+bool ww_graph_memory_freed(struct ww_graph_memory *m);   /* a call or a node frees it; false: it is not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);
 
 /* Give a node of an executable graph other work of its kind; takes what `work` owns. error: of the work, passed on. */

@@ -275,15 +275,27 @@ int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdevi
 
 /* -- events ------------------------------------------------------------------------------------------------------------------- */
 
+/* What the event named so far counts no more: it has another record. */
+static void forget(const struct ww_object *event)
+{
+    for (struct capture *c = captures; c; c = c->next) {
+        struct noted *e = noted_of(c, event);
+        if (e)
+            e->serial = 0;
+    }
+}
+
 static int note(struct capture *c, const struct member *m, struct ww_object *event)
 {
     struct noted *e = noted_of(c, event);
+    forget(event);
     if (!e) {
         if (!(e = calloc(1, sizeof *e)))
             return CUDA_ERROR_OUT_OF_MEMORY;
-        *e = (struct noted){.next = c->events, .event = event, .serial = event->serial};
+        *e = (struct noted){.next = c->events, .event = event};
         c->events = e;
     }
+    e->serial = event->serial;
     e->last.n = 0;
     atomic_store(&event->recorded, WW_IN_CAPTURE);
     return put_all(&e->last, &m->last);
@@ -303,11 +315,7 @@ int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *ev
 void ww_capture_forget_event(struct ww_object *event)
 {
     enter();
-    for (struct capture *c = captures; c; c = c->next) {
-        struct noted *e = noted_of(c, event);
-        if (e)
-            e->serial = 0;
-    }
+    forget(event);
     leave(0);
 }
 

@@ -522,8 +522,6 @@ static int post_step(const struct run *r, const struct ww_work *w)
     case CU_NODE_SET: return ww_set_post(r->device, r->stream, &w->of.set);
     case CU_NODE_WAIT:
     case CU_NODE_RECORD: return post_event(r->device, r->stream, w);
-    case CU_NODE_ALLOC: ww_graph_memory_live(w->of.memory); return 0;
-    case CU_NODE_FREE: ww_graph_memory_freed(w->of.memory); return 0;
     default: return 0;
     }
 }
@@ -619,6 +617,18 @@ static int check_memory(const struct exec *x)
     return 0;
 }
 
+/* The call allocates and frees, as the program sees it, whenever its stream gets there. */
+static void count_memory(const struct plan *p)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        const struct ww_work *w = &p->steps[i].work;
+        if (w->kind == CU_NODE_ALLOC)
+            ww_graph_memory_live(w->of.memory);
+        else if (w->kind == CU_NODE_FREE)
+            ww_graph_memory_freed(w->of.memory);
+    }
+}
+
 CUresult cuGraphLaunch(void *h, CUstream s)
 {
     struct ww_device *d;
@@ -646,7 +656,9 @@ CUresult cuGraphLaunch(void *h, CUstream s)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     }
     bool held = atomic_load(&d->holds) && ww_host_held(d, stream);
-    if ((error = order(x, d, stream)) || (held && (error = ww_host_add(d, stream, NULL, go_on, r)))) {
+    if (!(error = order(x, d, stream)))
+        count_memory(r->plan);
+    if (error || (held && (error = ww_host_add(d, stream, NULL, go_on, r)))) {
         end_run(r);
         return error;
     }

@@ -80,6 +80,16 @@ bool ww_host_held(struct ww_device *d, uint32_t stream)
     return yes;
 }
 
+bool ww_host_has(struct ww_device *d, uint32_t stream)
+{
+    bool yes = false;
+    pthread_mutex_lock(&lock);
+    for (const struct host *h = first; h && !yes; h = h->next)
+        yes = h->device == d && h->stream == stream && h->life == atomic_load(&d->life);
+    pthread_mutex_unlock(&lock);
+    return yes;
+}
+
 /* Wait until nothing holds the stream; 0: until nothing holds any of the device. */
 void ww_host_wait(struct ww_device *d, uint32_t stream)
 {

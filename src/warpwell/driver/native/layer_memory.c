@@ -86,10 +86,8 @@ CUresult cuMemFree_v2(CUdeviceptr address)
         return CUDA_ERROR_INVALID_VALUE;
     if (r.what == WW_PINNED_MEMORY)
         return ww_unpin_taken(d, &r);
-    if (r.flags & WW_OF_GRAPH) {
-        ww_graph_memory_freed(r.owner);
-        return 0;
-    }
+    if (r.flags & WW_OF_GRAPH)
+        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
     ww_peers_done(d);
     return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
 }
@@ -152,10 +150,8 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
         return CUDA_ERROR_INVALID_VALUE;
     if (r.what == WW_PINNED_MEMORY)
         return unpin_in_stream(d, stream, owner, &r);
-    if (r.flags & WW_OF_GRAPH) {
-        ww_graph_memory_freed(r.owner);
-        return 0;
-    }
+    if (r.flags & WW_OF_GRAPH)
+        return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
     if (owner != d) { /* a stream of another device says nothing about this one's work: as cuMemFree */
         ww_peers_done(owner);
         return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);

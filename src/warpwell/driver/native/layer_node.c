@@ -10,6 +10,7 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct account { /* of a device: what graphs' launches have allocated. Freed memory counts until it is trimmed */
     size_t used, used_high, reserved, reserved_high, freed;
+    uint64_t trims;
 } accounts[WW_DEVICES];
 
 static struct account *account_of(const struct ww_device *d)
@@ -53,19 +54,25 @@ void ww_graph_memory_live(struct ww_graph_memory *m)
     if (atomic_exchange(&m->live, 1))
         return;
     pthread_mutex_lock(&lock);
-    a->used += m->nbytes;
+    if (m->freed_in == a->trims + 1)
+        a->freed -= m->nbytes;
+    else
+        a->used += m->nbytes;
     if (a->used > a->used_high)
         a->used_high = a->used;
     pthread_mutex_unlock(&lock);
 }
 
-void ww_graph_memory_freed(struct ww_graph_memory *m)
+bool ww_graph_memory_freed(struct ww_graph_memory *m)
 {
+    struct account *a = account_of(m->device);
     if (!atomic_exchange(&m->live, 0))
-        return;
+        return false;
     pthread_mutex_lock(&lock);
-    account_of(m->device)->freed += m->nbytes;
+    a->freed += m->nbytes;
+    m->freed_in = a->trims + 1;
     pthread_mutex_unlock(&lock);
+    return true;
 }
 
 void ww_graph_memory_drop(struct ww_graph_memory *m)
@@ -75,8 +82,13 @@ void ww_graph_memory_drop(struct ww_graph_memory *m)
     if (atomic_fetch_sub(&m->refs, 1) != 1)
         return;
     ww_graph_memory_freed(m);
+    struct account *a = account_of(m->device);
     pthread_mutex_lock(&lock);
-    account_of(m->device)->reserved -= m->nbytes;
+    a->reserved -= m->nbytes;
+    if (m->freed_in == a->trims + 1) {
+        a->freed -= m->nbytes;
+        a->used -= m->nbytes;
+    }
     pthread_mutex_unlock(&lock);
     bool here = m->life == atomic_load(&m->device->life);
     if (here && ww_range_take(&m->device->ranges, m->address, m->on_host ? WW_PINNED_MEMORY : WW_ON_DEVICE, &r)) {
@@ -108,6 +120,7 @@ CUresult cuDeviceGraphMemTrim(CUdevice k)
     pthread_mutex_lock(&lock);
     a->used -= a->freed;
     a->freed = 0;
+    a->trims++;
     pthread_mutex_unlock(&lock);
     return 0;
 }

@@ -1,5 +1,6 @@
 /* Streams and events. Their ids are chosen here, so making one waits for nobody. */
 #include "layer.h"
+#include <stdlib.h>
 #include <string.h>
 
 /* -- the calling thread's own streams, one for each device --------------------------------------------------------- */
@@ -15,18 +16,50 @@ static _Thread_local struct own own;
 static pthread_key_t at_end;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
+struct ending { /* of a stream */
+    struct ww_device *device;
+    uint64_t life;
+    uint32_t id;
+};
+
+static int end_now(const struct ending *e)
+{
+    struct ww_args_id args = {e->id, 0};
+    int error = e->life == atomic_load(&e->device->life) ? ww_send(e->device, WW_OP_STREAM_DESTROY, 0, &args, sizeof args) : 0;
+    if (!error)
+        ww_id_give(e->device, &e->device->streams, e->life, e->id);
+    return error;
+}
+
+static void end_later(void *data, int code)
+{
+    if (!code)
+        end_now(data);
+    free(data);
+}
+
+/* A stream goes; behind a host function that has not run, for the rest of a graph is posted behind that. */
+static int end_stream(const struct ending *what)
+{
+    struct ending *e;
+    if (atomic_load(&what->device->holds) && ww_host_has(what->device, what->id) && (e = malloc(sizeof *e))) {
+        *e = *what;
+        if (!ww_host_add(e->device, e->id, NULL, end_later, e))
+            return 0;
+        free(e);
+    }
+    return end_now(what);
+}
+
 /* A thread ends: its streams go. Destructors run before its thread-local memory does. */
 static void give_back(void *unused)
 {
     (void)unused;
     for (int i = 0; i < layer.ndevices && !ww_ready(); i++) {
-        struct ww_device *d = &layer.devices[i];
-        struct ww_args_id args = {own.at[i].id, 0};
-        if (!args.id || own.at[i].life != atomic_load(&d->life))
-            continue;
+        struct ending e = {&layer.devices[i], own.at[i].life, own.at[i].id};
         own.at[i].id = 0;
-        if (!ww_send(d, WW_OP_STREAM_DESTROY, 0, &args, sizeof args))
-            ww_id_give(d, &d->streams, own.at[i].life, args.id);
+        if (e.id && e.life == atomic_load(&e.device->life))
+            end_stream(&e);
     }
 }
 
@@ -181,12 +214,9 @@ CUresult cuStreamDestroy_v2(CUstream h)
     int error = ww_ready();
     if (error || (error = (uintptr_t)h <= 2 ? CUDA_ERROR_INVALID_HANDLE : ww_object_drop(h, WW_STREAM, &was)))
         return error;
-    struct ww_args_id args = {was.id, 0};
     if (atomic_load(&ww_captures))
         ww_capture_stream_gone(was.device, was.id);
-    if (!(error = ww_send(was.device, WW_OP_STREAM_DESTROY, 0, &args, sizeof args)))
-        ww_id_give(was.device, &was.device->streams, was.life, was.id);
-    return error;
+    return end_stream(&(struct ending){was.device, was.life, was.id});
 }
 
 CUresult cuStreamDestroy(CUstream h)
