@@ -14,6 +14,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     json_file    files of JSON that somebody gives
     registry     names of what upper folders add to lower ones: services, policies
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
+    turns/       leases of a GPU between processes, whatever library they use it by
     nvme/        commands and completions as the NVMe specification lays them out
     driver/      CUDA programs, unmodified: a layer under the driver's name, and workers that replay its calls
     queues/      rings on which threads submit commands and find completions
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from .targets.device import device
     from .targets.kernel import kernel
     from .targets.source.cuda_source import CudaSource
+    from .turns import turn
 
 __version__ = "0.1.0.dev0"
 
@@ -135,6 +137,7 @@ __all__ = [
     "thread_index",
     "to_device",
     "train",
+    "turn",
     "warp_size",
     "zeros",
 ]
@@ -155,6 +158,7 @@ _FROM = {
     "targets.source.cuda_source": "CudaSource",
     "targets.device": "device",
     "targets.kernel": "kernel",
+    "turns": "turn",
     "targets.compiler.run_cuda": "numba_cuda",
 }
 _HOMES = {

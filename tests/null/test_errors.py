@@ -41,6 +41,7 @@ BUILTIN = {
     "SchedulerError": RuntimeError,
     "TaskLostError": RuntimeError,
     "TaskMemoryError": MemoryError,
+    "TurnTimeoutError": TimeoutError,
     "ServiceError": ConnectionError,
     "MessageSizeError": ValueError,
     "PoolError": RuntimeError,
@@ -87,6 +88,7 @@ EXAMPLES = [
     errors.RemoteError("m", call="launch of 'scale'", remote_traceback="Traceback"),
     errors.AgentError("m", agent="1 on node a"),
     errors.TaskMemoryError("m", task="t"),
+    errors.TurnTimeoutError("m", device="gpu"),
     errors.ServiceError("m", task="t"),
     errors.MessageSizeError("m", task="t"),
 ]

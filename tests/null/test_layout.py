@@ -13,7 +13,7 @@ import warpwell
 RANKS = (
     ("errors",),
     ("json_file", "registry", "replacing"),
-    ("targets", "nvme", "driver"),
+    ("targets", "turns", "nvme", "driver"),
     ("queues", "pool"),
     ("storage",),
     ("drives",),

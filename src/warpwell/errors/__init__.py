@@ -32,6 +32,7 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     │   ├── TaskMemoryError (MemoryError)       a task that needs more memory than there is
     │   └── ServiceError (ConnectionError)      a scheduler service that does not answer
     │       └── MessageSizeError (ValueError)   a message to or from it that is too large
+    ├── TurnTimeoutError (TimeoutError)         a turn at a GPU that did not come in time
     ├── PoolError (RuntimeError)                a failure between an application and its devices
     │   ├── DeviceLostError (ConnectionError)   a device whose agent died or stopped answering
     │   ├── RemoteError                         an error raised on a device, with its traceback
@@ -111,6 +112,7 @@ from .scheduler import (
     ServiceError,
     TaskLostError,
     TaskMemoryError,
+    TurnTimeoutError,
 )
 
 __all__ = [
@@ -154,6 +156,7 @@ __all__ = [
     "TaskLostError",
     "TaskMemoryError",
     "TransformError",
+    "TurnTimeoutError",
     "ValueSizeError",
     "WarpwellError",
 ]

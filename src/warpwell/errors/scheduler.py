@@ -33,3 +33,17 @@ class ServiceError(SchedulerError, ConnectionError):
 
 class MessageSizeError(ServiceError, ValueError):
     """A message to or from a scheduler service is too large; the connection stays usable."""
+
+
+class TurnTimeoutError(WarpwellError, TimeoutError):
+    """A turn at a GPU did not come in the time that its caller would wait.
+
+    Parameters
+    ----------
+    device : str, optional
+        Name of the device.
+    """
+
+    def __init__(self, message: str, *, device: str | None = None) -> None:
+        super().__init__(message)
+        self.device = device

@@ -13,6 +13,8 @@ from ...cache.sizes import parse_size
 from ...errors import ArgumentError, ServiceError
 from ...json_file import read_json
 from ...replacing import unfinished
+from ...turns.choice import HOLD
+from ...turns.operate import limit
 from ..arguments import Commands, command, json_option
 from ..output import Output
 
@@ -27,6 +29,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     serve.add_argument("--policy", default="warpwell", metavar="NAME", help="default warpwell")
     serve.add_argument("--limit", type=int, metavar="N", help="kernels that run at the same time (default 2)")
     serve.add_argument("--tenants", metavar="FILE.json", help="who may submit: {name: {weight, share, memory, ..}}")
+    serve.add_argument("--hold", type=float, metavar="SECONDS", help="as sched limit; with --tenants, for turns, too")
     serve.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
     serve.add_argument("--log", metavar="FILE", help="append every event, for sched explain")
     serve.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus, each {_EVERY:g} s")
@@ -44,7 +47,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
     json_option(serve)
 
-    status = command(verbs, "status", "sched.serve", "show the state of a service")
+    status = command(verbs, "status", "sched.serve", "show the state of a service, and who takes turns at a GPU")
     _socket(status)
     status.add_argument("--prometheus", action="store_true", help="print its metrics in Prometheus' text format")
     status.add_argument("--log", metavar="FILE", help="write its log, for sched explain")
@@ -88,9 +91,10 @@ def _stop(number: int, _: object) -> None:
 def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
     from ...scheduler.service.service import Service
 
+    tenants = _by_name(arguments.tenants, "--tenants")
     service = Service(
         arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
-        tenants=_by_name(arguments.tenants, "--tenants"), group=arguments.group,
+        tenants=tenants, group=arguments.group,
         users=_by_name(arguments.users, "--users"), allow=arguments.allow, trust_group=arguments.trust_group,
         log=arguments.log, max_message=parse_size(arguments.max_message, "max-message"),
         max_held=parse_size(arguments.max_held, "max-held"), stuck=arguments.stuck_after,
@@ -100,6 +104,8 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
             report("start", 0, 0)
             service.start()
         unfinished.add(Path(service.path))
+        if tenants or arguments.hold:
+            limit(hold=arguments.hold or HOLD, tenants=_of_turns(tenants or {}))
         broker = service.broker
         _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
         output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
@@ -117,7 +123,15 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
         service.close(soon=True)
         raise
     finally:
+        if tenants or arguments.hold:
+            limit()
         service.close()
+
+
+def _of_turns(tenants: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what settings of tenants mean for turns."""
+    given = {name: values for name, values in tenants.items() if isinstance(values, dict)}
+    return {name: {k: values[k] for k in ("ceiling", "priority") if k in values} for name, values in given.items()}
 
 
 def _write(path: str | None, broker: Any) -> None:
@@ -139,9 +153,32 @@ def _write_again(path: str | None, broker: Any, output: Output, failing: bool) -
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from ...scheduler.service.client import connect
+    from ...turns.operate import status
+    from .turns import show
 
     output = Output(arguments.json)
+    rows = status()
+    asked = arguments.socket or arguments.prometheus or arguments.log
+    try:
+        found = _service_status(arguments, output)
+    except ServiceError:
+        if asked or not rows:
+            raise
+        found = {}  # turns need no service
+    if arguments.json:
+        output.result("", {"command": "status", **found, "turns": rows})
+    elif not arguments.prometheus:
+        if found:
+            output.result(found["socket"], {"command": "status", **found})
+        if rows:
+            show(output, rows)
+    return 0
+
+
+def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
+    """Ask a service; write its log and print its metrics, if wanted."""
+    from ...scheduler.service.client import connect
+
     client = connect(arguments.socket)
     try:
         if arguments.log is not None:
@@ -149,11 +186,9 @@ def _status(arguments: argparse.Namespace) -> int:
                 client.log().write(stream)
         if arguments.prometheus:
             output.screen.print(client.metrics(), end="", markup=False)
-        else:
-            output.result(str(client.path), {"command": "status", "socket": str(client.path), **client.status()})
+        return {"socket": str(client.path), **client.status()}
     finally:
         client.close(cancel=True)
-    return 0
 
 
 def _by_name(path: str | None, option: str) -> dict[str, Any] | None:

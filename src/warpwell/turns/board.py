@@ -1,0 +1,295 @@
+"""Board: the file that all processes of a device share: 64-bit words, locks of the kernel, and bells.
+
+Who has the lease is said by a lock of the kernel alone (a byte of the file, ``F_SETLK``): it is free at once when its
+process ends, however it ends, and is not inherited by forked children. The words are hints: who waits, since when, with
+which priority. Each is written by one process at a time or may be wrong for some milliseconds, for whoever waits looks
+again. So nothing here needs an atomic operation, and no process can leave the file in a state that stops others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+import tempfile
+import threading
+from pathlib import Path
+
+from .. import errors
+
+VERSION = 1
+SLOTS = 512
+"""Threads of all processes that may have a seat at one device."""
+
+WORDS = 16
+"""Words of a slot, and then its tenant's name."""
+
+SLOT = 256
+"""Bytes of a slot."""
+
+_FORMAT, EPOCH, HOLDER, GRANT, GRANTED, YIELDED, LIMITS = range(7)
+"""Words of the head: format; number of the lease; slots (from 1) of who has it and who is to have it, since when; when
+the holder could last have handed over; version of the limits, odd while they are written."""
+
+PRIORITY, SINCE, STATE, USE, TURNS, HOME, BELL, NAMED = range(8)
+"""Words of a slot: effective priority; since when it waits, or is inside (ns); see `IDLE`; ns inside so far; turns;
+slot whose bell its process listens to; bell; bytes of its tenant's name."""
+
+IDLE, WAITING, INSIDE = range(3)
+
+_FLAGS = 256
+"""Offset of a byte a slot: whether it waits."""
+
+_TABLE = 1024
+"""Offset of the slots."""
+
+_TEXT = _TABLE + SLOTS * SLOT
+TEXT_BYTES = 65536
+"""Room for the operator's limits, as JSON behind its length."""
+
+_SIZE = _TEXT + 8 + TEXT_BYTES
+_NAME = SLOT - 8 * WORDS
+_NOBODY = bytes(SLOTS)
+
+# bytes that the kernel locks; none of them is ever read
+_LOCKS = 1 << 40
+SEIZE = _LOCKS
+_LEASE, LEASES = _LOCKS + 1024, 1 << 20
+_PRESENT = _LOCKS + (1 << 30)
+
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
+_FUTEX = {"x86_64": 202, "ppc64le": 221, "s390x": 238}.get(os.uname().machine, 98)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def folder() -> Path:
+    """Return the folder of the boards: ``WARPWELL_TURNS``, else one of this user in ``/dev/shm``.
+
+    It is made where it does not exist.
+
+    Raises
+    ------
+    SchedulerError
+        It is somebody else's, or (without ``WARPWELL_TURNS``) others can write to it.
+    """
+    chosen = os.environ.get("WARPWELL_TURNS")
+    base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    path = Path(chosen or os.path.join(base, f"warpwell-{os.getuid()}"))
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=bool(chosen))
+    found = os.lstat(path)
+    if not chosen and (
+        not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        raise errors.SchedulerError(
+            f"{path} must be a folder of yours that others cannot write to: chmod 700 it, or name another one in the "
+            "variable WARPWELL_TURNS"
+        )
+    return path
+
+
+class Board:
+    """The board of one device. `Board.of` makes them: one a process, and never closed.
+
+    To close any descriptor of the file would free all locks that this process has in it.
+
+    Attributes
+    ----------
+    words : memoryview of int64
+    name : str
+        The device's.
+    held : int
+        The lease (a lock) that this process has, or 0.
+    """
+
+    _open: dict[Path, Board] = {}  # noqa: RUF012 - of the class on purpose
+    _opening = threading.Lock()
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name.removesuffix(".turns")
+        self.path = path
+        shared = bool(os.stat(path.parent).st_mode & stat.S_IWGRP)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if shared and os.fstat(self._file).st_uid == os.getuid():
+            os.fchmod(self._file, 0o660)
+        if os.fstat(self._file).st_size < _SIZE:
+            os.ftruncate(self._file, _SIZE)  # by several at once, too: what is new is zero
+        self._map = mmap.mmap(self._file, _SIZE)
+        self.words = memoryview(self._map).cast("B")[: _SIZE // 8 * 8].cast("q")
+        self._halves = memoryview(self._map).cast("B")[: _SIZE // 8 * 8].cast("I")
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        if self.words[_FORMAT] not in (0, VERSION):
+            raise errors.SchedulerError(
+                f"{path} belongs to another version of Warpwell, whose programs use this GPU: end them, and remove it"
+            )
+        self.words[_FORMAT] = VERSION
+        self._own: set[int] = set()
+        self.held = 0
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, name: str) -> Board:
+        """Return the board of a device."""
+        path = folder() / f"{name}.turns"
+        with cls._opening:
+            return cls._open.get(path) or cls._open.setdefault(path, cls(path))
+
+    @classmethod
+    def forget(cls) -> None:
+        """Forget all boards, in a forked child: the locks are its parent's."""
+        cls._open, cls._opening = {}, threading.Lock()
+
+    # -- locks of the kernel -------------------------------------------------------------------------------------
+
+    def lock(self, byte: int) -> bool:
+        """Take a lock, if it is free or this process has it."""
+        try:
+            fcntl.fcntl(self._file, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise
+        return True
+
+    def unlock(self, byte: int) -> None:
+        """Free a lock."""
+        fcntl.fcntl(self._file, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+
+    def owner(self, byte: int) -> int | None:
+        """Return the process that has a lock, None where nobody but this one has; 0: one of another container."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        kind, _, _, _, process = _FLOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else max(0, int(process))
+
+    def holds(self, byte: int) -> bool:
+        """Return whether some process has a lock; of this one's, only leases are known."""
+        return byte == self.held or self.owner(byte) is not None
+
+    @staticmethod
+    def lease(epoch: int) -> int:
+        """Return the lock that is the lease; each epoch has its own."""
+        return _LEASE + epoch % LEASES
+
+    def present(self, slot: int) -> bool:
+        """Return whether the process of a slot lives."""
+        return slot in self._own or self.owner(_PRESENT + slot) is not None
+
+    def process(self, slot: int) -> int | None:
+        """Return the process of a slot, as the kernel knows it; None where it has ended."""
+        return os.getpid() if slot in self._own else self.owner(_PRESENT + slot)
+
+    # -- slots ---------------------------------------------------------------------------------------------------
+
+    def sit(self) -> int:
+        """Take a free slot.
+
+        Raises
+        ------
+        SchedulerError
+            There is none.
+        """
+        with self._lock:
+            for slot in range(1, SLOTS):
+                if slot not in self._own and self.lock(_PRESENT + slot):
+                    self._own.add(slot)
+                    self._map[_FLAGS + slot] = 0
+                    base = self.at(slot)
+                    for word in range(WORDS):
+                        self.words[base + word] = 0
+                    return slot
+        raise errors.SchedulerError(f"{SLOTS - 1} threads have a seat at {self.name} already: end some of them")
+
+    def rise(self, slot: int) -> None:
+        """Give a slot back."""
+        with self._lock:
+            self._map[_FLAGS + slot] = 0
+            self._own.discard(slot)
+            self.unlock(_PRESENT + slot)
+
+    @staticmethod
+    def at(slot: int) -> int:
+        """Return the index of a slot's first word."""
+        return (_TABLE + slot * SLOT) // 8
+
+    def set_name(self, slot: int, name: bytes) -> None:
+        """Write the name of a slot's tenant."""
+        at = _TABLE + slot * SLOT + 8 * WORDS
+        self._map[at : at + len(name)] = name
+        self.words[self.at(slot) + NAMED] = len(name)
+
+    def tenant(self, slot: int) -> str:
+        """Return the name of a slot's tenant."""
+        at = _TABLE + slot * SLOT + 8 * WORDS
+        length = max(0, min(_NAME, self.words[self.at(slot) + NAMED]))
+        return self._map[at : at + length].decode(errors="replace")
+
+    # -- who waits -----------------------------------------------------------------------------------------------
+
+    def anyone(self) -> bool:
+        """Return whether somebody waits."""
+        return self._map[_FLAGS : _FLAGS + SLOTS] != _NOBODY
+
+    def flag(self, slot: int, waits: bool) -> None:
+        """Say whether a slot waits."""
+        self._map[_FLAGS + slot] = waits
+
+    def flagged(self, slot: int) -> bool:
+        """Return whether a slot says that it waits; it may have died meanwhile."""
+        return self._map[_FLAGS + slot] != 0
+
+    def waiters(self) -> list[int]:
+        """Return the slots that wait, and forget those whose process has died."""
+        flags = self._map[_FLAGS : _FLAGS + SLOTS]
+        found = []
+        slot = flags.find(1)
+        while slot >= 0:
+            if self.present(slot):
+                found.append(slot)
+            else:
+                self._map[_FLAGS + slot] = 0
+            slot = flags.find(1, slot + 1)
+        return found
+
+    # -- bells ---------------------------------------------------------------------------------------------------
+
+    def heard(self, slot: int) -> int:
+        """Return how often a slot's bell was rung: for `listen`."""
+        return self._halves[2 * (self.at(slot) + BELL)]
+
+    def ring(self, slot: int) -> None:
+        """Wake whoever listens to a slot's bell."""
+        at = 2 * (self.at(slot) + BELL)
+        self._halves[at] = (self._halves[at] + 1) & 0xFFFFFFFF
+        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * at), 1, 1 << 30, None, None, 0)
+
+    def listen(self, slot: int, heard: int, seconds: float) -> None:
+        """Wait until a bell is rung once more than `heard` says, a signal comes, or the time is over."""
+        at = 2 * (self.at(slot) + BELL)
+        wait = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+        _libc.syscall(_FUTEX, ctypes.c_void_p(self._address + 4 * at), 0, ctypes.c_uint(heard), ctypes.byref(wait))
+
+    # -- limits --------------------------------------------------------------------------------------------------
+
+    def write_text(self, text: bytes) -> None:
+        """Replace the operator's limits."""
+        if len(text) > TEXT_BYTES:
+            raise errors.ArgumentError(f"limits of {len(text)} bytes: at most {TEXT_BYTES}", name="tenants")
+        version = self.words[LIMITS] | 1
+        self.words[LIMITS] = version
+        self.words[_TEXT // 8] = len(text)
+        self._map[_TEXT + 8 : _TEXT + 8 + len(text)] = text
+        self.words[LIMITS] = version + 1
+
+    def read_text(self) -> bytes:
+        """Return the operator's limits; half of them while they are written, when `LIMITS` is odd."""
+        length = max(0, min(TEXT_BYTES, self.words[_TEXT // 8]))
+        return self._map[_TEXT + 8 : _TEXT + 8 + length]

@@ -1,0 +1,164 @@
+"""`Work`: how far the GPU is with what a thread has enqueued; `device_name`: which GPU that is.
+
+All of it by the driver's own functions, on the context that the thread's framework has made current: none is made here,
+and nothing is imported. Without a driver there is no work to wait for. Calls that fail are passed over: the framework
+meets the same failure at its next call, and says more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from .. import errors
+
+_QUIET = 3
+"""Flags of events: waits do not spin, and no times."""
+
+
+@functools.cache
+def driver() -> Any:
+    """Return the driver's library, None where there is none."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.cuCtxGetCurrent.argtypes = [ctypes.c_void_p]
+        library.cuEventCreate.argtypes = [ctypes.c_void_p, ctypes.c_uint]
+        library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        for function in ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSetCurrent", "cuEventDestroy_v2"):
+            getattr(library, function).argtypes = [ctypes.c_void_p]
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def current_context() -> int:
+    """Return the calling thread's context, 0 where it has none."""
+    library = driver()
+    if library is None:
+        return 0
+    found = ctypes.c_void_p()
+    return (found.value or 0) if library.cuCtxGetCurrent(ctypes.byref(found)) == 0 else 0
+
+
+def device_name(device: int | None) -> str:
+    """Return the name of a GPU: of the calling thread's, if no number is given, or else of the first; "host": no GPU.
+
+    Raises
+    ------
+    DeviceNotFoundError
+        This process sees no such GPU.
+    """
+    library = driver()
+    number = ctypes.c_int()
+    if library is not None and (device is None and library.cuCtxGetDevice(ctypes.byref(number)) == 0):
+        return _uuid(library, number)
+    if library is None or library.cuInit(0) != 0 or library.cuDeviceGet(ctypes.byref(number), device or 0) != 0:
+        if device is not None:
+            raise errors.DeviceNotFoundError(f"this process sees no GPU {device}: see `nvidia-smi`", device="cuda")
+        return "host"
+    return _uuid(library, number)
+
+
+def _uuid(library: Any, number: Any) -> str:
+    found = (ctypes.c_ubyte * 16)()
+    asked = getattr(library, "cuDeviceGetUuid_v2", library.cuDeviceGetUuid)  # of a MIG instance, too
+    if asked(found, number) != 0:
+        raise errors.DeviceNotFoundError("the driver does not name this GPU: see `nvidia-smi -L`", device="cuda")
+    return "gpu-" + bytes(found).hex()
+
+
+def handles(stream: Any) -> tuple[int, ...]:
+    """Return the streams that a caller names, as the driver knows them; none are all of the context.
+
+    Raises
+    ------
+    ArgumentError
+        Something is not a stream.
+    """
+    if stream is None:
+        return ()
+    if isinstance(stream, list | tuple):
+        return tuple(handle for one in stream for handle in handles(one))
+    found = stream
+    if hasattr(stream, "__cuda_stream__"):
+        found = stream.__cuda_stream__()[1] if callable(stream.__cuda_stream__) else stream.__cuda_stream__[1]
+    else:
+        for name in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, numba
+            if hasattr(stream, name):
+                found = getattr(stream, name)
+                break
+    found = getattr(found, "value", found)
+    with contextlib.suppress(TypeError, ValueError):
+        return (int(found or 0),)
+    raise errors.ArgumentError(
+        f"stream is {stream!r:.60}: give a stream of PyTorch, CuPy or numba, its handle, or a list", name="stream"
+    )
+
+
+class Work:
+    """The GPU work of the turns of one thread.
+
+    At most one turn is queued behind that which runs: `wait_ahead` waits for the turn before the last. So whoever asks
+    for the lease waits for two turns, and not for all that a fast host has enqueued.
+    """
+
+    def __init__(self) -> None:
+        self._context = 0
+        self._streams: tuple[int, ...] = ()
+        self._marks: list[list[Any]] = [[], []]
+        self._which = 0
+
+    def mark(self, streams: tuple[int, ...]) -> None:
+        """Note that all that was enqueued until now belongs to turns that have ended."""
+        context = current_context()
+        self._streams = streams
+        if context != self._context:
+            self._forget()
+            self._context = context
+        if not context:
+            return
+        self._which ^= 1
+        marks = self._marks[self._which]
+        count = len(streams) or 1
+        while len(marks) < count:
+            event = ctypes.c_void_p()
+            if driver().cuEventCreate(ctypes.byref(event), _QUIET) != 0:
+                return
+            marks.append(event)
+        for event, stream in zip(marks, streams or (0,), strict=False):
+            driver().cuEventRecord(event, stream)
+
+    def wait_ahead(self) -> None:
+        """Wait until the turn before the last has ended on the GPU."""
+        if self._context:
+            for event in self._marks[self._which ^ 1]:
+                driver().cuEventSynchronize(event)
+
+    def drain(self) -> None:
+        """Wait until all turns have ended on the GPU; any thread may call it."""
+        if not self._context:
+            return
+        library = driver()
+        before = current_context()
+        if before != self._context:
+            library.cuCtxSetCurrent(self._context)
+        try:
+            for stream in self._streams:
+                library.cuStreamSynchronize(stream)
+            if not self._streams:
+                library.cuCtxSynchronize()
+        finally:
+            if before != self._context:
+                library.cuCtxSetCurrent(before or None)
+
+    def _forget(self) -> None:
+        """Drop the events of a context that this thread uses no more."""
+        for event in self._all():
+            driver().cuEventDestroy_v2(event)
+        self._marks = [[], []]
+
+    def _all(self) -> Iterable[Any]:
+        return [event for marks in self._marks for event in marks]

@@ -1,0 +1,176 @@
+"""`status`, `end` and `limit`: what an operator asks of turns, and does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .. import errors
+from ..errors.options import checked_integer, checked_seconds
+from ..replacing import replacing
+from .board import EPOCH, HOLDER, INSIDE, PRIORITY, SINCE, SLOTS, STATE, TURNS, USE, WAITING, Board, folder
+from .choice import CEILING, FILE, HOLD, Limits
+
+GRACE = 5.0
+"""Seconds that a program has to end by itself."""
+
+
+def boards() -> list[Board]:
+    """Return the boards of all devices at which somebody has taken turns."""
+    return [Board.of(path.stem) for path in sorted(folder().glob("*.turns"))]
+
+
+def status() -> list[dict[str, Any]]:
+    """Return who takes turns: a dictionary for each thread of a program that lives.
+
+    Its keys are "device", "process" (0: of another container), "tenant", "priority" as it counts, "state" ("inside" a
+    turn, "holds" the lease between two, "waits" or "idle"), "seconds" since when, "turns" and "used" (seconds).
+    """
+    now = time.monotonic_ns()
+    found = []
+    for board in boards():
+        words = board.words
+        for slot in range(1, SLOTS):
+            at = board.at(slot)
+            named = board.tenant(slot)
+            process = board.process(slot) if named else None
+            if process is None:
+                continue
+            holds = words[HOLDER] == slot and board.holds(board.lease(words[EPOCH]))
+            state = {INSIDE: "inside" if holds else "without", WAITING: "waits"}.get(words[at + STATE], "idle")
+            found.append({
+                "device": board.name, "process": process, "tenant": named, "priority": words[at + PRIORITY],
+                "state": "holds" if holds and state == "idle" else state,
+                "seconds": max(0, now - words[at + SINCE]) / 1e9, "turns": words[at + TURNS],
+                "used": words[at + USE] / 1e9,
+            })  # fmt: skip
+    return found
+
+
+def end(who: str, grace: float = GRACE) -> list[int]:
+    """End the programs of a tenant, or a process by its number: SIGTERM, and SIGKILL for those that go on.
+
+    Their leases are free at that moment.
+
+    Parameters
+    ----------
+    who : str
+    grace : float
+        Seconds from one signal to the other.
+
+    Returns
+    -------
+    list of int
+        The processes that have ended.
+
+    Raises
+    ------
+    ArgumentError
+        Nobody who takes turns has this name or number.
+    SchedulerError
+        A process is another user's or another container's, or has not ended.
+    """
+    named = {(row["process"], row["tenant"]) for row in status()}
+    processes = {process for process, tenant in named if who in (tenant, str(process))} - {os.getpid()}
+    if not processes:
+        known = ", ".join(sorted({tenant for _, tenant in named})) or "nobody"
+        raise errors.ArgumentError(f"no tenant or process {who!r} takes turns here: there is {known}", name="tenant")
+    if 0 in processes:
+        raise errors.SchedulerError(f"tenant {who!r} runs in another container: end it there, or on the host")
+    with contextlib.ExitStack() as opened:
+        handles = {process: _handle(process, opened) for process in processes}
+        living = {process: handle for process, handle in handles.items() if handle is not None}
+        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, GRACE)):
+            _signal(living, number)
+            living = _wait(living, seconds)
+        if living:
+            raise errors.SchedulerError(f"processes {sorted(living)} do not end: see their state in /proc")
+    return sorted(processes)
+
+
+def limit(
+    device: str | None = None,
+    *,
+    hold: float = HOLD,
+    ceiling: int = CEILING,
+    tenants: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[str]:
+    """Set what turns may do: those that begin from now on, in all processes.
+
+    Parameters
+    ----------
+    device : str, optional
+        Name of a device, as `status` has it; default: all, with those at which nobody has taken turns yet.
+    hold : float
+        Seconds that a holder may let others wait without an end or a pause; its lease counts no more after that.
+    ceiling : int
+        Priorities count up to this and its negative.
+    tenants : mapping, optional
+        Of names, to those of "hold", "ceiling" and "priority" (added to that of its turns) that differ.
+
+    Returns
+    -------
+    list of str
+        The devices.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    own = {name: dict(_checked(name, values)) for name, values in (tenants or {}).items()}
+    limits = Limits(checked_seconds(hold, "hold"), checked_integer(ceiling, "ceiling", least=0, most=1 << 30), own)
+    if device is None:
+        with replacing(folder() / FILE) as path:
+            path.write_bytes(limits.text())
+    chosen = boards() if device is None else [Board.of(device)]
+    for board in chosen:
+        board.write_text(limits.text())
+    return [board.name for board in chosen]
+
+
+def _checked(name: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    if not isinstance(values, Mapping) or set(values) - {"hold", "ceiling", "priority"}:
+        raise errors.ArgumentError(
+            f"limits of tenant {name!r} are {values!r:.60}: give some of hold, ceiling and priority", name="tenants"
+        )
+    for key, value in values.items():
+        if key == "hold":
+            yield key, checked_seconds(value, f"hold of tenant {name!r}")
+        else:
+            least = 0 if key == "ceiling" else -(1 << 30)
+            yield key, checked_integer(value, key, least=least, most=1 << 30, of=f"tenant {name!r}")
+
+
+def _handle(process: int, opened: contextlib.ExitStack) -> int | None:
+    """Return a descriptor of a process, None if it has ended; its number may not be another's by then."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return None
+    opened.callback(os.close, handle)
+    return handle if any(row["process"] == process for row in status()) else None
+
+
+def _signal(living: Mapping[int, int], number: signal.Signals) -> None:
+    for process, handle in living.items():
+        try:
+            signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            continue
+        except PermissionError:
+            raise errors.SchedulerError(f"process {process} is another user's: ask that user, or root") from None
+
+
+def _wait(living: Mapping[int, int], seconds: float) -> dict[int, int]:
+    """Return those that have not ended after so many seconds."""
+    until = time.monotonic() + seconds
+    left = dict(living)
+    while left and (rest := until - time.monotonic()) > 0:
+        ended = set(select.select(list(left.values()), [], [], rest)[0])
+        left = {process: handle for process, handle in left.items() if handle not in ended}
+    return left

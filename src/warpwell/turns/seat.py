@@ -1,0 +1,386 @@
+"""`Seat`: a thread at one device; `Station`: its process there. They take the lease, keep it, and hand it over.
+
+A process keeps the lease between two turns: nobody who waits, no call of the system. Whoever waits sets his flag, which
+the holder sees at the end of its turn (or its pause); it then lets the GPU finish what it has enqueued, frees the lock
+that is the lease, and wakes the one who is next. A holder that is between two turns is rung for, and a thread of its
+process hands over; the lock says who has the lease, whatever the words say::
+
+    waits: flag, ring a holder that is outside ──► sleeps until its bell rings, or LOOK is over ──► tries the lock
+    holds: inside ──► end, pause: a flag? ──► drain ──► is another still the next? ──► free the lock, ring it
+    dies: the kernel frees the lock; who is next finds it at its next look
+    stays: who waits longer than the limit counts the lease's number up; the lock of the old number counts no more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+
+from .. import errors
+from .board import (
+    EPOCH,
+    GRANT,
+    GRANTED,
+    HOLDER,
+    HOME,
+    IDLE,
+    INSIDE,
+    LIMITS,
+    PRIORITY,
+    SEIZE,
+    SINCE,
+    SLOTS,
+    STATE,
+    TURNS,
+    USE,
+    WAITING,
+    YIELDED,
+    Board,
+)
+from .choice import FILE, Limits, least_use, next_of, overstays
+from .gpu_work import Work
+
+LOOK = 4e-3
+"""Seconds after which who waits looks whether the holder has died."""
+
+LATE = 25e-3
+"""Seconds for which one that was rung is waited for before others try."""
+
+_clock = time.monotonic_ns
+
+
+class Station:
+    """The process at one device.
+
+    Attributes
+    ----------
+    seat : Seat or None
+        Of the thread that has the lease, inside a turn or between two.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.lock = threading.RLock()  # a handler of signals may begin a turn, too
+        self.process = os.getpid()
+        self.seat: Seat | None = None
+        self.epoch = 0
+        self.kept_since = 0
+        self.limits = Limits()
+        self.version = 0
+        if not board.words[LIMITS]:
+            with contextlib.suppress(OSError):
+                text = (board.path.parent / FILE).read_bytes()
+                if Limits.of(text) is not None:
+                    board.write_text(text)
+        self._home = board.sit()
+        threading.Thread(target=self._serve, name="warpwell-turns", daemon=True).start()
+
+    @property
+    def home(self) -> int:
+        """The slot whose bell this process listens to."""
+        return self._home
+
+    def lost(self) -> bool:
+        """Return whether the lease was taken away from this process; forget it then."""
+        if self.epoch == self.board.words[EPOCH]:
+            return False
+        with self.lock:
+            if self.seat is not None:
+                self.seat, self.board.held = None, 0
+                self.board.unlock(self.board.lease(self.epoch))
+        return True
+
+    def take(self, seat: Seat) -> bool:
+        """Take the lease for a thread, if it is free."""
+        board = self.board
+        with self.lock:
+            if self.seat is not None and not self.lost():
+                return False
+            epoch = board.words[EPOCH]
+            if not board.lock(board.lease(epoch)):
+                return False
+            if board.words[EPOCH] != epoch:
+                board.unlock(board.lease(epoch))
+                return False
+            self.epoch, self.seat, seat.inside = epoch, seat, True
+            board.held = board.lease(epoch)
+            self.kept_since = board.words[YIELDED] = _clock()
+            board.words[HOLDER], board.words[GRANT] = seat.slot, 0
+            return True
+
+    def hand_over(self, seat: Seat | None, stays: bool) -> bool:
+        """Hand over to whoever comes before a thread that has the lease and is outside; return whether that was done.
+
+        Parameters
+        ----------
+        seat : Seat or None
+            The thread; None: any of this process.
+        stays : bool
+            Whether it would go on.
+        """
+        board = self.board
+        with self.lock:
+            held = self.seat
+            if held is None or held.inside or (seat is not None and held is not seat) or self.lost():
+                return False
+            if not next_of(board, held.slot if stays else 0, self.kept_since, _clock()):
+                return False
+            held.inside = True  # so that no other thread does the same
+        try:
+            held.work.drain()
+        finally:
+            with self.lock:
+                held.inside = False
+                chosen = 0
+                if self.seat is held and not self.lost():
+                    chosen = next_of(board, held.slot if stays else 0, self.kept_since, _clock())
+                    if chosen:
+                        self.release(chosen)
+        return chosen > 0
+
+    def release(self, chosen: int) -> None:
+        """Free the lease, and wake the slot that is next (0: none)."""
+        board = self.board
+        self.seat, board.held = None, 0
+        board.words[HOLDER], board.words[GRANT], board.words[GRANTED] = 0, chosen, _clock()
+        board.unlock(board.lease(self.epoch))
+        if chosen:
+            board.ring(chosen)
+
+    def refresh(self) -> None:
+        """Read the operator's limits if they have changed."""
+        if self.version != self.board.words[LIMITS]:
+            version, limits = Limits.read(self.board)
+            if limits is not None:
+                self.version, self.limits = version, limits
+
+    def retire(self, slot: int) -> None:
+        """Give back the slot of a thread that has ended, and the lease if it had it."""
+        if self.process != os.getpid():
+            return
+        with self.lock:
+            if self.seat is not None and self.seat.slot == slot:
+                self.seat.inside = False
+                self.hand_over(self.seat, False)
+                if self.seat is not None and not self.lost():
+                    self.release(0)
+        self.board.rise(slot)
+
+    def _serve(self) -> None:
+        """Hand over while the program does something else than turns."""
+        while True:
+            heard = self.board.heard(self._home)
+            self.hand_over(None, False)
+            self.board.listen(self._home, heard, 1.0)
+
+
+class Seat:
+    """A thread at one device. Only its thread calls its methods.
+
+    Attributes
+    ----------
+    inside : bool
+        Whether it is in a turn, so that nobody else may hand over.
+    """
+
+    def __init__(self, station: Station) -> None:
+        self.station = station
+        self.work = Work()
+        self.inside = False
+        self.depth = 0
+        self.slot = station.board.sit()
+        self._at = station.board.at(self.slot)
+        self._began = 0
+        self._tenant = ""
+        self._priority: int | None = None
+        self._version = 0
+        self._streams: tuple[int, ...] = ()
+        station.board.words[self._at + HOME] = station.home
+
+    def begin(self, tenant: str, priority: int, streams: tuple[int, ...], timeout: float | None) -> None:
+        """Begin a turn; one within another is a part of it."""
+        if self.depth:
+            self.depth += 1
+            return
+        station = self.station
+        if tenant != self._tenant or priority != self._priority or self._version != station.board.words[LIMITS]:
+            self._introduce(tenant, priority)
+        self._streams = streams
+        try:
+            self._enter(timeout)
+        except BaseException:
+            self.inside = False
+            raise
+        self.depth = 1
+
+    def pause(self, timeout: float | None) -> None:
+        """Hand over inside a turn, if another comes first, and go on when the lease is back."""
+        if self.depth == 0:
+            return
+        self._leave()
+        try:
+            self._enter(timeout)
+        except BaseException:
+            self.inside = False
+            self.depth = 0  # the turn is over: whatever it does now is without the lease
+            raise
+
+    def end(self) -> None:
+        """End a turn."""
+        if self.depth == 1:
+            self.depth = 0
+            self._leave()
+        elif self.depth:
+            self.depth -= 1
+
+    def _introduce(self, tenant: str, priority: int) -> None:
+        """Write who has this seat from now on."""
+        station = self.station
+        station.refresh()
+        station.board.words[self._at + PRIORITY] = station.limits.priority(tenant, priority)
+        station.board.set_name(self.slot, tenant.encode())
+        self._tenant, self._priority, self._version = tenant, priority, station.version
+
+    def _enter(self, timeout: float | None) -> None:
+        station, words = self.station, self.station.board.words
+        with station.lock:
+            kept = station.seat is self and station.epoch == words[EPOCH]
+            self.inside = kept
+        if kept:
+            self._began = words[YIELDED] = words[self._at + SINCE] = _clock()
+            words[self._at + STATE] = INSIDE
+            self.work.wait_ahead()
+            if not station.board.anyone():
+                return
+            words[self._at + STATE] = IDLE
+            self.inside = False
+            if not station.hand_over(self, True):
+                with station.lock:
+                    self.inside = kept = station.seat is self
+                if kept:
+                    words[self._at + STATE] = INSIDE
+                    return
+        self._wait(timeout)
+        self.work.wait_ahead()
+        self._began = words[self._at + SINCE] = _clock()
+        words[self._at + STATE] = INSIDE
+
+    def _leave(self) -> None:
+        station, words = self.station, self.station.board.words
+        try:
+            self.work.mark(self._streams)
+            now = words[YIELDED] = _clock()
+            words[self._at + USE] += now - self._began
+            words[self._at + TURNS] += 1
+        finally:
+            words[self._at + STATE] = IDLE
+            self.inside = False
+        if station.board.anyone():
+            station.hand_over(self, True)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait for the lease."""
+        station, board = self.station, self.station.board
+        if not board.anyone() and station.take(self):
+            return
+        words, at = board.words, self._at
+        since = words[at + SINCE] = _clock()
+        words[at + USE] = max(words[at + USE], least_use(board) or 0)
+        words[at + STATE] = WAITING
+        end = None if timeout is None else since + int(timeout * 1e9)
+        tried = since
+        try:
+            while True:
+                heard = board.heard(self.slot)
+                board.flag(self.slot, True)
+                now = _clock()
+                if self._may_try(now) or now - tried > LATE * 1e9:
+                    tried = now
+                    if station.take(self):
+                        return
+                if end is not None and now >= end:
+                    raise errors.TurnTimeoutError(
+                        f"no turn at {board.name} in {timeout:g} s: see `warpwell sched status` for who has it",
+                        device=board.name,
+                    )
+                self._ask(now, since)
+                board.listen(self.slot, heard, LOOK if end is None else min(LOOK, (end - now) / 1e9))
+        finally:
+            board.flag(self.slot, False)
+            if station.seat is not self:  # interrupted, or too late: what was granted is for the others
+                words[at + STATE] = IDLE
+                if words[GRANT] == self.slot:
+                    words[GRANT] = 0
+
+    def _may_try(self, now: int) -> bool:
+        """Return whether no other waiter comes before this one."""
+        board = self.station.board
+        granted = board.words[GRANT]
+        if granted == self.slot:
+            return True
+        if granted and now - board.words[GRANTED] < LATE * 1e9 and board.flagged(granted % SLOTS):
+            return False
+        return next_of(board, 0, 0, now) == self.slot
+
+    def _ask(self, now: int, since: int) -> None:
+        """Ring the holder's process if it is outside of a turn; take away what is held for too long."""
+        station, board = self.station, self.station.board
+        station.refresh()
+        holder = board.words[HOLDER]
+        if not 0 < holder < SLOTS:
+            return
+        at = board.at(holder)
+        if board.words[at + STATE] != INSIDE:
+            board.ring(board.words[at + HOME] % SLOTS)
+        if overstays(board, since, now, station.limits.holds(board.tenant(holder))) and board.lock(SEIZE):
+            if board.words[HOLDER] == holder and overstays(board, since, now, 0.0):
+                board.words[EPOCH] += 1
+                board.words[HOLDER] = 0
+            board.unlock(SEIZE)
+
+
+class _Ticket:
+    """What goes with its thread."""
+
+
+class _Seats(threading.local):
+    """Seats of the calling thread, by device."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Seat] = {}
+        self.tickets: list[_Ticket] = []
+
+
+_all: weakref.WeakSet[Seat] = weakref.WeakSet()
+_seats = _Seats()
+_stations: dict[str, Station] = {}
+_making = threading.Lock()
+
+
+def _after_fork() -> None:
+    """Forget all in a forked child: locks are not inherited, and threads do not exist there."""
+    global _seats, _stations, _making
+    for seat in _all:
+        seat.depth = 0  # a turn that was open at the fork is the parent's
+    _seats, _stations, _making = _Seats(), {}, threading.Lock()
+    Board.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def seat_of(name: str) -> Seat:
+    """Return the calling thread's seat at a device."""
+    found = _seats.found.get(name)
+    if found is None:
+        with _making:
+            station = _stations.get(name) or _stations.setdefault(name, Station(Board.of(name)))
+        found = _seats.found[name] = Seat(station)
+        _all.add(found)
+        ticket = _Ticket()
+        _seats.tickets.append(ticket)
+        weakref.finalize(ticket, station.retire, found.slot).atexit = False
+    return found

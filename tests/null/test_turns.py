@@ -1,0 +1,654 @@
+"""Turns between processes and threads, without a GPU: order, deaths, stops, forks, Ctrl-C, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell import errors
+from warpwell.cli.main import main
+from warpwell.turns import choice, gpu_work, operate, seat
+from warpwell.turns.board import GRANT, HOLDER, PRIORITY, SINCE, SLOTS, USE, Board
+
+LONG = 30.0
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A device of the test's own: this process keeps its boards."""
+    return f"d{abs(hash(request.node.name))}"
+
+
+class Program:
+    """A process that takes turns; it prints a line a step."""
+
+    def __init__(self, name: str, code: str) -> None:
+        head = "import os, signal, sys, time, threading\nimport warpwell as ww\n"
+        head += f"say = lambda *a: print(*a, flush=True)\nD = {name!r}\n"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", head + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def hears(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+@pytest.fixture
+def start(name: str) -> Iterator[Callable[[str], Program]]:
+    made: list[Program] = []
+
+    def one(code: str) -> Program:
+        made.append(Program(name, code))
+        return made[-1]
+
+    yield one
+    for program in made:
+        with program.process:  # which closes the pipes
+            program.process.kill()
+
+
+HOLDS = """
+with ww.turn("holder", device=D):
+    say("inside")
+    sys.stdin.readline()
+say("out")
+sys.stdin.readline()
+"""
+
+WAITS = """
+say("begins")
+with ww.turn("waiter", device=D, priority={priority}):
+    say("inside")
+    sys.stdin.readline()
+say("out")
+sys.stdin.readline()
+"""
+
+
+def rows(name: str) -> dict[str, dict[str, Any]]:
+    return {row["tenant"]: row for row in operate.status() if row["device"] == name}
+
+
+def waiting(name: str, tenant: str = "waiter") -> bool:
+    return rows(name).get(tenant, {}).get("state") == "waits"
+
+
+def free(name: str, timeout: float = LONG) -> None:
+    """Take a turn: the lease is nobody's, or comes."""
+    with ww.turn("check", device=name, timeout=timeout):
+        pass
+
+
+def test_turns_are_one_after_the_other_in_threads_and_processes(start: Any, name: str, tmp_path: Path) -> None:
+    code = """
+def work(n):
+    for _ in range(30):
+        with ww.turn(f"t{n}", device=D, timeout=30) as its:
+            a = time.monotonic_ns(); time.sleep(0.0005); b = time.monotonic_ns()
+            spans.append((a, b))
+            its.pause()
+            a = time.monotonic_ns(); time.sleep(0.0005); b = time.monotonic_ns()
+            spans.append((a, b))
+spans = []
+threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+[t.start() for t in threads]; [t.join() for t in threads]
+say(*(f"{a}:{b}" for a, b in spans))
+"""
+    programs = [start(code) for _ in range(3)]
+    spans = sorted(tuple(map(int, pair.split(":"))) for program in programs for pair in program.hears().split())
+    assert len(spans) == 3 * 2 * 60
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+
+
+def test_a_holder_between_two_turns_hands_over(start: Any, name: str) -> None:
+    holder = start(HOLDS)
+    assert holder.hears() == "inside"
+    holder.tell()
+    assert holder.hears() == "out"
+    assert rows(name)["holder"]["state"] == "holds"
+    free(name)
+    assert rows(name)["holder"]["state"] == "idle"
+
+
+def test_a_killed_holder_frees_the_lease_at_once(start: Any, name: str) -> None:
+    holder, waiter = start(HOLDS), None
+    assert holder.hears() == "inside"
+    waiter = start(WAITS.format(priority=0))
+    assert waiter.hears() == "begins"
+    until(lambda: waiting(name))
+    holder.send(signal.SIGKILL)
+    began = time.monotonic()
+    assert waiter.hears() == "inside"
+    assert time.monotonic() - began < 2.0  # far below choice.HOLD
+    waiter.tell()
+    assert "holder" not in rows(name)
+
+
+def test_a_killed_waiter_is_forgotten(start: Any, name: str) -> None:
+    waiter = start(WAITS.format(priority=5))
+    with ww.turn("here", device=name):
+        assert waiter.hears() == "begins"
+        until(lambda: waiting(name))
+        waiter.send(signal.SIGKILL)
+        waiter.process.wait(LONG)
+    free(name, 2.0)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "between"])
+def test_a_stopped_holder_loses_the_lease_and_waits_again_afterwards(start: Any, name: str, inside: bool) -> None:
+    operate.limit(name, hold=0.3)
+    holder = start(HOLDS + "with ww.turn('holder', device=D):\n    say('again')\n")
+    assert holder.hears() == "inside"
+    if not inside:
+        holder.tell()
+        assert holder.hears() == "out"
+    holder.send(signal.SIGSTOP)
+    with ww.turn("here", device=name, timeout=LONG):
+        assert rows(name)["here"]["state"] == "inside"
+        holder.send(signal.SIGCONT)
+        if inside:
+            holder.tell()
+            assert holder.hears() == "out"
+        holder.tell()
+        until(lambda: waiting(name, "holder"))
+    assert holder.hears() == "again"
+
+
+def test_a_stopped_waiter_lets_others_pass(start: Any, name: str) -> None:
+    first = start(WAITS.format(priority=5))
+    with ww.turn("here", device=name):
+        assert first.hears() == "begins"
+        until(lambda: waiting(name))
+        first.send(signal.SIGSTOP)
+        second = start(WAITS.format(priority=0).replace("waiter", "second"))
+        assert second.hears() == "begins"
+        until(lambda: waiting(name, "second"))
+    assert second.hears() == "inside"
+
+
+@pytest.mark.parametrize("times", range(3))
+def test_an_interrupt_while_waiting_raises_and_leaves_nothing(start: Any, name: str, times: int) -> None:
+    code = """
+say("begins")
+try:
+    with ww.turn("waiter", device=D):
+        say("inside")
+except KeyboardInterrupt:
+    say("interrupted")
+with ww.turn("waiter", device=D):
+    say("inside")
+sys.stdin.readline()
+"""
+    holder = start(HOLDS)
+    assert holder.hears() == "inside"
+    waiter = start(code)
+    assert waiter.hears() == "begins"
+    until(lambda: waiting(name))
+    time.sleep(0.002 * times)
+    waiter.send(signal.SIGINT)
+    assert waiter.hears() == "interrupted"
+    until(lambda: waiting(name))
+    holder.tell()
+    assert waiter.hears() == "inside"
+    free(name)
+
+
+def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
+    with contextlib.suppress(KeyboardInterrupt), ww.turn("here", device=name):
+        raise KeyboardInterrupt
+    assert rows(name)["here"]["state"] == "holds"
+
+
+def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: str) -> None:
+    with ww.turn("here", device=name):
+        low = start(WAITS.format(priority=0).replace("waiter", "low"))
+        assert low.hears() == "begins"
+        until(lambda: waiting(name, "low"))
+        high = start(WAITS.format(priority=3).replace("waiter", "high"))
+        assert high.hears() == "begins"
+        until(lambda: waiting(name, "high"))
+    assert high.hears() == "inside"
+    assert rows(name)["low"]["state"] == "waits"
+    high.tell()
+    assert low.hears() == "inside"
+    low.tell()
+
+
+def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: str) -> None:
+    lower, higher = start(WAITS.format(priority=-1).replace("waiter", "lower")), None
+    with ww.turn("here", device=name, timeout=LONG) as its:
+        lower.hears()
+        until(lambda: waiting(name, "lower"))
+        its.pause()
+        assert rows(name)["lower"]["state"] == "waits"
+        higher = start(WAITS.format(priority=1).replace("waiter", "higher"))
+        higher.hears()
+        until(lambda: waiting(name, "higher"))
+        threading.Timer(0.1, higher.tell).start()
+        its.pause()
+        assert higher.hears() == "inside"
+        assert rows(name)["here"]["state"] == "inside"
+
+
+def test_threads_of_one_process_wait_for_each_other(name: str) -> None:
+    order: list[int] = []
+
+    def other() -> None:
+        with ww.turn("other", device=name, timeout=LONG):
+            order.append(2)
+
+    with ww.turn("here", device=name):
+        thread = threading.Thread(target=other)
+        thread.start()
+        until(lambda: waiting(name, "other"))
+        order.append(1)
+    thread.join(LONG)
+    assert order == [1, 2]
+    free(name)
+
+
+def test_a_thread_that_ends_gives_back_its_seat_and_the_lease(name: str, start: Any) -> None:
+    def other() -> None:
+        with ww.turn("other", device=name):
+            pass
+
+    for _ in range(3):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join(LONG)
+        until(lambda: "other" not in rows(name))
+    waiter = start(WAITS.format(priority=0))
+    assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]
+
+
+def test_a_turn_within_a_turn_is_a_part_of_it(name: str, start: Any) -> None:
+    waiter = start(WAITS.format(priority=5))
+    its = ww.turn("here", device=name)
+    with its:
+        with its, ww.turn("inner", device=name):
+            assert waiter.hears() == "begins"
+            until(lambda: waiting(name))
+        assert waiting(name)
+    assert waiter.hears() == "inside"
+
+
+def test_a_turn_that_does_not_come_in_time(start: Any, name: str) -> None:
+    holder = start(HOLDS)
+    assert holder.hears() == "inside"
+    with pytest.raises(errors.TurnTimeoutError, match="sched status") as raised, ww.turn(device=name, timeout=0.05):
+        raise AssertionError
+    assert raised.value.device == name and isinstance(raised.value, TimeoutError)
+    assert not waiting(name, "default")
+    holder.tell()
+    free(name)
+
+
+def test_a_forked_child_has_no_part_in_the_turn_of_its_parent(start: Any, name: str) -> None:
+    code = """
+with ww.turn("parent", device=D) as its:
+    child = os.fork()
+    if child == 0:
+        its.pause()
+        try:
+            with ww.turn("child", device=D, timeout=0.1):
+                say("child is inside")
+        except ww.errors.TurnTimeoutError:
+            pass
+        os._exit(0)
+    else:
+        os.waitpid(child, 0)
+        say("child has ended")
+        sys.stdin.readline()
+say("out")
+with ww.turn("parent", device=D):
+    if os.fork() == 0:
+        time.sleep(60)
+    say("forked")
+    sys.stdin.readline()
+"""
+    program = start(code)
+    assert program.hears() == "child has ended"
+    assert rows(name)["parent"]["state"] == "inside"
+    program.tell()
+    assert [program.hears(), program.hears()] == ["out", "forked"]
+    program.send(signal.SIGKILL)  # its child lives, and has no part of the lease
+    free(name, 5.0)
+
+
+def test_a_child_leaves_the_block_of_a_turn_that_was_open_at_the_fork(start: Any, name: str) -> None:
+    code = """
+with ww.turn("parent", device=D):
+    child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+with ww.turn("parent", device=D, timeout=5):
+    say(child > 0)
+"""
+    assert start(code).hears() == "True"
+
+
+def test_time_is_shared_whatever_the_length_of_turns(start: Any, name: str) -> None:
+    code = """
+end = time.monotonic() + 2.0
+say("ready")
+while time.monotonic() < end:
+    with ww.turn({tenant!r}, device=D, timeout=30):
+        time.sleep({seconds})
+sys.stdin.readline()
+"""
+    programs = [start(code.format(tenant=t, seconds=s)) for t, s in (("short", 0.002), ("long", 0.03))]
+    for program in programs:
+        assert program.hears() == "ready"
+    until(lambda: all(rows(name).get(t, {}).get("used", 0) > 0.5 for t in ("short", "long")), 20)
+    used = {t: rows(name)[t]["used"] for t in ("short", "long")}
+    assert 0.5 < used["short"] / used["long"] < 2.0
+
+
+def seats(board: Board, *given: tuple[int, float, int]) -> list[int]:
+    """Make waiters of priority, seconds of waiting, and use."""
+    found = []
+    for priority, waited, use in given:
+        slot = board.sit()
+        at = board.at(slot)
+        board.words[at + PRIORITY], board.words[at + USE] = priority, use
+        board.words[at + SINCE] = 10**12 - int(waited * 1e9)
+        board.flag(slot, True)
+        found.append(slot)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("waiters", "wanted"),
+    [
+        ([(0, 0.0, 5), (0, 0.0, 3), (0, 0.0, 4)], 1),  # the least use
+        ([(0, 0.0, 0), (2, 0.0, 9)], 1),  # the largest priority
+        ([(0, 2.5, 0), (2, 0.1, 0), (1, 0.0, 0)], 0),  # who has waited for long enough: a step a second
+        ([(-3, 5.1, 9), (2, 0.1, 0)], 1),
+        ([(-3, 6.1, 0), (2, 0.1, 9)], 0),
+        ([], None),
+    ],
+)
+def test_who_is_next(name: str, waiters: list[tuple[int, float, int]], wanted: int | None) -> None:
+    board = Board.of(name)
+    slots = seats(board, *waiters)
+    assert choice.next_of(board, 0, 0, 10**12) == (0 if wanted is None else slots[wanted])
+    dead = next(slot for slot in range(1, SLOTS) if slot not in slots)
+    board.words[board.at(dead) + PRIORITY] = 100
+    board.flag(dead, True)  # nobody sits there
+    assert choice.next_of(board, 0, 0, 10**12) == (0 if wanted is None else slots[wanted])
+    assert not board.flagged(dead)
+
+
+@pytest.mark.parametrize(
+    ("holder", "kept", "waiter", "keeps"),
+    [
+        ((1, 0), 10.0, (0, 0.5, 0), True),
+        ((0, 0), 0.0, (1, 0.0, 9), False),
+        ((0, 0), 0.0, (0, 0.5, 0), True),  # within the quantum
+        ((0, 7), 1.0, (0, 0.5, 7), False),
+        ((0, 6), 1.0, (0, 0.5, 7), True),  # it has used less
+        ((1, 0), 10.0, (0, 2.5, 0), False),  # who waits grows older
+    ],
+)
+def test_when_a_holder_keeps_the_lease(
+    name: str, holder: tuple[int, int], kept: float, waiter: tuple[int, float, int], keeps: bool
+) -> None:
+    board = Board.of(name)
+    (slot,) = seats(board, waiter)
+    own = board.sit()
+    board.words[board.at(own) + PRIORITY], board.words[board.at(own) + USE] = holder
+    assert choice.next_of(board, own, 10**12 - int(kept * 1e9), 10**12) == (0 if keeps else slot)
+
+
+def test_a_thread_that_was_idle_has_no_credit(start: Any, name: str) -> None:
+    with ww.turn("here", device=name):
+        board = Board.of(name)
+        own = next(s for s in range(1, SLOTS) if board.tenant(s) == "here")
+        board.words[board.at(own) + USE] = 10**15
+        waiter = start(WAITS.format(priority=0))
+        waiter.hears()
+        until(lambda: waiting(name))
+    assert waiter.hears() == "inside"
+    assert rows(name)["waiter"]["used"] >= 1e6
+
+
+def test_garbage_in_the_words_stops_nobody(name: str, start: Any) -> None:
+    board = Board.of(name)
+    for word in range(1, 6):
+        board.words[word] = -(1 << 62) if word != GRANT else SLOTS + 5
+    board.words[HOLDER] = 1 << 60
+    for slot in range(1, SLOTS):
+        for word in range(8):
+            board.words[board.at(slot) + word] = (1 << 62) - slot
+        board.flag(slot, True)
+    with ww.turn("here", device=name, timeout=LONG) as its:
+        its.pause()
+    assert operate.status()
+
+
+def test_limits_reach_turns_that_run(name: str) -> None:
+    its = ww.turn("here", priority=100, device=name)
+    with its:
+        assert rows(name)["here"]["priority"] == choice.CEILING
+    operate.limit(name, hold=3, ceiling=4, tenants={"here": {"ceiling": 2, "hold": 1.5}, "else": {"priority": 1}})
+    with its:
+        assert rows(name)["here"]["priority"] == 2
+    with ww.turn("else", device=name):
+        assert rows(name)["else"]["priority"] == 1
+    found = choice.Limits.read(Board.of(name))[1]
+    assert found is not None and found.holds("here") == 1.5 and found.holds("other") == 3
+    with ww.turn("here", priority=100, device=f"{name}-later"):
+        assert rows(f"{name}-later")["here"]["priority"] == choice.CEILING
+    operate.limit(ceiling=1)  # of all, and of those to come
+    with ww.turn("new", priority=100, device=f"{name}-new"), its:
+        assert rows(f"{name}-new")["new"]["priority"] == rows(name)["here"]["priority"] == 1
+    operate.limit(name, ceiling=2)
+    with its:
+        assert rows(name)["here"]["priority"] == 2
+    for wrong in ({"hold": 0}, {"ceiling": -1}, {"weight": 2}, 3):
+        with pytest.raises(errors.ArgumentError, match="here"):
+            operate.limit(tenants={"here": wrong})  # type: ignore[dict-item]
+    Board.of(name).write_text(b"{")
+    with its:
+        assert rows(name)["here"]["priority"] == 2  # half a text changes nothing
+
+
+@pytest.mark.parametrize("who", ["tenant", "number"])
+def test_end_ends_a_tenant(start: Any, name: str, who: str) -> None:
+    stubborn = start("signal.signal(signal.SIGTERM, lambda *_: say('asked'))\n" + HOLDS)
+    assert stubborn.hears() == "inside"
+    number = stubborn.process.pid
+    assert operate.end("holder" if who == "tenant" else str(number), grace=0.3) == [number]
+    assert stubborn.hears() == "asked"
+    assert stubborn.process.wait(LONG) == -signal.SIGKILL
+    with pytest.raises(errors.ArgumentError, match="there is"):
+        operate.end("holder")
+
+
+def answer(*command: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "warpwell", "sched", *command, "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert not done.returncode, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_commands(start: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "nobody.sock"))
+    holder, waiter = start(HOLDS), None
+    assert holder.hears() == "inside"
+    waiter = start(WAITS.format(priority=2))
+    until(lambda: waiting(name))
+    found = {row["tenant"]: row for row in answer("status")["turns"]}
+    assert (found["holder"]["state"], found["waiter"]["state"]) == ("inside", "waits")
+    assert found["waiter"]["process"] == waiter.process.pid and found["waiter"]["priority"] == 2
+    (tmp_path / "tenants.json").write_text('{"holder": {"hold": 0.2}}')
+    assert answer("limit", "--ceiling", "1", "--tenants", str(tmp_path / "tenants.json"))["devices"] == [name]
+    assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]  # the holder has lost it
+    assert rows(name)["holder"]["state"] == "without"
+    assert answer("end", "waiter", "--grace", "2")["processes"] == [waiter.process.pid]
+    assert waiter.process.wait(LONG) == -signal.SIGTERM
+    main(["sched", "status"])
+
+
+def test_the_folder_must_be_its_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.delenv("WARPWELL_TURNS")
+    monkeypatch.setattr(os.path, "isdir", lambda _: False)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    mine = tmp_path / f"warpwell-{os.getuid()}"
+    free(name)
+    assert mine.stat().st_mode & 0o777 == 0o700
+    mine.chmod(0o770)
+    with pytest.raises(errors.SchedulerError, match="chmod 700"):
+        free(f"{name}-other")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tenant": ""}, "tenant is ''"),
+        ({"tenant": "x" * 129}, "tenant is"),
+        ({"tenant": 3}, "tenant is 3"),
+        ({"priority": 0.5}, "priority is 0.5"),
+        ({"timeout": -1}, "timeout is -1"),
+        ({"stream": "left"}, "stream is 'left'"),
+        ({"device": "../x"}, "device is"),
+        ({"device": -1}, "device is -1"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.ArgumentError, match=message), ww.turn(**options):
+        raise AssertionError
+
+
+def test_a_framework_needs_no_compiler_here() -> None:
+    code = "import sys, warpwell as ww\nwith ww.turn(device='none'): pass\n"
+    code += "assert not {'numpy', 'numba', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Gpu:
+    """The driver's functions, which note what they were asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.context = 77
+        self._events = 0
+
+    def cuCtxGetCurrent(self, where: Any) -> int:
+        where._obj.value = self.context
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.calls.append(f"context {context}")
+        return 0
+
+    def cuCtxSynchronize(self) -> int:
+        self.calls.append("synchronize")
+        return 0
+
+    def cuStreamSynchronize(self, stream: int) -> int:
+        self.calls.append(f"stream {stream}")
+        return 0
+
+    def cuEventCreate(self, where: Any, flags: int) -> int:
+        self._events += 1
+        where._obj.value = self._events
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: int) -> int:
+        self.calls.append(f"record {event.value} in {stream}")
+        return 0
+
+    def cuEventSynchronize(self, event: Any) -> int:
+        self.calls.append(f"wait {event.value}")
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:
+        self.calls.append(f"destroy {event.value}")
+        return 0
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+    monkeypatch.setattr(gpu_work, "driver", lambda: made)
+    return made
+
+
+def test_one_turn_is_queued_behind_the_one_that_runs(gpu: Gpu, name: str) -> None:
+    for _ in range(4):
+        with ww.turn("here", device=name):
+            gpu.calls.append("work")
+    first, second = "record 1 in 0", "record 2 in 0"
+    assert gpu.calls == ["work", first, "work", second, "wait 1", "work", first, "wait 2", "work", second]
+
+
+def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str, start: Any) -> None:
+    waiter = start(WAITS.format(priority=1))
+    with ww.turn("here", device=name) as its:
+        waiter.hears()
+        until(lambda: waiting(name))
+        threading.Timer(0.2, waiter.tell).start()
+        its.pause()
+        assert "synchronize" in gpu.calls
+        assert waiter.hears() == "inside"
+
+
+def test_streams_narrow_what_is_waited_for(gpu: Gpu, name: str) -> None:
+    class Torch:
+        cuda_stream = 5
+
+    class Numba:
+        class handle:
+            value = 6
+
+    class Core:
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 7
+
+    with ww.turn("here", device=name, stream=[Torch(), Numba(), Core(), 8]):
+        pass
+    assert gpu.calls == [f"record {k} in {k + 4}" for k in range(1, 5)]
+    work = seat.seat_of(name).work
+    gpu.calls.clear()
+    gpu.context = 0  # of another thread
+    work.drain()
+    assert gpu.calls == ["context 77", "stream 5", "stream 6", "stream 7", "stream 8", "context None"]
+
+
+def test_another_context_has_events_of_its_own(gpu: Gpu, name: str) -> None:
+    for context in (77, 78):
+        gpu.context = context
+        with ww.turn("here", device=name):
+            pass
+    assert gpu.calls == ["record 1 in 0", "destroy 1", "record 2 in 0"]
