@@ -24,7 +24,7 @@ TIGHT: Changes = {
     "layer_copy.c": {
         "#define OUT_AHEAD 8u": "#define OUT_AHEAD 2u",
         "#define FEW_PLACES 16u": "#define FEW_PLACES 3u",
-        "#define PART (8u << 20)": "#define PART (64u << 10)",
+        "#define PART (2u << 20)": "#define PART (64u << 10)",
         "#define STREAMED (8u << 20)": "#define STREAMED (64u << 10)",
         "layer.many_cores ?": "true ?",
     },

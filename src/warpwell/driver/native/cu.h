@@ -26,6 +26,8 @@ typedef struct CUevent_st *CUevent;
 
 #define CU_STREAM_NON_BLOCKING 1u
 #define CU_EVENT_BLOCKING_SYNC 1u
+#define CU_CTX_SCHEDULE 7u /* of a context's flags: how a thread waits */
+#define CU_CTX_BLOCKING_SYNC 4u
 #define CU_EVENT_DISABLE_TIMING 2u
 #define CU_EVENT_INTERPROCESS 4u
 #define CU_GET_PROC_ADDRESS_PER_THREAD 2u /* flag: NULL streams of what is found are the thread's own */

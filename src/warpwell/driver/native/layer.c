@@ -366,6 +366,7 @@ int ww_open(struct ww_device *d)
         error = c ? open_channel(d, c) : CUDA_ERROR_OUT_OF_MEMORY;
         if (!error) {
             c->ordinal = d->ordinal;
+            c->device = d;
             atomic_store(&c->references, 1);
             pthread_mutex_init(&c->pinning, NULL);
             reserve(&d->facts);

@@ -69,6 +69,7 @@ struct ww_channel {
     const struct ww_status *status;
     unsigned char *staging;
     int socket, ordinal;
+    const struct ww_device *device;
     _Atomic int references;
     _Atomic int lost; /* 0, or the code of all calls */
     uint64_t head, woken;                /* under device.post */

@@ -17,10 +17,10 @@
 #define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
 
 #define STREAMED (8u << 20) /* bytes of a copy to the host that leave the caches alone */
-#define PART (8u << 20)     /* least bytes of a large copy that a thread of its own is worth */
+#define PART (2u << 20)     /* least bytes of a large copy that a thread of its own is worth */
 #define PARTS 4u            /* threads of one copy, the caller's among them */
 #define PART_STACK (1u << 20)
-_Static_assert(PART >= PARTS * WW_PLACE_BYTES, "a part ends at a place's end, the last is not empty");
+_Static_assert(PART >= WW_PLACE_BYTES, "a part ends at a place's end");
 
 struct copy {
     struct ww_device *device; /* the stream's */
@@ -93,6 +93,7 @@ static int in_parts(const struct copy *k, int (*work)(const struct copy *k))
     int cancel, error;
     if (n < 2 || pthread_attr_init(&how))
         return work(k);
+    n = (k->nbytes + each - 1) / each; /* each was rounded up: fewer may do */
     pthread_attr_setstacksize(&how, PART_STACK);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* the parts are on this stack */
     for (size_t i = n; i-- > 0;) {

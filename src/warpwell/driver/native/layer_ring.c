@@ -14,7 +14,11 @@
 #include <unistd.h>
 
 #define WAIT_MS 50
-#define SPINS 1500           /* about 20 us, where other cores can work meanwhile */
+#define SPIN_NS 10000000     /* a thread that waits keeps its core for so long, as it does with a driver of its own, .. */
+#define SPIN_SHORT_NS 20000  /* .. or for so long, where the context's flags ask for that, .. */
+#define SPIN_FEW 20          /* .. or looks so often, where the worker needs the core */
+#define LOOKS 32             /* between two looks at the clock */
+#define YIELDS 16            /* looks at the clock between two offers of the core to others */
 #define AHEAD (16u << 20)    /* weight of calls in a stream after which the caller waits until they are issued */
 #define CALL_WEIGHT 4096u    /* of a call, beside its bytes */
 #define NO_SLOT_NOW (-2)     /* many threads wait: ask again and again instead */
@@ -41,15 +45,54 @@ static inline void relax(void)
 #endif
 }
 
-/* Wait until *word is `value`: 0, or the code of a channel that is lost. */
-static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+static int64_t now_ns(void)
 {
-    int spins = layer.many_cores ? SPINS : 20;
-    for (int i = 0; i < spins; i++) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static bool looked(const _Atomic uint32_t *word, uint32_t value, int times)
+{
+    for (int i = 0; i < times; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) == value)
-            return 0;
+            return true;
         relax();
     }
+    return false;
+}
+
+/* Look for a while whether *word is `value`. */
+static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+{
+    if (!layer.many_cores)
+        return looked(word, value, SPIN_FEW);
+    if (looked(word, value, LOOKS))
+        return true;
+    bool sleeps = (c->device->context_flags & CU_CTX_SCHEDULE) == CU_CTX_BLOCKING_SYNC;
+    int64_t until = now_ns() + (sleeps ? SPIN_SHORT_NS : SPIN_NS);
+    for (uint32_t round = 1; now_ns() < until; round++) {
+        if (looked(word, value, LOOKS))
+            return true;
+        if (round % YIELDS == 0)
+            sched_yield();
+    }
+    return false;
+}
+
+static void wake(struct ww_channel *c)
+{
+    atomic_fetch_add(&c->ring->wake, 1);
+    futex_wake(&c->ring->wake);
+}
+
+/* Wait until *word is `value`: 0, or the code of a channel that is lost. What changes it was published before. */
+static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+{
+    if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
+        wake(c);
+    if (spin(c, word, value))
+        return 0;
     for (uint32_t round = 1;; round++) {
         uint32_t seen = atomic_load_explicit(word, memory_order_acquire);
         if (seen == value)
@@ -258,11 +301,10 @@ static void publish(struct ww_post *p)
     c->head += p->entry->size;
     atomic_store_explicit(&c->ring->head, c->head, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) &&
+    if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_SLEEPS &&
         atomic_load_explicit(&c->status->tail, memory_order_relaxed) >= c->woken) {
         c->woken = c->head;
-        atomic_fetch_add(&c->ring->wake, 1);
-        futex_wake(&c->ring->wake);
+        wake(c);
     }
     pthread_mutex_unlock(&p->device->post);
 }

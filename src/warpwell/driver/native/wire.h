@@ -30,6 +30,8 @@
 #define WW_IDS 65536u                /* of streams, of events: chosen by the client, 0 is none */
 #define WW_ATTRIBUTES 160u           /* of a device */
 #define WW_NO_SLOT 0xffffffffu
+#define WW_SLEEPS 1u                 /* whoever publishes wakes the worker */
+#define WW_NAPS 2u                   /* it looks again within 50 us: only who waits for it wakes it */
 #define WW_LEGACY 1u                 /* stream ids: CU_STREAM_LEGACY and NULL */
 #define WW_FIRST_ID 16u              /* of streams that the client made */
 
@@ -39,7 +41,7 @@
 struct ww_ring {
     _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
     _Alignas(WW_LINE) _Atomic uint32_t wake; /* futex on which the worker sleeps; the client adds 1 after a publication
-                                                if `status.asleep` is set (seq_cst fence between the two) */
+                                                if `status.asleep` says so (seq_cst fence between the two) */
     _Atomic uint32_t watched;                /* 1: a mirror (relay.c) sleeps on `status.changes`, or is about to */
     _Alignas(4096) unsigned char data[WW_RING_BYTES];
 };
@@ -78,7 +80,7 @@ struct ww_status {
     _Atomic uint32_t tail_futex;               /* changes with tail while a client waits for room (client polls at 1 ms) */
     _Atomic uint32_t changes;                  /* futex: grows with each change of what stands here (of `tail`: now and
                                                   then), behind it */
-    _Alignas(WW_LINE) _Atomic uint32_t asleep; /* 1: the worker sleeps, or is about to */
+    _Alignas(WW_LINE) _Atomic uint32_t asleep; /* WW_SLEEPS or WW_NAPS: the worker does, or is about to */
     _Alignas(WW_LINE) _Atomic uint64_t deferred; /* count << 32 | code of the last error of a call without an answer */
     _Atomic uint32_t sticky;                   /* 0, or the CUresult with which the context is lost */
     _Alignas(WW_LINE) struct ww_place places[WW_PLACES];

@@ -100,6 +100,7 @@ struct ww_mark {
     CUevent native;
     uint64_t count;        /* calls of the stream that it covers */
     int waited;            /* a thread waits: what the device printed is shown first */
+    int counted;           /* in ww_streams_waited */
     struct ww_todo *todos;
 };
 
@@ -120,6 +121,7 @@ void ww_streams_start(void);
 void ww_stream_call(struct ww_call *call);               /* issues it or parks a copy of it */
 int ww_streams_step(void);                               /* looks at marks and parked calls; whether something happened */
 int ww_streams_busy(void);                               /* whether a mark or a wait is outstanding */
+int ww_streams_waited(void);                             /* whether a thread may wait for one */
 struct ww_stream *ww_find_stream(uint32_t id);
 void ww_stream_later(struct ww_stream *s, struct ww_todo todo); /* at the next mark */
 void ww_stream_mark(struct ww_stream *s, struct ww_todo todo);  /* when all that is issued now has been passed */

@@ -13,9 +13,12 @@
 #include <unistd.h>
 
 #define BATCH 32             /* entries between two looks at the device */
-#define SPIN_NS 100000u      /* without anything new, before the executor sleeps: programs in Python pause for less */
-#define SPIN_FEW_NS 20000u   /* where it takes the program's core from it */
+#define SPIN_NS 200000u      /* without anything new, before the executor naps: programs in Python pause for less */
+#define SPIN_WAITED_NS 10000000u /* the same while a thread waits for the device: it spins as long (layer_ring.c) */
+#define SPIN_FEW_NS 20000u   /* both where it takes the program's core from it */
 #define FEW_CORES 2
+#define NAP_NS 50000u        /* a program that goes on need not wake the executor.. */
+#define NAPS_NS 20000000u    /* .. for so long */
 #define STEP_PART 128u       /* sleeps while the device works are this part of the time since the last event, .. */
 #define STEP_LEAST_NS 5000u  /* .. at least this, .. */
 #define STEP_MOST_NS 50000u  /* .. and at most this */
@@ -217,24 +220,26 @@ static uint64_t now_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* Sleeps until the client posts, another thread is done, or the time is over. Who wakes changes `wake` first. */
-static void sleep_ns(uint32_t ns) {
+/* Sleeps until the client wakes it (WW_SLEEPS: as soon as it posts; WW_NAPS: when it waits), another thread is done, or
+ * the time is over. Who wakes changes `wake` first. */
+static void sleep_ns(uint32_t ns, uint32_t how) {
     struct timespec limit = {0, (long)ns};
     uint32_t seen = atomic_load(&ww.ring->wake);
-    atomic_store(&ww.status->asleep, 1);
+    atomic_store(&ww.status->asleep, how);
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load(&ww.ring->head) == ww.tail && !ww_heavy_step() && !ww_links_step())
         futex(&ww.ring->wake, FUTEX_WAIT, seen, &limit);
     atomic_store(&ww.status->asleep, 0);
 }
 
-static uint32_t spin_ns(void) {
+static int many_cores(void) {
     cpu_set_t set;
-    return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > FEW_CORES ? SPIN_NS : SPIN_FEW_NS;
+    return !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > FEW_CORES;
 }
 
-static void rest(uint64_t since, uint32_t spin) {
-    uint64_t idle = now_ns() - since;
+static void rest(uint64_t since, int many) {
+    uint64_t idle = now_ns() - since, spin = SPIN_FEW_NS;
+    if (many) spin = ww_streams_waited() ? SPIN_WAITED_NS : SPIN_NS;
     if (idle < spin) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
@@ -242,12 +247,13 @@ static void rest(uint64_t since, uint32_t spin) {
         return;
     }
     if (!ww_streams_busy() && !ww_links_busy()) {
-        sleep_ns(IDLE_NS);
+        if (idle < NAPS_NS) sleep_ns(NAP_NS, WW_NAPS);
+        else sleep_ns(IDLE_NS, WW_SLEEPS);
         return;
     }
     uint64_t step = idle / STEP_PART;
     if (step < STEP_LEAST_NS) step = STEP_LEAST_NS;
-    sleep_ns((uint32_t)(step < STEP_MOST_NS ? step : STEP_MOST_NS));
+    sleep_ns((uint32_t)(step < STEP_MOST_NS ? step : STEP_MOST_NS), WW_NAPS);
 }
 
 static void count(uint64_t calls) {
@@ -257,7 +263,7 @@ static void count(uint64_t calls) {
 
 _Noreturn void ww_execute(void) {
     uint64_t since = now_ns(), calls = 0;
-    uint32_t spin = spin_ns();
+    int many = many_cores();
     for (;;) {
         int some = read_some();
         calls += (uint64_t)some;
@@ -267,6 +273,6 @@ _Noreturn void ww_execute(void) {
         if (some) {
             since = now_ns();
             count(calls);
-        } else rest(since, spin);
+        } else rest(since, many);
     }
 }

@@ -40,7 +40,7 @@ static struct ww_stream *legacy;
 static struct ww_stream *parked; /* those with parked calls */
 static struct waiter *waiters;
 static uint64_t order, parked_bytes;
-static uint32_t nmarks, ntodos, nwaiters, nunmarked; /* nunmarked: made blocking streams with calls that no mark covers */
+static uint32_t nmarks, nwaited, ntodos, nwaiters, nunmarked; /* nwaited: marks for which threads may wait. nunmarked: made blocking streams with calls that no mark covers */
 static CUevent spare[1024];
 static uint32_t nspare;
 static uint16_t free_cells[WW_CELLS];
@@ -138,6 +138,10 @@ static void mark_for(struct ww_stream *s, struct ww_todo *todo) {
     }
     struct ww_mark *m = mark(s);
     m->waited |= todo->kind == WW_ANSWER || todo->kind == WW_BARRIER;
+    if (!m->counted && (m->waited || todo->kind == WW_PLACE)) {
+        m->counted = 1;
+        nwaited++;
+    }
     append(&m->todos, todo);
 }
 
@@ -164,6 +168,7 @@ static int poll_stream(struct ww_stream *s) {
         if (!s->first_mark) s->last_mark = NULL;
         give_event(m->native);
         nmarks--;
+        nwaited -= (uint32_t)m->counted;
         do_all(s, m->todos);
         free(m);
     }
@@ -413,6 +418,10 @@ int ww_streams_step(void) {
 
 int ww_streams_busy(void) {
     return nmarks || parked || waiters;
+}
+
+int ww_streams_waited(void) {
+    return nwaited || waiters;
 }
 
 /* -- streams ---------------------------------------------------------------------------------------------------------- */
