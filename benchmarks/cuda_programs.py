@@ -1,9 +1,10 @@
 """Unmodified CUDA programs through a worker beside the same programs with this machine's driver, in turns of one run.
 
 ``python benchmarks/cuda_programs.py`` measures what calls cost, by a C program and by numba-cuda. With ``--seconds S``
-it also runs three whole programs that work for about S seconds, and compares what they print. With ``--devices 2`` both
-sides of a program run at the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` adds another
-``libcuda.so.1``, that of a folder. ``--driver`` takes a driver to serve, such as the one of the tests.
+it also runs three whole programs that work for about S seconds beside their start, and compares what they print: native
+first, and then the worker; in the next program and turn the other way round. With ``--devices 2`` both sides run at
+the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` adds another ``libcuda.so.1``, that of a
+folder. ``--driver`` takes a driver to serve, such as the one of the tests.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from warpwell.driver import build
 from warpwell.driver.server import DriverServer
 
 CLIENTS = Path(__file__).with_name("cuda_clients")
-PROGRAMS = {"mandelbrot": 40, "monte_carlo": 1000, "matrix_product": 20}
-"""Programs, and the work that tells how long more of it will take."""
+PROGRAMS = {"mandelbrot": (100, 800), "monte_carlo": (100, 4000), "matrix_product": (5, 50)}
+"""Programs, and two amounts of work that tell how long more of it will take."""
+TELLING = 1.0
+"""Seconds by which the two must differ, or the larger one grows."""
 
 Environs = Mapping[str, dict[str, str]]
 
@@ -88,20 +91,47 @@ def show_costs(found: Mapping[str, Mapping[str, list[float]]], sides: list[str])
     table("best of the turns: us, GB/s where a name begins with in or out", ["", *sides, "worker / native"], rows)
 
 
-def run(program: str, work: int, environ: dict[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, str(CLIENTS / f"{program}.py"), "--work", str(work)]
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+def calibrated(program: str, environ: dict[str, str], limit: float) -> tuple[float, float]:
+    """Return seconds of a unit of a program's work, and of its start, native."""
+    less, more = PROGRAMS[program]
+    run({"": (program, less, environ)}, limit)  # the first one reads libraries from the disk
+    least = run({"": (program, less, environ)}, limit)[""][0]
+    for _ in range(3):
+        took = run({"": (program, more, environ)}, limit)[""][0]
+        if took - least >= TELLING:
+            break
+        more *= 4
+    a_unit = (took - least) / (more - less)
+    return a_unit, least - less * a_unit
 
 
-def seconds(clients: Mapping[str, subprocess.Popen[str]]) -> dict[str, tuple[float, str]]:
-    """Wait for programs that run at the same time; return seconds until each ended, and what it printed."""
-    begun, out = time.perf_counter(), {}
-    while len(out) < len(clients):
-        for side, client in clients.items():
-            if side not in out and client.poll() is not None:
-                text = client.stdout.read() if client.stdout and not client.returncode else f"code {client.returncode}"
-                out[side] = (time.perf_counter() - begun, text)
-        time.sleep(0.002)
+def run(programs: Mapping[str, tuple[str, int, dict[str, str]]], limit: float) -> dict[str, tuple[float, str]]:
+    """Run programs at the same time; return seconds until each ended, and what it printed.
+
+    Those that fail, or take longer than the limit, end the benchmark.
+    """
+    clients, out = {}, {}
+    begun = time.perf_counter()
+    for side, (program, work, environ) in programs.items():
+        command = [sys.executable, str(CLIENTS / f"{program}.py"), "--work", str(work)]
+        clients[side] = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    try:
+        while len(out) < len(clients):
+            for side, client in clients.items():
+                if side in out or client.poll() is None:
+                    continue
+                took = time.perf_counter() - begun
+                said = client.communicate()[0]
+                if client.returncode:
+                    sys.exit(f"{client.args} of the side {side!r} ended with {client.returncode}")
+                out[side] = (took, said)
+            if time.perf_counter() - begun > limit:
+                sys.exit(f"{next(iter(programs.values()))[:2]} took more than {limit} s")
+            time.sleep(0.002)
+    finally:
+        for side in clients.keys() - out.keys():
+            clients[side].kill()
+            clients[side].communicate()
     return out
 
 
@@ -112,24 +142,28 @@ def on_device(environ: dict[str, str], device: int, devices: int) -> dict[str, s
 def whole(options: argparse.Namespace, environs: Environs) -> list[dict[str, Any]]:
     """Run the programs; return seconds, and whether all printed the same."""
     out = []
-    for program, least in PROGRAMS.items():
-        trial = [seconds({"native": run(program, work, environs["native"])})["native"] for work in (1, least)]
-        a_unit = max((trial[1][0] - trial[0][0]) / (least - 1), 1e-6)
-        work = max(least, round(options.seconds / a_unit))
+    for number, program in enumerate(options.programs):
+        a_unit, start = calibrated(program, environs["native"], options.limit)
+        if a_unit <= 0:
+            print(f"{program}: more work takes no longer, so there is nothing to compare", flush=True)
+            continue
+        work = round(options.seconds / a_unit)
         times: dict[str, list[float]] = {side: [] for side in environs}
         texts = set()
         for turn in range(options.program_turns):
             sides = list(environs)
-            together = [sides] if options.devices > 1 else [[side] for side in sides]
+            in_turn = sides[::-1] if (number + turn) % 2 else sides
+            together = [sides] if options.devices > 1 else [[side] for side in in_turn]
             for some in together:
-                clients = {}
+                programs = {}
                 for k, side in enumerate(some):
                     place = (k + turn) % options.devices
-                    clients[side] = run(program, work, on_device(environs[side], place, options.devices))
-                for side, (took, text) in seconds(clients).items():
+                    programs[side] = (program, work, on_device(environs[side], place, options.devices))
+                for side, (took, text) in run(programs, options.limit).items():
                     times[side].append(took)
                     texts.add(text)
-        row = {"program": program, "work": work, "seconds": times, "same": len(texts) == 1, "said": sorted(texts)}
+        row = {"program": program, "work": work, "start": start, "first": list(environs)[number % 2], "seconds": times,
+               "same": len(texts) == 1, "said": sorted(texts)}  # fmt: skip
         print(json.dumps(row), flush=True)
         out.append(row)
     return out
@@ -152,11 +186,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=1024, help="MiB of the largest copy")
     parser.add_argument("--seconds", type=float, default=0, help="of each whole program; 0: none of them")
     parser.add_argument("--program-turns", type=int, default=2)
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--devices", type=int, default=1, choices=(1, 2))
     parser.add_argument("--no-costs", action="store_true")
     parser.add_argument("--without-numba", action="store_true")
     parser.add_argument("--driver", default=None, metavar="FILE")
-    parser.add_argument("--limit", type=float, default=600, help="seconds of one run of a client that measures costs")
+    parser.add_argument("--limit", type=float, default=600, help="seconds of one run of a client")
     parser.add_argument("--beside", default=None, metavar="NAME=FOLDER")
     parser.add_argument("--quick", action="store_true", help="little of everything: the figures mean nothing")
     parser.add_argument("--json", default=None, metavar="FILE")
