@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -258,8 +260,36 @@ def test_a_server_outlives_what_clients_say(server: DriverServer) -> None:
         line.send(hello)
         said, version = struct.unpack_from("=II", line.recv(2000))
         assert (said, version) == (FACTS, 13000)
-    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+    until(lambda: len(os.listdir("/proc/self/fd")) == descriptors + 1)  # that of the worker that told the facts
     assert not server.workers
+
+
+def test_who_told_the_facts_serves_the_first_client_and_a_spare_the_next(tmp_path: Path) -> None:
+    parts, wrapper, log = build.build(), tmp_path / "worker", tmp_path / "log"
+    wrapper.write_text(f'#!/bin/sh\necho $$ >> {log}\nexec {parts.worker} "$@"\n')
+    wrapper.chmod(0o700)
+
+    def started() -> list[int]:
+        return [int(line) for line in log.read_text().split()]
+
+    with DriverServer(1, driver=parts.fake, parts=dataclasses.replace(parts, worker=wrapper)) as server:
+        with connect(server) as line:
+            line.send(Raw.hello(HELLO))
+            assert struct.unpack_from("=I", line.recv(2000))[0] == FACTS
+        assert len(started()) == 1 and not server.workers
+        with Raw(server.folder) as first:
+            assert started() == server.workers
+            until(lambda: len(started()) == 2)
+            with Raw(server.folder) as second:
+                assert started() == server.workers
+                until(lambda: len(started()) == 3)
+                os.kill(started()[2], signal.SIGKILL)  # a spare that has ended is no loss
+                until(lambda: Path(f"/proc/{started()[2]}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z")
+                with Raw(server.folder) as third:
+                    assert [client.ask("CTX_SYNC") for client in (first, second, third)] == [(0, b"")] * 3
+                    assert len(server.workers) == 3
+        until(lambda: len(started()) == 5)
+    until(lambda: not any(Path(f"/proc/{process}").exists() for process in started()))
 
 
 def test_what_a_killed_server_left_is_removed_by_the_next(server: DriverServer) -> None:

@@ -1,13 +1,16 @@
 """`DriverServer`: serves devices of this machine: starts a worker for each client and device.
 
-Workers end with their client, and with the process of the server, however that ends: they hold one end of a pipe whose
-other end only the server has.
+A worker first starts the driver and tells the device's facts; it makes a context when it is handed a client. So the one
+that was asked for the facts becomes the first client's, and from then on one *spare* for each device is kept ready: it
+has no memory of the device. Workers end with their client, and with the process of the server, however that ends: they
+hold one end of a pipe whose other end only the server has.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import shutil
@@ -24,11 +27,25 @@ from typing import Any
 
 from ..errors import DriverBuildError
 from . import build
-from .clients import CLIENTS, DEVICE_UNAVAILABLE, FACTS_SECONDS, LONGEST, Client, ClientListener, Served
+from .clients import (
+    CLIENTS,
+    DEVICE_UNAVAILABLE,
+    FACTS,
+    FACTS_SECONDS,
+    LONGEST,
+    REFUSED,
+    REFUSED_PACKET,
+    Client,
+    ClientListener,
+    Served,
+)
 from .environment import client_environ, make_library_folder, worker_environ
 
 _PREFIX = "ww-cuda-"
 _END_SECONDS = 5.0
+_SPARE_SECONDS = 1.0
+"""After a client, until its device gets another spare: the client starts meanwhile."""
+_HAND_OVER = 8  # enum ww_said
 _RUNS = ".launch.application"
 """End of the name of the module that runs the program of a job."""
 
@@ -42,7 +59,21 @@ class _Program:
     pid: int
     ordinal: int
     counts: mmap.mmap
+    control: socket.socket
     since: float = field(default_factory=time.monotonic)
+
+    def close(self) -> None:
+        """Close what the server has of it."""
+        self.counts.close()
+        self.control.close()
+
+
+@dataclass(frozen=True)
+class _Spare:
+    """A worker without a client, and the socket over which it gets one."""
+
+    process: subprocess.Popen[bytes]
+    control: socket.socket
 
 
 class DriverServer(ClientListener):
@@ -103,6 +134,8 @@ class DriverServer(ClientListener):
         self._quota = quota
         self._environ = worker_environ(os.environ if environ is None else environ)
         self._workers: dict[subprocess.Popen[bytes], _Program] = {}
+        self._spares: dict[int, _Spare] = {}
+        self._opened: dict[int, float] = {}
         self._life: tuple[int, int] | None = None
         self._lock: int | None = None
         self.folder = Path(folder or "")
@@ -120,7 +153,7 @@ class DriverServer(ClientListener):
 
     @property
     def workers(self) -> list[int]:
-        """Process ids of the workers that are alive."""
+        """Process ids of the workers that are alive and have a client."""
         return [worker.pid for worker in list(self._workers) if worker.poll() is None]
 
     def programs(self) -> list[dict[str, Any]]:
@@ -183,60 +216,120 @@ class DriverServer(ClientListener):
 
     def _await_workers(self) -> None:
         until = time.monotonic() + _END_SECONDS
-        for worker, program in self._workers.items():
-            program.counts.close()
+        for program in self._workers.values():
+            program.close()
+        for spare in self._spares.values():
+            spare.control.close()
+        for worker in [*self._workers, *(spare.process for spare in self._spares.values())]:
             try:
                 worker.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 worker.kill()
                 worker.wait()
         self._workers.clear()
+        self._spares.clear()
 
     # -- the thread --------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
         for worker in [worker for worker in self._workers if worker.poll() is not None]:
-            self._workers.pop(worker).counts.close()
+            self._workers.pop(worker).close()
+        late = time.monotonic() - _SPARE_SECONDS
+        for served in self._served:
+            if served.ordinal not in self._spares and self._opened.get(served.ordinal, math.inf) < late:
+                with contextlib.suppress(OSError):  # no process, no descriptor: later
+                    self._spares[served.ordinal] = self._start(served)
 
     def facts(self, client: Client) -> bytes | None:
         served = client.served
         if served.facts is None:
-            done = subprocess.run(
-                [*self._line(served), "--facts"], env=self._environ, stdin=subprocess.DEVNULL, capture_output=True,
-                timeout=FACTS_SECONDS, start_new_session=True, check=False,
-            )  # fmt: skip
-            if done.returncode:
-                said = done.stderr.decode(errors="replace").strip() or f"its worker ended with {done.returncode}"
-                client.refuse(DEVICE_UNAVAILABLE, said.removeprefix("warpwell: "))
+            spare = self._start(served)
+            said = _said(spare)
+            if isinstance(said, str):
+                client.refuse(DEVICE_UNAVAILABLE, said)
+                _end(spare)
                 return None
-            served.facts = done.stdout[8:]
+            served.facts, self._spares[served.ordinal] = said, spare
         return served.facts
 
     def open(self, client: Client, output: int, errors: int) -> None:
-        assert self._life is not None
-        handed = [client.line.fileno(), self._life[0]]
-        line = [*self._line(client.served), "--socket", str(handed[0]), "--life", str(handed[1])]
-        if client.pidfd is not None:
-            handed.append(client.pidfd)
-            line += ["--pidfd", str(client.pidfd)]
+        ordinal = client.served.ordinal
         credentials = client.line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         counts = os.memfd_create("warpwell-counts", os.MFD_CLOEXEC)
         try:
             os.ftruncate(counts, mmap.PAGESIZE)
-            program = _Program(struct.unpack("=iII", credentials)[0], client.served.ordinal, mmap.mmap(counts, 0))
             client.line.setblocking(True)  # the worker shares this flag
-            worker = subprocess.Popen(
-                [*line, "--counts", str(counts)], env=self._environ, stdin=subprocess.DEVNULL, stdout=output,
-                stderr=errors, pass_fds=[*handed, counts], start_new_session=True,  # a Ctrl-C is for the client
-            )  # fmt: skip
+            handed = [client.line.fileno(), counts, output, errors]
+            handed += [] if client.pidfd is None else [client.pidfd]
+            spare = self._hand_over(client.served, handed)
+            pid = struct.unpack("=iII", credentials)[0]
+            self._workers[spare.process] = _Program(pid, ordinal, mmap.mmap(counts, 0), spare.control)
         finally:
             os.close(counts)
-        self._workers[worker] = program
+        self._opened[ordinal] = time.monotonic()
 
-    def _line(self, served: Served) -> list[str]:
+    def _start(self, served: Served) -> _Spare:
+        """Start a worker without a client."""
+        assert self._life is not None
         line = [str(self._worker), "--driver", self._driver, "--device", served.device]
-        line += ["--ordinal", str(served.ordinal)]
-        return [*line, "--quota", str(self._quota)] if self._quota else line
+        line += ["--ordinal", str(served.ordinal), *(["--quota", str(self._quota)] if self._quota else [])]
+        ours, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            ends = {"--control": other.fileno(), "--life": self._life[0]}
+            line += [str(word) for pair in ends.items() for word in pair]
+            try:
+                process = subprocess.Popen(
+                    line, env=self._environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL, pass_fds=list(ends.values()),
+                    start_new_session=True,  # a Ctrl-C is for the client
+                )  # fmt: skip
+            except BaseException:
+                ours.close()
+                raise
+        ours.settimeout(FACTS_SECONDS)
+        return _Spare(process, ours)
+
+    def _hand_over(self, served: Served, descriptors: list[int]) -> _Spare:
+        """Give a client to the spare, or to a new worker where that has ended."""
+        packet = [struct.pack("=I", _HAND_OVER)]
+        if spare := self._spares.pop(served.ordinal, None):
+            try:
+                socket.send_fds(spare.control, packet, descriptors)
+                return spare
+            except OSError:
+                _end(spare)
+        spare = self._start(served)
+        try:
+            socket.send_fds(spare.control, packet, descriptors)
+        except OSError:
+            _end(spare)
+            raise
+        return spare
+
+
+def _said(spare: _Spare) -> bytes | str:
+    """Wait for what a new worker says: the facts of its device, or why there are none."""
+    packet = b""
+    with contextlib.suppress(OSError):  # it has ended, or takes too long
+        packet = spare.control.recv(1 << 16)
+    said = struct.unpack_from("=I", packet)[0] if packet else 0
+    if said == FACTS:
+        return packet
+    if said == REFUSED:
+        why: bytes = REFUSED_PACKET.unpack(packet)[2]
+        return why.rstrip(b"\0").decode(errors="replace")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return f"its worker ended with {spare.process.wait(_END_SECONDS)}"
+    return "its worker does not answer"
+
+
+def _end(spare: _Spare) -> None:
+    spare.control.close()  # it waits for a client there
+    try:
+        spare.process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        spare.process.kill()
+        spare.process.wait()
 
 
 def _command(pid: int) -> str:

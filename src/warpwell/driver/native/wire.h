@@ -98,6 +98,8 @@ enum ww_said {
     WW_REFUSED,
     WW_PINNED,     /* worker to client, with a descriptor: memory that WW_OP_PIN made */
     WW_LINK,       /* client to worker, with one end of a socket pair whose other end another worker of it gets */
+    WW_HAND_OVER,  /* server to worker, over a socket of their own: serve this client. The worker has said WW_FACTS or
+                      WW_REFUSED there */
 };
 
 struct ww_hello {
@@ -145,6 +147,11 @@ struct ww_link_message {
     uint32_t said;
     int32_t result;
     uint64_t at, nbytes, number;
+};
+
+struct ww_hand_over { /* server to worker: a client, with descriptors of its socket, of counts, of stdout and stderr, and of its
+                         process (pidfd) where there is one */
+    uint32_t said;
 };
 
 struct ww_refused {

@@ -1,12 +1,11 @@
 /* Start and end of a worker.
  *
- *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K --facts
- *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --socket FD --life FD
- *         [--pidfd FD] [--counts FD]
+ *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --control FD --life FD
  *
- * The first form writes WW_HASH and a ww_facts to stdout. The second serves the client at the other end of the socket, and
- * ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of `life`) is gone.
- * It keeps a ww_counts in the file of `counts`.
+ * It starts the driver, tells the server its facts over `control`, and waits there for a client (a ww_hand_over): until then
+ * it has no context, and takes no memory of the device. From then on it serves the client at the other end of that socket,
+ * and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of `life`) is
+ * gone. It keeps a ww_counts in the file of `counts`.
  */
 #include "worker.h"
 
@@ -31,8 +30,8 @@ struct ww_worker ww;
 static struct options {
     const char *driver, *device;
     uint32_t ordinal;
-    int facts, socket, life, pidfd, counts;
-} given = {.driver = "libcuda.so.1", .device = "0", .socket = -1, .life = -1, .pidfd = -1, .counts = -1};
+    int control, life, socket, pidfd, counts;
+} given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .socket = -1, .pidfd = -1, .counts = -1};
 
 /* -- ends ------------------------------------------------------------------------------------------------------------------- */
 
@@ -103,11 +102,42 @@ static void start_watch(void) {
     pthread_detach(thread);
 }
 
+/* Takes the client that the server hands over, or ends with the server. */
+static void await_client(void) {
+    int *const to[] = {&given.socket, &given.counts, NULL, NULL, &given.pidfd}; /* NULL: the client's output */
+    struct pollfd all[2] = {{given.control, POLLIN, 0}, {given.life, POLLIN, 0}};
+    while (poll(all, 2, -1) < 0)
+        ;
+    struct ww_hand_over packet;
+    struct iovec bytes = {&packet, sizeof packet};
+    union {
+        struct cmsghdr header;
+        char room[CMSG_SPACE(5 * sizeof(int))];
+    } control;
+    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (all[1].revents || recvmsg(given.control, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof packet) end_quietly();
+    struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+    size_t n = c && c->cmsg_type == SCM_RIGHTS ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
+    if (packet.said != WW_HAND_OVER || n < 4) end_quietly();
+    for (size_t i = 0; i < n; i++) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+        if (to[i]) *to[i] = fd;
+        else if (dup2(fd, (int)i - 1) < 0 || close(fd)) end_quietly();
+    }
+    close(given.control);
+    given.control = -1;
+}
+
+/* The client is told, where there is one already; else the server, which may hand one over nevertheless. */
 static _Noreturn void refuse(CUresult result, const char *why) {
     struct ww_refused said = {.said = WW_REFUSED, .result = result};
     snprintf(said.why, sizeof said.why, "%s", why);
-    if (given.socket >= 0) send(given.socket, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
-    else fprintf(stderr, "warpwell: %s\n", why);
+    if (given.socket < 0) {
+        send(given.control, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
+        await_client();
+    }
+    send(given.socket, &said, sizeof said, MSG_NOSIGNAL | MSG_DONTWAIT);
     end(1);
 }
 
@@ -151,7 +181,6 @@ static void start_driver(void) {
     char why[400];
     int version = 0;
     setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* else the first launch of a kernel may wait for the device */
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     if (ww_load_native(given.driver, why, sizeof why)) refuse(CUDA_ERROR_NO_DEVICE, why);
     must(native.cuInit(0), "the driver does not start");
     must(native.cuDriverGetVersion(&version), "the driver has no version");
@@ -256,23 +285,19 @@ static void tell_opened(struct ww_facts *facts, const int fds[3]) {
 static void parse(int argc, char **argv) {
     static const struct option names[] = {
         {"driver", 1, NULL, 'd'}, {"device", 1, NULL, 'u'}, {"ordinal", 1, NULL, 'o'}, {"quota", 1, NULL, 'q'},
-        {"socket", 1, NULL, 's'}, {"life", 1, NULL, 'l'}, {"pidfd", 1, NULL, 'p'}, {"counts", 1, NULL, 'c'},
-        {"facts", 0, NULL, 'f'}, {0}};
+        {"control", 1, NULL, 'c'}, {"life", 1, NULL, 'l'}, {0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
         case 'd': given.driver = optarg; break;
         case 'u': given.device = optarg; break;
         case 'o': given.ordinal = (uint32_t)atoi(optarg); break;
         case 'q': ww.quota = strtoull(optarg, NULL, 10); break;
-        case 's': given.socket = atoi(optarg); break;
+        case 'c': given.control = atoi(optarg); break;
         case 'l': given.life = atoi(optarg); break;
-        case 'p': given.pidfd = atoi(optarg); break;
-        case 'c': given.counts = atoi(optarg); break;
-        case 'f': given.facts = 1; break;
         default: exit(2);
         }
     }
-    if (given.facts == (given.socket >= 0) || given.ordinal >= 64) {
+    if (given.control < 0 || given.life < 0 || given.ordinal >= 64) {
         fprintf(stderr, "ww_worker is started by Warpwell's server of CUDA clients\n");
         exit(2);
     }
@@ -284,19 +309,14 @@ int main(int argc, char **argv) {
     struct ww_facts facts;
     parse(argc, argv);
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) signal(ignored[i], SIG_IGN);
-    if (given.facts) {
-        uint64_t hash = WW_HASH;
-        start_driver();
-        find_facts(&facts);
-        fwrite(&hash, sizeof hash, 1, stdout);
-        return fwrite(&facts, sizeof facts, 1, stdout) == 1 && !fflush(stdout) ? 0 : 1;
-    }
-    ww.socket = given.socket;
     prctl(PR_SET_TIMERSLACK, 1000ul);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    start_watch();
     start_driver();
     find_facts(&facts);
+    send(given.control, &facts, sizeof facts, MSG_NOSIGNAL | MSG_DONTWAIT);
+    await_client();
+    ww.socket = given.socket;
+    start_watch();
     start_memory(fds);
     start_context(&facts);
     ww_streams_start();
