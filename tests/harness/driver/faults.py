@@ -95,7 +95,7 @@ PEERS: dict[str, tuple[str, Changes]] = {
         {"layer_copy.c": {"k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
     ),
     "rows but the last pass the other device's legacy stream": (
-        "rows", {"layer_copy.c": {"row, waits && !z && !y};": "row, waits && z + 1 == planes && y + 1 == rows};"}},
+        "rows", {"layer_copy.c": {"row, waits && !z && !y,": "row, waits && z + 1 == planes && y + 1 == rows,"}},
     ),
     "a synchronous copy to memory that others use is not waited for": (
         "synchronous", {"layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}},

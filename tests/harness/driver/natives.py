@@ -26,6 +26,7 @@ TIGHT: Changes = {
         "#define FEW_PLACES 16u": "#define FEW_PLACES 3u",
         "#define PART (2u << 20)": "#define PART (64u << 10)",
         "#define STREAMED (8u << 20)": "#define STREAMED (64u << 10)",
+        "#define SMALL_PIECES (4u << 20)": "#define SMALL_PIECES (32u << 10)",
         "layer.many_cores ?": "true ?",
     },
     "layer_ring.c": {"#define AHEAD (16u << 20)": "#define AHEAD (64u << 10)"},

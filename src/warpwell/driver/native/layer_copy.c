@@ -16,6 +16,7 @@
 #define FAR_AHEAD 32u   /* .. from another host's: the way there and back takes longer */
 #define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
 
+#define SMALL_PIECES (4u << 20) /* bytes of a copy whose pieces fill a quarter of a place: the device begins sooner */
 #define STREAMED (8u << 20) /* bytes of a copy to the host that leave the caches alone */
 #define PART (2u << 20)     /* least bytes of a large copy that a thread of its own is worth */
 #define PARTS 4u            /* threads of one copy, the caller's among them */
@@ -29,7 +30,13 @@ struct copy {
     uint64_t to, from;
     size_t nbytes;
     bool begins;              /* a synchronous call, or the first row of one: it comes behind what others have to do */
+    uint32_t piece;           /* bytes: set in copy_in and copy_out */
 };
+
+static uint32_t piece_of(const struct copy *k)
+{
+    return k->nbytes <= SMALL_PIECES && !k->device->facts.remote ? WW_PLACE_BYTES / 4 : WW_PLACE_BYTES;
+}
 
 /* Wait until all that was posted to a stream is done. */
 static int stream_done(struct ww_device *d, uint32_t stream)
@@ -158,15 +165,16 @@ static int in_pieces(const struct copy *k)
 {
     int error = 0;
     uint32_t flags = waiting(k);
-    for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
+    for (size_t at = 0; at < k->nbytes && !error; at += k->piece) {
         size_t left = k->nbytes - at;
-        error = in_piece(k, at, left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES, left > WW_PLACE_BYTES ? 0 : flags);
+        error = in_piece(k, at, left < k->piece ? (uint32_t)left : k->piece, left > k->piece ? 0 : flags);
     }
     return error;
 }
 
-static int copy_in(const struct copy *k)
+static int copy_in(struct copy *k)
 {
+    k->piece = piece_of(k);
     if (k->device->facts.remote && atomic_load(&k->device->holds)) /* memory that is pinned for it is read now, */
         ww_host_wait(k->device, k->stream);                       /* and a host function before this may write to it */
     return k->nbytes <= WW_SMALL ? in_entry(k) : posted(k, waiting(k), in_parts(k, in_pieces));
@@ -183,7 +191,7 @@ static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q
 {
     size_t left = k->nbytes - at;
     struct ww_post p;
-    q->nbytes = left < WW_PLACE_BYTES ? (uint32_t)left : WW_PLACE_BYTES;
+    q->nbytes = left < k->piece ? (uint32_t)left : k->piece;
     struct ww_args_move args = {k->from + at, q->nbytes};
     int error = ww_place_take(k->device, k->stream, waits, true, &q->channel, &q->place);
     if (error)
@@ -243,18 +251,18 @@ static int out_pieces(const struct copy *k)
 {
     struct piece pieces[FAR_AHEAD];
     uint32_t ahead = k->device->facts.remote ? FAR_AHEAD : OUT_AHEAD;
-    size_t n = (k->nbytes + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES, posted = 0, taken = 0;
+    size_t n = (k->nbytes + k->piece - 1) / k->piece, posted = 0, taken = 0;
     int error = 0;
     while (taken < posted || (posted < n && !error)) {
         bool none = true;
         if (posted < n && !error && posted - taken < ahead) {
-            int code = out_post(k, posted * WW_PLACE_BYTES, posted == taken, &pieces[posted % ahead]);
+            int code = out_post(k, posted * (size_t)k->piece, posted == taken, &pieces[posted % ahead]);
             none = code == CUDA_ERROR_NOT_READY;
             posted += !code;
             error = none ? 0 : code;
         }
         if (none && taken < posted) {
-            int failed = out_take(k, taken * WW_PLACE_BYTES, &pieces[taken % ahead]);
+            int failed = out_take(k, taken * (size_t)k->piece, &pieces[taken % ahead]);
             error = error ? error : failed;
             taken++;
         }
@@ -262,8 +270,9 @@ static int out_pieces(const struct copy *k)
     return error;
 }
 
-static int copy_out(const struct copy *k)
+static int copy_out(struct copy *k)
 {
+    k->piece = piece_of(k);
     bool first = k->nbytes > WW_PLACE_BYTES || ww_places_free(k->device) < FEW_PLACES;
     int error = first ? stream_done(k->device, k->stream) : 0;
     if (!error)
@@ -318,8 +327,8 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
     int error = buffer ? stream_done(k->device, k->stream) : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
         size_t left = k->nbytes - at, n = left < WW_PLACE_BYTES ? left : WW_PLACE_BYTES;
-        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n, true};
-        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n, true};
+        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n, true, 0};
+        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n, true, 0};
         if (!(error = copy_out(&out)) && !(error = copy_in(&in)) && left <= WW_PLACE_BYTES)
             error = stream_done(to, WW_LEGACY);
     }
@@ -526,7 +535,7 @@ static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy
     for (size_t z = 0; z < planes && !error; z++)
         for (size_t y = 0; y < rows && !error; y++) {
             struct copy k = {d, stream, waits && z + 1 == planes && y + 1 == rows, to + z * plane_to + y * c->to.pitch,
-                             from + z * plane_from + y * c->from.pitch, row, waits && !z && !y};
+                             from + z * plane_from + y * c->from.pitch, row, waits && !z && !y, 0};
             error = dispatch(&k);
         }
     return error;
