@@ -94,6 +94,23 @@ def test_a_child_forked_while_the_driver_starts_has_it_too(start: Start, tmp_pat
         assert gone(server)
 
 
+def test_a_program_asks_all_devices_before_the_first_answers(tmp_path: Path) -> None:
+    parts, late, other = build.build(), tmp_path / "worker", tmp_path / "second"
+    wait = f"i=0; until [ -e {other} ] || [ $i = 500 ]; do sleep 0.02; i=$((i + 1)); done; [ -e {other} ] || exit 9"
+    late.write_text(
+        f'#!/bin/sh\ncase "$*" in *"--ordinal 0"*) {wait} ;; *) touch {other} ;; esac\nexec {parts.worker} "$@"\n'
+    )
+    late.chmod(0o700)
+    text = 'import ctypes; n = ctypes.c_int(); cuda = ctypes.CDLL("libcuda.so.1"); print(cuda.cuInit(0),'
+    text += " cuda.cuDeviceGetCount(ctypes.byref(n)), n.value)"
+    parts = dataclasses.replace(parts, worker=late)
+    with DriverServer(1, driver=parts.fake, parts=parts) as one:
+        with DriverServer(1, driver=parts.fake, parts=parts, folder=one.folder, first=1):
+            command = [sys.executable, "-c", text]
+            out = subprocess.run(command, env=one.environ(), stdout=subprocess.PIPE, text=True, timeout=60).stdout
+    assert out == "0 0 2\n"
+
+
 def test_a_program_without_addresses_gets_an_error_and_can_go_on(server: DriverServer, start: Start) -> None:
     assert said(start(server, "little_space")) == ["codes 2 2 then True"]
     assert gone(server)

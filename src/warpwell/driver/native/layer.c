@@ -194,17 +194,23 @@ static int visible(int *which, int most)
     return n;
 }
 
-static int ask_facts(const char *folder, int ordinal, struct ww_device *d)
+/* Ask the servers of some devices for facts, all before the first one answers: each may start a process for it. Returns
+ * how many were asked; *error says why not all. */
+static int ask_facts(const char *folder, const int *which, int n, int *sockets, int *error)
 {
-    int s = connect_to(folder, ordinal);
-    if (s < 0)
-        return errno == ENOENT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
-    int error = say_hello(s, WW_HELLO, ordinal, NULL, 0) ? CUDA_ERROR_DEVICE_UNAVAILABLE : 0;
-    if (!error)
-        error = await_facts(s, WW_FACTS, ordinal, &d->facts, NULL, 0, FACTS_MS);
-    close(s);
-    d->ordinal = ordinal;
-    return error;
+    for (int i = 0; i < n; i++) {
+        sockets[i] = connect_to(folder, which[i]);
+        if (sockets[i] < 0) {
+            *error = errno == ENOENT ? CUDA_ERROR_NO_DEVICE : CUDA_ERROR_DEVICE_UNAVAILABLE;
+            return i;
+        }
+        if (say_hello(sockets[i], WW_HELLO, which[i], NULL, 0)) {
+            close(sockets[i]);
+            *error = CUDA_ERROR_DEVICE_UNAVAILABLE;
+            return i;
+        }
+    }
+    return n;
 }
 
 static int count_cores(void)
@@ -217,7 +223,7 @@ static int start(void)
 {
     const char *given = getenv("WARPWELL_CUDA"), *strict = getenv("WARPWELL_CUDA_STRICT");
     char *folder = given ? strdup(given) : NULL; /* a program may change its environment later */
-    int which[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0;
+    int which[WW_DEVICES], sockets[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0, wrong = 0;
     layer.strict = strict && *strict && strcmp(strict, "0");
     layer.many_cores = count_cores() > FEW_CORES;
     layer.ndevices = 0;
@@ -226,14 +232,20 @@ static int start(void)
         ww_say("WARPWELL_CUDA is not set: this libcuda.so.1 belongs to programs that `warpwell run` starts");
         return CUDA_ERROR_NO_DEVICE;
     }
-    for (int i = 0; i < n && !error; i++) {
-        error = ask_facts(folder, which[i], &layer.devices[layer.ndevices]);
-        if (!error) {
-            int version = (int)layer.devices[layer.ndevices++].facts.driver_version;
-            if (!layer.driver_version || version < layer.driver_version)
-                layer.driver_version = version;
-        }
+    n = ask_facts(folder, which, n, sockets, &error);
+    for (int i = 0; i < n; i++) {
+        struct ww_device *d = &layer.devices[layer.ndevices];
+        d->ordinal = which[i];
+        wrong = wrong ? wrong : await_facts(sockets[i], WW_FACTS, which[i], &d->facts, NULL, 0, FACTS_MS);
+        close(sockets[i]);
+        if (wrong)
+            continue;
+        layer.ndevices++;
+        int version = (int)d->facts.driver_version;
+        if (!layer.driver_version || version < layer.driver_version)
+            layer.driver_version = version;
     }
+    error = wrong ? wrong : error;
     if (error == CUDA_ERROR_NO_DEVICE && layer.ndevices)
         error = 0;
     return error ? error : layer.ndevices ? 0 : CUDA_ERROR_NO_DEVICE;
