@@ -279,7 +279,7 @@ def test_who_told_the_facts_serves_the_first_client_and_a_spare_the_next(tmp_pat
         assert len(started()) == 1 and not server.workers
         with Raw(server.folder) as first:
             assert started() == server.workers
-            until(lambda: len(started()) == 2)
+            until(lambda: len(started()) == 2)  # a spare, a second later
             with Raw(server.folder) as second:
                 assert started() == server.workers
                 until(lambda: len(started()) == 3)
