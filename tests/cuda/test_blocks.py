@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -113,6 +114,27 @@ def test_no_form_rounds_otherwise(dtype: Any) -> None:
         body = text[text.index(".entry") :]
         # the loop over blocks may stand there several times over
         assert f"fma.rn.f{bits}" in body and f"mul.f{bits}" not in body and f"add.f{bits}" not in body
+
+
+@ww.kernel
+def halves(a, b, factor):
+    i = ww.grid(1)
+    n = a.size >> 1
+    a[i] = factor * b[i] + b[i + n]
+    a[i + n] = factor * b[i + n]
+
+
+@ptx
+def test_no_form_looks_at_what_is_known_of_indices() -> None:
+    from warpwell.targets.blocks.cuda import ptx as text_of
+    from warpwell.targets.compiler.run_cuda import ptx as plain_of
+
+    arguments = (np.zeros(8), np.zeros(8), 3.0)
+    blocks = BlockLaunch(halves[4], arguments, "cuda")
+    for text in (plain_of(halves, arguments), *(text_of(blocks, arguments, form) for form in ("workers", "slices"))):
+        body = text[text.index(".entry") :]
+        # the sign of an index that is computed of an array's length; and the place that the worker itself has noted
+        assert not re.search(r"shr\.s64 \t?%rd\d+, %rd\d+, 63;", body) and "ld.shared.u32" not in body
 
 
 @ptx

@@ -89,8 +89,16 @@ def launch_failed() -> bool:
     return load_relaxed(own_flag(), SYSTEM) != 0
 
 
-def opaque(value: Any) -> Any:
-    """Return a value of which the compiler knows nothing more.
+def has_sizes(value: Any) -> None:
+    """Let the compiler know that the lengths of an array are not negative; of other values it learns nothing.
+
+    An index that is computed of them is then known not to be negative, and is not looked at for it.
+    """
+    raise RuntimeError("has_sizes is compiled launch code")
+
+
+def opaque(value: Any, turn: int) -> Any:
+    """Return a value of which the compiler knows nothing more, and which may be another at each `turn` of a loop.
 
     Around a kernel's floating-point arguments in a loop over blocks: what is computed of them alone would otherwise
     be moved out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then

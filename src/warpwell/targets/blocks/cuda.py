@@ -39,14 +39,15 @@ def {name}(
         if first < 0 or first >= blocks:
             leave(control, workers, slot)
             return
-        last = min(first + chunk, blocks)
+        ended = min(chunk, blocks - first)
         {start}
-        for number in range(first, last):
+        left = ended
+        while left > 0:
             {together}
             set_virtual(x, y, z)
             {body}
             {following}
-        ended = last - first
+            left -= 1
 """
 
 _SLICE = """
@@ -292,7 +293,7 @@ def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, s
     names = [f"argument{k}" for k in range(count)]
     workers = template is _WORKERS
     passed, begin = beginning(blocks.kernel, names)
-    call = f"function({', '.join(f'opaque({n})' if workers else n for n in passed)})"
+    call = f"function({', '.join(f'opaque({n}, left)' if workers else n for n in passed)})"
     body = [call]
     if blocks.kernel.block is None:
         body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]

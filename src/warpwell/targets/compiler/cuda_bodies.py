@@ -436,16 +436,36 @@ seam.word(block.div_short, 2, _div_short)
 seam.word(block.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(builder)), result=types.void)
 
 
+_LONGEST = 1 << 47
+"""Items of an array are fewer: it lies in an address space of 47 bits, or repeats what lies there."""
+
+
+@seam.primitive(block.has_sizes)
+def _has_sizes(typingctx: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if isinstance(value, types.Array):
+            array = context.make_array(value)(context, builder, args[0])
+            truth = ir.FunctionType(VOID, [ir.IntType(1)])
+            assume = cgutils.get_or_insert_function(builder.module, truth, "llvm.assume")
+            for size in (array.nitems, *cgutils.unpack_tuple(builder, array.shape, value.ndim)):
+                builder.call(assume, [builder.icmp_unsigned("<", size, I64(_LONGEST))])
+        return context.get_dummy_value()
+
+    return types.void(value), codegen
+
+
 @seam.primitive(block.opaque)
-def _opaque(typingctx: Any, value: Any) -> Any:
+def _opaque(typingctx: Any, value: Any, turn: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         register = {"float": "f", "double": "d"}.get(str(args[0].type))
         if register is None:
             return args[0]
         bits = 32 if register == "f" else 64
-        return _asm(builder, args[0].type, f"mov.f{bits} $0, $1;", f"={register},{register}", [args[0]])
+        kind = ir.FunctionType(args[0].type, [args[0].type, I64])
+        move = ir.InlineAsm(kind, f"mov.f{bits} $0, $1;", f"={register},{register},l")
+        return builder.call(move, args)
 
-    return value(value), codegen
+    return value(value, types.int64), codegen
 
 
 _define_grid(block.virtual_grid, lambda builder, axis: _coordinate(builder, "xyz".index(axis)), _constant_special)

@@ -391,6 +391,7 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
         "function": launch_copy(kernel.function),
         "grid": atomics.grid,
         "set_flag": block.set_flag,
+        "has_sizes": block.has_sizes,
         "__name__": GENERATED,
     }
     exec(compile(source, f"<warpwell {kernel.__name__}>", "exec"), scope)
@@ -399,9 +400,11 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
 
 def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
     """Return the parameters that are the kernel's own, and what a generated kernel begins with."""
-    if not asks_flag(kernel):
-        return names, "pass"
-    return names[:-1], f"set_flag({names[-1]})"
+    passed, lines = names, []
+    if asks_flag(kernel):
+        passed, lines = names[:-1], [f"set_flag({names[-1]})"]
+    lines += [f"has_sizes({name})" for name in passed]
+    return passed, "; ".join(lines) or "pass"
 
 
 def _stream(stream: Any) -> Any:

@@ -1,0 +1,250 @@
+"""How soon does a task of top priority start, where both lanes are full and 64 MiB copies run?
+
+Two kernels of some 12 ms keep both lanes busy, more of them wait, and a thread copies 64 MiB to the device without a
+pause. At random times a short task of higher priority is submitted, of the class of one lane or of the other. Its first
+block writes the GPU's clock to pinned memory; what is told is the time from before `submit` to then. The clocks are
+compared before and after by kernels of one thread on the idle GPU: the start lies between the host's launch of such a
+kernel and its sight of the word, so the narrowest of many intervals bounds the offset, and the two bounds the drift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from measure import machine, save, table
+from sched_share import logistic, stream
+
+import warpwell as ww
+from warpwell.scheduler import Kind, Profile, Scheduler
+from warpwell.targets.arrays import zeros
+from warpwell.targets.atomics import SYSTEM, store_relaxed
+from warpwell.targets.memory import memory_for
+
+BYTES = 64 << 20
+PATIENCE = 20.0
+"""Seconds after which a task that has not started is an error."""
+
+
+@ww.kernel
+def stamp(place):
+    store_relaxed(place, ww.clock_ns(), SYSTEM)
+
+
+@ww.kernel
+def urgent_compute(x, growth, steps, place):
+    """Compute for a few hundred microseconds; tell first when it began."""
+    i = ww.grid(1)
+    if i == 0:
+        store_relaxed(place, ww.clock_ns(), SYSTEM)
+    value = x[i]
+    for _ in range(steps):
+        value = growth * value * (np.float32(1) - value)
+    x[i] = value
+
+
+@ww.kernel
+def urgent_memory(a, b, factor, place):
+    """Move some 300 MB; tell first when it began."""
+    i = ww.grid(1)
+    if i == 0:
+        store_relaxed(place, ww.clock_ns(), SYSTEM)
+    a[i] = a[i] + factor * b[i]
+
+
+class Clocks:
+    """The GPU's clock beside the host's.
+
+    Attributes
+    ----------
+    points : list of (float, float, float)
+        Host's seconds, GPU's less host's seconds, and half of the interval in which that lies.
+    """
+
+    def __init__(self, device: str, words: Any, place: int) -> None:
+        self._device, self._words, self._place = device, words, place
+        self.points: list[tuple[float, float, float]] = []
+
+    def compare(self, times: int = 200) -> None:
+        """Add a point."""
+        best = (0.0, 0.0, 1.0)
+        for _ in range(times):
+            self._words[0] = 0
+            begun = time.perf_counter()
+            stamp[1](self._place, device=self._device)
+            until = begun + PATIENCE
+            while not self._words[0]:
+                if time.perf_counter() > until:
+                    raise SystemExit("a kernel of one thread did not write its word")
+            seen = time.perf_counter()
+            offset = 1e-9 * int(self._words[0]) - (begun + seen) / 2
+            best = min(best, (begun, offset, (seen - begun) / 2), key=lambda point: point[2])
+        self.points.append(best)
+
+    def host(self, nanoseconds: int) -> float:
+        """Return the host's seconds for a time of the GPU."""
+        (t0, o0, _), (t1, o1, _) = self.points[0], self.points[-1]
+        at = 1e-9 * nanoseconds - o0
+        return at - (o1 - o0) * (at - t0) / (t1 - t0)
+
+
+@contextmanager
+def copies(device: str, wanted: bool) -> Iterator[list[int]]:
+    """Copy from pinned memory in a stream of its own, as fast as it goes; give a list that counts copies."""
+    count, stop = [0], threading.Event()
+
+    def copy() -> None:
+        from warpwell.targets.gpu.gpu import Gpu
+
+        gpu = Gpu()
+        gpu.enter()
+        line = gpu.stream()
+        host, there = memory_for("cuda").allocate_shared(BYTES), memory_for("cuda").allocate(BYTES)
+        while not stop.is_set():
+            for _ in range(4):
+                gpu.driver.cuMemcpyHtoDAsync(there.address, host.address, BYTES, int(line.handle))
+            gpu.synchronize(line)
+            count[0] += 4
+
+    thread = threading.Thread(target=copy)
+    if wanted and device == "cuda":
+        thread.start()
+    try:
+        yield count
+    finally:
+        stop.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+@contextmanager
+def busy(scheduler: Scheduler, kinds: list[tuple[Any, tuple[Any, ...]]], depth: int = 3) -> Iterator[list[int]]:
+    """Keep `depth` tasks of each kernel waiting or running; give a list that counts those that have ended."""
+    stop, ended = threading.Event(), [0] * len(kinds)
+
+    def feed(k: int) -> None:
+        launch, arguments = kinds[k]
+        waiting = deque(scheduler.submit(launch, *arguments) for _ in range(depth))
+        while not stop.is_set():
+            waiting.popleft().result(timeout=PATIENCE)
+            ended[k] += 1
+            waiting.append(scheduler.submit(launch, *arguments))
+        for handle in waiting:
+            handle.cancel()
+
+    threads = [threading.Thread(target=feed, args=(k,)) for k in range(len(kinds))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield ended
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def starts(scheduler: Scheduler, launch: Any, arguments: tuple[Any, ...], words: Any, times: int) -> list[Any]:
+    """Return, for each of `times` tasks, the host's time of its submission and the GPU's of its start."""
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(times):
+        time.sleep(float(rng.uniform(3e-3, 9e-3)))
+        words[0] = 0
+        begun = time.perf_counter()
+        scheduler.submit(launch, *arguments, priority=8).result(timeout=PATIENCE)
+        found.append((begun, int(words[0])))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=40, help="begin no other case after this time")
+    parser.add_argument("--policies", nargs="+", default=["lanes"])
+    parser.add_argument("--json", default=None, metavar="FILE")
+    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
+    options = parser.parse_args()
+    begun = time.perf_counter()
+    device = "cpu" if options.dry else "cuda"
+    small = options.dry
+    pinned = memory_for(device).allocate_shared(64)
+    words, place = pinned.words, pinned.address
+    n, m = 1 << (14 if small else 31), 1 << (14 if small else 26)
+    a, b, c = (zeros(device, n, np.float64) for _ in range(3))
+    x = zeros(device, m, np.float32)
+    ours = [zeros(device, 1 << (12 if small else 24), np.float64) for _ in range(2)]
+    y = zeros(device, 1 << (12 if small else 19), np.float32)
+    growth = np.float32(3.7)
+    lanes = [(stream[n // 4], (a, b, c, 3.0)), (logistic[m // 4], (x, growth, 4 if small else 450))]
+    urgent = {
+        "compute": (urgent_compute[y.size], (y, growth, 20 if small else 3000, place)),
+        "memory": (urgent_memory[ours[0].size], (*ours, 3.0, place)),
+    }
+    profiles = measured(device, [*lanes, *urgent.values()])
+    clocks = Clocks(device, words, place)
+    result: dict[str, Any] = machine(device)
+    rows: list[list[Any]] = []
+    raw: list[tuple[list[Any], list[Any]]] = []
+    clocks.compare()
+    for name in options.policies:
+        with Scheduler(device, name, analyzer=lambda task: profiles[task.name]) as scheduler:
+            for copying in (True, False):
+                for kind, (launch, arguments) in urgent.items():
+                    if time.perf_counter() - begun > options.seconds:
+                        break
+                    with copies(device, copying) as copied, busy(scheduler, lanes) as ended:
+                        time.sleep(0.1)
+                        since = time.perf_counter()
+                        found = starts(scheduler, launch, arguments, words, options.times)
+                        took = time.perf_counter() - since
+                        speed = 1e-9 * copied[0] * BYTES / took
+                        how = f"{speed:.0f} GB/s" if copying else "no"
+                        raw.append(([name, f"{kind} lane", how, sum(ended)], found))
+    clocks.compare()
+    for head, found in raw:
+        times = 1e6 * np.array([clocks.host(there) - here for here, there in found])
+        p50, p99 = np.quantile(times, (0.5, 0.99))
+        rows.append([*head, len(times), float(p50), float(p99), float(times.max()), float(times.min())])
+    widths = [f"{1e6 * half:.1f}" for _, _, half in clocks.points]
+    drift = 1e6 * (clocks.points[-1][1] - clocks.points[0][1])
+    print(f"clocks: known to {' and '.join(widths)} us, drifted {drift:.1f} us in the run")
+    table("from submit to the start of a task of top priority, us",
+          ["policy", "takes its place in", "copies", "kernels ended", "times", "p50", "p99", "worst", "least"],
+          rows)  # fmt: skip
+    result["rows"] = rows
+    save(options.json, result)
+
+
+def measured(device: str, launches: list[Any]) -> dict[str, Profile]:
+    """Return profiles by the kernels' names, with their times alone."""
+    found = {}
+    for launch, arguments in launches:
+        name = launch.kernel.__name__
+        if device == "cuda":
+            from sched_forms import Bench, Made
+
+            bench = Bench()
+            made = Made(bench, launch, arguments)
+            seconds = [bench.seconds(made.forms.start_plain) for _ in range(6)]
+            resident, blocks = made.resident["workers"], made.blocks.blocks
+            print(f"{name}: {1e3 * min(seconds):.3f} ms, {blocks} blocks, {resident['resident']} resident, a block "
+                  f"{1e6 * min(seconds) * min(blocks, resident['resident']) / blocks:.1f} us", flush=True)  # fmt: skip
+            made.blocks.end()
+        else:
+            seconds, resident = [2e-3] * 6, {"registers": 32, "threads": 256, "shared": 0, "resident": 4}
+        kind = Kind.MEMORY if name in ("stream", "urgent_memory") else Kind.COMPUTE
+        found[name] = Profile(
+            kind=kind, seconds=min(seconds[2:]), registers=4 * resident["registers"] * resident["threads"],
+            shared=resident["shared"], threads=resident["threads"], resident=resident["resident"], source="measured",
+        )  # fmt: skip
+    return found
+
+
+if __name__ == "__main__":
+    main()
