@@ -94,10 +94,6 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     blocks.work(control.address, 0)
     assert words[CURSOR] == 0 and not x.any()
     words[STOP] = 0
-    blocks.work(control.address, 1, until=3)  # a shift
-    blocks.work(control.address, 1, until=3)
-    assert words[CURSOR] == words[DONE] == 3 and np.flatnonzero(x)[-1] == 3 * 256 - 1
-    x[:] = 0
     words[CURSOR] = words[DONE] = blocks.blocks - 1  # as after a drain
     blocks.work(control.address, 1)
     assert words[DONE] == blocks.blocks and np.flatnonzero(x)[0] == 256 * (blocks.blocks - 1)
@@ -113,10 +109,11 @@ def test_the_pinned_record_tells_of_progress_and_of_each_launch() -> None:
     words, told = control.words, pinned.words
     words[:] = at.fresh(mirror=at.mirror_word(pinned.address, blocks.blocks))
     assert words[at.MIRROR] == pinned.address + 3, "782 blocks: every eighth"
-    for slot, until in ((2, 100), (5, at.NEVER)):
-        blocks.work(control.address, 0, until, 2, slot)
+    for slot, block in ((2, 0), (5, 500)):
+        words[CURSOR] = words[DONE] = block
+        blocks.work(control.address, 0, 2, slot)
         assert told[at.BEGAN + slot] > 0 and told[at.ENDED + slot] == 0, "one of two has left"
-        blocks.work(control.address, 1, until, 2, slot)
+        blocks.work(control.address, 1, 2, slot)
         assert told[at.ENDED + slot] >= told[at.BEGAN + slot] and words[at.LEAVING + slot] == 0
         assert told[at.PROGRESS] == words[DONE] // 8 * 8
     assert words[DONE] == blocks.blocks and np.count_nonzero(told) == 5 and words[at.BEGUN] == 4

@@ -128,7 +128,7 @@ def test_forms_compile(name: str) -> None:
     kernel = entries(plain["ptx"])[plain["names"]["plain"]]
     found = entries(forms["ptx"])
     assert set(found) == set(forms["names"].values()), "no other kernel is left"
-    for form, words in (("workers", 11), ("slices", 4)):
+    for form, words in (("workers", 10), ("slices", 4)):
         body = found[forms["names"][form]]
         # what the kernel knows of its place comes from shared memory, not from the hardware: a worker asks for its
         # number, and whether it is the first

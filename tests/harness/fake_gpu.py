@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.targets.blocks import cpu as blocks_cpu
-from warpwell.targets.blocks.control import CONTROL_WORDS, NEVER, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, fresh
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.memory import Block, memory_for, view_of
 
@@ -62,16 +62,15 @@ class FakeForms:
         return {"registers": 32, "shared": 0, "local": 0, "threads": 256, "resident": self._resident}
 
     def start(
-        self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
-        until: int = NEVER, slot: int = 0,
-    ) -> None:  # fmt: skip
+        self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1, slot: int = 0
+    ) -> None:
         """See `Forms`."""
 
         def work(worker: int) -> None:
             with self._lock:
                 self._now += 1
                 self.most = max(self.most, self._now)
-            self._blocks.work(control, worker, until, workers, slot)
+            self._blocks.work(control, worker, workers, slot)
             with self._lock:
                 self._now -= 1
 
@@ -95,7 +94,7 @@ class FakeForms:
 
         def operation() -> None:
             driver = blocks_cpu.driver(blocks)
-            driver(context.ctypes.data, control.address, 0, NEVER, 1, 0, total, blocks.threads, *blocks.values)
+            driver(context.ctypes.data, control.address, 0, 1, 0, total, blocks.threads, *blocks.values)
 
         stream.operations.put(operation)
 

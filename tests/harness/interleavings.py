@@ -31,13 +31,13 @@ from .models.relay_model import RelayModel
 from .models.revive_model import ReviveModel
 from .models.ring_model import RingModel
 from .models.service_model import ServiceModel
-from .models.shift_model import ShiftModel
 from .models.span_model import InPlaceModel, SpanModel
+from .models.workers_model import WorkersModel
 
 SCENARIOS = (
     "queue", "lies", "loss", "ring", "cache", "frame", "spans", "in-place", "gather", "launches", "resident", "pins",
     "known", "key-value", "store", "service", "drive", "relay", "recover", "revive",
-    "shift",
+    "workers",
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
@@ -48,7 +48,7 @@ _CACHE: dict[str, Any] = {
 _MODELS: dict[str, Any] = {
     "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,
     "store": StoreModel, "service": ServiceModel, "drive": DriveModel,
-    "relay": RelayModel, "revive": ReviveModel, "shift": ShiftModel,
+    "relay": RelayModel, "revive": ReviveModel, "workers": WorkersModel,
 }  # fmt: skip
 _CHUNK = 50
 

@@ -42,7 +42,7 @@ included, is written after it. The host sets it to 0 before a launch."""
 PINNED_WORDS = 24
 
 NEVER = 1 << 62
-"""`TARGET`, and the end of a shift, where no number reaches it."""
+"""`TARGET` where no number reaches it."""
 
 _OFTEN = 64
 """Times that progress is written in a launch, at least (if it has as many blocks); at most twice as often."""

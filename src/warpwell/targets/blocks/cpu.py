@@ -10,7 +10,7 @@ from ..fault import FLAG
 from . import control as at
 
 _DRIVER = """
-def driver(context, control, worker, until, workers, slot, total, threads{parameters}):
+def driver(context, control, worker, workers, slot, total, threads{parameters}):
     set_context(context)
     mirror = load_relaxed(control + 8 * MIRROR, DEVICE)
     pinned, shift = mirror & -64, mirror & 63
@@ -23,8 +23,6 @@ def driver(context, control, worker, until, workers, slot, total, threads{parame
         if load_acquire(control + 8 * STOP, DEVICE) != 0 or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
             break
         if worker < load_relaxed(control + 8 * FLOOR, DEVICE):
-            break
-        if load_relaxed(control + 8 * CURSOR, DEVICE) >= until:
             break
         block = fetch_add(control + 8 * CURSOR, 1, DEVICE)
         if block >= blocks:
@@ -53,11 +51,11 @@ def driver(blocks: Any) -> Any:
 
     values = host_arrays(blocks.values)
     compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
-    compile_for(blocks.kernel, compiled, (0,) * 8, values)
+    compile_for(blocks.kernel, compiled, (0,) * 7, values)
     return compiled
 
 
-def work(blocks: Any, control: int, worker: int, until: int, workers: int, slot: int) -> None:
+def work(blocks: Any, control: int, worker: int, workers: int, slot: int) -> None:
     """Run blocks until none is left; see `BlockLaunch.work`."""
     from ..compiler.run_cpu import host_arrays
     from ..compiler.symbols import forget_context  # imports LLVM
@@ -68,7 +66,7 @@ def work(blocks: Any, control: int, worker: int, until: int, workers: int, slot:
     values = host_arrays(blocks.values)
     try:
         driver(blocks)(
-            context.ctypes.data, control, worker, until, workers, slot, blocks.total, blocks.threads, *values
+            context.ctypes.data, control, worker, workers, slot, blocks.total, blocks.threads, *values
         )
     except BaseException:
         forget_context()

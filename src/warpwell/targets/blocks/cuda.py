@@ -24,18 +24,17 @@ DONE, BEGUN, LEFT, LEAVING = (8 * word for word in (at.DONE, at.BEGUN, at.LEFT, 
 """Offsets of words in the control record, in bytes. `STOP` and `TARGET` are one pair, `FLOOR` and `MIRROR` another."""
 PROGRESS, BEGAN, ENDED = (8 * word for word in (at.PROGRESS, at.BEGAN, at.ENDED))
 """Offsets in the pinned record."""
-NEVER = at.NEVER
 
 _WORKERS = """
 def {name}(
-    control, base, workers, slot, chunk, until, blocks, period, across, rows, extent0, extent1, extent2{parameters}
+    control, base, workers, slot, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}
 ):
     {begin}
     worker = base + own_block()
     enter(control, worker - base, slot)
     ended = 0
     while True:
-        first = claim(control, worker, chunk, until, ended)
+        first = claim(control, worker, chunk, ended)
         if first < 0 or first >= blocks:
             leave(control, workers, slot)
             return
@@ -92,7 +91,7 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
-_WORDS = {"plain": 3, "workers": 13, "slices": 6}
+_WORDS = {"plain": 3, "workers": 12, "slices": 6}
 """Integers before the kernel's own parameters."""
 
 
@@ -113,11 +112,10 @@ def enter(control, number, slot):
 
 
 @device
-def claim(control, worker, chunk, until, ended):
+def claim(control, worker, chunk, ended):
     """Count the blocks that ended and claim the next; -1 where the worker is to leave (all threads of a block).
 
-    What the flags say is looked at first, so whatever is claimed is run. The same holds for the end of a shift: others
-    may claim between the look and the claim, so a shift ends a few blocks late, and no block is lost.
+    What the flags say is looked at first, so whatever is claimed is run.
     """
     barrier()  # the blocks before have ended, for all threads
     if thread_index() == 0:
@@ -126,11 +124,8 @@ def claim(control, worker, chunk, until, ended):
             before = add_relaxed(control + DONE, ended)
         stop, target = load_pair(control + STOP)
         floor, mirror = load_pair(control + FLOOR)
-        cursor = 0
-        if until != NEVER:
-            cursor = load_relaxed(control + CURSOR, DEVICE)
         first = -1
-        if stop == 0 and floor <= worker and worker < target and cursor < until:
+        if stop == 0 and floor <= worker and worker < target:
             first = add_relaxed(control + CURSOR, chunk)
         put_claim(first)
         # what was added to long ago is waited for last
@@ -225,17 +220,15 @@ class Forms:
         return dict(self._forms[form][1])
 
     def start(
-        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1,
-        until: int = at.NEVER, slot: int = 0,
-    ) -> None:  # fmt: skip
+        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, slot: int = 0
+    ) -> None:
         """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
 
-        They claim no more once `until` blocks have been claimed: the end of their shift. With `rounds`, the blocks are
-        run that many times over, in order, which is how a rate is measured. `slot` is where the pinned record is told
-        of this launch; no other launch of the record in flight has it.
+        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured. `slot` is
+        where the pinned record is told of this launch; no other launch of the record in flight has it.
         """
         blocks = self._blocks.blocks
-        words = (control, base, workers, slot, chunk, until, blocks * rounds, blocks, *self._grid, *self._extents)
+        words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
         self._launch("workers", (workers,), stream, words)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:

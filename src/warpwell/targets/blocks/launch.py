@@ -16,7 +16,7 @@ from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
 from ..memory import Block, memory_for
 from ..signature import configuration
-from .control import CONTROL_WORDS, NEVER, fresh
+from .control import CONTROL_WORDS, fresh
 
 BLOCK_INDICES = 256
 """Indices of a block of a kernel that is launched over indices."""
@@ -175,7 +175,7 @@ class BlockLaunch:
 
         return Forms(self)
 
-    def work(self, control: int, worker: int, until: int = NEVER, workers: int = 1, slot: int = 0) -> None:
+    def work(self, control: int, worker: int, workers: int = 1, slot: int = 0) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
 
         Parameters
@@ -184,11 +184,9 @@ class BlockLaunch:
             Address of a control record.
         worker : int
             Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
-        until : int
-            Blocks claimed at which its shift ends.
         workers, slot : int
             How many workers begin together, and where the pinned record is told of them; see `control`.
         """
         from .cpu import work
 
-        work(self, control, worker, until, workers, slot)
+        work(self, control, worker, workers, slot)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ... import errors
-from ..blocks.control import NEVER
 from ..gpu.device import current
 from ..gpu.prepared import Prepared, check_kernel
 from .program import build
@@ -99,12 +98,11 @@ class SourceForms:
         return dict(self._forms[form][1])
 
     def start(
-        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, until: int = NEVER,
-        slot: int = 0,
-    ) -> None:  # fmt: skip
+        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, slot: int = 0
+    ) -> None:
         """Launch workers; see `blocks.cuda.Forms.start`."""
         blocks = self._blocks.blocks
-        words = (control, base, workers, slot, chunk, until, blocks * rounds, blocks, *self._grid)
+        words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid)
         self._launch("workers", (workers,), words, stream)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:

@@ -35,7 +35,6 @@ static __device__ __forceinline__ dim3 ww_grid_dim()
 #line 1 "warpwell.cu"
 enum { WW_STOP, WW_TARGET, WW_FLOOR, WW_MIRROR, WW_CURSOR, WW_DONE, WW_BEGUN, WW_LEFT, WW_LEAVING };
 enum { WW_PROGRESS = 0, WW_BEGAN = 8, WW_ENDED = 16 };  // words of the pinned record
-#define WW_NEVER (1ll << 62)
 
 static __device__ __forceinline__ long long ww_load(long long ww_address)
 {
@@ -88,18 +87,16 @@ static __device__ __forceinline__ void ww_set_block(unsigned ww_number, unsigned
 
 // What the flags say is looked at first, so whatever is claimed is run. Every thread of a block comes here.
 static __device__ __forceinline__ long long ww_claim(
-    long long ww_control, long long ww_worker, long long ww_chunk, long long ww_until, long long ww_ended)
+    long long ww_control, long long ww_worker, long long ww_chunk, long long ww_ended)
 {
     __syncthreads();  // the blocks before have ended, for all threads
     if (ww_thread() == 0) {
-        long long ww_stop, ww_target, ww_floor, ww_mirror, ww_before = 0, ww_cursor = 0, ww_first = -1;
+        long long ww_stop, ww_target, ww_floor, ww_mirror, ww_before = 0, ww_first = -1;
         if (ww_ended != 0)
             ww_before = ww_add(ww_control, WW_DONE, ww_ended);
         ww_load_pair(ww_control + 8 * WW_STOP, &ww_stop, &ww_target);
         ww_load_pair(ww_control + 8 * WW_FLOOR, &ww_floor, &ww_mirror);
-        if (ww_until != WW_NEVER)
-            ww_cursor = ww_load(ww_control + 8 * WW_CURSOR);
-        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target && ww_cursor < ww_until)
+        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target)
             ww_first = ww_add(ww_control, WW_CURSOR, ww_chunk);
         ww_slots()->claimed = ww_first;
         const int ww_often = (int)(ww_mirror & 63);
@@ -139,7 +136,7 @@ static __device__ __forceinline__ void ww_go(long long ww_control, long long ww_
 
 extern "C" __global__ void ww_workers_{name}(
     long long ww_control, long long ww_base, long long ww_workers, long long ww_slot, long long ww_chunk,
-    long long ww_until, long long ww_blocks, long long ww_period, long long ww_x, long long ww_y, long long ww_z{parameters})
+    long long ww_blocks, long long ww_period, long long ww_x, long long ww_y, long long ww_z{parameters})
 {
     const long long ww_worker = ww_base + ww_own_block();
     long long ww_ended = 0, ww_first = 0, ww_last = 0, ww_next = 0;
@@ -151,7 +148,7 @@ extern "C" __global__ void ww_workers_{name}(
     if (ww_chunk < 1)
         goto ww_behind;
 ww_more:
-    ww_first = ww_claim(ww_control, ww_worker, ww_chunk, ww_until, ww_ended);
+    ww_first = ww_claim(ww_control, ww_worker, ww_chunk, ww_ended);
     if (ww_first < 0 || ww_first >= ww_blocks)
         goto ww_leave;
     ww_last = ww_first + ww_chunk < ww_blocks ? ww_first + ww_chunk : ww_blocks;

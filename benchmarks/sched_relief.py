@@ -1,8 +1,8 @@
-"""Does work in shifts keep a memory-intensive kernel's rate beside a compute-intensive one that came first?
+"""Does one relief keep a memory-intensive kernel's rate beside a compute-intensive one that came first?
 
-The hardware issues the oldest warps first. Workers of *logistic* that are relieved every few milliseconds by others,
-which are queued behind them, are always younger than those of *stream*. Rates of both in a common window, over those of
-the plain kernels alone; then a row of short memory-intensive kernels; then that every block ran once, and the bits.
+The hardware issues the oldest warps first. Workers of *logistic* that are relieved by others, when *stream* comes, are
+younger than those of *stream*. Rates of both in a common window, over those of the plain kernels alone; then a row of
+short memory-intensive kernels; then that every block ran once, and the bits.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from sched_forms import Bench, Made, spin
 from sched_share import logistic, ramp, stream
 
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, STOP, fresh
 
 ROUNDS = 4000
 SHARES = ((0.75, 0.25), (0.5, 0.5), (0.625, 0.375))
-SHIFTS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
 class Side:
@@ -40,15 +39,12 @@ class Side:
     def reset(self, stream: Any) -> None:
         self.bench.gpu.write_words(stream, self.made.control, fresh())
 
-    def start(self, stream: Any, share: float, shift: float | None, seconds: float, rounds: int = ROUNDS) -> int:
-        """Launch workers, or `seconds` of shifts; return how many workers there are at a time."""
+    def start(self, stream: Any, share: float, rounds: int = ROUNDS, base: int = 0) -> int:
+        """Launch workers, numbered from `base`; return how many there are."""
         count = max(1, int(share * self.full))
-        self.reset(stream)
-        per = 0 if shift is None else max(count * self.chunk, int(self.rate * shift))
-        shifts = 1 if shift is None else min(900, -(-int(self.rate * seconds) // per))
-        for k in range(shifts):
-            until = NEVER if k == shifts - 1 else (k + 1) * per
-            self.made.forms.start(self.made.control, k * count, count, stream, self.chunk, rounds, until)
+        if not base:
+            self.reset(stream)
+        self.made.forms.start(self.made.control, base, count, stream, self.chunk, rounds)
         return count
 
     def done(self) -> int:
@@ -70,26 +66,21 @@ def window(bench: Bench, sides: tuple[Side, Side], seconds: float = 25e-3) -> li
     return found
 
 
-def together(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, first: str, shift: float | None,
-             relieved: bool) -> list[float]:  # fmt: skip
+def together(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, first: str, relieved: bool) -> list[float]:
     """Return normalized rates of memory and compute in a window that both fill."""
     gpu = bench.gpu
-
-    def compute() -> None:
-        count = c.start(streams[1], shares[1], shift, 50e-3)
-        if relieved:
-            c.made.forms.start(c.made.control, count, count, streams[1], c.chunk, ROUNDS)
-
     if first == "memory":
-        m.start(streams[0], shares[0], None, 0)
+        m.start(streams[0], shares[0])
         bench.wait_seconds(1e-3)
-        compute()
+        c.start(streams[1], shares[1])
     else:
-        compute()
-        bench.wait_seconds(3e-3)
-        m.start(streams[0], shares[0], None, 0)
+        count = c.start(streams[1], shares[1])
         if relieved:
-            gpu.set_word(c.made.control + 8 * FLOOR, max(1, int(shares[1] * c.full)))
+            c.start(streams[1], shares[1], base=count)
+        bench.wait_seconds(3e-3)
+        m.start(streams[0], shares[0])
+        if relieved:
+            gpu.set_word(c.made.control + 8 * FLOOR, count)
     bench.wait_seconds(10e-3)
     found = window(bench, (m, c))
     m.stop()
@@ -99,22 +90,18 @@ def together(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, first: s
     return found
 
 
-def row(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, shift: float | None, relieve: bool) -> list[float]:
+def row(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, relieve: bool) -> list[float]:
     """The same where memory-intensive kernels come one after the other, queued; with `relieve`, the host sees to it."""
     gpu = bench.gpu
-    count = max(1, int(shares[1] * c.full))
     kernels = max(4, int(40e-3 / m.alone))
-    if relieve:
-        c.reset(streams[1])
-        for k in range(kernels + 1):
-            c.made.forms.start(c.made.control, k * count, count, streams[1], c.chunk, ROUNDS)
-    else:
-        c.start(streams[1], shares[1], shift, 40e-3 + 12 * m.alone)
+    count = c.start(streams[1], shares[1])
+    for k in range(kernels if relieve else 0):
+        c.start(streams[1], shares[1], base=(k + 1) * count)
     bench.wait_seconds(3e-3)
     was, begun = c.done(), time.perf_counter()
     ends = []
     for k in range(kernels):
-        m.start(streams[0], shares[0], None, 0, 1)
+        m.start(streams[0], shares[0], 1)
         ends.append(gpu.mark(streams[0]))
         if relieve:
             if k:
@@ -129,10 +116,18 @@ def row(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, shift: float 
 
 
 def exact(bench: Bench, m: Side, c: Side, x: Any, a: Any, streams: Any) -> str:
-    """Run both once beside each other, compute in shifts; compare with the plain kernels."""
+    """Run both once beside each other, compute relieved many times; compare with the plain kernels."""
     def plain(side: Side) -> None:
         side.made.forms.start_plain(streams[0])
         bench.wait(bench.gpu.mark(streams[0]))
+
+    def relieved(side: Side, times: int, pause: float) -> None:
+        count = side.start(streams[1], 0.25, 1)
+        for k in range(times):
+            side.start(streams[1], 0.25, 1, (k + 1) * count)
+        for k in range(times):
+            bench.wait_seconds(pause)
+            bench.gpu.set_word(side.made.control + 8 * FLOOR, (k + 1) * count)
 
     growth = np.float32(0.0007)
     ramp[x.size](x, growth)
@@ -142,9 +137,8 @@ def exact(bench: Bench, m: Side, c: Side, x: Any, a: Any, streams: Any) -> str:
     theirs = to_host(a)
     ramp[x.size](x, growth)
     ramp[a.size](a, 0.0)
-    c.start(streams[1], 0.25, 0.25e-3, c.alone, 1)
-    bench.wait_seconds(0.5e-3)
-    m.start(streams[0], 0.75, None, 0, 1)
+    m.start(streams[0], 0.75, 1)
+    relieved(c, 20, 0.3e-3)
     for s in streams:
         bench.wait(bench.gpu.mark(s))
     words = [bench.gpu.read_words(side.made.control, CONTROL_WORDS) for side in (m, c)]
@@ -153,10 +147,10 @@ def exact(bench: Bench, m: Side, c: Side, x: Any, a: Any, streams: Any) -> str:
     ones = zeros("cuda", 200_000, np.int32)
     s = Side(bench, spin[256 * ones.size], (ones, 40))
     before = to_host(ones).copy()
-    s.start(streams[1], 0.25, 0.1e-3, s.alone, 1)
+    relieved(s, 40, 20e-6)
     bench.wait(bench.gpu.mark(streams[1]))
     once = bool((to_host(ones) - before == 1).all())
-    return f"bits of compute, memory {same}; blocks ended {counts}; every block once in shifts {once}"
+    return f"bits of compute, memory {same}; blocks ended {counts}; every block once through reliefs {once}"
 
 
 def main() -> None:
@@ -191,31 +185,24 @@ def main() -> None:
             ramp[few[0].size](few[2], 0.5)
             small = Side(bench, stream[few[0].size // 4], (*few, 3.0))
             print(exact(bench, small, compute, x, few[0], streams), flush=True)
-        cases = [("memory", None, False), ("compute", None, False), ("compute", None, True)]
-        cases += [("compute", 1e-3 * s, False) for s in SHIFTS] + [("memory", 2e-3, False)]
         for shares in SHARES:
-            for first, shift, relieved in cases:
+            for first, relieved in (("memory", False), ("compute", False), ("compute", True)):
                 if time.perf_counter() - begun > options.seconds:
                     break
-                found = max((together(bench, memory, compute, streams, shares, first, shift, relieved)
+                found = max((together(bench, memory, compute, streams, shares, first, relieved)
                              for _ in range(options.runs)), key=sum)  # fmt: skip
-                how = "relieved once" if relieved else "whole" if shift is None else f"shifts of {1e3 * shift} ms"
+                how = "relieved once" if relieved else "as they are"
                 rows.append([kind, str(shares), f"{first} first", how, sum(found), *found])
         for name, side in (("row of long", memory), ("row of short", short)):
-            for shift, relieve in ((None, False), (0.25e-3, False), (0.5e-3, False), (1e-3, False), (2e-3, False),
-                                   (None, True)):  # fmt: skip
-                found = row(bench, side, compute, streams, SHARES[0], shift, relieve)
-                how = "relieved each time" if relieve else "whole" if shift is None else f"shifts of {1e3 * shift} ms"
+            for relieve in (False, True):
+                found = row(bench, side, compute, streams, SHARES[0], relieve)
+                how = "relieved each time" if relieve else "as they are"
                 rows.append([kind, str(SHARES[0]), name, how, sum(found), *found])
-        for shift in SHIFTS:
-            def shifts(s: Any, shift: float = shift, compute: Side = compute) -> None:
-                compute.start(s, 1.0, 1e-3 * shift, compute.alone, 1)
-            rows.append([kind, "alone", "", f"shifts of {shift} ms", compute.alone / bench.seconds(shifts), 0.0, 0.0])
-        whole = bench.seconds(lambda s, compute=compute: compute.start(s, 1.0, None, 0, 1))
+        whole = bench.seconds(lambda s, compute=compute: compute.start(s, 1.0, 1))
         rows.append([kind, "alone", "", "workers", compute.alone / whole, 0.0, 0.0])
-    rows.append(["", "alone", "stream", "workers",
-                 memory.alone / bench.seconds(lambda s: memory.start(s, 1.0, None, 0, 1)), 0.0, 0.0])  # fmt: skip
-    table("shifts", ["compute", "shares", "order", "how", "STP", "memory", "compute"], rows)
+    whole = bench.seconds(lambda s: memory.start(s, 1.0, 1))
+    rows.append(["", "alone", "stream", "workers", memory.alone / whole, 0.0, 0.0])
+    table("pairs", ["compute", "shares", "order", "how", "STP", "memory", "compute"], rows)
     result["rows"] = rows
     save(options.json, result)
 

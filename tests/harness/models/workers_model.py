@@ -1,4 +1,4 @@
-"""Shift scenario: kernels whose workers are relieved by others, stop, go on, and change their number, on one GPU.
+"""Workers scenario: kernels whose workers are relieved by others, stop, go on, and change their number, on one GPU.
 
 `CudaExecutor` and the workers' `claim` run as they are, on streams, events and words of a small scheduler that switches
 at each access to a word that workers share. No block computes anything: it is counted.
@@ -20,7 +20,7 @@ from greenlet import getcurrent
 from warpwell.scheduler import Ended, Job, Placement, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.targets.blocks import cuda
-from warpwell.targets.blocks.control import NEVER, SLOTS, mirror_word
+from warpwell.targets.blocks.control import SLOTS, mirror_word
 
 from .adversary import Violation
 from .service_model import Scheduler
@@ -60,7 +60,7 @@ class _Gpu:
     processors, registers, shared, threads, clock = 1, 1 << 18, 1 << 17, 2048, 1e9
     name, bandwidth, cache = "model", 1e10, 0
 
-    def __init__(self, model: ShiftModel) -> None:
+    def __init__(self, model: WorkersModel) -> None:
         self.model, self.scheduler = model, model.scheduler
         self.partitions: dict[str, int] = {}
         self.memory: dict[int, int] = defaultdict(int)
@@ -130,7 +130,7 @@ class _Blocks:
 
     preemptible = sliceable = ends_at_once = True
 
-    def __init__(self, model: ShiftModel, blocks: int) -> None:
+    def __init__(self, model: WorkersModel, blocks: int) -> None:
         self.model, self.blocks = model, blocks
         self.ran = [0] * blocks
         self.live = 0
@@ -157,7 +157,7 @@ class _Blocks:
         return {"resident": RESIDENT}
 
     def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
-              until: int = NEVER, slot: int = 0) -> None:  # fmt: skip
+              slot: int = 0) -> None:  # fmt: skip
         slot = self._slot = (self._slot + 1) % SLOTS
         ended = self.pinned + cuda.ENDED + 8 * slot
 
@@ -168,7 +168,7 @@ class _Blocks:
             left = [workers]
             self.model.gpu.memory[control + cuda.MIRROR] = mirror_word(self.pinned, self.blocks)
             for k in range(workers):
-                self.model.scheduler.spawn(partial(self._work, control, base, k, chunk, until, left, workers, slot))
+                self.model.scheduler.spawn(partial(self._work, control, base, k, chunk, left, workers, slot))
             self.model.scheduler.pause(lambda: not left[0])
             if not self.model.gpu.memory.pop(ended, 0):
                 raise Violation("all workers have left, and the pinned record does not say so")
@@ -176,7 +176,7 @@ class _Blocks:
 
         stream.operations.append(operation)
 
-    def _work(self, control: int, base: int, number: int, chunk: int, until: int, left: list[int], workers: int,
+    def _work(self, control: int, base: int, number: int, chunk: int, left: list[int], workers: int,
               slot: int) -> None:  # fmt: skip
         model = self.model
         model.scheduler.pause(lambda: model.resident < ROOM)
@@ -187,7 +187,7 @@ class _Blocks:
         cuda.enter(control, number, slot)  # type: ignore[no-untyped-call]
         ended = 0
         while True:
-            first = cuda.claim(control, base + number, chunk, until, ended)  # type: ignore[no-untyped-call]
+            first = cuda.claim(control, base + number, chunk, ended)  # type: ignore[no-untyped-call]
             if first < 0 or first >= self.blocks:
                 break
             last = min(first + chunk, self.blocks)
@@ -204,7 +204,7 @@ class _Blocks:
         left[0] -= 1
 
 
-class ShiftModel:
+class WorkersModel:
     """One run of the scenario; see `QueueModel`."""
 
     def __init__(self, seed: int, trace: int = 0) -> None:
