@@ -46,7 +46,8 @@ class Hosts:
         names = {k: (1 + k, f"agent {1 + k} (on host {k})") for k in range(away)}
         for transport, far in zip(self.transports[1:], self.fars, strict=True):
             self.receive(transport, far)
-        self.near = NearServer(self.transports[0], names, self.folder, parts.relay)
+        self.near = NearServer(names, self.folder, parts.relay)
+        self.near.begin(self.transports[0])
         self.receive(self.transports[0], self.near)
         for k in range(away, devices):
             self.servers[k] = DriverServer([str(k)], driver=parts.fake, folder=self.folder, first=k, parts=parts)

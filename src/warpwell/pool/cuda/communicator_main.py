@@ -37,9 +37,10 @@ def main() -> int:
     try:
         about = cuda_programs.wanted()
         assert about is not None
-        transport = connect(lifeline)
         devices = {int(ordinal): (int(rank), str(name)) for ordinal, (rank, name) in chosen["devices"].items()}
-        near = NearServer(transport, devices, Path(about["folder"]), Path(about["relay"]))
+        near = NearServer(devices, Path(about["folder"]), Path(about["relay"]))  # before the application goes on
+        transport = connect(lifeline)
+        near.begin(transport)
         lifeline.tell(ready=True)
         _receive(transport, near)
         threading.Event().wait()  # mpiexec would end the others, too; the lifeline ends this process

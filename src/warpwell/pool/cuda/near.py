@@ -56,12 +56,10 @@ class Remote(Served):
 
 
 class NearServer(ClientListener):
-    """Serves the devices of agents on other hosts.
+    """Serves the devices of agents on other hosts: its sockets are there at once, and are answered from `begin` on.
 
     Parameters
     ----------
-    transport : Transport
-        This process's; `heard` is given what it receives of CUDA.
     devices : mapping
         Rank and name of the agent, by the device's number for clients.
     folder : Path
@@ -70,15 +68,20 @@ class NearServer(ClientListener):
         The native part.
     """
 
-    def __init__(self, transport: Transport, devices: Mapping[int, tuple[int, str]], folder: Path, relay: Path) -> None:
+    transport: Transport
+
+    def __init__(self, devices: Mapping[int, tuple[int, str]], folder: Path, relay: Path) -> None:
         super().__init__()
-        self.transport, self.relay = transport, Relay(relay)
-        self.tags = Tags()
+        self.relay, self.tags = Relay(relay), Tags()
         self.remotes = {k: Remote(name, k, rank=rank) for k, (rank, name) in devices.items()}
         self.served: dict[int, NearClient] = {}
         self._numbers = itertools.count(1)
         for remote in self.remotes.values():
             self.listen(folder, remote)
+
+    def begin(self, transport: Transport) -> None:
+        """Answer clients over this process's transport; `heard` is given what it receives of CUDA."""
+        self.transport = transport
         self.start()
         transport.on_lost(self._lost)
         for remote in self.remotes.values():  # all at one time, and before somebody waits for it
