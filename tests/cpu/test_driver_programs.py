@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver import faults, natives
+from tests.harness.driver.programs import LAYER
 
 from warpwell.driver import build, generate
 from warpwell.driver.server import DriverServer
@@ -69,6 +71,20 @@ def test_threads_that_hold_places_wait_for_no_others(tight: build.Built, blocked
     with DriverServer(2, driver=tight.fake) as server:
         assert programs(server, "--seeds", "1100:1200", "--threads", "8") == "100 programs are right\n"
     assert not waited_on_main(blocked)
+
+
+@pytest.mark.parametrize("relied", ["", *sorted(LAYER)])
+def test_programs_without_workers_rely_on_cuda_alone(relied: str, tmp_path: Path) -> None:
+    """The layer gives more than CUDA promises; programs that rely on it are wrong on a driver that does not."""
+    fake = build.build().fake
+    assert fake is not None
+    (tmp_path / "libcuda.so.1").symlink_to(fake)
+    command = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", "--seeds", "0:100"]
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_WEAK": "1", "FAKE_SEED": "7"}
+    done = subprocess.run(
+        [*command, "--relies", relied], env=environ, cwd=ROOT, timeout=SECONDS, capture_output=True, text=True
+    )
+    assert (done.stdout == "100 programs are right\n") == (not relied), done.stdout + done.stderr
 
 
 def test_planted_faults_apply_and_compile(tmp_path: Path) -> None:

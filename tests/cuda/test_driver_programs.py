@@ -55,6 +55,10 @@ def test_random_programs_on_the_gpu_equal_the_model(server: DriverServer) -> Non
     assert said("programs", server.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
 
 
+def test_random_programs_on_the_gpu_without_workers_equal_the_model() -> None:
+    assert said("programs", os.environ, "--seeds", "0:60", "--relies", "") == "60 programs are right\n"
+
+
 def test_random_programs_on_the_gpu_are_right_where_all_is_scarce() -> None:
     with natives.changed(natives.TIGHT), DriverServer(["0", "0"]) as server:
         arguments = "--seeds", "100:160", "--devices", "2", "--threads", "4"
@@ -83,7 +87,8 @@ def test_streams_that_never_become_ready_leave_others_on_the_gpu_alone() -> None
 
 
 def test_random_programs_on_two_gpus_equal_the_model(two_gpus: DriverServer) -> None:
-    assert said("programs", os.environ, "--seeds", "0:40", "--devices", "2", "--keep") == "40 programs are right\n"
+    arguments = "--seeds", "0:40", "--devices", "2", "--relies", ""
+    assert said("programs", os.environ, *arguments) == "40 programs are right\n"
     assert said("programs", two_gpus.environ(), "--seeds", "0:60", "--devices", "2") == "60 programs are right\n"
 
 

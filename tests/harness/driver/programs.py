@@ -20,7 +20,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,10 @@ from tests.harness.driver.calls import ALREADY_ENABLED, LEGACY, NON_BLOCKING, NO
 
 Clock = dict[int, int]
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+LAYER = frozenset({"source", "target", "free", "free_host", "pools"})
+"""What the layer gives beyond CUDA's promises: once a pageable ``Async`` copy returned, its source may be written and
+its target read; ``cuMemFree`` waits for work on memory that was allocated in a stream, too, and ``cuMemFreeHost`` for
+copies; and kernels of other devices reach memory that was allocated in a stream."""
 WAITS_MOST = 20.0
 """Seconds after which a stream that is queried counts as stuck."""
 
@@ -80,12 +84,14 @@ class Wrong(Exception):
 class Program:
     """One random program; `run` executes it and compares."""
 
-    keeps = False
-    """Whether pageable bytes stay as they are: a driver that reads the program's memory itself may read it late."""
+    relies = LAYER
+    """On what programs rely that CUDA does not promise."""
 
-    def __init__(self, cuda: Cuda, seed: int, devices: int, steps: int = 60, legacy: bool = True) -> None:
-        self.cuda, self.random = cuda, random.Random(seed)
-        self.steps, self.host, self.keys = steps, Clock(), iter(range(1, 1 << 30))
+    def __init__(
+        self, cuda: Cuda, seed: int, devices: int, steps: int = 60, legacy: bool = True, skip: Container[int] = ()
+    ) -> None:
+        self.cuda, self.random, self.seed = cuda, random.Random(seed), seed
+        self.steps, self.skip, self.host, self.keys = steps, skip, Clock(), iter(range(1, 1 << 30))
         self.text: list[str] = []
         self.streams: list[Stream] = []
         self.device_of: dict[int, int] = {}
@@ -342,7 +348,8 @@ class Program:
         self.after(stream, [pinned] if pinned else [], [memory])
         self.say(f"in({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
         call, to = self.random.choice(["cuMemcpyHtoD", "cuMemcpy"]), memory.address + start
-        if stream.kind == "legacy" and self.random.random() < 0.5:
+        waits = stream.kind == "legacy" and self.random.random() < 0.5
+        if waits:
             getattr(self.cuda, "cuMemcpyHtoD_v2" if call == "cuMemcpyHtoD" else call)(to, source, nbytes)
             if pinned:
                 join(self.host, stream.clock)
@@ -350,7 +357,7 @@ class Program:
             call = f"{call}Async_v2" if call == "cuMemcpyHtoD" else f"{call}Async"
             getattr(self.cuda, call)(to, source, nbytes, stream.handle)
         self.kept.append(source)
-        if not isinstance(source, int) and not self.keeps:
+        if not isinstance(source, int) and (waits or "source" in self.relies):
             ctypes.memset(source, 0xEE, nbytes)
         memory.model[start : start + nbytes] = data
 
@@ -367,6 +374,8 @@ class Program:
             self.cuda.cuMemcpyDtoH_v2(target, memory.address + start, nbytes)
         else:
             self.cuda.cuMemcpyDtoHAsync_v2(target, memory.address + start, nbytes, stream.handle)
+            if not pinned and "target" not in self.relies:
+                self.cuda.cuStreamSynchronize(stream.handle)
         if waits or not pinned:
             join(self.host, stream.clock)
         if pinned:
@@ -436,7 +445,7 @@ class Program:
                 self.order(key, None)
         self.cuda.use(memory.device)
         if memory.bytes is not None:
-            if self.functions:  # they write it as programs do: a free waits for copies alone
+            if self.functions or "free_host" not in self.relies:  # they write as programs do: a free waits for copies
                 self.host_may_touch(memory, write=True)
                 self.cuda.use(memory.device)
             self.say(f"freeHost({memory.address:#x})")
@@ -445,6 +454,9 @@ class Program:
             self.new_pinned(memory.device)
             return
         if not memory.of_stream or self.random.random() < 0.3:
+            if memory.of_stream and "free" not in self.relies:
+                self.host_may_touch(memory, write=True)
+                self.cuda.use(memory.device)
             self.say(f"free({memory.address:#x})")
             self.cuda.cuMemFree_v2(memory.address)
         else:
@@ -478,7 +490,8 @@ class Program:
                 self.copy_out(stream, memory, host)
             case 5 | 6 | 7 | 8:
                 other = self.random.choice([one for one in self.memory if one.bytes is None])
-                kernel = self.random.choice([None, "copy", "add"]) if other.device == device or self.peers else None
+                peers = self.peers and ("pools" in self.relies or not other.of_stream)
+                kernel = self.random.choice([None, "copy", "add"]) if other.device == device or peers else None
                 if other is not memory:
                     self.copy(stream, *self.random.choice([(memory, other), (other, memory)]), kernel)
             case 9 | 10:
@@ -519,8 +532,10 @@ class Program:
 
     def run(self) -> None:
         """Execute, compare all memory, and let everything go."""
-        for _ in range(self.steps):
-            self.step()
+        for number in range(self.steps):
+            self.random = random.Random(f"{self.seed}/{number}")  # the same without some of the others
+            if number not in self.skip:
+                self.step()
         for device in self.gone:
             if self.random.random() < 0.5:
                 self.synchronize_context(device)
@@ -535,7 +550,7 @@ class Program:
 
     def close(self) -> None:
         """Let everything go."""
-        for device in self.gone if self.functions else ():
+        for device in self.gone if self.functions or self.relies != LAYER else ():
             self.synchronize_context(device)
         for memory in self.memory:
             self.cuda.use(memory.device)
@@ -574,9 +589,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", help="first and end")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="threads that run programs side by side")
-    parser.add_argument("--keep", action="store_true", help="sources of pageable copies stay as they are")
+    relied = ",".join(sorted(LAYER))
+    parser.add_argument("--relies", default=relied, help="on what programs rely beyond CUDA's promises")
     chosen = parser.parse_args(arguments)
-    Program.keeps = chosen.keep
+    Program.relies = frozenset(filter(None, chosen.relies.split(",")))
     first, end = map(int, chosen.seeds.split(":"))
     cuda = Cuda()
     devices = cuda.start(chosen.devices)

@@ -13,6 +13,7 @@
 
 #define PIECE ((uint64_t)2 << 20)
 #define FRESH 0xa5 /* new memory has no zeros: who reads what nobody wrote sees it */
+#define OF_STREAM (1u << 31)
 
 enum place { DEVICE = 1, MAPPED, PINNED, REGISTERED, GLOBAL };
 
@@ -21,7 +22,7 @@ struct range { /* of addresses; the table has no two that overlap */
     enum place place;
     int device;
     unsigned open;    /* mapped memory: bits of devices that may read and write it */
-    unsigned flags;
+    unsigned flags;   /* of the host's memory; of the device's: whether it was allocated in a stream */
     uint64_t handle;  /* of mapped memory */
 };
 
@@ -77,7 +78,8 @@ static int covered(int device, uint64_t address, uint64_t size, int by_kernel)
         struct range *range = in(&ranges, address, 1);
         if (!range || !(range->open >> device & 1))
             return 0;
-        if (by_kernel && (range->place == DEVICE || range->place == GLOBAL) && !fake_may_reach(device, range->device))
+        int closed = range->flags & OF_STREAM ? device != range->device : !fake_may_reach(device, range->device);
+        if (by_kernel && (range->place == DEVICE || range->place == GLOBAL) && closed)
             return 0;
         uint64_t rest = range->base + range->size - address;
         if (rest >= size)
@@ -93,16 +95,30 @@ int fake_reachable(CUcontext context, uint64_t address, uint64_t size)
     return covered(context->device, address, size, 1);
 }
 
-static enum place place_of(uint64_t address)
+/* A copy of the range that has an address, or 0. */
+static int look(uint64_t address, struct range *found)
 {
     pthread_rwlock_rdlock(&fake_memory);
     struct range *range = in(&ranges, address, 1);
-    enum place place = range ? range->place : 0;
+    if (range)
+        *found = *range;
     pthread_rwlock_unlock(&fake_memory);
-    return place;
+    return range != NULL;
+}
+
+static enum place place_of(uint64_t address)
+{
+    struct range range;
+    return look(address, &range) ? range.place : 0;
 }
 
 /* -- allocations ------------------------------------------------------------------------------------------------------ */
+
+/* Whether to give no more than CUDA's documentation promises, even where drivers do. */
+static int weak(void)
+{
+    return fake_number("FAKE_WEAK", 0) != 0;
+}
 
 static uint64_t rounded(uint64_t size)
 {
@@ -216,16 +232,24 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     int error = enter(&context);
     if (error || !address)
         return error ? error : leave(CUDA_SUCCESS);
-    if (place_of(address) != DEVICE)
+    struct range range;
+    if (!look(address, &range) || range.place != DEVICE)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    fake_wait_all(context, "cuMemFree_v2");
+    if (!(range.flags & OF_STREAM)) /* memory of a stream is let go without a wait */
+        fake_wait_all(context, "cuMemFree_v2");
     return leave(context->sticky ? context->sticky : release(address, DEVICE));
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
 {
     (void)handle;
-    return cuMemAlloc_v2(address, size);
+    int error = cuMemAlloc_v2(address, size);
+    pthread_rwlock_wrlock(&fake_memory);
+    struct range *range = error ? NULL : in(&ranges, *address, 1);
+    if (range)
+        range->flags = OF_STREAM;
+    pthread_rwlock_unlock(&fake_memory);
+    return error;
 }
 
 static int run_free(struct fake_op *op)
@@ -334,7 +358,8 @@ CUresult cuMemFreeHost(void *pointer)
         return error;
     if (place_of((uint64_t)pointer) != PINNED)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    fake_wait_all(context, "cuMemFreeHost");
+    if (!weak())
+        fake_wait_all(context, "cuMemFreeHost");
     return leave(release((uint64_t)pointer, PINNED));
 }
 
@@ -383,17 +408,6 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, uint3
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     *address = (uint64_t)pointer;
     return CUDA_SUCCESS;
-}
-
-/* A copy of the range that has an address, or 0. */
-static int look(uint64_t address, struct range *found)
-{
-    pthread_rwlock_rdlock(&fake_memory);
-    struct range *range = in(&ranges, address, 1);
-    if (range)
-        *found = *range;
-    pthread_rwlock_unlock(&fake_memory);
-    return range != NULL;
 }
 
 CUresult cuMemHostGetFlags(uint32_t *flags, void *pointer)
@@ -525,7 +539,8 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
     struct fake_op *op = fake_op(context, run_copy);
     *op = (struct fake_op){.refs = 1, .run = run_copy, .context = context, .life = context->life, .to = to,
                            .from = from, .size = size, .value = at, .width = of};
-    if (!of) { /* pageable: the bytes are taken now, after all that the stream has to do */
+    int late = !wait && weak();
+    if (!of && !late) { /* pageable: the bytes are taken now, after all that the stream has to do */
         fake_wait_stream(stream, symbol);
         op->data = malloc(size);
         if (!op->data || move((uint64_t)op->data, from, size)) {
@@ -535,7 +550,7 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
         }
     }
     int on_device = is_device(at) && is_device(of);
-    int waits = !at || (wait && !on_device && of);
+    int waits = (!at && !late) || (wait && !on_device && of);
     if (waits && !wait && stream->last && !stream->last->done)
         fake_blocks(symbol);
     fake_enqueue(stream, op, waits, symbol);
