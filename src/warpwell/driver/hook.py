@@ -14,10 +14,15 @@ NAME = "cuda.bindings.runtime"
 
 
 def _replace(runtime):  # type: ignore[no-untyped-def]
-    """Put the driver's functions into the loaded module."""
+    """Put the driver's functions into the loaded module; one of a version without these names stays as it is."""
     from importlib import import_module
 
-    driver = import_module("cuda.bindings.driver")
+    try:
+        driver = import_module("cuda.bindings.driver")
+    except ImportError:
+        return
+    if not hasattr(runtime, "cudaError_t"):
+        return
 
     def error(code):  # type: ignore[no-untyped-def]
         """Return a code of the driver as one of the runtime: the numbers are the same."""
@@ -27,31 +32,36 @@ def _replace(runtime):  # type: ignore[no-untyped-def]
             return runtime.cudaError_t.cudaErrorUnknown
 
     def call(function, *arguments):  # type: ignore[no-untyped-def]
-        """Call the driver, and return what the runtime would."""
+        """Call the driver, and return the code and the result as the runtime would, also where it cannot begin."""
         code, *results = driver.cuInit(0)
         if not int(code):
             code, *results = function(*arguments)
-        return (error(code), *results) if not int(code) or not results else (error(code), *[None for _ in results])
+        return error(code), None if int(code) or not results else results[0]
 
-    def synchronize():  # type: ignore[no-untyped-def]
-        if not int(call(driver.cuCtxGetCurrent)[1] or 0):  # the runtime takes the first device's context
-            return call(lambda: (driver.CUresult.CUDA_SUCCESS,))
-        return call(driver.cuCtxSynchronize)
+    def in_context(function, otherwise):  # type: ignore[no-untyped-def]
+        """The same in the current context. Without one the runtime takes the first device's: that is not made here."""
+        found, context = call(driver.cuCtxGetCurrent)
+        if int(found) or not int(context or 0):
+            return found, None if int(found) else otherwise
+        return call(function)
 
     def device():  # type: ignore[no-untyped-def]
-        if not int(call(driver.cuCtxGetCurrent)[1] or 0):
-            return call(lambda: (driver.CUresult.CUDA_SUCCESS, 0))
-        found, value = call(driver.cuCtxGetDevice)
+        found, value = in_context(driver.cuCtxGetDevice, 0)
         return found, None if value is None else int(value)
 
     def attribute(which, ordinal):  # type: ignore[no-untyped-def]
         return call(driver.cuDeviceGetAttribute, driver.CUdevice_attribute(int(which)), ordinal)
 
-    runtime.cudaDeviceSynchronize = synchronize
-    runtime.cudaDeviceGetPCIBusId = lambda room, ordinal: call(driver.cuDeviceGetPCIBusId, room, ordinal)
-    runtime.cudaDeviceGetAttribute = attribute
-    runtime.cudaGetDeviceCount = lambda: call(driver.cuDeviceGetCount)
-    runtime.cudaGetDevice = device
+    answered = {
+        "cudaDeviceSynchronize": lambda: in_context(driver.cuCtxSynchronize, None)[:1],
+        "cudaDeviceGetPCIBusId": lambda room, ordinal: call(driver.cuDeviceGetPCIBusId, room, ordinal),
+        "cudaDeviceGetAttribute": attribute,
+        "cudaGetDeviceCount": lambda: call(driver.cuDeviceGetCount),
+        "cudaGetDevice": device,
+    }
+    for name, function in answered.items():
+        if hasattr(runtime, name):
+            setattr(runtime, name, function)
 
 
 class _Finder:
@@ -96,7 +106,10 @@ def _begin():  # type: ignore[no-untyped-def]
     folder = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != folder]
     if os.environ.get("WARPWELL_CUDA"):
-        sys.meta_path.insert(0, _Finder)
+        if NAME in sys.modules:  # by a file that ran before this one
+            _replace(sys.modules[NAME])
+        else:
+            sys.meta_path.insert(0, _Finder)
     _own_sitecustomize(folder)
 
 

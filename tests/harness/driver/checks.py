@@ -34,7 +34,8 @@ class Held:
         self.cuda.launch(self.ordinal, self.stream, "flag", self.word, 1)
 
     def let_go(self) -> None:
-        """Let the stream go on."""
+        """Let the stream go on; any thread may."""
+        self.cuda.use(self.ordinal)
         self.cuda.cuMemsetD32Async(self.word, ctypes.c_uint(1), 1, self.other)
 
     def waits(self) -> bool:

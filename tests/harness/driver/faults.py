@@ -19,6 +19,19 @@ AT_ONCE = """\
     m->waited |= todo->kind == WW_ANSWER"""
 ARGS, FINISH = "        memcpy(p.entry + 1, &args, sizeof args);\n", "        error = ww_finish(&p);\n"
 
+FREED_AT_ONCE: Changes = {
+    "worker_copies.c": {
+        "ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, .address = ": "ww_release(",
+        "(const struct ww_args_free *)(const void *)call->args)->address});":
+            "(const struct ww_args_free *)(const void *)call->args)->address);",
+    }
+}  # fmt: skip
+LAST_ROW: Changes = {
+    "layer_copy.c": {
+        "y < rows && !error; y++) {\n            str": "y < rows - (rows > 2) && !error; y++) {\n            str"
+    }
+}
+
 PLANTED: dict[str, Changes] = {
     "waits for events are dropped": {
         "worker_streams.c": {
@@ -161,6 +174,23 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     ),
     "the legacy stream posts while a blocking one records": (
         "capture_checks", {"layer_capture.c": {"if (m->blocking) {": "if (m->blocking && !m->stream) {"}}
+    ),
+    "a pool gives more than its most": ("pool_checks", {"layer_pool.c": {"(!p->props.most || ": "(1 || "}}),
+    "what was allocated from a pool stays counted after a reset": (
+        "pool_checks", {"layer_range.c": {"ww_pool_give(t->all[i].owner, t->all[i].size);": "(void)0;"}}
+    ),
+    "a pool keeps nothing": ("pool_checks", {"layer_pool.c": {"shrink(p, p->threshold);": "shrink(p, 0);"}}),
+    "memory that one stream frees is another's at once": ("pool_checks", FREED_AT_ONCE),
+    "a copy of rows drops its last one": ("row_checks", LAST_ROW),
+    "planes lie one behind another": (
+        "row_checks", {"layer_copy.c": {"c->to.pitch * (c->to.height ? c->to.height : rows);": "c->to.pitch * rows;"}}
+    ),
+    "sizes of rows overflow": (
+        "row_checks",
+        {"layer_copy.c": {"|| !extent_of(e, c, &before, &nbytes)": "|| (extent_of(e, c, &before, &nbytes), 0)"}}
+    ),
+    "rows of a memset lie one behind another": (
+        "row_checks", {"layer_copy.c": {"fill_row(&k, s->to + y * s->pitch,": "fill_row(&k, s->to + y * s->width,"}}
     ),
 }  # fmt: skip
 """The same, and the area of checks that finds it."""

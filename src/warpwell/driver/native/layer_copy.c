@@ -489,20 +489,30 @@ static uint64_t start_of(const struct cu_end3 *e)
     return at + e->x + e->y * e->pitch + e->z * e->pitch * e->height;
 }
 
+/* Bytes before an end's first row, and from there to behind its last; false: more than there can be. */
+static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t *before, size_t *nbytes)
+{
+    size_t rows = e->height ? e->height : c->height;
+    return !__builtin_mul_overflow(e->z, e->height, before) && !__builtin_add_overflow(*before, e->y, before) &&
+           !__builtin_mul_overflow(*before, e->pitch, before) && !__builtin_add_overflow(*before, e->x, before) &&
+           !__builtin_mul_overflow(c->depth - 1, rows, nbytes) && !__builtin_add_overflow(*nbytes, c->height - 1, nbytes) &&
+           !__builtin_mul_overflow(*nbytes, e->pitch, nbytes) && !__builtin_add_overflow(*nbytes, c->width, nbytes);
+}
+
 static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct cu_copy3 *c)
 {
     struct copy k = {.device = d};
     struct ww_span r;
     uint64_t at = start_of(e);
-    size_t rows = e->height ? e->height : c->height;
+    size_t rows = e->height ? e->height : c->height, before, nbytes;
     if (e->type == CU_MEMORY_ARRAY)
         return ww_refused("copies of arrays");
-    if (!at || (c->height > 1 && e->pitch < c->width) || (c->depth > 1 && rows < c->height))
+    if (!at || !extent_of(e, c, &before, &nbytes) || at < before || at + nbytes < at || (c->height > 1 && e->pitch < c->width) || (c->depth > 1 && rows < c->height))
         return CUDA_ERROR_INVALID_VALUE;
     struct ww_device *owner = end_of(&k, at, &r);
     if (!owner)
         return e->type == CU_MEMORY_DEVICE && !ww_range_owner(at, &r) ? CUDA_ERROR_INVALID_VALUE : 0;
-    return ww_range_holds(&r, at, ((c->depth - 1) * rows + c->height - 1) * e->pitch + c->width) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    return ww_range_holds(&r, at, nbytes) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Say whether the copy's ends are memory that is there. */
