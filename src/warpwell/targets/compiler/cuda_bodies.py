@@ -305,6 +305,14 @@ def _special(builder: Any, name: str) -> Any:
     return _widen(builder, _asm(builder, I32, f"mov.u32 $0, %{name};", "=r", []))
 
 
+def _constant_special(builder: Any, name: str) -> Any:
+    """Read a register that never changes: an intrinsic, so that loops around it read it once."""
+    function = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(I32, []), f"llvm.nvvm.read.ptx.sreg.{name}"
+    )
+    return builder.zext(builder.call(function, []), I64)
+
+
 WHOLE = ("nuw", "nsw")
 
 
@@ -331,7 +339,7 @@ def _define_grid(stub: Any, index: Callable[..., Any], special: Callable[..., An
         return result(ndim), codegen
 
 
-_define_grid(a.grid, lambda builder, axis: _special(builder, f"ctaid.{axis}"), _special)
+_define_grid(a.grid, lambda builder, axis: _constant_special(builder, f"ctaid.{axis}"), _constant_special)
 seam.word(a.interrupted, 0, lambda b, _: I64(0))
 seam.word(a.launch_flag, 0, lambda b, _: I64(FAULT_PAGE))
 seam.word(a.clock_ns, 0, lambda b, _: _asm(b, I64, "mov.u64 $0, %globaltimer;", "=l" + _MEMORY, []))
@@ -348,14 +356,6 @@ seam.word(a.backoff, 1, _backoff, result=types.void)
 
 
 # -- blocks -------------------------------------------------------------------------------------------------
-
-
-def _constant_special(builder: Any, name: str) -> Any:
-    """Read a register that never changes: an intrinsic, so that loops around it read it once."""
-    function = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(I32, []), f"llvm.nvvm.read.ptx.sreg.{name}"
-    )
-    return builder.zext(builder.call(function, []), I64)
 
 
 WARPS = 32
