@@ -258,6 +258,31 @@ def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: st
         assert rows(name)["here"]["state"] == "inside"
 
 
+def test_a_holder_that_does_not_come_back_hands_over_whatever_its_priority(
+    start: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sooner than those who wait would look."""
+    waiter = start("from warpwell.turns import seat\nseat.LOOK = 20.0\n" + WAITS.format(priority=-3))
+    with ww.turn("here", device=name, priority=3):
+        waiter.hears()
+        until(lambda: waiting(name))
+    began = time.monotonic()
+    assert waiter.hears() == "inside"
+    assert time.monotonic() - began < 5
+
+
+def test_a_loop_of_higher_priority_keeps_the_lease_between_its_turns(start: Any, name: str) -> None:
+    waiter = start(WAITS.format(priority=-3))
+    with ww.turn("here", device=name, priority=3):
+        waiter.hears()
+        until(lambda: waiting(name))
+    for _ in range(200):
+        with ww.turn("here", device=name, priority=3):
+            pass
+    assert rows(name)["here"]["turns"] >= 150
+    assert waiter.hears() == "inside"
+
+
 def test_threads_of_one_process_wait_for_each_other(name: str) -> None:
     order: list[int] = []
 
@@ -605,12 +630,28 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return made
 
 
-def test_one_turn_is_queued_behind_the_one_that_runs(gpu: Gpu, name: str) -> None:
+def test_one_turn_is_queued_behind_the_one_that_runs(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_work, "AHEAD", 0.0)
     for _ in range(4):
         with ww.turn("here", device=name):
             gpu.calls.append("work")
-    first, second = "record 1 in 0", "record 2 in 0"
-    assert gpu.calls == ["work", first, "work", second, "wait 1", "work", first, "wait 2", "work", second]
+    marks = [f"record {k} in 0" for k in range(1, 5)]
+    assert gpu.calls == ["work", marks[0], "work", marks[1], "wait 1", "work", marks[2], "wait 2", "work", marks[3]]
+
+
+def test_short_parts_are_queued_for_as_long_as_a_long_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(gpu_work.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(gpu_work, "AHEAD", 2e-3)
+    with ww.turn("here", device=name) as its:
+        for step in (0.45e-3, 2.5e-3, 1e-6):
+            gpu.calls.clear()
+            for _ in range(100):
+                now[0] += step
+                its.pause()
+            marks = [call for call in gpu.calls if call.startswith("record")]
+            ahead = {0.45e-3: 4, 2.5e-3: 1, 1e-6: 31}[step]
+            assert gpu.calls[-1] == marks[-1 - ahead].replace("record", "wait").replace(" in 0", "")
 
 
 def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str, start: Any) -> None:

@@ -10,10 +10,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterable
+import time
 from typing import Any
 
 from .. import errors
+
+AHEAD = 2e-3
+"""Seconds of work that the host may have enqueued before a mark at which it waits."""
+
+_MARKS, _LEARN = 32, 0.1
+"""Marks that are kept; weight of a new time between two."""
 
 _QUIET = 3
 """Flags of events: waits do not spin, and no times."""
@@ -101,18 +107,21 @@ def handles(stream: Any) -> tuple[int, ...]:
 class Work:
     """The GPU work of the turns of one thread.
 
-    At most one turn is queued behind that which runs: `wait_ahead` waits for the turn before the last. So whoever asks
-    for the lease waits for two turns, and not for all that a fast host has enqueued.
+    A host may enqueue much faster than the GPU works, and whoever asks for the lease would wait for all of it. So the
+    host waits at a mark if more than `AHEAD` seconds of work lie behind it, and at least one turn, or part of one: it
+    takes those between two marks for as long as they took on the average.
     """
 
     def __init__(self) -> None:
         self._context = 0
         self._streams: tuple[int, ...] = ()
-        self._marks: list[list[Any]] = [[], []]
-        self._which = 0
+        self._marks: list[list[Any]] = [[] for _ in range(_MARKS)]
+        self._count = 0
+        self._mean = 4 * AHEAD
+        self._last = 0.0
 
     def mark(self, streams: tuple[int, ...]) -> None:
-        """Note that all that was enqueued until now belongs to turns that have ended."""
+        """Note that all that was enqueued until now belongs to turns, or parts of one, that have ended."""
         context = current_context()
         self._streams = streams
         if context != self._context:
@@ -120,22 +129,31 @@ class Work:
             self._context = context
         if not context:
             return
-        self._which ^= 1
-        marks = self._marks[self._which]
+        library = driver()
+        marks = self._marks[self._count % _MARKS]
         count = len(streams) or 1
         while len(marks) < count:
             event = ctypes.c_void_p()
-            if driver().cuEventCreate(ctypes.byref(event), _QUIET) != 0:
+            if library.cuEventCreate(ctypes.byref(event), _QUIET) != 0:
                 return
             marks.append(event)
         for event, stream in zip(marks, streams or (0,), strict=False):
-            driver().cuEventRecord(event, stream)
+            library.cuEventRecord(event, stream)
+        self._count += 1
+        now = time.monotonic()
+        self._mean += _LEARN * (min(now - self._last, 4 * AHEAD) - self._mean)
+        self._last = now
 
     def wait_ahead(self) -> None:
-        """Wait until the turn before the last has ended on the GPU."""
-        if self._context:
-            for event in self._marks[self._which ^ 1]:
+        """Wait until the GPU has come so far that little enough is queued."""
+        deep = min(_MARKS - 1, max(1, int(AHEAD / self._mean))) if self._mean else 1
+        if self._context and self._count > deep:
+            for event in self._marks[(self._count - 1 - deep) % _MARKS]:
                 driver().cuEventSynchronize(event)
+
+    def resume(self) -> None:
+        """Note that the thread has waited for the lease: that is no part of the time between two marks."""
+        self._last = time.monotonic()
 
     def drain(self) -> None:
         """Wait until all turns have ended on the GPU; any thread may call it."""
@@ -156,9 +174,6 @@ class Work:
 
     def _forget(self) -> None:
         """Drop the events of a context that this thread uses no more."""
-        for event in self._all():
+        for event in [event for marks in self._marks for event in marks]:
             driver().cuEventDestroy_v2(event)
-        self._marks = [[], []]
-
-    def _all(self) -> Iterable[Any]:
-        return [event for marks in self._marks for event in marks]
+        self._marks, self._count = [[] for _ in range(_MARKS)], 0

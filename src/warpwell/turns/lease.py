@@ -69,8 +69,8 @@ def turn(
 
     Put it around a training step, or a batch of inference. Who has a turn has the GPU for itself among all who take
     turns; a program without turns is not held back. No service is needed, and nothing is intercepted. At the end of a
-    turn its work may still be on the GPU: it is waited for when somebody else comes next, and never more than one turn
-    is queued behind the one that runs.
+    turn its work may still be on the GPU: it is waited for when somebody else comes next, and never more than 2 ms of
+    work, or one turn, are queued behind the one that runs.
 
     Parameters
     ----------

@@ -46,6 +46,9 @@ from .gpu_work import Work
 LOOK = 4e-3
 """Seconds after which who waits looks whether the holder has died."""
 
+LINGER = 1e-4
+"""Seconds between two turns for which a holder keeps the lease that is to keep it: it may be a loop that comes back."""
+
 LATE = 25e-3
 """Seconds for which one that was rung is waited for before others try."""
 
@@ -173,7 +176,12 @@ class Station:
         """Hand over while the program does something else than turns."""
         while True:
             heard = self.board.heard(self._home)
-            self.hand_over(None, False)
+            held = self.seat
+            if held is not None and not held.inside and self.board.anyone() and not self.hand_over(None, True):
+                turns = held.turns
+                time.sleep(LINGER)
+                if held.turns == turns:
+                    self.hand_over(held, False)
             self.board.listen(self._home, heard, 1.0)
 
 
@@ -184,6 +192,8 @@ class Seat:
     ----------
     inside : bool
         Whether it is in a turn, so that nobody else may hand over.
+    turns : int
+        Turns, and parts of turns, that have ended.
     """
 
     def __init__(self, station: Station) -> None:
@@ -191,6 +201,7 @@ class Seat:
         self.work = Work()
         self.inside = False
         self.depth = 0
+        self.turns = 0
         self.slot = station.board.sit()
         self._at = station.board.at(self.slot)
         self._began = 0
@@ -233,6 +244,8 @@ class Seat:
         if self.depth == 1:
             self.depth = 0
             self._leave()
+            if self.station.board.anyone() and self.station.seat is self:
+                self.station.board.ring(self.station.home)  # if it does not come back, another thread hands over
         elif self.depth:
             self.depth -= 1
 
@@ -264,7 +277,7 @@ class Seat:
                     words[self._at + STATE] = INSIDE
                     return
         self._wait(timeout)
-        self.work.wait_ahead()
+        self.work.resume()
         self._began = words[self._at + SINCE] = _clock()
         words[self._at + STATE] = INSIDE
 
@@ -274,7 +287,7 @@ class Seat:
             self.work.mark(self._streams)
             now = words[YIELDED] = _clock()
             words[self._at + USE] += now - self._began
-            words[self._at + TURNS] += 1
+            self.turns = words[self._at + TURNS] = self.turns + 1
         finally:
             words[self._at + STATE] = IDLE
             self.inside = False
