@@ -2,9 +2,11 @@
 
 Two kernels of some 12 ms keep both lanes busy, more of them wait, and a thread copies 64 MiB to the device without a
 pause. At random times a short task of higher priority is submitted, of the class of one lane or of the other. Its first
-block writes the GPU's clock to pinned memory; what is told is the time from before `submit` to then. The clocks are
-compared before and after by kernels of one thread on the idle GPU: the start lies between the host's launch of such a
-kernel and its sight of the word, so the narrowest of many intervals bounds the offset, and the two bounds the drift.
+block writes the GPU's clock to pinned memory; what is told is the time from before `submit` to then, and when on the
+way the task had arrived, somebody was told to leave, had left, and the task was launched, by the scheduler's log.
+
+The clocks are compared before and after, by a kernel of one thread that answers the host with its clock: that lies
+between the host's question and its sight of the answer, so the narrowest of many intervals bounds the offset.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from sched_share import logistic, stream
 import warpwell as ww
 from warpwell.scheduler import Kind, Profile, Scheduler
 from warpwell.targets.arrays import zeros
-from warpwell.targets.atomics import SYSTEM, store_relaxed
+from warpwell.targets.atomics import SYSTEM, load_acquire, store_relaxed
 from warpwell.targets.memory import memory_for
 
 BYTES = 64 << 20
@@ -33,8 +35,14 @@ PATIENCE = 20.0
 
 
 @ww.kernel
-def stamp(place):
-    store_relaxed(place, ww.clock_ns(), SYSTEM)
+def answer(words, times):
+    """Answer each of the host's questions, 1 to `times`, with the clock; for two seconds at most."""
+    asked = 1
+    begun = ww.clock_ns()
+    while asked <= times and ww.clock_ns() - begun < 2_000_000_000:
+        if load_acquire(words + 8, SYSTEM) == asked:
+            store_relaxed(words, ww.clock_ns(), SYSTEM)
+            asked += 1
 
 
 @ww.kernel
@@ -71,20 +79,24 @@ class Clocks:
         self._device, self._words, self._place = device, words, place
         self.points: list[tuple[float, float, float]] = []
 
-    def compare(self, times: int = 200) -> None:
+    def compare(self, times: int = 1000) -> None:
         """Add a point."""
+        words = self._words
+        words[:2] = 0
         best = (0.0, 0.0, 1.0)
-        for _ in range(times):
-            self._words[0] = 0
+        kernel = threading.Thread(target=lambda: answer[1](self._place, times, device=self._device))
+        kernel.start()
+        for question in range(1, times + 1):
+            words[0] = 0
             begun = time.perf_counter()
-            stamp[1](self._place, device=self._device)
-            until = begun + PATIENCE
-            while not self._words[0]:
-                if time.perf_counter() > until:
-                    raise SystemExit("a kernel of one thread did not write its word")
+            words[1] = question
+            while not words[0]:
+                if time.perf_counter() > begun + PATIENCE:
+                    raise SystemExit("the kernel that tells the GPU's clock does not answer")
             seen = time.perf_counter()
-            offset = 1e-9 * int(self._words[0]) - (begun + seen) / 2
+            offset = 1e-9 * int(words[0]) - (begun + seen) / 2
             best = min(best, (begun, offset, (seen - begun) / 2), key=lambda point: point[2])
+        kernel.join()
         self.points.append(best)
 
     def host(self, nanoseconds: int) -> float:
@@ -162,6 +174,26 @@ def starts(scheduler: Scheduler, launch: Any, arguments: tuple[Any, ...], words:
     return found
 
 
+STEPS = ("arrive", "preempt", "stop", "launch")
+
+
+def steps(scheduler: Scheduler, name: str, begun: list[float]) -> list[float]:
+    """Return the median microseconds from submission to each of `STEPS`, by the log; 0 where none was."""
+    # asked after the host's clock was read: the largest difference is the nearest
+    offset = max(time.perf_counter() - scheduler.inspect(lambda core: core.executor.now()) for _ in range(50))
+    events = list(scheduler.log)
+    tasks = [event.task for event in events if event.kind == "arrive" and event.name == name][-len(begun) :]
+    times: dict[str, list[float]] = {step: [] for step in STEPS}
+    for task, since in zip(tasks, begun, strict=False):
+        victims = [e.task for e in events if e.kind == "preempt" and e.why.get("newcomer") == task]
+        for event in events:
+            mine = event.task == task and event.kind in ("arrive", "launch")
+            theirs = event.kind in ("preempt", "stop") and event.task in victims and event.time + offset > since
+            if mine or (theirs and len(times[event.kind]) < len(times["arrive"])):
+                times[event.kind].append(1e6 * (event.time + offset - since))
+    return [float(np.median(found)) if found else 0.0 for found in times.values()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=400)
@@ -190,7 +222,7 @@ def main() -> None:
     clocks = Clocks(device, words, place)
     result: dict[str, Any] = machine(device)
     rows: list[list[Any]] = []
-    raw: list[tuple[list[Any], list[Any]]] = []
+    raw: list[tuple[list[Any], list[Any], list[float]]] = []
     clocks.compare()
     for name in options.policies:
         with Scheduler(device, name, analyzer=lambda task: profiles[task.name]) as scheduler:
@@ -205,17 +237,18 @@ def main() -> None:
                         took = time.perf_counter() - since
                         speed = 1e-9 * copied[0] * BYTES / took
                         how = f"{speed:.0f} GB/s" if copying else "no"
-                        raw.append(([name, f"{kind} lane", how, sum(ended)], found))
+                        taken = steps(scheduler, launch.kernel.__name__, [since for since, _ in found])
+                        raw.append(([name, f"{kind} lane", how, sum(ended)], found, taken))
     clocks.compare()
-    for head, found in raw:
+    for head, found, taken in raw:
         times = 1e6 * np.array([clocks.host(there) - here for here, there in found])
         p50, p99 = np.quantile(times, (0.5, 0.99))
-        rows.append([*head, len(times), float(p50), float(p99), float(times.max()), float(times.min())])
+        rows.append([*head, len(times), float(p50), float(p99), float(times.max()), *taken])
     widths = [f"{1e6 * half:.1f}" for _, _, half in clocks.points]
     drift = 1e6 * (clocks.points[-1][1] - clocks.points[0][1])
     print(f"clocks: known to {' and '.join(widths)} us, drifted {drift:.1f} us in the run")
     table("from submit to the start of a task of top priority, us",
-          ["policy", "takes its place in", "copies", "kernels ended", "times", "p50", "p99", "worst", "least"],
+          ["policy", "takes its place in", "copies", "kernels ended", "times", "p50", "p99", "worst", *STEPS],
           rows)  # fmt: skip
     result["rows"] = rows
     save(options.json, result)
