@@ -110,14 +110,15 @@ def room(sample: Sample) -> int:
     return max(1, min(8 * 132, sample.warps // 8))
 
 
-def simulated(pairs: Pairs, policy: str, kernels: int, seed: int, scale: float) -> dict[str, float]:
+def simulated(pairs: Pairs, policy: str, kernels: int, seed: int, scale: float, perfect: bool) -> dict[str, float]:
     """Return STP and ANTT of a backlogged trace under predicted profiles; every kernel is a request."""
     truth: dict[Task, Profile] = {}
     requests = []
     chosen = random.Random(seed)
     for number in range(kernels):
         sample, prediction = chosen.choice(pairs)
-        task = Task(sample.kernel, max(1, sample.warps // 8), profile(prediction, sample, scale), size=sample.size)
+        seen = profile(sample if perfect else prediction, sample, scale)
+        task = Task(sample.kernel, max(1, sample.warps // 8), seen, size=sample.size)
         truth[task] = profile(sample, sample, scale)
         requests.append(Request(f"{sample.app}{number}", [task]))
     rates = MaxMin()
@@ -132,9 +133,8 @@ def lost(pairs: Pairs, policies: Sequence[str], kernels: int, seeds: int, scale:
     long = [(s, p) for s, p in pairs if s.seconds and s.kind is not None and s.seconds >= 5e-6]
     rows = []
     for name in policies:
-        perfect = f"{name}-perfect"
-        found = {kind: [simulated(long, used, kernels, seed, scale) for seed in range(seeds)]
-                 for kind, used in (("predicted", name), ("perfect", perfect))}  # fmt: skip
+        found = {kind: [simulated(long, name, kernels, seed, scale, kind == "perfect") for seed in range(seeds)]
+                 for kind in ("predicted", "perfect")}  # fmt: skip
         stp = {kind: float(np.mean([run["stp"] for run in runs])) for kind, runs in found.items()}
         antt = {kind: float(np.mean([run["antt"] for run in runs])) for kind, runs in found.items()}
         rows.append({"policy": name, "stp": stp["predicted"], "stp_perfect": stp["perfect"],
@@ -147,7 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("counts", nargs="?", default=str(KEPT), help="JSON of sched_counts.py parse")
     parser.add_argument("--no-trees", action="store_true", help="without scikit-learn")
-    parser.add_argument("--policies", nargs="*", default=["warpwell", "source"])
+    parser.add_argument("--policies", nargs="*", default=["lanes", "source"])
     parser.add_argument("--kernels", type=int, default=400, help="of the simulated trace (default 400)")
     parser.add_argument("--seeds", type=int, default=3, help="traces (default 3)")
     parser.add_argument("--scale", type=float, default=100, help="times the measured length (default 100)")

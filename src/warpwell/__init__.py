@@ -12,7 +12,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     errors/      the exceptions, and checks of options
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives
-    registry     names of what upper folders add to lower ones: services, policies
+    registry     names of what upper folders add to lower ones: services
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
     turns/       leases of a GPU between processes, whatever library they use it by
     nvme/        commands and completions as the NVMe specification lays them out
@@ -184,7 +184,6 @@ _PROVIDED = {
         "store": "warpwell.remote.store:RemoteStore",
     },
     "scheduler": {"pool": "warpwell.remote.scheduler:PoolScheduler"},
-    "policies": {"compared": "warpwell.study.policies:POLICIES"},
 }
 for _kind, _names in _PROVIDED.items():
     for _name, _path in _names.items():

@@ -9,7 +9,6 @@ kind       name                                                           what t
 service    what ``device.create(name, ...)`` makes on an agent            the callable that makes it there
 stand-in   a service whose objects have a class of their own here         that class; see `warpwell.remote.stand_in`
 scheduler  ``"pool"``: what ``Scheduler(devices=...)`` returns            the class
-policies   ``"compared"``: policies beside the scheduler's own            a dict: name, and what makes the policy
 ========== ============================================================== ============================================
 
 A folder whose names bring more than most of its users need has them imported by `on_first_use`.
@@ -40,7 +39,7 @@ def _renew() -> None:
 
 os.register_at_fork(after_in_child=_renew)
 
-_paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}, "policies": {}}
+_paths: dict[str, dict[str, str]] = {"service": {}, "stand-in": {}, "scheduler": {}}
 
 
 def register(kind: str, name: str, path: str) -> None:
@@ -48,7 +47,7 @@ def register(kind: str, name: str, path: str) -> None:
 
     Parameters
     ----------
-    kind : {"service", "stand-in", "scheduler", "policies"}
+    kind : {"service", "stand-in", "scheduler"}
     name : str
     path : str
         ``"module:attribute"``. The module is imported when the name is first used.

@@ -76,7 +76,7 @@ def wait_for(true: object, process: subprocess.Popen[str]) -> None:
 
 
 def test_simulations_of_four_policies(begin: Begin) -> None:
-    policies = "left-over,source,warpwell,first-come"
+    policies = "left-over,source,lanes,first-come"
     process = begin("sched", "simulate", "--policy", policies, "--processes", "2", "--kernels", "2000000")
     wait_for(lambda: len(others(process.pid)) >= 4, process)  # itself, two helpers of Python's, and a run
     out, _ = interrupt(process)
@@ -84,7 +84,7 @@ def test_simulations_of_four_policies(begin: Begin) -> None:
 
 
 def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
-    process = begin("sched", "simulate", "--policy", "left-over,warpwell", "--processes", "2", "--kernels", "2000000")
+    process = begin("sched", "simulate", "--policy", "left-over,lanes", "--processes", "2", "--kernels", "2000000")
 
     def runs() -> list[str]:
         return [p for p in others(process.pid) if b"forkserver" in Path(f"/proc/{p}/cmdline").read_bytes()]

@@ -53,7 +53,7 @@ def test_a_mix_under_two_policies(capsys: Capture, tmp_path: Path) -> None:
 
 def test_an_open_trace_and_the_table(capsys: Capture) -> None:
     code, out, _ = called(capsys, "run", "--device", "cpu", "--workload", "triad:500", "--repeat", "3", "--load", "0.5")
-    assert code == 0 and "STP" in out and "p99 compute ms" in out and "warpwell" in out and "equal to NumPy's" in out
+    assert code == 0 and "STP" in out and "p99 compute ms" in out and "lanes" in out and "equal to NumPy's" in out
 
 
 def test_a_file_with_kernels(capsys: Capture, tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def submit(scheduler):
     return [scheduler.submit(fill[N], np.zeros(N), float(k), priority=k) for k in range(5)]
 """)
     (tmp_path / "helper_of_mine.py").write_text("N = 600\n")
-    code, out, _ = called(capsys, "run", str(path), "--device", "cpu", "--policy", "source,warpwell", "--json")
+    code, out, _ = called(capsys, "run", str(path), "--device", "cpu", "--policy", "source,lanes", "--json")
     assert code == 0
     assert [m["kernels"] for m in json.loads(out)["policies"].values()] == [5, 5]
     text = path.read_text()
@@ -90,7 +90,6 @@ def submit(scheduler):
 
 @pytest.mark.parametrize(("arguments", "told"), [
     (["run", "--policy", "nope"], "there is no policy 'nope': choose one of first-come"),
-    (["run", "--policy", "oracle"], "the oracle needs a simulation"),
     (["run", "--policy", ","], "no policy named"),
     (["run", "--workload", "nope"], "there is no workload 'nope'"),
     (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),

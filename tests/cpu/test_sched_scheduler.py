@@ -36,10 +36,10 @@ from warpwell.scheduler import (
 )
 from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
+from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service.client import connect
-from warpwell.study.policies import POLICIES
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
 
 BLOCK = 256
@@ -173,7 +173,7 @@ def test_a_task_runs_once(scheduler):
     assert [e.kind for e in scheduler.log] == ["arrive", "launch", "end"]
 
 
-@pytest.mark.parametrize("name", [n for n in POLICIES if n != "oracle"])
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_gives_right_results(name):
     arrays = [np.zeros(BLOCK * (1 + k), np.int64) for k in range(8)]
     with scheduler_of(name) as scheduler:
@@ -775,7 +775,7 @@ def run(program: str, tmp_path: Path) -> subprocess.Popen[str]:
 def test_ctrl_c_ends_a_program_that_waits_for_a_result(tmp_path):
     process = run(
         """
-        with Scheduler("cpu", "shortest") as scheduler:
+        with Scheduler("cpu", "source") as scheduler:
             handle = scheduler.submit(slow[counts.size], counts, 10_000)
             while not counts.any():
                 time.sleep(0.01)
@@ -793,7 +793,7 @@ def test_ctrl_c_ends_a_program_that_waits_for_a_result(tmp_path):
 def test_a_program_may_end_while_tasks_run(tmp_path):
     process = run(
         """
-        scheduler = Scheduler("cpu", "shortest")
+        scheduler = Scheduler("cpu", "source")
         handle = scheduler.submit(slow[counts.size], counts, 10_000)
         while not counts.any():
             time.sleep(0.01)

@@ -173,7 +173,7 @@ def test_several_processes_submit(service: Service, script: Path) -> None:
             assert process.returncode == 0 and out.splitlines() == ["submitted", "right"]
     text = service.broker.render()
     for seed in range(3):
-        assert f'warpwell_tasks_ended_total{{outcome="done",policy="warpwell",tenant="tenant{seed}"}} 10' in text
+        assert f'warpwell_tasks_ended_total{{outcome="done",policy="lanes",tenant="tenant{seed}"}} 10' in text
     assert service.broker.status()["requests"] == 0
 
 
@@ -226,7 +226,7 @@ def test_what_a_client_only_reads_no_kernel_writes_to(client: Client, kernels: A
 def owner(tmp_path: Path) -> Iterator[Owner]:
     """An owner in this process, of which the test is the threads."""
     settings = protocol.ServiceMessage({
-        "type": "settings", "spool": str(tmp_path), "device": "cpu", "policy": "warpwell", "limit": None,
+        "type": "settings", "spool": str(tmp_path), "device": "cpu", "policy": "lanes", "limit": None,
         "tenants": None,
     })  # fmt: skip
     made = Owner(Told(), settings)  # type: ignore[arg-type]

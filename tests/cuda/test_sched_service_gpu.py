@@ -157,7 +157,7 @@ def test_a_stuck_kernel_is_ended(service: Service, client: Client, kernels: Any)
 @pytest.mark.timeout(200)
 def test_policies_are_compared_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     code = main([
-        "sched", "run", "--device", "cuda", "--policy", "left-over,source,warpwell",
+        "sched", "run", "--device", "cuda", "--policy", "left-over,source,lanes",
         "--workload", "gemm:512,triad:1000000,mvt:2048", "--repeat", "3", "--json",
     ])  # fmt: skip
     values = json.loads(capsys.readouterr().out)

@@ -149,7 +149,7 @@ class Program:
     check: str = ""
 
 
-_POLICIES = "first-come,left-over,source,warpwell"
+_POLICIES = "first-come,left-over,source,lanes"
 
 PROGRAMS = {
     "kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20),

@@ -11,12 +11,11 @@ from warpwell.scheduler import Kind, Profile, Request, Task, residency, tenants
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
-from warpwell.scheduler.policies import live
+from warpwell.scheduler.policies import POLICIES, live
 from warpwell.scheduler.predict import rates
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants
-from warpwell.study.policies import POLICIES
 from warpwell.study.simulator import Simulator
 
 
@@ -78,7 +77,7 @@ def tables(root: object) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - {"oracle"}))
+@pytest.mark.parametrize("name", POLICIES)
 def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in (rates, residency, live):
         monkeypatch.setattr(module, "REMEMBERED", 64)
@@ -86,8 +85,6 @@ def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatc
     capacity = Capacity(partitions={"a32": 32, "b32": 100})
     table = Matrix([Pair("k", "k", (0.5, 0.5))], ClassTable(capacity))
     core = Core(Simulator(table, capacity, mode="drain"), name, keep=False, log=Log(kinds=()), rates=table)
-    if hasattr(core.policy, "_arranger"):
-        core.policy._arranger._remembers = core.policy._arranger._left = 64
     tasks(core, 0, 500)
     large = {name: size for name, size in tables(core).items() if size > 150}
     assert not large
@@ -109,7 +106,7 @@ def test_tenants_that_want_something_are_not_forgotten() -> None:
 
 
 def test_a_request_of_more_tenants_than_are_remembered() -> None:
-    core = Core(Simulator(ClassTable(), Capacity()), "warpwell", keep=False, log=Log())
+    core = Core(Simulator(ClassTable(), Capacity()), "lanes", keep=False, log=Log())
     count = tenants.IDLE + 10
     core.submit(Request("r", [Task("k", 1, Profile(Kind.MEMORY, 1e-3), tenant=f"t{k}") for k in range(count)]))
     while core.busy:

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from warpwell.cli import main
+from warpwell.scheduler.policies import POLICIES
 from warpwell.study.experiment import Experiment, chosen, partitions, run_to_dict
-from warpwell.study.policies import POLICIES
 from warpwell.study.traces import Recipe
 
 SMALL = ["--kernels", "120", "--processes", "1"]
@@ -27,8 +27,8 @@ def failing(capsys, *arguments):
 
 
 def test_simulate(capsys):
-    out = said(capsys, "simulate", *SMALL, "--policy", "source,oracle", "--seed", "3")
-    for text in ("STP", "ANTT", "fairness", "p99 memory", "oracle", "class table (H100)", "imputed: priority"):
+    out = said(capsys, "simulate", *SMALL, "--policy", "source,lanes", "--seed", "3")
+    for text in ("STP", "ANTT", "fairness", "p99 memory", "lanes", "class table (H100)", "imputed: priority"):
         assert text in out
     assert "…" not in out
 
@@ -47,12 +47,12 @@ def test_all_policies_as_json(capsys):
 def test_the_same_seed_gives_the_same_log(tmp_path, capsys, mode):
     def log(name, seed):
         path = tmp_path / name
-        said(capsys, "simulate", *SMALL, "--policy", "warpwell", "--log", str(path), "--seed", seed, "--mode", mode)
+        said(capsys, "simulate", *SMALL, "--policy", "lanes", "--log", str(path), "--seed", seed, "--mode", mode)
         return path.read_text()
 
     assert log("a", "3") == log("b", "3") != log("c", "4")
     about = json.loads(log("a", "3").splitlines()[0])["about"]
-    assert (about["policy"], about["seed"], about["mode"]) == ("warpwell", 3, mode)
+    assert (about["policy"], about["seed"], about["mode"]) == ("lanes", 3, mode)
     assert about["rates"] == "class table (H100)"
     assert "imputed" in about
 
@@ -60,9 +60,9 @@ def test_the_same_seed_gives_the_same_log(tmp_path, capsys, mode):
 def test_two_processes_do_the_same_as_one(tmp_path, capsys):
     def run(processes):
         path = tmp_path / f"{processes}.jsonl"
-        options = ["--kernels", "60", "--processes", processes, "--policy", "source,orion", "--log", str(path)]
+        options = ["--kernels", "60", "--processes", processes, "--policy", "source,left-over", "--log", str(path)]
         out = said(capsys, "simulate", *options, "--json")
-        names = [tmp_path / f"{processes}.{name}.jsonl" for name in ("source", "orion")]
+        names = [tmp_path / f"{processes}.{name}.jsonl" for name in ("source", "left-over")]
         assert json.loads(out)["logs"] == [str(name) for name in names]
         return [name.read_text() for name in names]
 
@@ -144,10 +144,10 @@ sys.exit(code)
 
 def test_experiments_are_plain_data():
     small = Experiment(Recipe(kernels=60, seed=2))
-    one, two = run_to_dict(small, "orion"), run_to_dict(Experiment(Recipe(kernels=60, seed=2)), "orion")
+    one, two = run_to_dict(small, "left-over"), run_to_dict(Experiment(Recipe(kernels=60, seed=2)), "left-over")
     timing = {"decision_mean", "decision_p99"}
     assert {k: v for k, v in one.items() if k not in timing} == {k: v for k, v in two.items() if k not in timing}
-    assert chosen("all") == list(POLICIES) and chosen("orion, orion,source") == ["orion", "source"]
+    assert chosen("all") == list(POLICIES) and chosen("left-over, left-over,source") == ["left-over", "source"]
     found = partitions(132)
     pairs = [(found[f"a{size}"], found[f"b{size}"]) for size in (16, 32, 48, 64)]
     assert pairs == [(16, 116), (32, 100), (48, 84), (64, 68)]

@@ -11,7 +11,7 @@ from warpwell.scheduler import Capacity, Ended, Job, Kind, Profile, Request, Tas
 from warpwell.scheduler.admission import Admission
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_run import SLICE, CudaRun
-from warpwell.scheduler.policies.sharing import Sight
+from warpwell.scheduler.policies.sharing import rest_of
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import Placement, State
 from warpwell.scheduler.tenants import Tenant, Tenants
@@ -26,7 +26,7 @@ def profile(seconds: float, kind: Kind = Kind.COMPUTE, **fields: Any) -> Profile
 
 def core_of(tenants: Any, truth: Any = None) -> Core:
     executor = Simulator(ClassTable(CAPACITY), CAPACITY, mode="drain", truth=truth)
-    return Core(executor, "warpwell", tenants=tenants)
+    return Core(executor, "lanes", tenants=tenants)
 
 
 def submit(core: Core, tenant: str, seconds: float, count: int, **fields: Any) -> list[Job]:
@@ -121,20 +121,14 @@ def test_who_used_an_idle_device_owes_nobody_for_it() -> None:
     assert sum(j.ended is not None for j in second) > 80
 
 
-class Seen:
-    now = 0.0
-    truth = None
-
-
 def test_a_time_that_was_said_is_believed_until_it_is_over() -> None:
     made = Task("k", 100, profile(1.0))
     job = Job(made, Request("r", [made]), 0.0, state=State.RUNNING, placement=Placement())
-    view, sight = Seen(), Sight(False, observes=True)
     for now, done, rest in ((0.5, 0, 1.0), (1.0, 0, 1.0), (3.0, 0, 3.0), (3.0, 25, 9.0), (0.5, 75, 0.25)):
-        view.now, job.done = now, done
-        assert sight.rest(view, job) == pytest.approx(rest)  # type: ignore[arg-type]
-    view.now, job.done, job.ran, job.placement = 9.0, 50, 4.0, None  # preempted: it is not older for waiting
-    assert sight.rest(view, job) == pytest.approx(4.0)  # type: ignore[arg-type]
+        job.done = done
+        assert rest_of(job, now) == pytest.approx(rest)
+    job.done, job.ran, job.placement = 50, 4.0, None  # preempted: it is not older for waiting
+    assert rest_of(job, 9.0) == pytest.approx(4.0)
 
 
 class Cut:

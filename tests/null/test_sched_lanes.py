@@ -64,12 +64,14 @@ def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
 
 def test_short_kernels_are_launched_as_they_are() -> None:
     """Those that take less than some decisions do, as many at once as are over in a millisecond."""
-    host = HostDelays(decision=80e-6, launch=5e-6)
-    core = core_of(host=host)
-    run(core, *[(0.0, task(kind, 0.3)) for kind in (M, C) * 10])
-    launches = [event for event in core.log if event.kind == "launch"][2:]  # before, nothing is known of the host
+    core = core_of(host=HostDelays(decision=80e-6, launch=5e-6))
+    run(core, *[(0.0, task(kind, 0.2)) for kind in (M, C) * 80])
+    launches = [event for event in core.log if event.kind == "launch"][80:]  # before, nothing is known of the host
     assert all(event.why["plain"] for event in launches)
-    assert max(sum(other.time == event.time for other in launches) for event in launches) == 3
+    assert max(sum(other.time == event.time for other in launches) for event in launches) > 2
+    ended = {event.task: event.time for event in core.log if event.kind == "end"}
+    most = max(sum(other.time <= event.time < ended[other.task] for other in launches) for event in launches)
+    assert 4 <= most <= 6  # those of a millisecond, and the last one
 
 
 def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:
@@ -86,7 +88,7 @@ def test_a_pair_that_gains_nothing_is_left_alone_for_a_second() -> None:
     run(core, *[(0.0, task(kind, 10.0)) for kind in (M, C) * 8], (0.5, task(M, 10.0)), (2.0, task(M, 10.0)),
         (2.0, task(C, 10.0)))  # fmt: skip
     rules = [why["rule"] for _, why in told(core, "launch")]
-    assert rules[:2] == ["lanes", "lanes"] and rules[3:16] == ["arrival"] * 13 and rules[-2:] == ["lanes", "lanes"]
+    assert rules[:2] == ["lanes", "lanes"] and rules[2:15] == ["arrival"] * 13 and rules[-2:] == ["lanes", "lanes"]
 
 
 def test_a_higher_priority_takes_its_lane() -> None:

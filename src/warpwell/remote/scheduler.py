@@ -51,7 +51,7 @@ class PoolScheduler(Scheduler):
     def __init__(
         self,
         device: str | None = None,
-        policy: str | Policy = "warpwell",
+        policy: str | Policy = "lanes",
         *,
         devices: Iterable[Device] | None = None,
         limit: int | None = None,

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 WHOLE = Placement()
 
-LEARN = 0.2
-"""Weight of a new measurement of what a decision takes."""
+LEARN, RELEARN = 0.2, 0.05
+"""Weight of a new measurement of what a decision takes, where it is sooner, and later: others may disturb it."""
 
-SLOWEST = 2e-3
+SLOWEST = 0.5e-3
 """Seconds that one is taken for at most: what takes longer, such as compiling, happens once."""
 
 
@@ -106,11 +106,10 @@ class Core:
         self._held: tuple[int, ...] = ()
         self._launches = 0
         self._look_again: float | None = None
-        policy.meets(rates)
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.admission.free, self.tenants, executor.truth,
+            self.admission.free, self.tenants,
         )  # fmt: skip
 
     @property
@@ -380,7 +379,7 @@ class Core:
                 again = spare = True
         if self._launches != before:
             took = min(executor.now() - now, SLOWEST)
-            view.overhead = view.overhead + LEARN * (took - view.overhead) if view.overhead else took
+            view.overhead += (LEARN if took < view.overhead else RELEARN) * (took - view.overhead)
             self._look_for_room()
 
     def _look_for_room(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import errors
-from .task import Job, Placement, Profile, Task
+from .task import Job, Placement
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,6 @@ class Executor(ABC):
 
     def wake(self) -> None:  # noqa: B027 - virtual time does not wait
         """Make `wait` return soon, now or when it is next called. Any thread may call it."""
-
-    def truth(self, task: Task) -> Profile:
-        """Return the true profile of a task, for policies with perfect prediction. Only a simulation knows more."""
-        return task.profile
 
     def close(self) -> None:  # noqa: B027 - a simulation holds nothing
         """Stop all tasks and release the device."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .executor import Capacity
-from .task import Job, Placement, Profile, State, Task
+from .task import Job, Placement, State
 from .waiting import Waiting
 
 
@@ -44,8 +44,6 @@ class View:
         Bytes that admitted tasks leave. The scheduler itself keeps a task that does not fit from being launched.
     tenants : mapping
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
-    truth : callable or None
-        ``truth(task)``: its profile without errors of prediction (`Executor.truth`), for policies that are `perfect`.
     overhead : float
         Seconds that a decision with its launches takes, as they were so far.
     """
@@ -59,7 +57,6 @@ class View:
     capacity: Capacity
     free_memory: int
     tenants: Mapping[str, Any]
-    truth: Callable[[Task], Profile] | None = None
     overhead: float = 0.0
 
 
@@ -119,8 +116,6 @@ class Policy(ABC):
         Whether `Job.done` of running jobs is updated before each decision.
     adjusts : bool
         Whether it is also asked when nothing waits, to give free room to running jobs.
-    perfect : bool
-        Whether it sees true profiles instead of predicted ones.
     period : float or None
         Seconds between decisions without an event (aging, slices).
     ahead : int
@@ -133,17 +128,13 @@ class Policy(ABC):
     conserves: bool = True
     watches: bool = False
     adjusts: bool = False
-    perfect: bool = False
     period: float | None = None
     ahead: int = 0
-
-    def meets(self, rates: Rates) -> None:  # noqa: B027 - most do not sort by it
-        """Learn where estimates will come from, before anything waits."""
 
     def bucket(self, job: Job) -> Hashable:
         """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen.
 
-        By class, and preempted or new. (With perfect prediction the predicted class still sorts.)
+        By class, and preempted or new.
         """
         return job.task.profile.kind, job.state is State.PREEMPTED
 

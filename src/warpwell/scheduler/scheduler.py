@@ -92,7 +92,7 @@ class Scheduler:
     def __init__(
         self,
         device: str | None = None,
-        policy: str | Policy = "warpwell",
+        policy: str | Policy = "lanes",
         *,
         limit: int | None = None,
         rates: Rates | None = None,

@@ -4,7 +4,6 @@
 traces/           kernels and when they arrive, from files or built in
 workloads/        programs with NumPy references, for measurements of schedulers
 bench/            micro-benchmarks, with ceilings, beside BaM's protocol
-policies/         policies of other schedulers, for comparison
 simulator.py      the executor in virtual time
 replay.py         a trace through an executor
 metrics.py        throughput, turnaround, fairness and preemptions of a run

@@ -15,10 +15,9 @@ from ..scheduler.core import Core
 from ..scheduler.decision import SOURCE, SourceModel
 from ..scheduler.events import Log
 from ..scheduler.executor import Capacity
-from ..scheduler.policies import policy
+from ..scheduler.policies import POLICIES, policy
 from ..scheduler.predict.rates import rates
 from .metrics import NEEDED
-from .policies import POLICIES
 from .replay import ReplayResult, replay
 from .simulator import Simulator
 from .traces import Recipe, Trace

@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from .. import errors
 from ..scheduler.core import Core
@@ -74,7 +75,8 @@ def replay(
     executor = core.executor
     order = sorted(requests, key=lambda request: request.arrival)
     total = sum(len(request.tasks) for request in order)
-    result = ReplayResult([], core.log, alone or (lambda task: executor.truth(task).seconds))
+    truth = executor.truth if isinstance(executor, Simulator) else attrgetter("profile")
+    result = ReplayResult([], core.log, alone or (lambda task: truth(task).seconds))
     steps, clock = result.steps, time.perf_counter
     following = 0
     while following < len(order) or core.busy:

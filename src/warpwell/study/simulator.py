@@ -206,6 +206,8 @@ class Simulator(Executor):
         Of the time until a flag is seen.
     host : HostDelays
         What the host takes to notice, decide and command; nothing by default.
+    workers : float
+        Rate of a kernel that is alone and can be preempted, over that of the untransformed one.
 
     Attributes
     ----------
@@ -226,6 +228,7 @@ class Simulator(Executor):
         truth: Mapping[Task, Profile] | None = None,
         flag: float = FLAG_SECONDS,
         host: HostDelays = NO_DELAYS,
+        workers: float = 1.0,
     ) -> None:
         if mode not in ("switch", "drain"):
             raise errors.ArgumentError(f'mode of a simulator is {mode!r}: take "switch" or "drain"', name="mode")
@@ -243,6 +246,7 @@ class Simulator(Executor):
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
         self._flag = flag
         self._host = host
+        self._workers = workers
         self._slow = host != NO_DELAYS
         self._thinks = False
         self._random = random.Random(seed)
@@ -264,7 +268,7 @@ class Simulator(Executor):
         return self._now
 
     def truth(self, task: Task) -> Profile:
-        """Return the true profile of a task."""
+        """Return the true profile of a task: only a simulation knows more than its profile says."""
         return self._truth.get(task, task.profile)
 
     def launch(self, job: Job, placement: Placement) -> None:
@@ -507,7 +511,7 @@ class Simulator(Executor):
                 resident = run.resident
                 if resident is None or resident.share != share:
                     resident = self._resident(run, share)
-                run.rate = self.rates.of((resident,))[0]
+                run.rate = self.rates.of((resident,))[0] * (1.0 if run.plain else self._workers)
             run.plan(self._now, False)
             return
         lacks = self._find_room(runs)

@@ -49,7 +49,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--load", type=float, metavar="L",
                         help="arrivals at random, so that the device is busy for L of the time if programs run alone "
                         "(default: all arrive at once)")  # fmt: skip
-    parser.add_argument("--policy", default="warpwell", metavar="A,B", help="policies, or all (default warpwell)")
+    parser.add_argument("--policy", default="lanes", metavar="A,B", help="policies, or all (default lanes)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of inputs, order and arrivals")
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ArgumentError(f"--{name} {getattr(arguments, name)}: give {least} or more", name=name)
     if arguments.load is not None and not 0 < arguments.load < float("inf"):
         raise ArgumentError(f"--load {arguments.load}: give more than 0", name="load")
-    policies = _policies(arguments.policy)
+    policies = chosen(arguments.policy)
     for path in (arguments.log, arguments.trace_out, arguments.picture):
         if path is not None:
             log_path(path, policies[0], len(policies) > 1)  # before hours of work: is there such a folder?
@@ -83,13 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(output, values, found)
     return _WRONG if wrong else 0
-
-
-def _policies(names: str) -> list[str]:
-    listed = [name for name in chosen(names) if name != "oracle" or names != "all"]
-    if "oracle" in listed:
-        raise ArgumentError("the oracle needs a simulation: choose other policies", name="policy")
-    return listed
 
 
 class _Counting(Log):

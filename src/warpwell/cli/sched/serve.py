@@ -26,7 +26,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     serve = command(verbs, "serve", "sched.serve", "serve a device to several processes, until Ctrl-C or SIGTERM")
     _socket(serve)
     serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
-    serve.add_argument("--policy", default="warpwell", metavar="NAME", help="default warpwell")
+    serve.add_argument("--policy", default="lanes", metavar="NAME", help="default lanes")
     serve.add_argument("--limit", type=int, metavar="N", help="kernels that run at the same time (default 2)")
     serve.add_argument("--tenants", metavar="FILE.json", help="who may submit: {name: {weight, share, memory, ..}}")
     serve.add_argument("--hold", type=float, metavar="SECONDS", help="as sched limit; with --tenants, for turns, too")

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ...study.traces import Trace
     from ..output import Output
 
-_SLOW = ("warpwell-no-cost", "source-no-pairing", "warpwell", "oracle", "smk-drf", "memory-first")
-"""Policies that think longest, and their variants, the longest first."""
+_SLOW = ("lanes", "source")
+"""Policies that think longest, the longest first."""
 _QUICK = ("left-over", "first-come")
 """Those that hardly think, the quickest last."""
 
@@ -40,7 +40,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser = command(verbs, "simulate", "sched.simulate", "replay a trace under policies, in virtual time")
     trace_options(parser)
     group = parser.add_argument_group("what runs it")
-    group.add_argument("--policy", default="source,warpwell", metavar="A,B", help="or all (default source,warpwell)")
+    group.add_argument("--policy", default="source,lanes", metavar="A,B", help="or all (default source,lanes)")
     group.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
     what = "how fast kernels run together (default: class, or matrix where --matrix is given)"
     group.add_argument("--rates", choices=("class", "maxmin", "matrix"), help=what)
@@ -229,7 +229,7 @@ def _forks() -> ForkServerContext:
     is faster than to free what that made.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warpwell.study.experiment", "warpwell.study.policies"])
+    context.set_forkserver_preload(["warpwell.study.experiment"])
     resource_tracker.ensure_running()  # which would let signals through while the other is started
     # the server that starts here, and its forks, never get Ctrl-C of a terminal: it is for the command
     with _uninterrupted():

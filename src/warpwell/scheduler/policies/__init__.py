@@ -1,14 +1,12 @@
-"""Policies of a scheduler, by name; `policy` makes one. Those that only comparisons need are in a room above.
+"""Policies of a scheduler, by name; `policy` makes one.
 
 ==================  =====================================================================================
-sharing.py          helpers of all policies: quotas, partitions, rank of classes, standing with aging
-order.py            launch in an order, never preempt: first-come, left-over, stream-priority, shortest
+sharing.py          helpers of all policies: quotas, rank of classes, priority with aging
+order.py            launch in an order, never preempt: first-come, left-over, stream-priority
 source.py           the source's rule: best combination of classes, preemption by its cost formula
 standing.py         whose turn it is: priority with aging, within limits, then tenants by their use
 live.py             how fast two kernels ran together, from the blocks that they ended
 lanes.py            two lanes, one a class: the compute-intensive kernel is always the younger
-arrangement.py      places for kernels that run together, with the best sum of rates
-warpwell.py         ours: priority, tenants, aging, then the best arrangement in the best order
 ==================  =====================================================================================
 """
 
@@ -17,21 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ... import errors, registry
+from ... import errors
 from ..policy import Policy
 from .lanes import Lanes
-from .order import FirstCome, LeftOver, Shortest, StreamPriority
+from .order import FirstCome, LeftOver, StreamPriority
 from .source import Source
-from .warpwell import Warpwell
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "first-come": FirstCome,
     "left-over": LeftOver,
     "stream-priority": StreamPriority,
-    "shortest": Shortest,
     "source": Source,
     "lanes": Lanes,
-    "warpwell": Warpwell,
 }
 """What makes each policy; options are keywords of its class."""
 
@@ -42,7 +37,7 @@ def policy(name: str, **options: Any) -> Policy:
     Parameters
     ----------
     name : str
-        One of `POLICIES`, or of the policies that are registered for comparisons.
+        One of `POLICIES`.
     **options
         Parameters of its class.
 
@@ -53,10 +48,7 @@ def policy(name: str, **options: Any) -> Policy:
     """
     make = POLICIES.get(name)
     if make is None:
-        others: dict[str, Callable[..., Policy]] = registry.load(registry.path_of("policies", "compared"))
-        if name not in others:
-            raise errors.ArgumentError(f"there is no policy {name!r}: choose one of {', '.join(others)}", name="policy")
-        make = others[name]
+        raise errors.ArgumentError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}", name="policy")
     try:
         return make(**options)
     except TypeError as error:

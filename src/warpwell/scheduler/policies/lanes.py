@@ -13,7 +13,7 @@ from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Kind, Placement
 from .live import Live, in_order
 from .order import PLAIN, at_least_one
-from .sharing import Sight, age, at_most, gentlest_mode, preemptible, quota, stopping
+from .sharing import age, at_most, demand, gentlest_mode, preemptible, quota, rest_of, stopping
 from .standing import Standing, due
 
 NAMES = 8
@@ -24,6 +24,10 @@ SOONEST = 1e-3
 
 TRAIN = 1e-3
 """Seconds of plain launches that wait on the device, at most: somebody else may come."""
+
+
+LITTLE = 0.1
+"""Part of the device that is not worth another kernel."""
 
 
 class Lanes(Policy):
@@ -70,10 +74,10 @@ class Lanes(Policy):
     def __init__(
         self,
         *,
-        worthwhile: float = 10.0,
+        worthwhile: float = 4.0,
         least: float = 1.02,
         rest: float = 1.0,
-        pause: float = 0.1,
+        pause: float = 0.03,
         most: int = 8,
         patience: int = 32,
         slack: float = 0.02,
@@ -90,7 +94,6 @@ class Lanes(Policy):
         self.most = at_least_one("most", most)
         self.model = model
         self._standing = Standing(patience, slack, lead)
-        self._sight = Sight(False, observes=True)
         self._live = Live()
         self._seen: dict[Kind, float] = {}
         self._ranked = -math.inf
@@ -107,9 +110,8 @@ class Lanes(Policy):
         return due(job)
 
     def ended(self, job: Job, now: float) -> None:
-        """Note its rate in its last pair, and forget it."""
+        """Note its rate in its last pair."""
         self._live.ended(job, now)
-        self._sight.ended(job)
 
     def decide(self, view: View) -> list[Decision]:
         """Fill both lanes, memory first; make a kernel leave only where all places are taken, or for a priority."""
@@ -179,9 +181,10 @@ class Lanes(Policy):
         company = [job for job in heads if job.task.profile.kind not in (None, first.task.profile.kind)]
         if company and view.limit > 1:
             mate = self._best(view, company, first)
-            if not self._alone(view, first, mate):
-                why = {"rule": "lanes", "beside": []}
-                return [self._launch(view, job, share, why) for job, share in self._divide(view, first, mate)]
+            if self._alone(view, first, mate):
+                return self._behind(view, first)
+            why = {"rule": "lanes", "beside": []}
+            return [self._launch(view, job, share, why) for job, share in self._divide(view, first, mate)]
         if self._short(view, first) or (view.waiting.count > 1 and not self._waits_for_others(view)):
             return self._behind(view, first)
         return [Launch(first, Placement(), {"rule": "alone"})]
@@ -251,16 +254,20 @@ class Lanes(Policy):
     def _behind(self, view: View, first: Job) -> list[Decision]:
         """Launch a job as it is, and those that wait behind it, as far as they are short."""
         running = view.running
-        seconds = sum([job.task.profile.seconds or TRAIN for job in running])
+        seconds = sum([rest_of(job, view.now) or 0.0 for job in running])
+        # what can leave is in nobody's way
+        room = 1.0 - sum([demand(job, view.capacity) for job in running if not preemptible(job)])
         found: list[Decision] = []
         for job in chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead)):
             count = len(running) + len(found)
-            if count >= view.limit and (count >= view.limit + self.ahead or seconds >= TRAIN):
+            if count >= view.limit + (self.ahead if seconds < TRAIN else 0) or (found and not self._short(view, job)):
                 break
-            if found and not self._short(view, job):
-                break
+            if seconds >= TRAIN and room < LITTLE:
+                # It would only wait on the device, and stand in the way of whoever comes meanwhile.
+                return found or [Hold(job, {"rule": "soon"}, again=max(seconds - TRAIN, 0.1 * TRAIN))]
             found.append(Launch(job, PLAIN, {"rule": "arrival"}))
             seconds += job.task.profile.seconds or TRAIN
+            room -= demand(job, view.capacity)
         return found
 
     @staticmethod
@@ -283,7 +290,7 @@ class Lanes(Policy):
         kind = job.task.profile.kind
         victim = min(victims, key=lambda j: (j.task.profile.kind is not kind, ranks[j], -j.arrival, -j.number))
         cost = view.cost(victim, [j for j in view.running if j is not victim])
-        rest = self._sight.rest(view, victim)
+        rest = rest_of(victim, view.now)
         why = {"rule": "priority", "C": cost, "rest": rest, "victim": victim.number, "newcomer": job.number}
         if rest is not None and cost >= rest:
             return [Hold(job, why, again=max(cost, SOONEST))]
@@ -309,7 +316,7 @@ class Lanes(Policy):
                 continue
             if self._standing.level(view, job) < self._standing.of(view, victim):
                 continue
-            rests = [self._sight.rest(view, j) for j in (memory, compute)]
+            rests = [rest_of(j, view.now) for j in (memory, compute)]
             t = together([rest for rest in rests if rest is not None], list(before)) if None not in rests else 0.0
             s1, n, d = sum(after), before[comes], self.model.decay(stays.task.profile.kind)
             c = view.cost(victim, [stays])

@@ -24,7 +24,7 @@ WAVES = 2
 UNTRIED = 1.3
 """Sum of rates of a pair that was not measured: more than pairs have that gain little, less than the good ones."""
 
-SLOWED = 0.85
+SLOWED = 0.6
 """Rate below which a kernel might gain by a larger share."""
 
 

@@ -1,4 +1,4 @@
-"""Policies that launch in an order and never preempt: first-come, left-over, stream-priority, shortest."""
+"""Policies that launch in an order and never preempt: first-come, left-over, stream-priority."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from ... import errors
 from ..policy import Decision, Launch, Policy, View
 from ..task import Job, Kind, Placement
-from .sharing import age, grow, highest, share, standing
+from .sharing import age, highest, standing
 
 PLAIN = Placement(plain=True)
 ARRIVAL = {"rule": "arrival"}
@@ -76,44 +76,6 @@ class StreamPriority(Policy):
 
     def _waited(self, view: View, job: Job) -> bool:
         return view.waiting.passed(job) >= self.patience
-
-
-class Shortest(Policy):
-    """The task with the shortest predicted rest first; those that run share the device equally.
-
-    Parameters
-    ----------
-    aging : float
-        Seconds of rest that a second of waiting is worth: a task of r seconds waits for no task that arrives more than
-        ``r / aging`` seconds after it.
-    """
-
-    name = "shortest"
-    adjusts = True
-
-    def __init__(self, *, aging: float = 0.1) -> None:
-        if not aging > 0:
-            raise errors.ArgumentError(
-                f"aging is {aging}: without it long tasks starve, give more than 0", name="aging"
-            )
-        self.aging = aging
-
-    def bucket(self, job: Job) -> Hashable:
-        """All in one, which is sorted by `key`."""
-        return None
-
-    def key(self, job: Job) -> float:
-        """Rest less what it has waited: the difference between two tasks does not change with time."""
-        return self.aging * job.arrival + (job.rest or 0.0)
-
-    def decide(self, view: View) -> list[Decision]:
-        """Launch the first."""
-        if len(view.running) >= view.limit:
-            return []
-        heads = view.waiting.heads()
-        if not heads:
-            return grow(view)
-        return share(view, heads[0], {"rule": "shortest", "rest": heads[0].rest})
 
 
 def at_least_one(name: str, value: int) -> int:

@@ -1,16 +1,15 @@
-"""Helpers of all policies: ranks of combinations, parts of the device, quotas, and perfect prediction."""
+"""Helpers of all policies: ranks of combinations, parts of the device, quotas, priority with aging."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Resize, View
-from ..residency import Shape, part_of, resident_alone, shape_of
-from ..task import COMPUTE, RUNNING, STOPPING, Job, Kind, Placement, Profile
+from ..residency import Shape, part_of, shape_of
+from ..task import COMPUTE, RUNNING, STOPPING, Job, Kind, Placement
 
 _WHOLE = Placement()
 
@@ -19,25 +18,6 @@ _WHOLE = Placement()
 def at_most(workers: int | None, priority: int = 0) -> Placement:
     """Return a placement with a quota of workers; policies ask for the same ones again and again."""
     return Placement(workers, None, priority)
-
-
-@functools.lru_cache(maxsize=4096)
-def within(partition: str) -> Placement:
-    """Return a placement in a partition."""
-    return Placement(partition=partition)
-
-
-def pairs(capacity: Capacity) -> Sequence[tuple[str, str]]:
-    """Return the partitions that divide the device between them: their names differ in the first letter (a32, b32)."""
-    return _pairs(tuple((capacity.partitions or {}).items()), capacity.processors)
-
-
-@functools.lru_cache(maxsize=64)
-def _pairs(partitions: tuple[tuple[str, int], ...], processors: int) -> Sequence[tuple[str, str]]:
-    found: dict[str, list[tuple[str, int]]] = {}
-    for name, size in partitions:
-        found.setdefault(name[1:], []).append((name, size))
-    return [(its[0][0], its[1][0]) for its in found.values() if len(its) == 2 and its[0][1] + its[1][1] <= processors]
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
@@ -57,11 +37,6 @@ def ranked(count: int, memory: int) -> tuple[int, int]:
     """Return the rank of `count` kernels of which `memory` are memory-intensive, or of unknown kind."""
     compute = count - memory
     return memory * (memory - 1) // 2, compute * (compute - 1) // 2
-
-
-def alone(job: Job, capacity: Capacity) -> int:
-    """Return how many blocks of a job are resident when it has the device."""
-    return resident_alone(job.task.profile, job.task.blocks, capacity)
 
 
 def demand(job: Job, capacity: Capacity) -> float:
@@ -208,75 +183,26 @@ def grow(view: View) -> list[Decision]:
     return decisions
 
 
-class Sight:
-    """Jobs as a policy sees them: as predicted, or (`perfect`) as they really are.
+def rest_of(job: Job, now: float) -> float | None:
+    """Return the seconds that a job would still take alone, None where that is not known.
 
-    With `observes`, a prediction is believed until it is over: of what has been on the device for longer, what it has
-    done by then tells how long the rest takes; where it has done nothing, as long again.
+    A prediction is believed until it is over: of what has been on the device for longer, what it has done by then tells
+    how long the rest takes; where it has done nothing, as long again.
     """
-
-    def __init__(self, perfect: bool, observes: bool = False) -> None:
-        self.perfect = perfect
-        self.observes = observes and not perfect
-        self._seen: dict[Job, Job] = {}
-
-    def profile(self, view: View, job: Job) -> Profile:
-        """Return the profile that decisions are based on."""
-        if self.perfect and view.truth is not None:
-            return view.truth(job.task)
-        return job.task.profile
-
-    def rest(self, view: View, job: Job) -> float | None:
-        """Return the seconds that a job would still take alone, None where that is not known."""
-        seconds = self.profile(view, job).seconds
-        if seconds is None:
-            return None
-        left = job.left
-        if self.observes:
-            been = job.ran if job.placement is None else job.ran + view.now - job.since
-            if been > seconds:
-                return been * left / (1.0 - left) if left < 1.0 else been
-        return seconds * left
-
-    def jobs(self, view: View, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Return the jobs with the profiles that rates are estimated from."""
-        if not self.perfect or view.truth is None:
-            return jobs
-        found = []
-        for job in jobs:
-            profile = view.truth(job.task)
-            if profile is job.task.profile:
-                found.append(job)
-                continue
-            seen = self._seen.get(job)
-            if seen is None:
-                task = dataclasses.replace(job.task, profile=profile)
-                seen = self._seen[job] = dataclasses.replace(job, task=task)
-            seen.done, seen.state, seen.placement = job.done, job.state, job.placement
-            found.append(seen)
-        return found
-
-    def ended(self, job: Job) -> None:
-        """Forget a job."""
-        self._seen.pop(job, None)
+    seconds = job.task.profile.seconds
+    if seconds is None:
+        return None
+    left = job.left
+    been = job.ran if job.placement is None else job.ran + now - job.since
+    if been > seconds:
+        return been * left / (1.0 - left) if left < 1.0 else been
+    return seconds * left
 
 
-def swaps(
-    view: View, sight: Sight, may_leave: Callable[[Job], bool], heads: Iterable[Job] | None = None
-) -> list[tuple[Job, list[Job]]]:
-    """Return newcomers, each with those running whose place it could take for a combination of a better class.
-
-    Parameters
-    ----------
-    view : View
-    sight : Sight
-    may_leave : callable
-        Tells whether a running job can be replaced.
-    heads : iterable of Job, optional
-        The newcomers to look at; by default all that may be launched.
-    """
-    profile, running = sight.profile, view.running
-    memory = [profile(view, job).kind is not COMPUTE for job in running]
+def swaps(view: View) -> list[tuple[Job, list[Job]]]:
+    """Return newcomers, each with those running whose place it could take for a combination of a better class."""
+    running = view.running
+    memory = [job.task.profile.kind is not COMPUTE for job in running]
     count, total = len(running), sum(memory)
     now = ranked(count, total)
     # for a newcomer of either class, in the place of one of the other
@@ -284,10 +210,10 @@ def swaps(
     found: list[tuple[Job, list[Job]]] = []
     if not any(better):
         return found
-    for job in view.waiting.heads() if heads is None else heads:
-        comes = profile(view, job).kind is not COMPUTE
+    for job in view.waiting.heads():
+        comes = job.task.profile.kind is not COMPUTE
         if better[comes]:
-            leave = [j for j, is_ in zip(running, memory, strict=True) if is_ is not comes and may_leave(j)]
+            leave = [j for j, is_ in zip(running, memory, strict=True) if is_ is not comes and preemptible(j)]
             if leave:
                 found.append((job, leave))
     return found

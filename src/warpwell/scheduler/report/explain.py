@@ -183,6 +183,7 @@ _REASONS = {
     "memory first": "the memory-intensive newcomer is to be resident first",
     "dominant share": "dominant shares are to be equal",
     "adds": "with the truth, the change is worth more",
+    "soon": "the kernel that runs fills the device for longer, and somebody else may come meanwhile",
     "residency": "the newcomer had better be resident first",
     "worth, and residency": "the newcomer had better be resident first, in the place of one of those",
 }

@@ -73,7 +73,7 @@ class Service:
         path: str | os.PathLike[str] | None = None,
         *,
         device: str | None = None,
-        policy: str = "warpwell",
+        policy: str = "lanes",
         limit: int | None = None,
         tenants: Mapping[str, Any] | None = None,
         group: str | None = None,
