@@ -16,7 +16,7 @@ from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
-AREAS = ("graph_checks", "capture_checks", "pool_checks", "row_checks", "hook_checks")
+AREAS = ("graph_checks", "condition_checks", "capture_checks", "pool_checks", "row_checks", "hook_checks")
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,23 @@ CHECKED: dict[str, tuple[str, Changes]] = {
                 "void go_on(void *data, int code);\nstatic void count_memory(const struct plan *p);",
         }},
     ),
+    "a conditional node does not come behind what was recorded before": (
+        "condition_checks",
+        {"worker_graphs.c": {"if (!code && recording.last) code = native": "if (0) code = native"}},
+    ),
+    "what is recorded does not come behind a conditional node": (
+        "condition_checks",
+        {"worker_graphs.c": {"size_t n = recording.last ? 1 : 0;": "size_t n = recording.last && 0 ? 1 : 0;"}},
+    ),
+    "a graph that is made executable again keeps what was recorded before": (
+        "condition_checks", {"worker_graphs.c": {"int stays = 0;": "int stays = 1;"}}
+    ),
+    "an executable graph ends before its launches that wait": (
+        "condition_checks", {"worker_graphs.c": {"    x->refs++;\n    call->exec = x;": "    call->exec = x;"}}
+    ),
+    "what comes behind the last conditional node is left out": (
+        "condition_checks", {"layer_exec.c": {"r->at = r->plan->twins;": "r->at = r->plan->n;"}}
+    ),
     "a stream that joins a capture does not come behind the event": (
         "capture_checks",
         {"layer_capture.c": {

@@ -9,7 +9,8 @@ from tests.harness.driver.calls import EITHER_SIDE, HOST_SIDE, KERNELS, MANY, TY
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 KERNEL_NODE, COPY_NODE, SET_NODE, HOST_NODE, CHILD_NODE, EMPTY_NODE, WAIT_NODE, RECORD_NODE = range(8)
-ALLOC_NODE, FREE_NODE = 10, 11
+ALLOC_NODE, FREE_NODE, CONDITION_NODE = 10, 11, 13
+IF, WHILE, SWITCH = range(3)
 DEVICE_LOCATION, HOST_LOCATION = 1, 2
 
 
@@ -105,6 +106,21 @@ class Alloc(ctypes.Structure):
     ]
 
 
+class Condition(ctypes.Structure):
+    """CUgraphNodeParams of a conditional node."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("reserved", ctypes.c_int * 3),
+        ("handle", ctypes.c_uint64),
+        ("type", ctypes.c_int),
+        ("size", ctypes.c_uint),
+        ("graphs", ctypes.POINTER(ctypes.c_uint64)),
+        ("context", ctypes.c_uint64),
+        ("rest", ctypes.c_ubyte * 208),
+    ]
+
+
 class Update(ctypes.Structure):
     """CUgraphExecUpdateResultInfo."""
 
@@ -197,6 +213,22 @@ class Graph:
     def free(self, after: Sequence[int], address: int) -> int:
         """Add a free."""
         return self.add("cuGraphAddMemFreeNode", after, address)
+
+    def condition(self, value: int = 0, assign: bool = True) -> int:
+        """Return a handle of a condition, whose value may begin anew with each launch."""
+        context, flags = self.cuda.contexts[0], ctypes.c_uint(assign)
+        return self.cuda.out("cuGraphConditionalHandleCreate", self.handle, context, ctypes.c_uint(value), flags)
+
+    def try_decide(self, after: Sequence[int], handle: int, kind: int, size: int) -> tuple[int, int, Condition]:
+        """Add a conditional node; return the code, the node, and its parameters."""
+        params = Condition(CONDITION_NODE, handle=handle, type=kind, size=size, context=self.cuda.contexts[0])
+        return *self.try_add("cuGraphAddNode", after, ctypes.byref(params)), params
+
+    def decide(self, after: Sequence[int], handle: int, kind: int, size: int = 1) -> tuple[int, list[Graph]]:
+        """Add a conditional node; return it and its graphs."""
+        code, node, params = self.try_decide(after, handle, kind, size)
+        assert code == 0, code
+        return node, [Graph(self.cuda, params.graphs[k]) for k in range(size)]
 
     def link(self, source: int, to: int, call: str = "cuGraphAddDependencies") -> int:
         """Let a node come after another one; return the code."""

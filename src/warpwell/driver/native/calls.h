@@ -55,6 +55,15 @@ enum ww_hand_op {
     WW_OP_SIGNAL,        /* sent   ww_args_signal: when the event's last record has been passed, the peer is told the number */
     WW_OP_AWAIT,         /* sent   stream, ww_args_signal: later calls of the stream wait until the peer told the number;
                                    DEVICE_UNAVAILABLE: it has ended before */
+    WW_OP_GRAPH_HANDLE,  /* asked  ww_args_graph_handle -> uint64_t; the graph, of the driver's own, is made with its first one */
+    WW_OP_GRAPH_CONDITION, /* asked ww_args_graph_condition, then `size` ids for its graphs: a conditional node */
+    WW_OP_GRAPH_BEGIN,   /* asked  ww_args_id: a graph loses all nodes but conditional ones, and records. One at a time */
+    WW_OP_GRAPH_NODE,    /* sent   ww_args_id: the conditional node comes behind what was recorded before */
+    WW_OP_GRAPH_END,     /* asked  the first error of what was recorded */
+    WW_OP_GRAPH_MAKE,    /* asked  ww_args_graph: an executable graph */
+    WW_OP_GRAPH_LAUNCH,  /* sent   stream, ww_args_id (executable graph) */
+    WW_OP_GRAPH_DROP,    /* sent   ww_args_graph: a graph, with `other` its conditional node */
+    WW_OP_EXEC_DROP,     /* sent   ww_args_id; launches that were posted go on */
     WW_OP_MORE,          /* asked  on the slot of the answer that had `more`: its next bytes. Any other call on the slot drops
                                    them */
     WW_HAND_OPS = 64     /* generated numbers start here */
@@ -143,6 +152,25 @@ struct ww_launch_attribute { /* CUlaunchAttribute: COOPERATIVE 2, CLUSTER_DIMENS
                                 PRIORITY 8 */
     uint32_t id;
     uint32_t value[3];
+};
+
+/* -- graphs with conditional nodes ----------------------------------------------------------------------------------- */
+
+#define WW_GRAPHS 65536u /* of a device, and as many executable ones: chosen by the client, 1 .. */
+#define WW_BODIES 1024u  /* graphs of a conditional node */
+
+struct ww_args_graph {
+    uint32_t graph, other; /* MAKE: id of the executable one; DROP: 0, or 1 + number of a conditional node */
+};
+
+struct ww_args_graph_handle {
+    uint32_t graph, value, flags, unused;
+};
+
+struct ww_args_graph_condition {
+    uint64_t handle;
+    uint32_t graph, node; /* node: its number in the graph, chosen by the client */
+    uint32_t type, size;
 };
 
 /* -- copies -------------------------------------------------------------------------------------------------------- */

@@ -187,6 +187,7 @@ enum cu_node {
     CU_NODE_RECORD,
     CU_NODE_ALLOC = 10,
     CU_NODE_FREE,
+    CU_NODE_CONDITION = 13,
 };
 
 struct cu_node_kernel { /* the first version ends before `kernel` */
@@ -223,6 +224,14 @@ struct cu_node_alloc {
     CUdeviceptr address; /* out */
 };
 
+struct cu_node_condition {
+    uint64_t handle;
+    int32_t type;    /* 0 if, 1 while, 2 switch */
+    uint32_t size;   /* how many graphs: if 1 or 2 (else), while 1 */
+    void **graphs;   /* out: an array of the node's */
+    CUcontext context;
+};
+
 struct cu_node_params {
     int32_t type, reserved[3];
     union {
@@ -235,6 +244,7 @@ struct cu_node_params {
         CUevent event;
         struct cu_node_alloc alloc;
         CUdeviceptr memory;
+        struct cu_node_condition condition;
     } of;
     int64_t more;
 };
@@ -255,6 +265,7 @@ struct cu_update {
     void *node, *from;
 };
 
+#define CU_CONDITION_ASSIGN 1u /* the value at the begin of each launch is the default */
 #define CU_INSTANTIATE_AUTO_FREE 1u
 #define CU_INSTANTIATE_UPLOAD 2u
 #define CU_INSTANTIATE_DEVICE 4u

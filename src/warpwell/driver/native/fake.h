@@ -25,7 +25,7 @@
 #define FAKE_MOST_DEVICES 16
 #define FAKE_PENDING 1000 /* operations of a stream; the next call blocks */
 
-enum fake_kind { FAKE_STREAM = 0x57a1, FAKE_EVENT, FAKE_MODULE, FAKE_FUNCTION };
+enum fake_kind { FAKE_STREAM = 0x57a1, FAKE_EVENT, FAKE_MODULE, FAKE_FUNCTION, FAKE_GRAPH, FAKE_NODE, FAKE_EXEC };
 
 struct fake_object { /* first member of what handles point to */
     enum fake_kind kind;
@@ -69,6 +69,8 @@ struct CUstream_st {
     struct fake_op *head, *tail, *last; /* last: enqueued, perhaps done */
     size_t pending;
     pthread_cond_t work;
+    struct fake_graph *graph; /* it records, see fake_graph.c */
+    struct fake_node *recorded; /* last */
     struct CUstream_st *next; /* of the context */
 };
 
@@ -125,6 +127,7 @@ int fake_stream(CUstream handle, CUcontext context, CUstream *stream);
 struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *));
 /* Append; fake_lock held. May wait for room. Returns with a reference for the caller where `keep`. */
 void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol);
+void fake_unref(struct fake_op *op); /* lock held */
 void fake_wait(struct fake_op *op); /* lock held; drops the caller's reference */
 /* Wait for all work of a context; lock held. `symbol`: say so if there was any. */
 void fake_wait_all(CUcontext context, const char *symbol);
@@ -132,6 +135,11 @@ void fake_wait_all(CUcontext context, const char *symbol);
 void fake_wait_stream(CUstream stream, const char *symbol);
 void fake_flush(CUcontext context); /* printed text to stdout */
 void fake_end_streams(CUcontext context);
+
+/* -- fake_graph.c --- */
+
+void fake_record(CUstream stream, struct fake_op *op); /* takes the operation; lock held */
+int fake_set_condition(uint64_t handle, uint32_t value);
 
 /* -- fake_memory.c --- */
 

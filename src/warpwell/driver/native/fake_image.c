@@ -857,6 +857,21 @@ static int kernel_print(struct fake_op *op)
     return CUDA_SUCCESS;
 }
 
+/* condition(handle, value): of a graph's conditional node. */
+static int kernel_condition(struct fake_op *op)
+{
+    return fake_set_condition(param(op, 0), (uint32_t)param(op, 1));
+}
+
+/* count(addr, handle): the word less one is the condition's value. */
+static int kernel_count(struct fake_op *op)
+{
+    uint32_t *word = (uint32_t *)param(op, 0);
+    if (!fake_reachable(op->context, (uint64_t)word, 4))
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    return fake_set_condition(param(op, 1), --*word);
+}
+
 static const struct {
     const char *name;
     int (*run)(struct fake_op *op);
@@ -864,6 +879,7 @@ static const struct {
 } KERNELS[] = {
     {"fill", kernel_fill, 1}, {"copy", kernel_copy, 1},   {"add", kernel_add, 1},   {"nap", kernel_nap, 0},
     {"flag", kernel_flag, 0}, {"fault", kernel_fault, 0}, {"fail", kernel_fail, 0}, {"print", kernel_print, 0},
+    {"condition", kernel_condition, 0}, {"count", kernel_count, 1},
 };
 
 static int run_kernel(struct fake_op *op)

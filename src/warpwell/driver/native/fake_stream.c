@@ -33,7 +33,7 @@ struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *))
     return op;
 }
 
-static void unref(struct fake_op *op)
+void fake_unref(struct fake_op *op)
 {
     if (op && !--op->refs) {
         free(op->data);
@@ -44,7 +44,7 @@ static void unref(struct fake_op *op)
 static void finish(struct fake_op *op)
 {
     for (size_t i = 0; i < op->nafter; i++)
-        unref(op->after[i]);
+        fake_unref(op->after[i]);
     free(op->after);
     op->after = NULL;
     op->nafter = 0;
@@ -119,10 +119,10 @@ static void *run_stream(void *argument)
         stream->pending--;
         if (!stream->head)
             stream->tail = NULL;
-        unref(op);
+        fake_unref(op);
         pthread_cond_broadcast(&fake_moved);
     }
-    unref(stream->last);
+    fake_unref(stream->last);
     stream->last = NULL;
     unlink_stream(stream);
     pthread_mutex_unlock(&fake_lock);
@@ -145,6 +145,10 @@ static void start(CUstream stream)
 void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol)
 {
     CUcontext context = stream->object.context;
+    if (stream->graph) {
+        fake_record(stream, op);
+        return;
+    }
     if (stream->pending >= FAKE_PENDING)
         fake_blocks(symbol);
     while (stream->pending >= FAKE_PENDING && !context->sticky && op->life == context->life)
@@ -157,7 +161,7 @@ void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *sym
         add_after(op, context->legacy->last);
     }
     op->refs += keep ? 2 : 1; /* the queue has the first, `last` the second */
-    unref(stream->last);
+    fake_unref(stream->last);
     stream->last = op;
     if (stream->tail)
         stream->tail->next = op;
@@ -175,7 +179,7 @@ void fake_wait(struct fake_op *op)
     CUcontext context = op->context;
     while (!op->done && !context->sticky && op->life == context->life)
         pthread_cond_wait(&fake_moved, &fake_lock);
-    unref(op);
+    fake_unref(op);
 }
 
 static void wait_last(CUstream stream)
@@ -474,7 +478,7 @@ CUresult cuEventDestroy_v2(CUevent event)
     int error = enter_event(event);
     if (error)
         return error;
-    unref(event->last);
+    fake_unref(event->last);
     fake_drop(event);
     free(event);
     return leave(CUDA_SUCCESS);
@@ -491,7 +495,7 @@ CUresult cuEventRecord(CUevent event, CUstream handle)
         return leave(error);
     struct fake_op *op = fake_op(context, NULL);
     fake_enqueue(stream, op, 1, "cuEventRecord");
-    unref(event->last);
+    fake_unref(event->last);
     event->last = op;
     return leave(CUDA_SUCCESS);
 }

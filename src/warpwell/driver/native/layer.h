@@ -15,6 +15,7 @@
  *     layer_pool.c     memory pools: accounts over the device's memory
  *     layer_graph.c    graphs, their nodes and edges, user objects
  *     layer_node.c     what a node does: its parameters
+ *     layer_condition.c graphs with conditional nodes: the worker's driver has a twin of them
  *     layer_exec.c     executable graphs: plans, launches, updates
  *     layer_capture.c  streams that record a graph
  *     layer_host.c     host functions
@@ -116,7 +117,7 @@ struct ww_device {
     _Atomic int shared;                 /* others use its memory: see layer_peer.c */
     _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
-    struct ww_ids streams, events, modules;
+    struct ww_ids streams, events, modules, graphs;
     struct ww_pool *_Atomic pool;       /* of cuMemAllocAsync; NULL: the default one */
 };
 
@@ -310,6 +311,21 @@ struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a 
     uint64_t freed_in; /* how often its device's had been trimmed when it was freed, and 1 */
 };
 
+struct ww_twin { /* a graph, or an executable one, that the worker's driver has */
+    struct ww_device *device; /* NULL: none */
+    uint64_t life;
+    uint32_t id;
+};
+
+struct ww_condition { /* what a conditional node has */
+    uint64_t handle;
+    int32_t type;
+    uint32_t size, node;      /* node: its number at the worker */
+    struct ww_twin within;    /* the twin of its graph; no device: the node is not there */
+    struct ww_graph **graphs; /* owned */
+    void **handles;           /* of these graphs: the program reads them */
+};
+
 struct ww_work { /* what a node does */
     int kind; /* enum cu_node */
     struct ww_device *device;
@@ -321,6 +337,7 @@ struct ww_work { /* what a node does */
         struct ww_graph *graph;         /* owned */
         CUevent event;
         struct ww_graph_memory *memory; /* a reference */
+        struct ww_condition *condition; /* owned; NULL in plans */
     } of;
 };
 
@@ -354,9 +371,10 @@ struct ww_graph {
     struct ww_node *within; /* the node that owns this graph, or NULL */
     struct ww_user_ref *users;
     size_t nusers;
+    struct ww_twin twin;
 };
 
-extern pthread_mutex_t ww_graphs; /* all graphs; no other lock of the layer but `objects` is taken within, nothing waits within */
+extern pthread_mutex_t ww_graphs; /* all graphs; within it only a worker's answers are waited for: no locks that others hold long */
 
 struct ww_users { /* user objects whose last reference was dropped: their destructors run when no lock is held */
     struct ww_user *first;
@@ -370,12 +388,23 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
                 struct ww_node **made); /* takes what `work` owns, also on errors */
 void ww_work_drop(struct ww_work *w, struct ww_users *dropped);
 int ww_work_copy(struct ww_work *to, const struct ww_work *from);
-bool ww_graph_has(const struct ww_graph *g, int kind);   /* in its child graphs, too */
+bool ww_graph_has(const struct ww_graph *g, int kind);   /* in its child graphs and those of conditional nodes, too */
 struct ww_graph *ww_graph_clone(struct ww_graph *g);     /* with ww_graphs held; NULL: no memory */
 struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
 void ww_graph_memory_drop(struct ww_graph_memory *m);
 bool ww_graph_memory_freed(struct ww_graph_memory *m);   /* a call or a node frees it; false: it is not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);
+
+/* -- layer_condition.c: all with ww_graphs held ---------------------------------------------------------------------------- */
+
+int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
+void ww_condition_drop(struct ww_condition *c, struct ww_users *dropped);
+void ww_twin_drop(struct ww_twin *t, uint16_t op);     /* GRAPH_DROP or EXEC_DROP */
+int ww_twin_begin(const struct ww_twin *t);
+int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node); /* node: number of a conditional one */
+int ww_twin_end(const struct ww_twin *t);
+int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec);
+int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream);
 
 /* Give a node of an executable graph other work of its kind; takes what `work` owns. error: of the work, passed on. */
 int ww_exec_set(void *exec, void *node, struct ww_work *work, int error);

@@ -5,6 +5,8 @@
  * left behind (a host function that has not run): user objects and memory of graphs stay until then. Behind a host node
  * the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never waits.
  * An event behind each launch orders launches of one graph in different streams.
+ *
+ * Up to its last conditional node a plan is one graph of the worker's driver, made when the plan is made, and one call a launch.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -14,6 +16,8 @@ struct step {
     struct ww_work work;
     uint64_t node; /* serial of the graph's node */
     bool off;
+    uint32_t number, nbodies; /* of a conditional node: its number at the worker, and its graphs */
+    struct plan **bodies;
 };
 
 struct plan {
@@ -23,6 +27,8 @@ struct plan {
     size_t *shape; /* the graph's form: numbers of nodes and edges */
     struct ww_user_ref *users;
     bool nested;
+    size_t twins;               /* steps up to the last conditional node: 0 if there is none */
+    struct ww_twin graph, exec; /* of its graph, where conditional nodes are; of these steps */
 };
 
 struct mark { /* an event behind the last launch */
@@ -66,8 +72,14 @@ static void drop_plan(struct plan *p)
         ww_work_drop(&p->steps[i].work, &dropped);
     for (size_t i = 0; i < p->nusers; i++)
         ww_user_release(p->users[i].user, p->users[i].count, &dropped);
+    ww_twin_drop(&p->exec, WW_OP_EXEC_DROP);
     pthread_mutex_unlock(&ww_graphs);
     ww_users_run(&dropped);
+    for (size_t i = 0; i < p->n; i++) {
+        for (uint32_t k = 0; k < p->steps[i].nbodies; k++)
+            drop_plan(p->steps[i].bodies[k]);
+        free(p->steps[i].bodies);
+    }
     free(p->steps);
     free(p->shape);
     free(p->users);
@@ -75,6 +87,21 @@ static void drop_plan(struct plan *p)
 }
 
 static int add_graph(struct plan *p, struct ww_graph *g);
+static int make_plan(struct ww_graph *g, struct plan **made);
+
+static int add_condition(struct plan *p, const struct ww_node *n)
+{
+    struct step *s = &p->steps[p->n++];
+    const struct ww_condition *c = n->work.of.condition;
+    int error = 0;
+    p->twins = p->n;
+    *s = (struct step){.work = {.kind = CU_NODE_CONDITION, .device = n->work.device}, .node = n->serial, .number = c->node};
+    if (!(s->bodies = calloc(c->size, sizeof *s->bodies)))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    for (; s->nbodies < c->size && !error; s->nbodies++)
+        error = make_plan(c->graphs[s->nbodies], &s->bodies[s->nbodies]);
+    return error;
+}
 
 /* A node whose dependencies are in the plan already. */
 static int add_step(struct plan *p, const struct ww_node *n)
@@ -83,6 +110,8 @@ static int add_step(struct plan *p, const struct ww_node *n)
         p->nested = true;
         return add_graph(p, n->work.of.graph);
     }
+    if (n->work.kind == CU_NODE_CONDITION)
+        return add_condition(p, n);
     int error = ww_work_copy(&p->steps[p->n].work, &n->work);
     if (!error)
         p->steps[p->n++].node = n->serial;
@@ -146,14 +175,40 @@ static int make_plan(struct ww_graph *g, struct plan **made)
     p->steps = calloc(nodes + 1, sizeof *p->steps);
     p->shape = calloc(shape + 1, sizeof *p->shape);
     p->users = calloc(users + 1, sizeof *p->users);
+    p->graph = g->twin;
     return p->steps && p->shape && p->users ? add_graph(p, g) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Record steps as their graph's twin, and then the graphs of conditional nodes. */
+static int record(const struct plan *p, size_t n)
+{
+    int error = ww_twin_begin(&p->graph), end;
+    if (error)
+        return error;
+    for (size_t i = 0; i < n && !error; i++)
+        error = ww_twin_step(&p->graph, &p->steps[i].work, p->steps[i].number);
+    end = ww_twin_end(&p->graph);
+    error = error ? error : end;
+    for (size_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < p->steps[i].nbodies && !error; k++)
+            error = record(p->steps[i].bodies[k], p->steps[i].bodies[k]->n);
+    return error;
+}
+
+/* With ww_graphs held: a plan that can be launched; the plan is dropped without it. */
+static int make_whole(struct ww_graph *g, struct plan **made)
+{
+    int error = make_plan(g, made);
+    if (error || !(*made)->twins)
+        return error;
+    return (error = record(*made, (*made)->twins)) ? error : ww_twin_exec(&(*made)->graph, &(*made)->exec);
 }
 
 /* With ww_graphs held: the same plan, to be changed. */
 static struct plan *copy_plan(const struct plan *from)
 {
     struct ww_users dropped = {NULL};
-    struct plan *p = calloc(1, sizeof *p);
+    struct plan *p = from->twins ? NULL : calloc(1, sizeof *p);
     if (!p)
         return NULL;
     atomic_store(&p->refs, 1);
@@ -261,7 +316,7 @@ static int instantiate(void **exec, void *h, uint64_t flags, int *result)
         return ww_refused("graphs that kernels launch");
     pthread_mutex_lock(&ww_graphs);
     struct ww_graph *g = ww_graph(h);
-    error = g ? make_plan(g, &p) : CUDA_ERROR_INVALID_VALUE;
+    error = g ? make_whole(g, &p) : CUDA_ERROR_INVALID_VALUE;
     *result = g && error == CUDA_ERROR_INVALID_VALUE ? 2 : error ? 1 : 0; /* 2: its form is wrong */
     if (!error && (!(x = calloc(1, sizeof *x)) || !(x->object = ww_object_new(WW_EXEC, NULL))))
         error = CUDA_ERROR_OUT_OF_MEMORY;
@@ -367,6 +422,12 @@ static struct step *step_of(const struct plan *p, const void *node)
     return NULL;
 }
 
+/* Why there is no copy of a plan. */
+static int no_copy(const struct plan *p)
+{
+    return p->twins ? ww_refused("changes of one node in an executable graph with conditional nodes") : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
 {
     struct ww_users dropped = {NULL};
@@ -377,7 +438,7 @@ int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
     struct step *s = x ? step_of(x->plan, node) : NULL;
     struct plan *p = s && s->work.kind == work->kind ? copy_plan(x->plan) : NULL;
     if (!p) {
-        error = s && s->work.kind == work->kind ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+        error = s && s->work.kind == work->kind ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
         ww_work_drop(work, &dropped);
         pthread_mutex_unlock(&ww_graphs);
         return error;
@@ -401,7 +462,7 @@ CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled)
     struct plan *p = may ? copy_plan(x->plan) : NULL;
     if (!p) {
         pthread_mutex_unlock(&ww_graphs);
-        return may ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+        return may ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
     }
     p->steps[s - x->plan->steps].off = !enabled;
     replace(x, p);
@@ -436,6 +497,13 @@ static int compare(const struct plan *old, const struct plan *new)
             return CU_UPDATE_NOT_SUPPORTED;
         if (a->kind != CU_NODE_EMPTY && a->device != b->device)
             return CU_UPDATE_PARAMETERS;
+        if (old->steps[i].nbodies != new->steps[i].nbodies)
+            return CU_UPDATE_TOPOLOGY;
+        for (uint32_t k = 0; k < old->steps[i].nbodies; k++) {
+            int result = compare(old->steps[i].bodies[k], new->steps[i].bodies[k]);
+            if (result)
+                return result;
+        }
     }
     return 0;
 }
@@ -451,7 +519,7 @@ CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result)
     pthread_mutex_lock(&ww_graphs);
     struct exec *x = exec_of(h);
     struct ww_graph *g = ww_graph(graph);
-    error = x && g ? make_plan(g, &p) : CUDA_ERROR_INVALID_VALUE;
+    error = x && g ? make_whole(g, &p) : CUDA_ERROR_INVALID_VALUE;
     if (!error && (r->result = compare(x->plan, p)))
         error = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     if (error) {
@@ -545,6 +613,10 @@ static void call_host(void *data)
 static int post(struct run *r)
 {
     int error = 0;
+    if (!r->at && r->plan->twins) {
+        error = ww_twin_launch(&r->plan->exec, r->device, r->stream);
+        r->at = r->plan->twins;
+    }
     while (r->at < r->plan->n && !error) {
         const struct step *s = &r->plan->steps[r->at++];
         if (s->work.kind == CU_NODE_HOST && !s->off) {

@@ -1,5 +1,5 @@
-/* Graphs: nodes, edges, user objects. They are kept here alone; a driver never sees them, layer_exec.c posts what their
- * nodes do.
+/* Graphs: nodes, edges, user objects. They are kept here alone; layer_exec.c posts what their nodes do. Only of graphs with
+ * conditional nodes the worker's driver has a twin (layer_condition.c).
  *
  * One lock for all graphs. Destructors of user objects run when it is free again, and may not call the driver.
  */
@@ -281,6 +281,8 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
         node->work = *work;
         if (work->kind == CU_NODE_GRAPH)
             work->of.graph->within = node;
+        for (uint32_t i = 0; work->kind == CU_NODE_CONDITION && i < work->of.condition->size; i++)
+            work->of.condition->graphs[i]->within = node;
         *made = node;
         return 0;
     }
@@ -300,6 +302,7 @@ void ww_graph_drop(struct ww_graph *g, struct ww_users *dropped)
         remove_node(g->nodes[g->n - 1], dropped);
     for (size_t i = 0; i < g->nusers; i++)
         ww_user_release(g->users[i].user, g->users[i].count, dropped);
+    ww_twin_drop(&g->twin, WW_OP_GRAPH_DROP);
     ww_object_drop(g->object, WW_GRAPH, &was);
     free(g->nodes);
     free(g->users);
@@ -308,10 +311,14 @@ void ww_graph_drop(struct ww_graph *g, struct ww_users *dropped)
 
 bool ww_graph_has(const struct ww_graph *g, int kind)
 {
-    for (size_t i = 0; i < g->n; i++)
-        if (g->nodes[i]->work.kind == kind ||
-            (g->nodes[i]->work.kind == CU_NODE_GRAPH && ww_graph_has(g->nodes[i]->work.of.graph, kind)))
+    for (size_t i = 0; i < g->n; i++) {
+        const struct ww_work *w = &g->nodes[i]->work;
+        if (w->kind == kind || (w->kind == CU_NODE_GRAPH && ww_graph_has(w->of.graph, kind)))
             return true;
+        for (uint32_t k = 0; w->kind == CU_NODE_CONDITION && k < w->of.condition->size; k++)
+            if (ww_graph_has(w->of.condition->graphs[k], kind))
+                return true;
+    }
     return false;
 }
 
@@ -392,7 +399,7 @@ CUresult cuGraphClone(void **clone, void *h)
     struct ww_graph *g = ww_graph(h);
     if (!g || !clone)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    if (has_memory(g))
+    if (has_memory(g) || ww_graph_has(g, CU_NODE_CONDITION))
         return leave(CUDA_ERROR_NOT_SUPPORTED);
     struct ww_graph *c = ww_graph_clone(g);
     *clone = c ? c->object : NULL;
@@ -659,7 +666,7 @@ CUresult cuGraphNodeGetLocalId(void *h, unsigned *id)
 /* -- pictures ----------------------------------------------------------------------------------------------------------- */
 
 static const char *const kinds[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY", "WAIT EVENT", "EVENT RECORD",
-                                    "", "", "MEM ALLOC", "MEM FREE"};
+                                    "", "", "MEM ALLOC", "MEM FREE", "", "CONDITIONAL"};
 
 static void draw(FILE *to, const struct ww_graph *g)
 {
@@ -669,6 +676,8 @@ static void draw(FILE *to, const struct ww_graph *g)
         fprintf(to, "\"node_%llu\" [label=\"%u\\n%s\"];\n", (unsigned long long)n->serial, n->id, kinds[n->work.kind]);
         if (n->work.kind == CU_NODE_GRAPH)
             draw(to, n->work.of.graph);
+        for (uint32_t k = 0; n->work.kind == CU_NODE_CONDITION && k < n->work.of.condition->size; k++)
+            draw(to, n->work.of.condition->graphs[k]);
     }
     for (size_t i = 0; i < g->n; i++)
         for (size_t e = 0; e < g->nodes[i]->nedges; e++)

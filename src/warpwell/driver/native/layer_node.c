@@ -8,8 +8,8 @@
 /* -- memory of graphs ------------------------------------------------------------------------------------------------ */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct account { /* of a device: what graphs' launches have allocated. Freed memory counts until it is trimmed */
-    size_t used, used_high, reserved, reserved_high, freed;
+static struct account { /* of a device, of graphs' launches. What was freed counts until it is trimmed, as with the driver */
+    size_t used, used_high, reserved, reserved_high, freed, idle;
     uint64_t trims;
 } accounts[WW_DEVICES];
 
@@ -84,7 +84,7 @@ void ww_graph_memory_drop(struct ww_graph_memory *m)
     ww_graph_memory_freed(m);
     struct account *a = account_of(m->device);
     pthread_mutex_lock(&lock);
-    a->reserved -= m->nbytes;
+    a->idle += m->nbytes;
     if (m->freed_in == a->trims + 1) {
         a->freed -= m->nbytes;
         a->used -= m->nbytes;
@@ -119,7 +119,8 @@ CUresult cuDeviceGraphMemTrim(CUdevice k)
         return error;
     pthread_mutex_lock(&lock);
     a->used -= a->freed;
-    a->freed = 0;
+    a->reserved -= a->idle;
+    a->freed = a->idle = 0;
     a->trims++;
     pthread_mutex_unlock(&lock);
     return 0;
@@ -179,6 +180,7 @@ void ww_work_drop(struct ww_work *w, struct ww_users *dropped)
     switch (w->kind) {
     case CU_NODE_KERNEL: free(w->of.kernel); break;
     case CU_NODE_GRAPH: ww_graph_drop(w->of.graph, dropped); break;
+    case CU_NODE_CONDITION: ww_condition_drop(w->of.condition, dropped); break;
     case CU_NODE_ALLOC:
     case CU_NODE_FREE: ww_graph_memory_drop(w->of.memory); break;
     default: break;
@@ -315,7 +317,7 @@ static int make_child(const struct ww_graph *within, void *h, struct ww_work *w)
     struct ww_graph *g = ww_graph(h);
     if (!g || g == within)
         return CUDA_ERROR_INVALID_VALUE;
-    if (ww_graph_has(g, CU_NODE_ALLOC) || ww_graph_has(g, CU_NODE_FREE))
+    if (ww_graph_has(g, CU_NODE_ALLOC) || ww_graph_has(g, CU_NODE_FREE) || ww_graph_has(g, CU_NODE_CONDITION))
         return CUDA_ERROR_NOT_SUPPORTED;
     w->kind = CU_NODE_GRAPH;
     w->device = ww_current();
@@ -347,6 +349,8 @@ static int add(const struct place *at, struct ww_work *w, int kind, void *h)
         error = make_child(g, h, w);
     if (!error && kind == CU_NODE_FREE)
         error = make_free(g, (uintptr_t)h, w);
+    if (!error && kind == CU_NODE_CONDITION)
+        error = ww_condition_make(g, h, w);
     if (!error) {
         error = ww_node_add(g, deps, at->edges, at->n, w, &node);
         if (!error)
@@ -447,7 +451,7 @@ static int make(struct cu_node_params *p, struct ww_work *w)
     case CU_NODE_WAIT:
     case CU_NODE_RECORD: return make_event(p->type, p->of.event, w);
     case CU_NODE_ALLOC: return make_alloc(&p->of.alloc, w);
-    case 13: return ww_refused("conditional nodes of graphs");
+    case CU_NODE_CONDITION: return CUDA_ERROR_INVALID_VALUE; /* such a node stays as it was made */
     default: return ww_refused("graph nodes for semaphores and operations on memory");
     }
 }
@@ -464,6 +468,11 @@ CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, si
         return add(&at, &w, CU_NODE_GRAPH, p->of.graph);
     if (p->type == CU_NODE_FREE)
         return add(&at, &w, CU_NODE_FREE, (void *)(uintptr_t)p->of.memory);
+    if (p->type == CU_NODE_CONDITION) {
+        if (!(error = add(&at, &w, CU_NODE_CONDITION, &p->of.condition)))
+            p->of.condition.graphs = w.of.condition->handles;
+        return error;
+    }
     return add_made(&at, &w, make(p, &w));
 }
 

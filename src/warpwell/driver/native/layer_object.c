@@ -127,5 +127,6 @@ void ww_ids_clear(struct ww_device *d)
     clear(&d->streams, WW_FIRST_ID, WW_IDS);
     clear(&d->events, 1, WW_IDS);
     clear(&d->modules, 1, WW_MODULES);
+    clear(&d->graphs, 1, WW_GRAPHS);
     pthread_mutex_unlock(&layer.objects);
 }

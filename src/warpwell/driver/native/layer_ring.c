@@ -247,7 +247,8 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
     int error;
     p->device = d;
     p->slot = WW_NO_SLOT;
-    if (__builtin_expect(stream && atomic_load_explicit(&d->holds, memory_order_acquire), 0) && !ww_in_host_thread)
+    if (__builtin_expect(stream && atomic_load_explicit(&d->holds, memory_order_acquire), 0) && !ww_in_host_thread &&
+        stream != WW_RECORDED)
         ww_host_wait(d, stream);
     if (nbytes > WW_ENTRY_MOST - sizeof(struct ww_entry))
         return CUDA_ERROR_INVALID_VALUE;
@@ -260,7 +261,7 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
         pthread_mutex_unlock(&d->post);
         return drop_slot(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
-    bool after = stream <= WW_LEGACY || stream >= WW_IDS || c->behind[stream] == c->copies ||
+    bool after = stream <= WW_RECORDED || stream >= WW_IDS || c->behind[stream] == c->copies ||
                  c->behind[stream] == WW_ALWAYS || come_after_copies(d, c, stream);
     struct ww_entry *e = after ? room_for(c, size) : NULL;
     if (!e) {

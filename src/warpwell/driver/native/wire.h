@@ -33,6 +33,7 @@
 #define WW_SLEEPS 1u                 /* whoever publishes wakes the worker */
 #define WW_NAPS 2u                   /* it looks again within 50 us: only who waits for it wakes it */
 #define WW_LEGACY 1u                 /* stream ids: CU_STREAM_LEGACY and NULL */
+#define WW_RECORDED 2u               /* not a stream: launches, copies and memsets become nodes, see WW_OP_GRAPH_BEGIN */
 #define WW_FIRST_ID 16u              /* of streams that the client made */
 
 /* -- ring: entries follow one another, each in one piece, aligned to 32 bytes so that a header always fits

@@ -7,6 +7,7 @@
  *     worker_memory.c    allocations, frees, pinned memory
  *     worker_arena.c     which addresses are mapped, used, free
  *     worker_images.c    modules, functions
+ *     worker_graphs.c    graphs with conditional nodes, which the driver keeps
  *     worker_links.c     workers of this client on other devices: memory of theirs, events of theirs
  *     worker_heavy.c     one more thread for calls of the driver that may wait
  *
@@ -81,6 +82,7 @@ struct ww_call {
     struct ww_generation *generation;  /* of waits and records */
     struct ww_native_function *function;
     struct ww_await *await;
+    struct ww_exec *exec;
     struct ww_todo *todo;              /* not an entry, but a mark for this */
     int destroys;                      /* not an entry, but the stream's end */
     uint32_t nargs;                    /* bytes of args */
@@ -215,6 +217,20 @@ int ww_await_came(const struct ww_call *call);
 CUresult ww_await_end(struct ww_call *call);            /* at its issue */
 int ww_links_step(void);                                /* what the links' thread has heard; whether something happened */
 int ww_links_busy(void);
+
+/* -- graphs --------------------------------------------------------------------------------------------------------------- */
+
+void ww_graph_handle(const struct ww_call *call);
+void ww_graph_condition(const struct ww_call *call);
+void ww_graph_begin(const struct ww_call *call);
+void ww_graph_record(struct ww_call *call);             /* a call on WW_RECORDED */
+void ww_graph_node(const struct ww_call *call);
+void ww_graph_end(const struct ww_call *call);
+void ww_graph_make(const struct ww_call *call);
+void ww_graph_drop(const struct ww_call *call);
+void ww_exec_drop(const struct ww_call *call);
+CUresult ww_launch_read(struct ww_call *call);          /* the executable graph is that of now */
+CUresult ww_launch_graph(struct ww_stream *s, struct ww_call *call);
 
 /* -- images --------------------------------------------------------------------------------------------------------------- */
 

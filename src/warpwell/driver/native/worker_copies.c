@@ -37,6 +37,7 @@ CUresult ww_check_move(const struct ww_call *call) {
     case WW_OP_COPY: return call->nargs >= sizeof(struct ww_args_copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case WW_OP_MEMSET: return call->nargs >= sizeof(struct ww_args_memset) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case WW_OP_FREE_ASYNC: return ww_free_async_read(call);
+    case WW_OP_GRAPH_LAUNCH: return ww_launch_read((struct ww_call *)call);
     default: return CUDA_SUCCESS;
     }
 }
@@ -167,6 +168,7 @@ CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     case WW_OP_OUT: return move_out(s, call, held);
     case WW_OP_COPY: return copy(s, call);
     case WW_OP_MEMSET: return fill(s, call);
+    case WW_OP_GRAPH_LAUNCH: return ww_launch_graph(s, call);
     case WW_OP_FREE_ASYNC:
         ww_stream_mark(s, (struct ww_todo){
             .kind = WW_RELEASE, .address = ((const struct ww_args_free *)(const void *)call->args)->address});

@@ -139,7 +139,19 @@ static void carry_out(struct ww_call *call) {
     case WW_OP_STREAM_WAIT:
     case WW_OP_AWAIT:
     case WW_OP_EVENT_RECORD:
-    case WW_OP_FREE_ASYNC: ww_stream_call(call); break;
+    case WW_OP_FREE_ASYNC:
+    case WW_OP_GRAPH_LAUNCH:
+        if (call->entry.stream == WW_RECORDED) ww_graph_record(call);
+        else ww_stream_call(call);
+        break;
+    case WW_OP_GRAPH_HANDLE: ww_graph_handle(call); break;
+    case WW_OP_GRAPH_CONDITION: ww_graph_condition(call); break;
+    case WW_OP_GRAPH_BEGIN: ww_graph_begin(call); break;
+    case WW_OP_GRAPH_NODE: ww_graph_node(call); break;
+    case WW_OP_GRAPH_END: ww_graph_end(call); break;
+    case WW_OP_GRAPH_MAKE: ww_graph_make(call); break;
+    case WW_OP_GRAPH_DROP: ww_graph_drop(call); break;
+    case WW_OP_EXEC_DROP: ww_exec_drop(call); break;
     case WW_OP_STREAM_CREATE: ww_stream_create(call); break;
     case WW_OP_STREAM_DESTROY: ww_stream_destroy(call); break;
     case WW_OP_STREAM_QUERY: ww_stream_query(call); break;

@@ -1,0 +1,195 @@
+/* Graphs with conditional nodes. What these do next is decided on the device by kernels that set a handle's value, so that
+ * the worker's driver must have such a graph: its twin. A handle, and a conditional node with its graphs, are made there at
+ * once; all else is recorded when the graph is made executable, in the order of its plan. Whatever a program does with the
+ * graph's other nodes and edges is done here alone, as with graphs that have no twin.
+ */
+#include "layer.h"
+#include <stdlib.h>
+#include <string.h>
+
+static int alive(const struct ww_twin *t)
+{
+    if (!t->device)
+        return CUDA_ERROR_INVALID_VALUE;
+    int error = ww_context_code(t->device);
+    return error ? error : t->life == atomic_load(&t->device->life) ? 0 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+static int name(struct ww_twin *t, struct ww_device *d)
+{
+    int error = ww_id_take(&d->graphs, &t->id);
+    if (!error) {
+        t->device = d;
+        t->life = atomic_load(&d->life);
+    }
+    return error;
+}
+
+void ww_twin_drop(struct ww_twin *t, uint16_t op)
+{
+    struct ww_args_graph args = {t->id, 0}; /* of EXEC_DROP, too: its second number is not used */
+    if (t->device && !alive(t) && !ww_send(t->device, op, 0, &args, sizeof args))
+        ww_id_give(t->device, &t->device->graphs, t->life, t->id);
+    t->device = NULL;
+}
+
+/* -- handles, nodes ------------------------------------------------------------------------------------------------------ */
+
+CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext context, unsigned value, unsigned flags)
+{
+    struct ww_device *d = NULL;
+    uint32_t got = 0;
+    int error = ww_ready();
+    if (error || !handle || flags > CU_CONDITION_ASSIGN)
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (context ? !(d = ww_context(context)) : (error = ww_need(&d)) != 0)
+        return error ? error : CUDA_ERROR_INVALID_CONTEXT;
+    if ((error = ww_open(d)))
+        return error;
+    pthread_mutex_lock(&ww_graphs);
+    struct ww_graph *g = ww_graph(graph);
+    error = !g || (g->twin.device && g->twin.device != d) ? CUDA_ERROR_INVALID_VALUE : 0;
+    if (!error && !g->twin.device)
+        error = g->within && g->within->work.kind == CU_NODE_CONDITION ? CUDA_ERROR_INVALID_VALUE : name(&g->twin, d);
+    if (!error && !(error = alive(&g->twin))) {
+        struct ww_args_graph_handle args = {g->twin.id, value, flags, 0};
+        error = ww_call(d, WW_OP_GRAPH_HANDLE, 0, &args, sizeof args, handle, sizeof *handle, &got);
+        error = error ? error : got == sizeof *handle ? 0 : CUDA_ERROR_UNKNOWN;
+    }
+    pthread_mutex_unlock(&ww_graphs);
+    return error;
+}
+
+void ww_condition_drop(struct ww_condition *c, struct ww_users *dropped)
+{
+    if (!c)
+        return;
+    for (uint32_t i = 0; i < c->size; i++)
+        if (c->graphs && c->graphs[i])
+            ww_graph_drop(c->graphs[i], dropped);
+    struct ww_args_graph args = {c->within.id, 1 + c->node};
+    if (!alive(&c->within))
+        ww_send(c->within.device, WW_OP_GRAPH_DROP, 0, &args, sizeof args);
+    free(c->graphs);
+    free(c->handles);
+    free(c);
+}
+
+/* Graphs of the node, each with a name for its twin. */
+static int make_graphs(struct ww_condition *c, struct ww_device *d)
+{
+    c->graphs = calloc(c->size, sizeof *c->graphs);
+    c->handles = calloc(c->size, sizeof *c->handles);
+    int error = c->graphs && c->handles ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    for (uint32_t i = 0; i < c->size && !error; i++) {
+        if (!(c->graphs[i] = ww_graph_new()))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        error = name(&c->graphs[i]->twin, d);
+        c->handles[i] = c->graphs[i]->object;
+    }
+    return error;
+}
+
+/* They are not there, or not any more: their names are given back, and nothing is sent. */
+static void never_made(struct ww_condition *c)
+{
+    for (uint32_t i = 0; c->graphs && i < c->size; i++)
+        if (c->graphs[i] && c->graphs[i]->twin.device) {
+            struct ww_twin *t = &c->graphs[i]->twin;
+            ww_id_give(t->device, &t->device->graphs, t->life, t->id);
+            t->device = NULL;
+        }
+}
+
+static int send_node(const struct ww_graph *g, const struct ww_condition *c)
+{
+    size_t nbytes = sizeof(struct ww_args_graph_condition) + c->size * sizeof(uint32_t);
+    struct ww_args_graph_condition *args = calloc(1, nbytes);
+    uint32_t got;
+    if (!args)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *args = (struct ww_args_graph_condition){c->handle, g->twin.id, c->node, (uint32_t)c->type, c->size};
+    for (uint32_t i = 0; i < c->size; i++)
+        memcpy((char *)(args + 1) + i * sizeof(uint32_t), &c->graphs[i]->twin.id, sizeof(uint32_t));
+    int error = ww_call(g->twin.device, WW_OP_GRAPH_CONDITION, 0, args, nbytes, NULL, 0, &got);
+    free(args);
+    return error;
+}
+
+int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w)
+{
+    struct ww_users none = {NULL};
+    int error = p->size && p->size <= WW_BODIES && p->type >= 0 && p->type <= 2 ? alive(&g->twin) : CUDA_ERROR_INVALID_VALUE;
+    if (!error && p->context && ww_context(p->context) != g->twin.device)
+        error = CUDA_ERROR_INVALID_VALUE;
+    struct ww_condition *c = error ? NULL : calloc(1, sizeof *c);
+    if (!c)
+        return error ? error : CUDA_ERROR_OUT_OF_MEMORY;
+    *c = (struct ww_condition){.handle = p->handle, .type = p->type, .size = p->size, .node = g->next_id};
+    if ((error = make_graphs(c, g->twin.device)) || (error = send_node(g, c))) {
+        never_made(c);
+        ww_condition_drop(c, &none);
+        return error;
+    }
+    c->within = g->twin;
+    w->kind = CU_NODE_CONDITION;
+    w->device = g->twin.device;
+    w->of.condition = c;
+    return 0;
+}
+
+/* -- recording and launches --------------------------------------------------------------------------------------------------- */
+
+int ww_twin_begin(const struct ww_twin *t)
+{
+    struct ww_args_id args = {t->id, 0};
+    uint32_t got;
+    int error = alive(t);
+    return error ? error : ww_call(t->device, WW_OP_GRAPH_BEGIN, 0, &args, sizeof args, NULL, 0, &got);
+}
+
+int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node)
+{
+    struct ww_args_id args = {node, 0};
+    switch (w->kind) {
+    case CU_NODE_KERNEL:
+        return w->device == t->device ? ww_kernel_post(t->device, WW_RECORDED, w->of.kernel)
+                                      : ww_refused("graphs with kernels of several devices");
+    case CU_NODE_COPY: return ww_copy_post(t->device, WW_RECORDED, &w->of.copy);
+    case CU_NODE_SET: return ww_set_post(t->device, WW_RECORDED, &w->of.set);
+    case CU_NODE_CONDITION: return ww_send(t->device, WW_OP_GRAPH_NODE, 0, &args, sizeof args);
+    case CU_NODE_EMPTY:
+    case CU_NODE_ALLOC: /* its address is there already */
+    case CU_NODE_FREE: return 0;
+    default: return ww_refused("graphs with host functions or events before conditional nodes, or within them");
+    }
+}
+
+int ww_twin_end(const struct ww_twin *t)
+{
+    uint32_t got;
+    return ww_call(t->device, WW_OP_GRAPH_END, 0, NULL, 0, NULL, 0, &got);
+}
+
+int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec)
+{
+    uint32_t got;
+    int error = name(exec, t->device);
+    if (error)
+        return error;
+    struct ww_args_graph args = {t->id, exec->id};
+    if ((error = ww_call(t->device, WW_OP_GRAPH_MAKE, 0, &args, sizeof args, NULL, 0, &got))) {
+        ww_id_give(exec->device, &exec->device->graphs, exec->life, exec->id);
+        exec->device = NULL;
+    }
+    return error;
+}
+
+int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream)
+{
+    struct ww_args_id args = {exec->id, 0};
+    int error = alive(exec);
+    if (!error && exec->device != d)
+        error = ww_refused("launches of graphs with conditional nodes in streams of another device");
+    return error ? error : ww_send(d, WW_OP_GRAPH_LAUNCH, stream, &args, sizeof args);
+}
