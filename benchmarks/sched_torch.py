@@ -39,22 +39,27 @@ class Pretend:
         self.streams = (None, None)
 
     def step(self, pause: Any) -> None:
+        """Train a step."""
         for _ in range(4):
             time.sleep(1e-3)
             pause()
 
     def answer(self) -> None:
+        """Answer a batch."""
         time.sleep(2e-3)
 
     def sync(self) -> None:
-        pass
+        """Wait for the GPU."""
 
     def use(self, stream: Any) -> Any:
+        """Enqueue in a stream from now on."""
         return contextlib.nullcontext()
 
 
 class Torch:
     """The two models, and one step of each."""
+
+    batch = 256
 
     def __init__(self, parts: str) -> None:
         import torch
@@ -99,8 +104,8 @@ class Torch:
                   nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]  # fmt: skip
         self.model = nn.Sequential(*layers).cuda().to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.images = torch.randn(256, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-        self.labels = torch.randint(0, 10, (256,), device="cuda")
+        self.images = torch.randn(self.batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, 10, (self.batch,), device="cuda")
 
     def _paused(self, gradient: Any) -> None:
         self._pause()
@@ -188,9 +193,9 @@ def serve(work: Any, order: dict[str, Any]) -> dict[str, Any]:
     return {"latencies": late}
 
 
-def worker(parts: str, pretend: bool) -> None:
+def worker(parts: str, made: Any) -> None:
     """Carry out orders, one a line."""
-    work: Any = (Pretend if pretend else Torch)(parts)
+    work: Any = made(parts)
     jobs = {TRAIN: train, SERVE: serve}
     mine = [TRAIN, SERVE] if parts == "both" else [parts]
     began = time.monotonic()
@@ -402,7 +407,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker, options.pretend)
+        worker(options.worker, Pretend if options.pretend else Torch)
         return
     rows = Table(options.seconds, [float(load) for load in options.loads.split(",")], options.seed)
     try:
