@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import errors, registry
 from ..targets import KernelArgument, Launch, default_device
+from .callables import as_launch
 from .core import Core
 from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
@@ -142,7 +143,7 @@ class Scheduler:
 
     def submit(
         self,
-        launch: Launch,
+        launch: Any,
         *args: Any,
         tenant: str = "default",
         priority: int = 0,
@@ -158,10 +159,13 @@ class Scheduler:
 
         Parameters
         ----------
-        launch : Launch
-            ``kernel[n]``, without a stream.
+        launch : Launch, callable or graph
+            ``kernel[n]``, without a stream. Or a function: ``launch(stream, *args)`` enqueues work of other libraries
+            in a stream of the driver (an int; None on a CPU, where it does the work) and does not wait; the
+            scheduler's thread calls it, so that nothing else is decided meanwhile. Or a captured graph of PyTorch,
+            CuPy, cuda.core or the driver. Functions and graphs run whole and are never preempted.
         *args
-            The arguments of the launch.
+            The arguments of the launch, or of the function after the stream.
         tenant, priority, deadline, size
             See `Task`.
         after : Handle or sequence of handles
@@ -244,7 +248,7 @@ class Scheduler:
 
     def task(
         self,
-        launch: Launch,
+        launch: Any,
         *args: Any,
         name: str | None = None,
         memory: int | None = None,
@@ -255,6 +259,7 @@ class Scheduler:
     ) -> Task:
         """Return the task of a launch, without submitting it. See `submit` for parameters and errors."""
         self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
+        launch, args = as_launch(launch, args)
         require_launch(launch)
         if size is not None and not isinstance(size, Mapping):
             raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")

@@ -46,6 +46,7 @@ from typing import Any
 from ... import errors
 from ...targets.blocks.control import CURSOR, DONE, STOP, TARGET
 from ...targets.blocks.launch import BlockLaunch
+from ..callables import Call
 from ..executor import Capacity, Ended, Machine, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, BlockRun, Phase
@@ -476,7 +477,8 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         return False
 
     def _ending(self, run: CpuRun) -> bool:
-        if run.phase is Phase.RUNNING:
+        # a kernel that runs whole may have been compiled meanwhile
+        if run.phase is Phase.RUNNING or (run.phase is Phase.WHOLE and isinstance(run.job.task.launch, Call)):
             run.seconds = self.now() - run.since
         run.phase = Phase.ENDING
         run.inside = True

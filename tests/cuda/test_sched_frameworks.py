@@ -1,0 +1,121 @@
+"""Work and arrays of other libraries in a scheduler on a GPU, and turns around it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell.scheduler import Scheduler
+from warpwell.turns import gpu_work, operate
+
+SIZE = 1 << 16
+
+
+@ww.kernel
+def double(x):
+    i = ww.grid(1)
+    x[i] = 2 * x[i]
+
+
+def test_functions_get_a_stream_of_the_driver() -> None:
+    from numba import cuda
+
+    x = cuda.to_device(np.ones(SIZE, np.float32))
+
+    @cuda.jit
+    def add(array):
+        i = cuda.grid(1)
+        if i < array.size:
+            array[i] += 1
+
+    def enqueue(stream: int, array: Any) -> None:
+        add[SIZE // 256, 256, cuda.external_stream(stream)](array)
+
+    with Scheduler("cuda") as scheduler:
+        handles = scheduler.submit_many([(double[SIZE], x), (enqueue, x), (double[SIZE], x), (enqueue, x)])
+        for handle in handles:
+            handle.result(60)
+        for _ in range(6):
+            last = scheduler.submit(enqueue, x)
+            last.result(60)
+        assert last.task.memory >= 4 * SIZE == last.task.there
+        assert last.task.profile.source == "measured" and 0 < (last.task.profile.seconds or 0) < 0.1
+        failing = scheduler.submit(lambda stream: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            failing.result(60)
+        scheduler.submit(double[SIZE], x).result(60)
+    assert (x.copy_to_host() == 26).all()
+
+
+def test_graphs_and_tensors_of_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(SIZE, device="cuda")
+    weights = torch.ones(4, device="cuda", requires_grad=True)
+    graph = torch.cuda.CUDAGraph()
+    x.mul_(3)  # loads the kernel
+    with torch.cuda.graph(graph):
+        x.mul_(3)
+
+    def add(stream: int, tensor: Any, other: Any) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+            tensor.add_(other.detach()[0])
+
+    torch.cuda.synchronize()
+    with Scheduler("cuda") as scheduler:
+        pointer = x.data_ptr()
+        launches = [(double[SIZE], x), (graph,), (add, x, weights), (double[SIZE], x)]
+        for handle in scheduler.submit_many(launches):
+            handle.result(60)
+    assert x.data_ptr() == pointer and (x == (3 * 2 * 3 + 1) * 2).all()
+
+
+def test_graphs_of_cupy_and_the_driver() -> None:
+    cupy = pytest.importorskip("cupy")
+    x = cupy.ones(SIZE, dtype=cupy.float32)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x *= 2
+        stream.synchronize()
+        stream.begin_capture()
+        x *= 2
+        graph = stream.end_capture()
+    with Scheduler("cuda") as scheduler:
+        for handle in scheduler.submit_many([(graph,), (double[SIZE], x), (graph,)]):
+            handle.result(60)
+    assert (x == 16).all()
+
+
+def test_turns_meet_by_the_name_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba import cuda
+
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    with ww.turn("before"):  # before this thread has a context, perhaps
+        pass
+    x = cuda.to_device(np.ones(SIZE))
+    assert gpu_work.current_context()
+    with ww.turn("here") as its:
+        double[SIZE](x)
+        its.pause()
+        with ww.turn("inner", device=0):
+            double[SIZE](x)
+        code = (
+            "import warpwell as ww, time\n"
+            "with ww.turn('other', priority=1):\n"
+            "    print('inside', flush=True)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
+            until = time.monotonic() + 60
+            while not any(row["state"] == "waits" for row in operate.status()):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            assert len({row["device"] for row in operate.status()}) == 1
+            its.pause()
+            assert other.stdout is not None and other.stdout.readline() == "inside\n"
+    assert (x.copy_to_host() == 4).all()
