@@ -493,13 +493,13 @@ class Campaign:
         self.found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.failures: list[str] = []
 
-    def run(self, numbers: Sequence[int], at_a_time: int = 1) -> None:
-        """Run jobs, so many at a time."""
+    def run(self, numbers: Sequence[int], at_a_time: int = 1, seconds: float = float("inf")) -> int:
+        """Run jobs, so many at a time; begin none after so many seconds. Return how many ran."""
+        end = time.monotonic() + seconds
         with ThreadPoolExecutor(at_a_time) as pool:
-            for number in numbers:
-                pool.submit(self._job, number)
+            return sum(pool.map(lambda number: time.monotonic() < end and self._job(number), numbers))
 
-    def _job(self, number: int) -> None:
+    def _job(self, number: int) -> bool:
         name, act, words = self._kinds[number % len(self._kinds)]
         draw = random.Random(self._seed * 1_000_003 + number)
         with tempfile.TemporaryDirectory(prefix="ww-", dir="/tmp", ignore_cleanup_errors=True) as folder:
@@ -509,6 +509,7 @@ class Campaign:
             except Exception as error:
                 self.failures.append(f"job {number} ({name}): {type(error).__name__}: {error}")
                 print(self.failures[-1], file=sys.stderr, flush=True)
+        return True
 
     def table(self) -> list[str]:
         """Return a line for each kind."""
@@ -527,6 +528,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first job (default 0)")
     parser.add_argument("--at-a-time", type=int, default=1, metavar="N", help="jobs that run together (default 1)")
+    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS",
+                        help="begin no job after so many seconds")  # fmt: skip
     parser.add_argument("--programs", choices=("cuda", "devices"), default="cuda",
                         help="unmodified CUDA programs (default), or programs that use ww.devices()")  # fmt: skip
     parser.add_argument("--driver", choices=("real", "fake"), help="default: real where there is a GPU")
@@ -537,13 +540,13 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--only {arguments.only}: the kinds are {', '.join(sorted({k[0] for k in kinds('cuda')}))}")
     campaign = Campaign(place_for(arguments.driver), arguments.seed, wanted)
     before, began = _gpu_memory(), time.monotonic()
-    campaign.run(range(arguments.first, arguments.first + arguments.jobs), arguments.at_a_time)
+    jobs = campaign.run(range(arguments.first, arguments.first + arguments.jobs), arguments.at_a_time, arguments.within)
     print("\n".join(campaign.table()))
     if grown := _grown(before):
         campaign.failures.append(grown)
         print(grown, file=sys.stderr)
     presses = sum(len(each) for what, each in campaign.found.items() if "Ctrl-C" in what)
-    print(f"{len(campaign.failures)} failures in {arguments.jobs} jobs, {presses} of them interrupted,"
+    print(f"{len(campaign.failures)} failures in {jobs} jobs, {presses} of them interrupted,"
           f" in {time.monotonic() - began:.0f} s{f'; memory of GPUs {before} MiB' if before else ''}")  # fmt: skip
     return int(bool(campaign.failures))
 
