@@ -353,6 +353,8 @@ class Core:
         view, policy, admission, executor = self._view, self.policy, self.admission, self.executor
         view.now = now
         before = self._launches
+        if self._learner is not None:
+            view.pairs = self._learner.history.pairs
         if policy.watches:
             for job in self.running:
                 job.done = executor.progress(job)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .executor import Capacity
+from .predict.pairs import Pairs
 from .task import Job, Placement, State
 from .waiting import Waiting
 
@@ -46,6 +47,8 @@ class View:
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
     overhead : float
         Seconds that a decision with its launches takes, as they were so far.
+    pairs : Pairs
+        How fast kernels ran together, as it was measured; policies that measure it write there.
     """
 
     now: float
@@ -58,6 +61,7 @@ class View:
     free_memory: int
     tenants: Mapping[str, Any]
     overhead: float = 0.0
+    pairs: Pairs = field(default_factory=Pairs)
 
 
 @dataclass(slots=True)

@@ -116,6 +116,7 @@ class Lanes(Policy):
     def decide(self, view: View) -> list[Decision]:
         """Fill both lanes, memory first; make a kernel leave only where all places are taken, or for a priority."""
         running = view.running
+        self._live.pairs = view.pairs
         self._live.look(running, view.now)
         if stopping(view):
             return []
@@ -209,9 +210,15 @@ class Lanes(Policy):
         return [launch, room] if older else [room, launch]
 
     def _follow(self, view: View, job: Job, mate: Job) -> list[Decision]:
-        """Launch a job behind one of its class, as it is, where no other one may come; else it waits for its lane."""
-        if preemptible(mate) and not self._short(view, mate) and self._waits_for_others(view):
-            return self._ease(view)
+        """Launch a job behind one of its class, where no other one may come; else it waits for its lane.
+
+        As it is, unless that one can be asked to leave because priorities differ: then this one can, too.
+        """
+        if preemptible(mate) and not self._short(view, mate):
+            if self._mixed(view.now):
+                return self._ease(view)
+            if self._waits_for_others(view):
+                return [Launch(job, Placement(), {"rule": "arrival"})]
         return self._behind(view, job)
 
     def _full(self, view: View, heads: list[Job], first: Job) -> list[Decision]:

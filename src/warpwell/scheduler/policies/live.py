@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
+from ..predict.pairs import Key, Pairs, key_of
 from ..residency import REMEMBERED
 from ..task import COMPUTE, DONE, MEMORY, Job, Kind
 
-Key = tuple[Hashable, Hashable]
-
 SHARES = (0.5, 0.75, 0.25)
 """Parts of the device that the memory-intensive kernel of a pair may get; the first is tried first."""
-
-LEARN = 0.5
-"""Weight of a new measurement."""
 
 WINDOW = 50e-3
 """Seconds after which a pair that goes on is measured once more."""
@@ -29,13 +25,18 @@ SLOWED = 0.6
 
 
 class Live:
-    """Normalized IPC of pairs, a memory-intensive kernel first, by the share of the device that it had.
+    """Measures the normalized IPC of pairs, a memory-intensive kernel first, by the share of the device that it had.
 
     A window begins when a pair does, and ends with either of the two.
+
+    Attributes
+    ----------
+    pairs : Pairs
+        What was measured, here and earlier.
     """
 
     def __init__(self) -> None:
-        self._rates: dict[Key, dict[float, tuple[float, float]]] = {}
+        self.pairs = Pairs()
         self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
@@ -82,9 +83,7 @@ class Live:
         share = self._shares.get(key)
         if share is None:
             return
-        of = self._rates.setdefault(key, {})
-        was = of.get(share, rates)
-        of[share] = was[0] + LEARN * (rates[0] - was[0]), was[1] + LEARN * (rates[1] - was[1])
+        self.pairs.note(key, share, rates)
         self._times[key] = now
 
     def choose(self, memory: Job, compute: Job) -> float:
@@ -93,7 +92,7 @@ class Live:
         If the slower of the two has much to gain by a larger share, that is tried once.
         """
         key = _key(memory, compute)
-        found = self._rates.get(key)
+        found = self.pairs.of(key)
         share = SHARES[0]
         if found:
             share = max(found, key=lambda its: sum(found[its]))
@@ -102,14 +101,14 @@ class Live:
             if share == SHARES[0] and larger not in found and min(its, other) < SLOWED:
                 share = larger
         if key not in self._shares and len(self._shares) >= REMEMBERED:
-            for table in (self._rates, self._shares, self._times):
-                table.clear()
+            self._shares.clear()
+            self._times.clear()
         self._shares[key] = share
         return share
 
     def rates(self, one: Job, two: Job) -> tuple[float, float] | None:
         """Return the rates of a pair at its best share, memory-intensive first; None where it was not measured."""
-        found = self._rates.get(_key(*in_order(one, two)))
+        found = self.pairs.of(_key(*in_order(one, two)))
         return max(found.values(), key=sum) if found else None
 
     def sum(self, one: Job, two: Job) -> float:
@@ -128,5 +127,4 @@ def in_order(one: Job, two: Job) -> tuple[Job, Job]:
 
 
 def _key(memory: Job, compute: Job) -> Key:
-    """Return what a pair is kept under: code and size where they are known, else names."""
-    return memory.task.known or memory.task.name, compute.task.known or compute.task.name
+    return key_of(memory.task), key_of(compute.task)

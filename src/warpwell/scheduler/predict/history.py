@@ -1,4 +1,4 @@
-"""History: measured times of kernels that ran alone, kept in a file of the user's cache folder."""
+"""History: what was measured of kernels alone, and of pairs, kept in a file of the user's cache folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 from ... import errors
 from ...replacing import replacing
 from .identity import lasts
+from .pairs import Pairs
 from .sample import MEASURED, Sample
 
 FORMAT = "warpwell-history/2"
@@ -57,11 +58,17 @@ class History:
         Its name: figures of another device say little.
     path : str or os.PathLike, optional
         File to save to; `default_path` by default.
+
+    Attributes
+    ----------
+    pairs : Pairs
+        How fast kernels ran together.
     """
 
     def __init__(self, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> None:
         self.device = device
         self.path = Path(path) if path is not None else default_path(device)
+        self.pairs = Pairs()
         self._samples: dict[tuple[str, str], Sample] = {}
 
     def __len__(self) -> int:
@@ -94,6 +101,7 @@ class History:
         """Return a copy, to be saved while this one goes on."""
         copy = History(self.device, self.path)
         copy._samples = dict(self._samples)
+        copy.pairs = self.pairs.copy()
         return copy
 
     def extend(self, samples: Iterable[Sample]) -> None:
@@ -112,9 +120,11 @@ class History:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         there = History.usable(self.device, self.path)
         samples = {**there._samples, **self._samples}
+        there.pairs.update(self.pairs)
         content = {
             "format": FORMAT, "device": self.device,
             "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
+            "pairs": there.pairs.as_json(lasts),
         }  # fmt: skip
         for part in self.path.parent.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
@@ -158,6 +168,7 @@ class History:
             raise errors.FormatError(_damaged(history.path, "samples is not a list"), path=history.path)
         for number, entry in enumerate(samples):
             history.record(Sample.from_json(entry, f"{history.path}: sample {number}"))
+        history.pairs = Pairs.from_json(content.get("pairs", []), f"{history.path}: its pairs")
         return history
 
     @classmethod

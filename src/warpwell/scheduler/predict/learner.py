@@ -39,15 +39,18 @@ class Known:
     ----------
     sample : Sample
         Its measurements so far.
+    key : str
+        Its kernel and size, as text.
     profile : Profile
     wants : bool
         Whether the next launch that runs alone is to be measured.
     """
 
-    __slots__ = ("_launches", "profile", "sample", "wants")
+    __slots__ = ("_launches", "key", "profile", "sample", "wants")
 
     def __init__(self, sample: Sample, profile: Profile) -> None:
         self.sample = sample
+        self.key = " ".join(sample.key)
         self.profile = profile
         self.wants = True
         self._launches = 0
@@ -232,7 +235,7 @@ class Learner:
             The file cannot be written.
         """
         with self._lock:
-            learnt = self._learnt
+            learnt = self._learnt + self.history.pairs.learnt
             if not self._saves or learnt == self._saved:
                 return
             content = self.history.snapshot()

@@ -1,0 +1,77 @@
+"""The table of pairs: what was measured of kernels together, kept by code and size, for each device."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warpwell import errors
+from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.predict import pairs as module
+from warpwell.scheduler.predict.history import History
+from warpwell.scheduler.predict.learner import Known, Learner
+from warpwell.scheduler.predict.pairs import Pairs
+from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.predict.sample import Sample
+from warpwell.study.simulator import Simulator
+
+KEY = ("stream@1 {}", "logistic@2 {}")
+
+
+def test_newer_measurements_count_more_and_the_oldest_pairs_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", 3)
+    pairs = Pairs()
+    pairs.note(KEY, 0.5, (0.8, 0.4))
+    pairs.note(KEY, 0.5, (1.0, 0.6))
+    pairs.note(KEY, 0.25, (0.5, 0.5))
+    assert pairs.of(KEY) == {0.5: (pytest.approx(0.9), pytest.approx(0.5)), 0.25: (0.5, 0.5)}
+    for name in "abc":
+        pairs.note((name, "c"), 0.5, (1.0, 1.0))
+    assert len(pairs) == 3 and not pairs.of(KEY) and pairs.learnt == 6
+
+
+def test_pairs_are_kept_with_the_history_but_for_those_of_this_process(tmp_path: Path) -> None:
+    history = History("GPU", tmp_path / "g.json")
+    history.pairs.note(KEY, 0.5, (0.9, 0.7))
+    history.pairs.note(("stream@~1 {}", KEY[1]), 0.5, (0.9, 0.7))
+    other = History("GPU", tmp_path / "g.json")
+    other.pairs.note(("other@3 {}", KEY[1]), 0.25, (0.5, 0.5))
+    for one in (history, other):
+        one.save()
+    found = History.load("GPU", tmp_path / "g.json").pairs
+    assert len(found) == 2 and found.of(KEY) == {0.5: (0.9, 0.7)}
+
+
+@pytest.mark.parametrize("wrong", [
+    7, [7], [["a", "b"]], [["a", 3, [[0.5, 1, 1]]]], [["a", "b", [[0.5, 1, "x"]]]], [["a", "b", [[1.5, 1, 1]]]],
+    [["a", "b", [[0.5, -1, 1]]]], [["a", "b", [[0.5, float("nan"), 1]]]],
+])  # fmt: skip
+def test_a_damaged_table_is_none(tmp_path: Path, wrong: Any) -> None:
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps({"format": "warpwell-history/2", "device": "GPU", "samples": [], "pairs": wrong}))
+    with pytest.raises(errors.FormatError, match="pairs"):
+        History.load("GPU", path)
+    assert not History.usable("GPU", path).pairs.of(KEY)
+
+
+def test_lanes_begin_with_what_was_measured_before() -> None:
+    """The second of two is better company, and a quarter of the device the better share: both are known at once."""
+    learner = Learner()
+    tasks = []
+    for name, kind in (("m", Kind.MEMORY), ("c", Kind.COMPUTE), ("d", Kind.COMPUTE)):
+        profile = Profile(kind=kind, seconds=10e-3, registers=1 << 15, threads=256, resident=1056, source="measured")
+        tasks.append(Task(name, 10560, profile, known=Known(Sample(f"{name}@1", {}, 1), profile)))
+    memory, bad, good = (task.known.key for task in tasks)
+    learner.history.pairs.note((memory, bad), 0.5, (0.7, 0.4))
+    learner.history.pairs.note((memory, good), 0.25, (0.9, 0.9))
+    core = Core(Simulator(ClassTable(), Capacity(), mode="drain"), "lanes", learner=learner)
+    for task in tasks:
+        core.submit(Request(task.name, [task]))
+    core.step()
+    launched = [(event.name, event.why["share"]) for event in core.log if event.kind == "launch"]
+    assert launched == [("m", 0.25), ("d", 0.75)]
+    while core.busy:
+        core.executor.wait(core.step())
+    assert learner.history.pairs.learnt > 2
