@@ -273,3 +273,42 @@ def test_a_failed_build_tells_what_the_compiler_said_and_leaves_nothing(
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(compiler))
     with pytest.raises(DriverBuildError, match=f"cannot be built in {compiler}.*Not a directory.*WARPWELL_CACHE_DIR"):
         build.build()
+
+
+def test_a_weak_driver_reads_little_pinned_memory_at_once_unless_an_event_or_the_own_stream_orders_it(
+    fake: Path,
+) -> None:
+    """As one on an H200 does behind a host function: the legacy stream's order alone does not let it wait."""
+    text = """
+        import time
+        host = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+        (pinned, data), address, event = cuda.pinned(100_000), cuda.alloc(100_000), cuda.event()
+        def writes(_):
+            time.sleep(0.05)
+            ctypes.memset(pinned, 9, 100_000)
+        late, blocking = host(writes), cuda.stream()
+        for stream, nbytes, how in ((blocking, 1000, 0), (blocking, 1000, 1), (blocking, 100_000, 0), (0, 1000, 0)):
+            ctypes.memset(pinned, 1, 100_000)
+            cuda.cuLaunchHostFunc(0, late, None)
+            if how:
+                cuda.cuEventRecord(event, 0)
+                cuda.cuStreamWaitEvent(stream, event, ctypes.c_uint(0))
+            cuda.cuMemcpyHtoDAsync_v2(address, ctypes.c_void_p(pinned), nbytes, stream)
+            cuda.cuCtxSynchronize()
+            print(cuda.read(address, 1)[0])
+        """
+    assert run(fake, text).split() == ["9", "9", "9", "9"]
+    assert run(fake, text, FAKE_WEAK="1").split() == ["1", "9", "9", "9"]
+
+
+def test_who_waits_for_the_legacy_stream_waits_for_blocking_ones(fake: Path) -> None:
+    out = run(fake, """
+        for flags in (0, NON_BLOCKING):
+            cuda.launch(0, cuda.stream(flags), "nap", 50_000)
+            print(cuda.code("cuStreamQuery", 0))
+            cuda.cuStreamSynchronize(0)
+            print(cuda.code("cuCtxSynchronize"), cuda.code("cuStreamQuery", 0))
+        cuda.launch(0, 0, "nap", 50_000)
+        print(cuda.code("cuStreamQuery", cuda.stream()))
+        """)  # fmt: skip
+    assert out.split() == ["600", "0", "0", "0", "0", "0", "0"]

@@ -9,7 +9,8 @@ program first orders them: by an event and a wait, or by waiting itself. So exec
 NumPy arrays gives what the driver must give, and a call that ran too early or too late shows as wrong bytes.
 
 Vector clocks: `clock[stream] = n` says that the first n calls of that stream are done before. Calls of the legacy
-stream come after all earlier calls of blocking streams of their device, and before all later ones.
+stream come after all earlier calls of blocking streams of their device, and before all later ones; who waits for it
+waits for those before, too.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from tests.harness.driver.calls import ALREADY_ENABLED, LEGACY, NON_BLOCKING, NO
 
 Clock = dict[int, int]
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-LAYER = frozenset({"source", "target", "free", "free_host", "pools"})
+LAYER = frozenset({"source", "target", "free", "free_host", "pinned", "pools"})
 """What the layer gives beyond CUDA's promises: once a pageable ``Async`` copy returned, its source may be written and
 its target read; ``cuMemFree`` waits for work on memory that was allocated in a stream, too, and ``cuMemFreeHost`` for
-copies; and kernels of other devices reach memory that was allocated in a stream."""
+copies; copies read pinned memory when the stream gets there, even if it is the legacy stream's order alone that lets it
+wait for who writes that memory; and kernels of other devices reach memory that was allocated in a stream."""
 WAITS_MOST = 20.0
 """Seconds after which a stream that is queried counts as stuck."""
 
@@ -257,11 +259,11 @@ class Program:
         elif way == 1:
             self.say(f"synchronize({stream.key})")
             self.cuda.cuStreamSynchronize(stream.handle)
-            join(self.host, stream.clock)
+            join(self.host, self.before(stream) if stream.kind == "legacy" else stream.clock)
         elif way == 2:
             self.say(f"query({stream.key})")
             self.poll("cuStreamQuery", stream.handle)
-            join(self.host, stream.clock)
+            join(self.host, self.before(stream) if stream.kind == "legacy" else stream.clock)
         else:
             event = self.record(stream)
             if way == 3:
@@ -345,6 +347,9 @@ class Program:
         else:
             data = np.frombuffer(self.random.randbytes(nbytes), np.uint8)
             source = ctypes.create_string_buffer(data.tobytes(), nbytes)
+        for key, count in pinned.written.items() if pinned and "pinned" not in self.relies else ():
+            if max(self.host.get(key, 0), stream.clock.get(key, 0)) < count:
+                self.order(key, stream)
         self.after(stream, [pinned] if pinned else [], [memory])
         self.say(f"in({memory.address:#x}+{start}, {nbytes}, {'pinned' if pinned else 'pageable'}) in {stream.key}")
         call, to = self.random.choice(["cuMemcpyHtoD", "cuMemcpy"]), memory.address + start
@@ -432,7 +437,13 @@ class Program:
         value = self.random.randrange(256)
         self.after(stream, [], [pinned])
         self.say(f"host function({pinned.address:#x}+{start}, {nbytes}, {value}) in {stream.key}")
-        function = HOST_FUNCTION(lambda _: ctypes.memset(pinned.address + start, value, nbytes) and None)
+        seconds = self.random.choice([0, 0, 0.002])
+
+        def work(_: int | None) -> None:
+            time.sleep(seconds)
+            ctypes.memset(pinned.address + start, value, nbytes)
+
+        function = HOST_FUNCTION(work)
         self.functions.append(function)
         self.cuda.cuLaunchHostFunc(stream.handle, function, None)
         pinned.model[start : start + nbytes] = value
@@ -520,7 +531,8 @@ class Program:
                 written = self.random.choice(pinned)
                 self.host_function(stream, written)
                 if self.random.random() < 0.5:
-                    self.copy_in(stream, memory, written)
+                    others = [one for one in self.streams if one.device == device and one.kind != "free"]
+                    self.copy_in(self.random.choice([stream, *others]), memory, written)
             case 20 if pinned:
                 one = self.random.choice(pinned)
                 self.compare(one)

@@ -74,17 +74,7 @@ static CUresult reach(CUstream stream)
     return result;
 }
 
-/* Host functions run on the caller's thread, when the stream has got there. */
-CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data)
-{
-    void (*run)(void *);
-    CUresult result = reach(stream);
-    *(void **)&run = function;
-    if (!result)
-        run(data);
-    return result;
-}
-
+/* Callbacks run on the caller's thread, when the stream has got there. */
 CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags)
 {
     void (*run)(CUstream, CUresult, void *);

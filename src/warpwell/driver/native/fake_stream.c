@@ -182,28 +182,19 @@ void fake_wait(struct fake_op *op)
     fake_unref(op);
 }
 
-static void wait_last(CUstream stream)
+/* Whether a stream has work that a wait for `of` waits for: its own, that of all blocking ones for the legacy stream; NULL: all. */
+static int has_work(CUstream stream, CUstream of)
 {
-    if (stream->last && !stream->last->done) {
-        stream->last->refs++;
-        fake_wait(stream->last);
-    }
+    int asked = !of || stream == of || (of == of->object.context->legacy && !(stream->flags & CU_STREAM_NON_BLOCKING));
+    return asked && stream->last && !stream->last->done;
 }
 
-void fake_wait_stream(CUstream stream, const char *symbol)
+static void wait_for(CUcontext context, CUstream of, const char *symbol)
 {
-    if (stream->last && !stream->last->done && symbol)
-        fake_blocks(symbol);
-    wait_last(stream);
-}
-
-void fake_wait_all(CUcontext context, const char *symbol)
-{
-    unsigned life = context->life;
     size_t n = 0;
     struct fake_op **ops = NULL;
     for (CUstream stream = context->streams; stream; stream = stream->next) {
-        if (!stream->last || stream->last->done)
+        if (!has_work(stream, of))
             continue;
         ops = realloc(ops, (n + 1) * sizeof *ops);
         if (!ops)
@@ -216,6 +207,17 @@ void fake_wait_all(CUcontext context, const char *symbol)
     for (size_t i = 0; i < n; i++)
         fake_wait(ops[i]);
     free(ops);
+}
+
+void fake_wait_stream(CUstream stream, const char *symbol)
+{
+    wait_for(stream->object.context, stream, symbol);
+}
+
+void fake_wait_all(CUcontext context, const char *symbol)
+{
+    unsigned life = context->life;
+    wait_for(context, NULL, symbol);
     if (life == context->life)
         fake_flush(context);
 }
@@ -352,7 +354,31 @@ CUresult cuStreamQuery(CUstream handle)
     int error = enter_stream(handle, &stream);
     if (error)
         return error;
-    return leave(!stream->last || stream->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+    for (CUstream other = stream->object.context->streams; other; other = other->next)
+        if (has_work(other, stream))
+            return leave(CUDA_ERROR_NOT_READY);
+    return leave(CUDA_SUCCESS);
+}
+
+static int run_function(struct fake_op *op)
+{
+    ((void (*)(void *))(uintptr_t)op->to)((void *)(uintptr_t)op->from);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, void *function, void *data)
+{
+    CUstream stream;
+    int error = enter_stream(handle, &stream);
+    if (error)
+        return error;
+    if (!function)
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    struct fake_op *op = fake_op(stream->object.context, run_function);
+    op->to = (uintptr_t)function;
+    op->from = (uintptr_t)data;
+    fake_enqueue(stream, op, 0, "cuLaunchHostFunc");
+    return leave(CUDA_SUCCESS);
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
