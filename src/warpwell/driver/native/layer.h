@@ -162,6 +162,7 @@ struct ww_post { /* an entry between ww_begin and ww_finish; the device's `post`
     struct ww_channel *channel;
     struct ww_entry *entry; /* in the ring; arguments follow */
     uint32_t slot, seq;
+    bool far_ahead; /* nobody asked for an answer, but the stream is behind */
 };
 
 /* Begin an entry with room for `nbytes` behind its header. flags: 0, WW_DONE or WW_ANSWERED. */

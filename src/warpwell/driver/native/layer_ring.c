@@ -15,7 +15,7 @@
 
 #define WAIT_MS 50
 #define SPIN_NS 10000000     /* a thread that waits keeps its core for so long, as it does with a driver of its own, .. */
-#define SPIN_SHORT_NS 20000  /* .. or for so long, where the context's flags ask for that, .. */
+#define SPIN_SHORT_NS 20000  /* .. or for so long, where the context's flags ask for that, or only the worker is behind, .. */
 #define SPIN_FEW 20          /* .. or looks so often, where the worker needs the core */
 #define LOOKS 32             /* between two looks at the clock */
 #define YIELDS 16            /* looks at the clock between two offers of the core to others */
@@ -62,14 +62,14 @@ static bool looked(const _Atomic uint32_t *word, uint32_t value, int times)
     return false;
 }
 
-/* Look for a while whether *word is `value`. */
-static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+/* Look for a while whether *word is `value`; soon: give up soon. */
+static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon)
 {
     if (!layer.many_cores)
         return looked(word, value, SPIN_FEW);
     if (looked(word, value, LOOKS))
         return true;
-    bool sleeps = (c->device->context_flags & CU_CTX_SCHEDULE) == CU_CTX_BLOCKING_SYNC;
+    bool sleeps = soon || (c->device->context_flags & CU_CTX_SCHEDULE) == CU_CTX_BLOCKING_SYNC;
     int64_t until = now_ns() + (sleeps ? SPIN_SHORT_NS : SPIN_NS);
     for (uint32_t round = 1; now_ns() < until; round++) {
         if (looked(word, value, LOOKS))
@@ -87,11 +87,11 @@ static void wake(struct ww_channel *c)
 }
 
 /* Wait until *word is `value`: 0, or the code of a channel that is lost. What changes it was published before. */
-static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon)
 {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
         wake(c);
-    if (spin(c, word, value))
+    if (spin(c, word, value, soon))
         return 0;
     for (uint32_t round = 1;; round++) {
         uint32_t seen = atomic_load_explicit(word, memory_order_acquire);
@@ -103,6 +103,11 @@ static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t va
             return atomic_load(&c->lost);
         }
     }
+}
+
+static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
+{
+    return await_sleeping(c, word, value, false);
 }
 
 /* -- slots --------------------------------------------------------------------------------------------------------- */
@@ -247,6 +252,7 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
     int error;
     p->device = d;
     p->slot = WW_NO_SLOT;
+    p->far_ahead = false;
     if (__builtin_expect(stream && atomic_load_explicit(&d->holds, memory_order_acquire), 0) && !ww_in_host_thread &&
         stream != WW_RECORDED)
         ww_host_wait(d, stream);
@@ -287,6 +293,7 @@ static void far_ahead(struct ww_post *p)
     if (*weight < AHEAD || p->slot != WW_NO_SLOT || (p->slot = try_slot(c, KEPT_SLOTS)) == WW_NO_SLOT)
         return;
     *weight = 0;
+    p->far_ahead = true;
     atomic_fetch_add_explicit(&c->references, 1, memory_order_relaxed);
     p->entry->slot = p->slot;
     p->entry->seq = p->seq = ++c->slot_seq[p->slot];
@@ -316,7 +323,7 @@ int ww_finish(struct ww_post *p)
     if (__builtin_expect(p->slot == WW_NO_SLOT, 1))
         return 0;
     const struct ww_slot *s = &p->channel->status->slots[p->slot];
-    int error = await(p->channel, &s->seq, p->seq);
+    int error = await_sleeping(p->channel, &s->seq, p->seq, p->far_ahead);
     return drop_slot(p, error ? error : s->result);
 }
 
