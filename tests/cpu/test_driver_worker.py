@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -181,6 +182,32 @@ def test_an_allocation_waits_for_frees_and_is_refused_beyond_the_quota(client: C
     free, total = struct.unpack("=QQ", client.ask("MEM_INFO")[1])
     assert total == 64 * MIB
     assert free == 64 * MIB - 40 * MIB - 4096
+
+
+def test_memory_that_was_freed_is_kept_for_a_second_for_who_makes_as_much_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_MEMORY", str(32 << 30))  # of which a thirty-second part is 1 GiB
+    with DriverServer(1, driver=build.build().fake) as server, Raw(server.folder) as client:
+
+        def mapped() -> int:
+            found = 0
+            for line in Path(f"/proc/{server.workers[0]}/maps").read_text().splitlines():
+                first, last = (int(number, 16) for number in line.split()[0].split("-"))
+                inside = client.arena <= first < client.arena + client.arena_bytes
+                found += last - first if inside and line.split()[1].startswith("rw") else 0
+            return found // MIB
+
+        for count, most in ((5, 640), (10, 1280)):
+            for _ in range(2):  # the second time nothing is mapped
+                pieces, last = [client.alloc(128 * MIB) for _ in range(count)], time.monotonic()
+                assert most <= mapped() < most + 128
+                for piece in pieces:
+                    client.post("FREE", struct.pack("=Q", piece))
+                assert client.ask("CTX_SYNC") == (0, b"")
+            kept = mapped()
+            assert (count == 10 or kept >= 640) or time.monotonic() - last > 0.9
+        until(lambda: mapped() <= 256)
 
 
 def test_memory_that_a_stream_frees_is_the_next_ones_when_the_stream_has_passed(client: Client) -> None:

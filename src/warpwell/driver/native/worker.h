@@ -56,6 +56,7 @@ _Noreturn void ww_lost(CUresult code);     /* the context is lost: the client le
 int ww_is_sticky(CUresult code);
 void ww_wake(void);                        /* from other threads: the executor looks at its lists again */
 void *ww_memory(size_t n);                 /* zeroed, or the end */
+uint64_t ww_now_ns(void);
 
 /* -- calls: entries of the ring that were copied, and what the worker itself puts into streams ---------------------------- */
 
@@ -201,6 +202,7 @@ void ww_free(const struct ww_call *call);
 CUresult ww_free_async_read(const struct ww_call *call);
 void ww_release(uint64_t address);               /* the stream has passed a free */
 void ww_mem_info(const struct ww_call *call);
+void ww_memory_rest(uint64_t now);               /* nothing was to be done: gives back what was kept for nobody */
 void ww_pin(const struct ww_call *call);
 void ww_unpin(const struct ww_call *call);
 

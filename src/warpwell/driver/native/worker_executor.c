@@ -226,7 +226,7 @@ void ww_wake(void) {
     futex(&ww.ring->wake, FUTEX_WAKE, INT_MAX, NULL);
 }
 
-static uint64_t now_ns(void) {
+uint64_t ww_now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
@@ -250,7 +250,7 @@ static int many_cores(void) {
 }
 
 static void rest(uint64_t since, int many) {
-    uint64_t idle = now_ns() - since, spin = SPIN_FEW_NS;
+    uint64_t now = ww_now_ns(), idle = now - since, spin = SPIN_FEW_NS;
     if (many) spin = ww_streams_waited() ? SPIN_WAITED_NS : SPIN_NS;
     if (idle < spin) {
 #if defined(__x86_64__)
@@ -258,6 +258,7 @@ static void rest(uint64_t since, int many) {
 #endif
         return;
     }
+    ww_memory_rest(now);
     if (!ww_streams_busy() && !ww_links_busy()) {
         if (idle < NAPS_NS) sleep_ns(NAP_NS, WW_NAPS);
         else sleep_ns(IDLE_NS, WW_SLEEPS);
@@ -274,7 +275,7 @@ static void count(uint64_t calls) {
 }
 
 _Noreturn void ww_execute(void) {
-    uint64_t since = now_ns(), calls = 0;
+    uint64_t since = ww_now_ns(), calls = 0;
     int many = many_cores();
     for (;;) {
         int some = read_some();
@@ -283,7 +284,7 @@ _Noreturn void ww_execute(void) {
         some |= ww_links_step();
         some |= ww_streams_step();
         if (some) {
-            since = now_ns();
+            since = ww_now_ns();
             count(calls);
         } else rest(since, many);
     }

@@ -15,7 +15,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation */
+#define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation, .. */
+#define KEEP_PART 32u            /* .. or this part of the device's, if that is more, until .. */
+#define KEEP_NS 1000000000u      /* .. none has come for so long: Python frees arrays in groups, and makes as many again */
 #define GROW_MOST (64ull << 20)
 #define PINS_MOST 65536u
 #define WISHES_MOST 4096u           /* an honest client waits for one in each slot */
@@ -42,6 +44,7 @@ static uint32_t releases;          /* frees of streams that were read and have n
 static struct pin *pins;           /* by address */
 static size_t npins, pins_room;
 static uint64_t pinned;
+static uint64_t keep, wanted;      /* bytes; when memory was last asked for */
 
 static void grant(void);
 
@@ -115,6 +118,7 @@ CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint6
     if (code) return code;
     *bytes = want;
     ww_arena_init(&ww_arena, *base, want, piece, ww.quota);
+    keep = total / KEEP_PART > KEEP_FREE ? total / KEEP_PART : KEEP_FREE;
     return CUDA_SUCCESS;
 }
 
@@ -157,7 +161,11 @@ static void grant(void) {
         }
         end_wish(CUDA_ERROR_OUT_OF_MEMORY, 0);
     }
-    if (!wishes) give_back(KEEP_FREE);
+    if (!wishes) give_back(keep);
+}
+
+void ww_memory_rest(uint64_t now) {
+    if (ww_arena.free > KEEP_FREE && !wishes && now - wanted > KEEP_NS) give_back(KEEP_FREE);
 }
 
 void ww_alloc(const struct ww_call *call) {
@@ -174,6 +182,7 @@ void ww_alloc(const struct ww_call *call) {
     *w = (struct wish){.nbytes = args->nbytes, .slot = call->entry.slot, .seq = call->entry.seq};
     *wishes_end = w;
     wishes_end = &w->next;
+    wanted = ww_now_ns();
     if (wishes == w) grant();
 }
 
