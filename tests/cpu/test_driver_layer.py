@@ -418,9 +418,44 @@ assert [launch(few, 128), launch(few, 129), launch(large, 256), launch(large, 25
 ok(L.cuCtxSynchronize())
 """
 
+_CLUSTERS = """
+import ctypes
+L = ctypes.CDLL("libcuda.so.1")
+vp, by = ctypes.c_void_p, ctypes.byref
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16)]
+class Config(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", vp),
+                ("attributes", vp), ("n", ctypes.c_uint)]
+def ok(code): assert code == 0, code
+ok(L.cuInit(0)); context = vp(); ok(L.cuDevicePrimaryCtxRetain(by(context), 0)); ok(L.cuCtxSetCurrent(context))
+library, kernel, function, n, size = vp(), vp(), vp(), ctypes.c_int(), ctypes.c_size_t()
+text = b".version 8.0\\n.target sm_90\\n.entry k(.param .u32 a) { ret; }\\n"
+ok(L.cuLibraryLoadData(by(library), text, 0, 0, 0, 0, 0, 0))
+ok(L.cuLibraryGetKernel(by(kernel), library, b"k")); ok(L.cuKernelGetFunction(by(function), kernel))
+def ask(call, which, threads, cluster):
+    attributes = (Attribute * 1)(Attribute(4, 0, (cluster, 1, 1)))
+    config = Config((64, 1, 1), (threads, 1, 1), 0, None, ctypes.cast(attributes, vp), bool(cluster))
+    return call(by(n), which, by(config)) or -n.value
+for which in (function, kernel):  # a kernel stands for its function on the current device
+    found = [ask(L.cuOccupancyMaxActiveClusters, which, 32, c) for c in (0, 2, 4, 16)]
+    assert found == [-64, -32, -16, 0], found
+    assert [ask(L.cuOccupancyMaxPotentialClusterSize, which, t, 0) for t in (32, 1024)] == [-8, -4]
+assert L.cuOccupancyMaxActiveClusters(None, function, by(Config())) == 1
+assert L.cuOccupancyMaxActiveClusters(by(n), function, None) == 1
+assert L.cuOccupancyMaxActiveClusters(by(n), vp(8), by(Config())) == 400
+ok(L.cuKernelGetParamInfo(kernel, ctypes.c_size_t(0), by(size), by(size)))
+ok(L.cuCtxSetCurrent(None))
+assert L.cuKernelGetParamInfo(kernel, ctypes.c_size_t(0), by(size), by(size)) == 201
+"""
+
 
 def test_a_block_that_is_too_large_gets_the_drivers_own_codes() -> None:
     runs(_BOUNDS)
+
+
+def test_the_driver_tells_of_clusters() -> None:
+    runs(_CLUSTERS)
 
 
 def test_host_functions_keep_their_place_in_their_stream() -> None:

@@ -336,6 +336,8 @@ call cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out_i32, func, i32, si
 call cuOccupancyAvailableDynamicSMemPerBlock(out_size, func, i32, i32)
 hand cuOccupancyMaxPotentialBlockSize(out_i32, out_i32, func, ptr, size, i32)
 hand cuOccupancyMaxPotentialBlockSizeWithFlags(out_i32, out_i32, func, ptr, size, i32, u32)
+hand cuOccupancyMaxActiveClusters(out_i32, func, ptr)
+hand cuOccupancyMaxPotentialClusterSize(out_i32, func, ptr)
 hand cuLaunchKernel(func, u32, u32, u32, u32, u32, u32, u32, stream, out_host, out_host)
 hand cuLaunchKernelEx(ptr, func, out_host, out_host)
 hand cuLaunchCooperativeKernel(func, u32, u32, u32, u32, u32, u32, u32, stream, out_host)

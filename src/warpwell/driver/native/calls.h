@@ -22,6 +22,8 @@ enum ww_hand_op {
     WW_OP_GLOBAL,        /* asked  ww_args_global, name -> ww_range; NOT_FOUND */
     WW_OP_LAUNCH,        /* sent   stream, ww_args_launch, attributes, parameters */
     WW_OP_FUNCTION_SET,  /* asked  ww_args_function_set */
+    WW_OP_CLUSTERS,      /* asked  ww_args_launch without parameters, attributes -> int32_t: how many clusters run at one time,
+                                   or, with the function's highest bit, the largest size of one */
     WW_OP_COPY,          /* sent, or asked with WW_DONE: stream, ww_args_copy: both ends are device addresses */
     WW_OP_IN,            /* sent   stream, ww_args_move; bytes in the place, or behind the arguments: host to device */
     WW_OP_OUT,           /* sent   stream, ww_args_move; place: device to host; the place's `use` is stored when the bytes are
@@ -139,6 +141,8 @@ struct ww_args_function_set {
 /* -- launch -------------------------------------------------------------------------------------------------------- */
 
 #define WW_LAUNCH_ATTRIBUTES 8u
+
+#define WW_CLUSTER_SIZE 0x80000000u /* bit of WW_OP_CLUSTERS' function */
 
 struct ww_args_launch { /* then ww_launch_attribute[attributes], then param_bytes bytes: parameters at their native offsets */
     uint32_t function;

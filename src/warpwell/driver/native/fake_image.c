@@ -749,6 +749,39 @@ CUresult cuOccupancyMaxPotentialBlockSize(int32_t *grid, int32_t *block, CUfunct
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, most, 0);
 }
 
+static uint32_t cluster_size(const struct cu_launch_config *c)
+{
+    for (uint32_t i = 0; i < c->nattributes; i++)
+        if (c->attributes[i].id == CU_LAUNCH_CLUSTER_DIMENSION)
+            return c->attributes[i].value.cluster[0] * c->attributes[i].value.cluster[1] * c->attributes[i].value.cluster[2];
+    return 1;
+}
+
+/* 64 multiprocessors with a block each, clusters of at most 8 blocks. */
+CUresult cuOccupancyMaxActiveClusters(int32_t *n, CUfunction function, void *config)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!n || !config || !fake_valid(function, FAKE_FUNCTION))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *n = cluster_size(config) > 8 ? 0 : 64 / (int32_t)cluster_size(config);
+    return leave(CUDA_SUCCESS);
+}
+
+CUresult cuOccupancyMaxPotentialClusterSize(int32_t *n, CUfunction function, void *config)
+{
+    CUcontext context;
+    int error = enter(&context);
+    if (error)
+        return error;
+    if (!n || !config || !fake_valid(function, FAKE_FUNCTION))
+        return leave(CUDA_ERROR_INVALID_VALUE);
+    *n = ((const struct cu_launch_config *)config)->block[0] > 512 ? 4 : 8;
+    return leave(CUDA_SUCCESS);
+}
+
 /* -- kernels of the fake --------------------------------------------------------------------------------------------------- */
 
 static uint64_t param(const struct fake_op *op, int i)

@@ -798,7 +798,7 @@ CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbyt
 {
     struct ww_fn *f;
     struct ww_object *o = ww_object(h, WW_KERNEL);
-    struct ww_device *d = some_device();
+    struct ww_device *d = ww_current(); /* the driver, too, asks for a current context here */
     int error = ww_ready();
     if (error || !o || !d)
         return error ? error : o ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_HANDLE;

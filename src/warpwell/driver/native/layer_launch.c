@@ -247,3 +247,35 @@ CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **
     k.extra = extra;
     return launch(&k, c->stream, per_thread);
 }
+
+static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what)
+{
+    struct {
+        struct ww_args_launch launch;
+        struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    } args = {.launch = {.shared = c ? c->shared : 0}};
+    struct ww_launch k;
+    struct ww_device *d;
+    struct ww_fn *f;
+    uint32_t got;
+    int error = ww_need(&d);
+    if (error || !n || !c || (error = read_attributes(&k, c)) || (error = ww_fn_of(h, d, &f)))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    args.launch.function = f->object->id | what;
+    args.launch.attributes = k.nattributes;
+    memcpy(args.launch.grid, c->grid, sizeof args.launch.grid);
+    memcpy(args.launch.block, c->block, sizeof args.launch.block);
+    memcpy(args.attributes, k.attributes, k.nattributes * sizeof *k.attributes);
+    error = ww_call(d, WW_OP_CLUSTERS, 0, &args, sizeof args, n, sizeof *n, &got);
+    return error ? error : got == sizeof *n ? 0 : CUDA_ERROR_UNKNOWN;
+}
+
+CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, void *config)
+{
+    return clusters(n, f, config, 0);
+}
+
+CUresult cuOccupancyMaxPotentialClusterSize(int *n, CUfunction f, void *config)
+{
+    return clusters(n, f, config, WW_CLUSTER_SIZE);
+}

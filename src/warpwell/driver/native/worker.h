@@ -154,6 +154,7 @@ void ww_ctx_sync(const struct ww_call *call);
 
 /* -- copies, launches ----------------------------------------------------------------------------------------------------- */
 
+void ww_clusters(const struct ww_call *call);
 CUresult ww_check_move(const struct ww_call *call);                   /* at reading: what can be said without memory */
 int ww_is_between_hosts(const struct ww_call *call);                     /* a copy that the worker carries out itself */
 CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held); /* held: the result is told by a mark */

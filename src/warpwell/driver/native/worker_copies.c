@@ -139,26 +139,56 @@ static CUresult set_attribute(struct cu_launch_attribute *to, const struct ww_la
     }
 }
 
-static CUresult launch(struct ww_stream *s, struct ww_call *call) {
-    const struct ww_args_launch *args = (const void *)call->args;
+static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_attribute *attributes, const struct ww_args_launch *args) {
     const struct ww_launch_attribute *from = (const void *)(args + 1);
-    struct cu_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
-    unsigned char *params = (unsigned char *)(from + args->attributes);
-    void *pointers[4096];
-    const struct ww_native_function *f = call->function;
-    if (f->params > sizeof pointers / sizeof *pointers) return CUDA_ERROR_INVALID_VALUE;
-    for (uint32_t i = 0; i < f->params; i++) pointers[i] = params + f->param[i].offset;
-    struct cu_launch_config config = {.shared = args->shared, .stream = s->native, .attributes = attributes};
-    config.nattributes = args->attributes;
-    for (int i = 0; i < 3; i++) {
-        config.grid[i] = args->grid[i];
-        config.block[i] = args->block[i];
-    }
+    *config = (struct cu_launch_config){.shared = args->shared, .attributes = attributes, .nattributes = args->attributes};
+    memcpy(config->grid, args->grid, sizeof config->grid);
+    memcpy(config->block, args->block, sizeof config->block);
     for (uint32_t i = 0; i < args->attributes; i++) {
         CUresult code = set_attribute(attributes + i, from + i);
         if (code) return code;
     }
-    return native.cuLaunchKernelEx(&config, f->native, pointers, NULL);
+    return CUDA_SUCCESS;
+}
+
+static CUresult launch(struct ww_stream *s, struct ww_call *call) {
+    const struct ww_args_launch *args = (const void *)call->args;
+    struct cu_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    struct cu_launch_config config;
+    unsigned char *params = (unsigned char *)(args + 1) + args->attributes * sizeof(struct ww_launch_attribute);
+    void *pointers[4096];
+    const struct ww_native_function *f = call->function;
+    if (f->params > sizeof pointers / sizeof *pointers) return CUDA_ERROR_INVALID_VALUE;
+    for (uint32_t i = 0; i < f->params; i++) pointers[i] = params + f->param[i].offset;
+    CUresult code = fill_config(&config, attributes, args);
+    config.stream = s->native;
+    return code ? code : native.cuLaunchKernelEx(&config, f->native, pointers, NULL);
+}
+
+/* -- clusters ------------------------------------------------------------------------------------------------------------- */
+
+static void find_clusters(struct ww_job *job) {
+    const struct ww_args_launch *args = (const void *)job->call->args;
+    struct cu_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
+    struct cu_launch_config config;
+    CUfunction f;
+    int32_t *n = job->data = ww_memory(sizeof *n);
+    job->result = ww_find_function(args->function & ~WW_CLUSTER_SIZE, &f);
+    if (!job->result) job->result = fill_config(&config, attributes, args);
+    if (!job->result && args->function & WW_CLUSTER_SIZE) job->result = native.cuOccupancyMaxPotentialClusterSize(n, f, &config);
+    else if (!job->result) job->result = native.cuOccupancyMaxActiveClusters(n, f, &config);
+    job->nbytes = job->result ? 0 : sizeof *n;
+}
+
+void ww_clusters(const struct ww_call *call) {
+    const struct ww_args_launch *args = (const void *)call->args;
+    if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES
+        || args->attributes * sizeof(struct ww_launch_attribute) > call->nargs - sizeof *args)
+        ww_result(call, CUDA_ERROR_INVALID_VALUE);
+    else if (!native.cuOccupancyMaxPotentialClusterSize || !native.cuOccupancyMaxActiveClusters)
+        ww_result(call, CUDA_ERROR_NOT_SUPPORTED);
+    else
+        ww_heavy((struct ww_job){.work = find_clusters, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
 CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held) {

@@ -131,6 +131,7 @@ static void carry_out(struct ww_call *call) {
     case WW_OP_UNLOAD: ww_unload(call); break;
     case WW_OP_GLOBAL: ww_global(call); break;
     case WW_OP_FUNCTION_SET: ww_function_set(call); break;
+    case WW_OP_CLUSTERS: ww_clusters(call); break;
     case WW_OP_LAUNCH:
     case WW_OP_COPY:
     case WW_OP_IN:
