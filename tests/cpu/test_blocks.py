@@ -128,6 +128,8 @@ def test_the_pinned_record_tells_of_progress_and_of_each_launch() -> None:
 def test_progress_is_told_some_hundred_times_at_most(blocks: int) -> None:
     often = at.mirror_word(1 << 40, blocks) - (1 << 40)
     assert 0 <= often < 64 and min(blocks, 64) <= blocks >> often <= 128
+    with pytest.raises(errors.ArgumentError, match="multiple of 64"):
+        at.mirror_word((1 << 40) + 8, blocks)
 
 
 @pytest.mark.parametrize("device", ["cpu", "interp"])

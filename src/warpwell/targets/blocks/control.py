@@ -9,6 +9,10 @@ its last worker left. Each launch in flight has a slot of its own, because store
 order: a word that is written once cannot be overwritten by an older one.
 """
 
+from __future__ import annotations
+
+from ... import errors
+
 STOP = 0
 """Word of the control record: not 0 when all workers are to leave at the end of their block."""
 TARGET = 1
@@ -53,6 +57,8 @@ def mirror_word(address: int, blocks: int) -> int:
 
     The lowest six bits are k where progress is written as `DONE` passes multiples of 2^k.
     """
+    if address & 63:
+        raise errors.ArgumentError(f"a pinned record at {address:#x}: give an address that is a multiple of 64")
     return address + max(0, (blocks // _OFTEN).bit_length() - 1)
 
 
