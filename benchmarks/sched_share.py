@@ -209,7 +209,8 @@ NOTICE = 20e-6
 
 def host_of(step: float, executor: CudaExecutor) -> HostDelays:
     """Return what the simulator is to take for the host: most steps decide and launch one kernel."""
-    launch = executor._pace.launching
+    pace = getattr(executor, "_pace", None)
+    launch = pace.launching if pace is not None else 0.5 * step
     return HostDelays(decision=max(0.0, step - launch), launch=min(launch, step), signal=SIGNAL, notice=NOTICE)
 
 
@@ -288,7 +289,10 @@ def main() -> None:
     rates = Matrix(found_pairs, ClassTable(capacity), device=str(result.get("gpu", device)))
     if options.matrix:
         rates.write(options.matrix)
-    result["profiles"] = {n: [p.seconds, p.kind.value if p.kind else ""] for n, p in profiles.items()}
+    result["count"] = options.count
+    result["profiles"] = {
+        n: [p.seconds, p.kind.value if p.kind else "", blocks_by_name[n], p.resident] for n, p in profiles.items()
+    }
     print(f"{time.perf_counter() - begun:.1f} s to measure kernels and pairs", flush=True)
     # each kernel once, so that nothing is compiled or loaded on the way
     replay([request(found, profiles, n, real.now()) for n in found for _ in range(2)], Core(real, "first-come"))
