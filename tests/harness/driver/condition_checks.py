@@ -138,16 +138,18 @@ def made_again(cuda: Cuda) -> None:
 
 
 def with_memory_and_functions(cuda: Cuda) -> None:
-    """Memory of the graph is there in all of it; behind the last conditional node host functions and copies work."""
-    kernels, stream = Kernels(cuda), cuda.stream(NON_BLOCKING)
+    """Memory of the graph is there in all of it. Before its first kernel and behind the last such node all works."""
+    kernels, stream, event = Kernels(cuda), cuda.stream(NON_BLOCKING), cuda.event()
     address, view = cuda.pinned(4)
     plain, seen = (ctypes.c_uint32 * 1)(), []
     graph = Graph(cuda)
     block, memory = graph.alloc([], 64)
     handle = graph.condition()
-    set_ = kernels.add(graph, [graph.fill([block], memory, 4, 1)], "condition", handle, 1)
+    before = graph.host([graph.fill([block], memory, 4, 1)], lambda: seen.append(1))
+    recorded = graph.add("cuGraphAddEventRecordNode", [before], event)
+    set_ = kernels.add(graph, [graph.copy([recorded], memory + 4, memory, 4)], "condition", handle, 1)
     node, (body,) = graph.decide([set_], handle, IF)
-    body.kernel([], "add", memory, memory, 1)
+    body.kernel([], "add", memory, memory + 4, 1)
     a = graph.copy([node], address, memory, 4)
     b = graph.host([a], lambda: seen.append(view.cast("I")[0]))
     c = graph.copy([b], ctypes.addressof(plain), memory, 4)
@@ -155,12 +157,13 @@ def with_memory_and_functions(cuda: Cuda) -> None:
     exec_ = graph.executable()
     for _ in range(3):
         launch(cuda, exec_, stream)
-    assert seen == [8, 8, 8] and plain[0] == 8
+    assert seen == [1, 8] * 3 and plain[0] == 8
+    cuda.cuEventSynchronize(event)
 
 
 def errors(cuda: Cuda) -> None:
     """What is wrong is refused, creates nothing, and leaves the graph as it was."""
-    x, stream, kernels = cuda.alloc(4), cuda.stream(), Kernels(cuda)
+    x, y, stream, kernels = cuda.alloc(4), cuda.alloc(4), cuda.stream(), Kernels(cuda)
     graph, other = Graph(cuda), Graph(cuda)
     handle = graph.condition(1)
     assert cuda.code("cuGraphConditionalHandleCreate", None, graph.handle, 0, 0, 0) == INVALID_VALUE
@@ -177,7 +180,7 @@ def errors(cuda: Cuda) -> None:
     for call in ("cuGraphClone",):
         assert cuda.code(call, ctypes.byref(ctypes.c_uint64()), graph.handle) == NOT_SUPPORTED
     assert other.try_add("cuGraphAddChildGraphNode", [], graph.handle)[0] == NOT_SUPPORTED
-    before = graph.host([], lambda: None)
+    before = graph.host([graph.kernel([], "fill", y, 1, 1)], lambda: None)
     assert graph.link(before, node) == 0
     assert cuda.code("cuGraphInstantiateWithFlags", ctypes.byref(ctypes.c_uint64()), graph.handle, 0) == NOT_SUPPORTED
     cuda.cuGraphDestroyNode(before)

@@ -161,7 +161,7 @@ int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node
     case CU_NODE_EMPTY:
     case CU_NODE_ALLOC: /* its address is there already */
     case CU_NODE_FREE: return 0;
-    default: return ww_refused("graphs with host functions or events before conditional nodes, or within them");
+    default: return ww_refused("graphs with host functions or events between kernels and conditional nodes, or within these");
     }
 }
 

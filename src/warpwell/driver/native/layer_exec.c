@@ -6,7 +6,8 @@
  * the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never waits.
  * An event behind each launch orders launches of one graph in different streams.
  *
- * Up to its last conditional node a plan is one graph of the worker's driver, made when the plan is made, and one call a launch.
+ * From its first kernel up to its last conditional node a plan is one graph of the worker's driver, made when the plan is made,
+ * and one call a launch. What comes before cannot set a condition.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -27,7 +28,8 @@ struct plan {
     size_t *shape; /* the graph's form: numbers of nodes and edges */
     struct ww_user_ref *users;
     bool nested;
-    size_t twins;               /* steps up to the last conditional node: 0 if there is none */
+    size_t twins;               /* steps up to the last conditional node: 0 if there is none .. */
+    size_t first;               /* .. and the first of them that is a kernel or conditional */
     struct ww_twin graph, exec; /* of its graph, where conditional nodes are; of these steps */
 };
 
@@ -180,18 +182,18 @@ static int make_plan(struct ww_graph *g, struct plan **made)
 }
 
 /* Record steps as their graph's twin, and then the graphs of conditional nodes. */
-static int record(const struct plan *p, size_t n)
+static int record(const struct plan *p, size_t first, size_t n)
 {
     int error = ww_twin_begin(&p->graph), end;
     if (error)
         return error;
-    for (size_t i = 0; i < n && !error; i++)
+    for (size_t i = first; i < n && !error; i++)
         error = ww_twin_step(&p->graph, &p->steps[i].work, p->steps[i].number);
     end = ww_twin_end(&p->graph);
     error = error ? error : end;
     for (size_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < p->steps[i].nbodies && !error; k++)
-            error = record(p->steps[i].bodies[k], p->steps[i].bodies[k]->n);
+            error = record(p->steps[i].bodies[k], 0, p->steps[i].bodies[k]->n);
     return error;
 }
 
@@ -201,7 +203,10 @@ static int make_whole(struct ww_graph *g, struct plan **made)
     int error = make_plan(g, made);
     if (error || !(*made)->twins)
         return error;
-    return (error = record(*made, (*made)->twins)) ? error : ww_twin_exec(&(*made)->graph, &(*made)->exec);
+    struct plan *p = *made;
+    while (p->steps[p->first].work.kind != CU_NODE_KERNEL && p->steps[p->first].work.kind != CU_NODE_CONDITION)
+        p->first++;
+    return (error = record(p, p->first, p->twins)) ? error : ww_twin_exec(&p->graph, &p->exec);
 }
 
 /* With ww_graphs held: the same plan, to be changed. */
@@ -613,11 +618,12 @@ static void call_host(void *data)
 static int post(struct run *r)
 {
     int error = 0;
-    if (!r->at && r->plan->twins) {
-        error = ww_twin_launch(&r->plan->exec, r->device, r->stream);
-        r->at = r->plan->twins;
-    }
     while (r->at < r->plan->n && !error) {
+        if (r->at == r->plan->first && r->plan->twins) {
+            error = ww_twin_launch(&r->plan->exec, r->device, r->stream);
+            r->at = r->plan->twins;
+            continue;
+        }
         const struct step *s = &r->plan->steps[r->at++];
         if (s->work.kind == CU_NODE_HOST && !s->off) {
             error = ww_host_add(r->device, r->stream, call_host, go_on, r);
