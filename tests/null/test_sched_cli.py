@@ -8,7 +8,7 @@ import pytest
 
 from warpwell.cli import main
 from warpwell.scheduler.policies import POLICIES
-from warpwell.study.experiment import Experiment, chosen, partitions, run_to_dict
+from warpwell.study.experiment import Experiment, chosen, run_to_dict
 from warpwell.study.traces import Recipe
 
 SMALL = ["--kernels", "120", "--processes", "1"]
@@ -148,7 +148,3 @@ def test_experiments_are_plain_data():
     timing = {"decision_mean", "decision_p99"}
     assert {k: v for k, v in one.items() if k not in timing} == {k: v for k, v in two.items() if k not in timing}
     assert chosen("all") == list(POLICIES) and chosen("left-over, left-over,source") == ["left-over", "source"]
-    found = partitions(132)
-    pairs = [(found[f"a{size}"], found[f"b{size}"]) for size in (16, 32, 48, 64)]
-    assert pairs == [(16, 116), (32, 100), (48, 84), (64, 68)]
-    assert partitions(80)["a40"] == partitions(80)["b40"] == 40

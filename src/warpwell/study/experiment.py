@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 from collections.abc import Callable
@@ -64,9 +63,8 @@ class Experiment:
         errors.checked_integer(self.limit, "limit")
 
     def capacity(self, workload: Trace) -> Capacity:
-        """Return the simulated device, with the partitions that policies may choose from."""
-        capacity = self.device or workload.capacity
-        return dataclasses.replace(capacity, partitions=capacity.partitions or partitions(capacity.processors))
+        """Return the simulated device."""
+        return self.device or workload.capacity
 
     def check(self) -> None:
         """Find out, without running anything, whether the rates and the mode can be.
@@ -191,16 +189,6 @@ def log_path(path: str | os.PathLike[str], name: str, several: bool) -> Path:
         message = f"{place.parent} does not exist: create it, or write elsewhere"
         raise errors.MissingFileError(message, path=place.parent)
     return place.with_name(f"{place.stem}.{name}{place.suffix}") if several else place
-
-
-def partitions(processors: int) -> dict[str, int]:
-    """Return pairs of partitions of 8 multiprocessors or more, named as executors on GPUs name them."""
-    found: dict[str, int] = {}
-    for eighths in (1, 2, 3, 4):
-        size = max(8, round(processors * eighths / 64) * 8)
-        if size < processors:
-            found |= {f"a{size}": size, f"b{size}": processors - size}
-    return found
 
 
 _left: list[ReplayResult] = []
