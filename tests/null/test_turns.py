@@ -240,6 +240,7 @@ def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: 
     high.tell()
     assert low.hears() == "inside"
     low.tell()
+    assert not Board.of(name).anyone()
 
 
 def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: str) -> None:
@@ -372,13 +373,21 @@ def test_a_child_leaves_the_block_of_a_turn_that_was_open_at_the_fork(start: Any
     code = """
 with ww.turn("parent", device=D):
     child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        say("child has ended")
+        sys.stdin.readline()
 if child == 0:
     os._exit(0)
-os.waitpid(child, 0)
-with ww.turn("parent", device=D, timeout=5):
-    say(child > 0)
+say("out")
+sys.stdin.readline()
 """
-    assert start(code).hears() == "True"
+    program = start(code)
+    assert program.hears() == "child has ended"
+    assert rows(name)["parent"]["state"] == "inside" and rows(name)["parent"]["turns"] == 0
+    program.tell()
+    assert program.hears() == "out"
+    assert rows(name)["parent"]["turns"] == 1
 
 
 def test_time_is_shared_whatever_the_length_of_turns(start: Any, name: str) -> None:

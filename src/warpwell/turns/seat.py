@@ -49,6 +49,9 @@ LOOK = 4e-3
 LINGER = 1e-4
 """Seconds between two turns for which a holder keeps the lease that is to keep it: it may be a loop that comes back."""
 
+QUIET = 60.0
+"""Seconds after which a process looks although nobody rang."""
+
 LATE = 25e-3
 """Seconds for which one that was rung is waited for before others try."""
 
@@ -182,7 +185,7 @@ class Station:
                 time.sleep(LINGER)
                 if held.turns == turns:
                     self.hand_over(held, False)
-            self.board.listen(self._home, heard, 1.0)
+            self.board.listen(self._home, heard, QUIET)
 
 
 class Seat:
