@@ -177,8 +177,7 @@ def errors(cuda: Cuda) -> None:
     assert graph.try_decide([], handle, IF, 1)[0] == INVALID_VALUE
     body.fill([], x, 3, 1)
     assert cuda.code("cuGraphDestroy", body.handle) == INVALID_VALUE
-    for call in ("cuGraphClone",):
-        assert cuda.code(call, ctypes.byref(ctypes.c_uint64()), graph.handle) == NOT_SUPPORTED
+    assert cuda.code("cuGraphClone", ctypes.byref(ctypes.c_uint64()), graph.handle) == NOT_SUPPORTED
     assert other.try_add("cuGraphAddChildGraphNode", [], graph.handle)[0] == NOT_SUPPORTED
     before = graph.host([graph.kernel([], "fill", y, 1, 1)], lambda: None)
     assert graph.link(before, node) == 0
@@ -191,7 +190,7 @@ def errors(cuda: Cuda) -> None:
     exec_ = graph.executable()
     launch(cuda, exec_, stream)
     assert words(cuda, x, 1) == [3]
-    # names at the worker come back: as many as there are would not be enough for all of these
+    # names at the worker come back: there are not as many as these graphs need together
     for _ in range(270):
         many = Graph(cuda)
         many.decide([], many.condition(1), SWITCH, 250)

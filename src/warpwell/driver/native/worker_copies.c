@@ -139,7 +139,8 @@ static CUresult set_attribute(struct cu_launch_attribute *to, const struct ww_la
     }
 }
 
-static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_attribute *attributes, const struct ww_args_launch *args) {
+static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_attribute *attributes,
+                            const struct ww_args_launch *args) {
     const struct ww_launch_attribute *from = (const void *)(args + 1);
     *config = (struct cu_launch_config){.shared = args->shared, .attributes = attributes, .nattributes = args->attributes};
     memcpy(config->grid, args->grid, sizeof config->grid);
@@ -188,7 +189,8 @@ void ww_clusters(const struct ww_call *call) {
     else if (!native.cuOccupancyMaxPotentialClusterSize || !native.cuOccupancyMaxActiveClusters)
         ww_result(call, CUDA_ERROR_NOT_SUPPORTED);
     else
-        ww_heavy((struct ww_job){.work = find_clusters, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+        ww_heavy((struct ww_job){
+            .work = find_clusters, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
 CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held) {

@@ -317,7 +317,8 @@ void ww_graph_drop(const struct ww_call *call) {
         pause_recording();
         recording.graph = NULL;
     }
-    struct ww_job job = {.work = destroy, .done = destroyed, .with = n ? n->native : g->above ? NULL : g->native, .a = args->other};
+    void *ends = n ? n->native : g->above ? NULL : g->native;
+    struct ww_job job = {.work = destroy, .done = destroyed, .with = ends, .a = args->other};
     if (n) {
         forget_bodies(g, 0, n->id);
         *n = g->nodes[--g->n];
