@@ -40,15 +40,27 @@ class Run:
                  MARK: self.mark},
         )  # fmt: skip
         self.output = self.errors = ""
+        self._rest = b""
 
     def line(self, start: str) -> list[str]:
         """Words of the next line of output that starts so, without that."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._lines():
             if line.startswith(start):
                 return line.removeprefix(start).split()
             self.output += line
         pytest.fail(f"the program ended before it wrote {start!r}: {self.output}{self.process.communicate()[1]}")
+
+    def _lines(self) -> Iterator[str]:
+        """Yield lines as they come. A file object would keep what comes with them, and `end` would miss it."""
+        assert self.process.stdout is not None
+        while True:
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                yield line.decode() + "\n"
+            more = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not more:
+                return
+            self._rest += more
 
     def end(self, timeout: float = 60.0) -> int:
         """Wait for the end; return the exit status."""
@@ -58,7 +70,7 @@ class Run:
             self.kill()
             output, errors = self.process.communicate(timeout=20)
             pytest.fail(f"it did not end within {timeout:g} s\n{self.output}{output}\n{errors}")
-        self.output += output
+        self.output += self._rest.decode() + output
         self.errors += errors
         return self.process.returncode
 
