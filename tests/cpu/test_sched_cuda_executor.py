@@ -200,8 +200,8 @@ def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
     first.state = State.CANCELLED
     gone = weakref.ref(first)
     begun.clear()
+    ahead.drop(first)
     del first, each
-    ahead.note(job())
     assert gone() is None and ahead.take(third, Placement()).job is third
 
 
@@ -280,12 +280,13 @@ def test_what_takes_long_is_looked_at_less_often() -> None:
     executor.launch(job, Placement())
     looks = [0]
 
-    class Counted(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            looks[0] += 1
-            return super().wait(timeout)
+    watch = executor._lines.watch
 
-    executor._woken = Counted()
+    def counted(*given: Any) -> None:
+        looks[0] += 1
+        watch(*given)
+
+    executor._lines.watch = counted
     until = time.monotonic() + 30
     while not executor._runs[job].runs:
         assert time.monotonic() < until

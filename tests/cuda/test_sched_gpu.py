@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler import Job, Placement, Request, Stopped, Task
+from warpwell.scheduler import Ended, Job, Kind, Log, Placement, Profile, Request, Scheduler, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.study.workloads import WORKLOADS, make
+from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.block import barrier, block_index, thread_index
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.testing.executors import ExecutorConformance, count_and_mix
@@ -55,26 +57,61 @@ def until_event(executor: CudaExecutor) -> Any:
     raise AssertionError("no event")
 
 
-def test_slices_stop_between_them_and_go_on() -> None:
+def test_what_workers_cannot_run_runs_whole() -> None:
     x = np.zeros(200_000, np.int64)
     executor = CudaExecutor(pairs=())
     job = job_of(returns_before_barrier[x.size], x, 32, 20_000)
-    stops = 0
     executor.launch(job, Placement())
-    while True:
-        if not stops:
-            while executor.progress(job) == 0 and not executor.poll():
-                pass
-        executor.preempt(job)
-        event = until_event(executor)
-        if not isinstance(event, Stopped):
-            break
-        assert 0 < event.done < x.size
-        stops += 1
-        executor.launch(job, Placement())
-        time.sleep(3e-3)
-        executor.poll()
-    assert event.error is None and stops and (x == 1).all()
+    executor.preempt(job)
+    event = until_event(executor)
+    assert isinstance(event, Ended) and event.error is None and (x == 1).all()
+    executor.close()
+
+
+@ww.kernel
+def step(x, k):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] = x[i] * 5 + k
+
+
+def test_short_kernels_go_in_trains_each_once_and_in_order() -> None:
+    count = 3000
+    x = zeros("cuda", 256 * 132, np.int64)
+    profile = Profile(kind=Kind.COMPUTE, seconds=20e-6, source="measured")
+    with Scheduler("cuda", "lanes", limit=1, log=Log()) as scheduler:
+        handles = [scheduler.submit(step[x.size], x, k, profile=profile) for k in range(count)]
+        assert not handles[-1].cancel() or handles[-1].cancelled()
+    expected = 0
+    for k in range(count - handles[-1].cancelled()):
+        expected = (expected * 5 + k) % 2**64
+    assert (to_host(x).view(np.uint64) == np.uint64(expected)).all()
+    kinds = collections.Counter(event.kind for event in scheduler.log)
+    assert kinds["end"] + kinds["cancel"] == count and kinds["launch"] >= kinds["end"]
+    assert any("behind" in event.why for event in scheduler.log)
+
+
+def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:
+    executor = CudaExecutor(pairs=())
+    x = zeros("cuda", 256, np.int64)
+    first, second = job_of(step[x.size], x, 1), job_of(step[x.size], x, 2)
+    executor.launch(first, Placement(plain=True))
+    assert until_event(executor).error is None
+    executor.launch(second, Placement(plain=True))
+    assert until_event(executor).error is None
+    third = job_of(step[x.size], x, 3)
+    gone = executor._gpu.forms
+
+    def refused(blocks: Any) -> Any:
+        forms = gone(blocks)
+        forms.plain_row()[1] |= 4096 << 32  # threads of a block
+        return forms
+
+    executor._gpu.forms = refused
+    executor.launch(third, Placement(plain=True))
+    error = until_event(executor).error
+    assert isinstance(error, errors.ArgumentError), error
+    executor._gpu.forms = gone
     executor.close()
 
 

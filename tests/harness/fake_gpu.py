@@ -6,30 +6,42 @@ target. The order of things, and what may happen between them, is that of a GPU;
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.targets.blocks import cpu as blocks_cpu
-from warpwell.targets.blocks.control import CONTROL_WORDS, fresh
+from warpwell import errors
+from warpwell.targets.atomics import SYSTEM, load_acquire
 from warpwell.targets.blocks.launch import BlockLaunch
+from warpwell.targets.gpu.lines import Lines, address_of
 from warpwell.targets.memory import Block, memory_for, view_of
+from warpwell.targets.native import native
 
 
 class _Stream:
+    streams: ClassVar[dict[int, _Stream]] = {}
+
     def __init__(self, key: tuple[int, str | None]) -> None:
         self.warpwell_key = key
+        self.handle = next(_numbers)
+        self.streams[self.handle] = self
         self.operations: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, daemon=True).start()
 
     def _work(self) -> None:
         while (operation := self.operations.get()) is not None:
             operation()
+
+
+_numbers = itertools.count(1)
 
 
 class _Mark(threading.Event):
@@ -83,24 +95,51 @@ class FakeForms:
 
         stream.operations.put(operation)
 
-    def start_slice(self, first: int, count: int, stream: _Stream) -> None:
-        """See `Forms`."""
-        blocks = self._blocks
-        control = memory_for("cpu").allocate(8 * CONTROL_WORDS)
-        control.words[:] = fresh(first, target=1)
-        context = np.zeros(8, np.int64)
-        context[1] = blocks.total
-        total = min(blocks.total, (first + count) * blocks.threads)
-
-        def operation() -> None:
-            driver = blocks_cpu.driver(blocks)
-            driver(context.ctypes.data, control.address, 0, 1, 0, total, blocks.threads, *blocks.values)
-
-        stream.operations.put(operation)
-
     def start_plain(self, stream: _Stream) -> None:
         """See `Forms`."""
-        stream.operations.put(lambda: self._blocks.launch(*self._blocks.args, device="cpu"))
+        stream.operations.put(self._run_whole)
+
+    def _run_whole(self) -> None:
+        self._blocks.launch(*self._blocks.args, device="cpu")
+
+    def plain_row(self) -> NDArray[np.int64]:
+        """See `Forms`."""
+        row = np.zeros(9, np.int64)
+        row[7] = id(self)
+        _whole[id(self)] = self._run_whole
+        return row
+
+
+_whole: dict[int, Callable[[], None]] = {}
+"""What rows of lines name as functions."""
+
+
+@native
+def _reached(event, _a, _b, _c, _d, _e):
+    return 0 if load_acquire(event, SYSTEM) != 0 else 600
+
+
+_WORDS = (ctypes.c_int64,) * 7
+
+
+@ctypes.CFUNCTYPE(*_WORDS)
+def _launch(row: int, function: int, *_: int) -> int:
+    stream = _Stream.streams[int(view_of(row, 56, np.int64)[4])]
+    stream.operations.put(_whole.pop(function))
+    return 0
+
+
+@ctypes.CFUNCTYPE(*_WORDS)
+def _record(event: int, stream: int, *_: int) -> int:
+    word = view_of(event, 16, np.int64)
+    word[0] = 0
+
+    def reach() -> None:
+        word[1] = time.perf_counter_ns()
+        word[0] = 1
+
+    _Stream.streams[stream].operations.put(reach)
+    return 0
 
 
 class FakeGpu:
@@ -123,6 +162,27 @@ class FakeGpu:
         self.made: list[FakeForms] = []
         self._streams: list[_Stream] = []
         self._idle: list[_Stream] = []
+        self._events: list[Any] = []
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """See `Gpu`."""
+        functions = [address_of(_launch), address_of(_record), _reached.address]
+        return Lines(functions, self.new_event, lambda priority: self.stream(priority), self.enter)
+
+    def new_event(self, timing: bool = False) -> int:
+        """See `Gpu`."""
+        words = np.zeros(2, np.int64)
+        self._events.append(words)
+        return int(words.ctypes.data)
+
+    def between(self, first: int, last: int) -> float:
+        """See `Gpu`."""
+        return 1e-9 * float(view_of(last, 16, np.int64)[1] - view_of(first, 16, np.int64)[1])
+
+    def failure(self, status: int, name: str) -> BaseException:
+        """See `Gpu`."""
+        return errors.DeviceNotFoundError(f"the GPU refused a call ({status}): a kernel may have failed")
 
     def enter(self) -> None:
         """See `Gpu`."""

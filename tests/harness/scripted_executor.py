@@ -22,6 +22,8 @@ class ScriptedExecutor(Executor):
         By the task's name, the error that its launch raises.
     truth : mapping, optional
         What tasks are really like.
+    queues : bool
+        Whether it puts jobs behind others itself.
 
     Attributes
     ----------
@@ -37,12 +39,14 @@ class ScriptedExecutor(Executor):
         fails: Mapping[str, BaseException] | None = None,
         refuses: Mapping[str, Exception] | None = None,
         truth: Mapping[Task, Profile] | None = None,
+        queues: bool = False,
     ) -> None:
         self._capacity = capacity or Capacity()
         self._cost = cost
         self._fails = fails or {}
         self._refuses = refuses or {}
         self._truth = {} if truth is None else truth
+        self._queues = queues
         self._now = 0.0
         self._ends: dict[Job, float] = {}
         self._stops: dict[Job, float] = {}
@@ -67,10 +71,23 @@ class ScriptedExecutor(Executor):
         self._from[job] = self._now, job.done
         self._ends[job] = self._now + (self.truth(job.task).seconds or 0.0) * job.left
 
+    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+        """Start a job at the end of another one."""
+        if not self._queues:
+            return False
+        self.calls.append(("behind", job.number, other.number))
+        if job.task.name in self._refuses:
+            raise self._refuses[job.task.name]
+        self._from[job] = self._ends[other], 0
+        self._ends[job] = self._ends[other] + (self.truth(job.task).seconds or 0.0)
+        return True
+
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Stop a job `cost` seconds from now, or at its end if that comes sooner."""
         self.calls.append(("preempt", job.number, mode))
-        if not (job.placement and job.placement.plain):
+        if self._from[job][0] > self._now:
+            self._stops[job] = self._now
+        elif not (job.placement and job.placement.plain):
             self._stops[job] = self._now + self._cost
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:

@@ -510,3 +510,104 @@ def test_a_decision_looks_at_few_however_many_wait(name) -> None:
 
     few = looks(100)
     assert 20 <= few == looks(3000)
+
+
+# -- trains -------------------------------------------------------------------------------------------------
+
+
+class Ahead(LeftOver):
+    """As many at once as it may."""
+
+    ahead = 6
+
+    def decide(self, view):
+        there = len(view.running) + sum(map(len, view.trains.values()))
+        return [Launch(job, PLAIN) for job in list(view.waiting)[: view.limit + self.ahead - there]]
+
+
+def train(limit=1, count=5, policy=None, **options):
+    core = Core(ScriptedExecutor(**options), policy or Ahead(), limit=limit)
+    for k in range(count):
+        core.submit(Request(f"t{k}", [task(f"t{k}", tenant=f"user{k % 2}")]))
+    core.step()
+    return core
+
+
+def told(core, kind):
+    return [(event.time, event.task) for event in core.log if event.kind == kind]
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_jobs_of_a_train_take_one_place_and_run_in_turn(queues: bool) -> None:
+    core = train(queues=queues)
+    assert [job.number for job in core.running] == [0] and core.waiting == []
+    assert told(core, "launch") == [(0.0, k) for k in range(5)]
+    finish(core)
+    assert [(job.started, job.ended, job.ran) for job in core.jobs] == [(k, k + 1, 1.0) for k in range(5)]
+    assert told(core, "end") == [(k + 1.0, k) for k in range(5)]
+    # only who has the place is charged
+    assert [core.tenants[f"user{k}"].used for k in range(2)] == [3 * 132, 2 * 132]
+    behind = [event.why.get("behind") for event in core.log if event.kind == "launch"]
+    assert behind == [None, 0, 1, 2, 3]
+    kinds = [call[0] for call in core.executor.calls]
+    assert kinds == (["launch"] + ["behind"] * 4 if queues else ["launch"] * 5)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_the_shortest_train_gets_the_next(queues: bool) -> None:
+    core = train(limit=2, count=8, queues=queues)
+    assert [job.number for job in core.running] == [0, 1]
+    finish(core)
+    assert [job.ended for job in core.jobs] == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_job_in_a_train_may_be_cancelled_before_its_turn(queues: bool) -> None:
+    core = train(queues=queues)
+    jobs = core.jobs
+    assert core.may_leave(jobs[2]) and not core.may_leave(jobs[0])
+    assert core.cancel(jobs[2]) and core.cancel(jobs[4])
+    finish(core)
+    assert [job.state for job in jobs] == [
+        State.DONE, State.DONE, State.CANCELLED, State.DONE, State.CANCELLED,
+    ]  # fmt: skip
+    assert jobs[1].ended == 2 and core.free_memory == core.executor.capacity.memory
+    assert not core.busy and all(account.running == 0 for account in core.tenants.values())
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_job_in_a_train_may_be_preempted_and_comes_again(queues: bool) -> None:
+    class Once(Ahead):
+        adjusts = True
+        asked = False
+
+        def decide(self, view):
+            if self.asked or view.now < 1.0:
+                return super().decide(view)
+            self.asked = True
+            return [Preempt(view.trains[view.running[0]][-1])]
+
+    core = train(queues=queues, policy=Once())
+    finish(core)
+    last = core.jobs[4]
+    assert last.state is State.DONE and last.preemptions == 1 and last.ran == 1.0
+    assert [told(core, kind)[0][1] for kind in ("preempt", "stop")] == [4, 4]
+    assert len(told(core, "launch")) == 6 and len(told(core, "end")) == 5
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_failure_in_a_train_stops_nobody_else(queues: bool) -> None:
+    core = train(queues=queues, refuses={"t2": errors.ArgumentError("no")}, fails={"t1": errors.KernelError("bad")})
+    finish(core)
+    states = [State.DONE, State.FAILED, State.FAILED, State.DONE, State.DONE]
+    assert [job.state for job in core.jobs] == states
+    assert not core.busy and all(account.running == 0 for account in core.tenants.values())
+
+
+def test_more_than_a_policy_says_are_no_train() -> None:
+    class TooMany(Ahead):
+        def decide(self, view):
+            return [Launch(job, PLAIN) for job in view.waiting]
+
+    with pytest.raises(errors.SchedulerError, match="launched 't7' where 1 run already"):
+        train(count=9, policy=TooMany())

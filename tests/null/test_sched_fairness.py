@@ -10,7 +10,7 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Profile, Request, Task
 from warpwell.scheduler.admission import Admission
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.executors.cuda_run import SLICE, CudaRun
+from warpwell.scheduler.executors.cuda_run import CudaRun
 from warpwell.scheduler.policies.sharing import rest_of
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import Placement, State
@@ -135,10 +135,6 @@ class Cut:
     preemptible, sliceable, blocks = False, True, 10_000
 
 
-class Gpu:
-    processors = 4
-
-
 def run_of(its: Profile, **cut: Any) -> CudaRun:
     made = Task("k", 10_000, its)
     run = CudaRun(Job(made, Request("r", [made]), 0.0), Placement())
@@ -151,21 +147,6 @@ def run_of(its: Profile, **cut: Any) -> CudaRun:
 def test_what_is_only_said_to_be_short_can_be_asked_to_leave() -> None:
     for source, form in (("given", "workers"), ("measured", "plain"), ("predicted", "plain")):
         assert run_of(profile(1e-6, source=source), preemptible=True).form == form
-
-
-def test_slices_grow_as_far_as_they_are_short() -> None:
-    run = run_of(profile(1e-6))
-    run.begin_slices(Gpu(), 0.0)
-    assert run.quota == 10
-    run.slice_ended(SLICE / 2)
-    run.slice_ended(SLICE)
-    assert run.quota == 40
-    for k in range(2, 9):
-        run.slice_ended(2 * k * SLICE)  # long enough
-    assert run.quota == 40
-    known = run_of(profile(10e-3, source="measured"))
-    known.begin_slices(Gpu(), 0.0)
-    assert known.quota == 10 * int(SLICE / 10e-6)
 
 
 def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:

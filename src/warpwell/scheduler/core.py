@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from .events import Event, Log
 from .executor import Ended, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
 from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State
-from .tenants import Tenant, Tenants
+from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Core:
         How many tasks may be admitted past one that does not fit the memory, before memory is kept free for it.
     keep : bool
         Whether `jobs` keeps those that have ended.
+    trusts : bool
+        Whether times that submitters gave are true (`View.trusts`).
     learner : Learner, optional
         Who is told what kernels took that had the whole device to themselves.
 
@@ -79,6 +82,7 @@ class Core:
         patience: int = 64,
         keep: bool = True,
         learner: Learner | None = None,
+        trusts: bool = True,
     ) -> None:
         limit = errors.checked_integer(limit, "limit")
         if isinstance(policy, str):
@@ -106,10 +110,17 @@ class Core:
         self._held: tuple[int, ...] = ()
         self._launches = 0
         self._look_again: float | None = None
+        self._trains: dict[Job, deque[Job]] = {}
+        self._behind: dict[Job, deque[Job]] = {}
+        self._given: set[Job] = set()
+        self._failed: deque[Ended | Stopped] = deque()
+        self._changed = True
+        self._enough = 0
+        self._latest: float | None = None
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.admission.free, self.tenants,
+            self.admission.free, self.tenants, trains=self._trains, trusts=trusts,
         )  # fmt: skip
 
     @property
@@ -137,6 +148,11 @@ class Core:
         """Whether something runs, waits or is still to arrive."""
         return bool(self.running or self._queue.count or self._arrivals)
 
+    def welcomes(self, request: Request) -> bool:
+        """Whether `submit` is sure to take a request in. Any thread may ask: this looks at nothing that changes."""
+        memory = self.executor.capacity.memory
+        return not self.tenants.named and all([task.memory - task.there <= memory for task in request.tasks])
+
     def submit(self, request: Request) -> list[Job]:
         """Take a request in. Its first task arrives at ``request.arrival``, each other one when that before it ends.
 
@@ -152,8 +168,8 @@ class Core:
         QuotaError
             There are settings of tenants, and none names this one.
         """
-        for task in request.tasks:
-            account = self.tenants.account(task.tenant)
+        accounts = [self.tenants.account(task.tenant) for task in request.tasks]
+        for task, account in zip(request.tasks, accounts, strict=True):
             if not task.memory:
                 continue
             needs, memory = task.memory - task.there, self.executor.capacity.memory
@@ -169,12 +185,13 @@ class Core:
         jobs: list[Job] = []
         first = self._number if request.first is None else request.first
         for number, task in enumerate(request.tasks, first):
-            most, its = self.tenants.account(task.tenant).tenant.ceiling, task.priority
+            its = task.priority
             if its:
+                most = accounts[number - first].tenant.ceiling
                 its = max(-most, min(its, most))
             job = Job(task, request, request.arrival, number=number, priority=its)
             task.number = number
-            if task.memory:
+            if task.memory > task.there or (task.memory and self.tenants.named):
                 self.admission.counts = True
                 self._queue.unrestricted = False
             self._jobs[number] = job
@@ -199,11 +216,13 @@ class Core:
             if arrivals and arrivals[0][0] <= event.time:
                 self._arrive_until(event.time)
             self._happened(event, events)
+        while self._failed:
+            self._happened(self._failed.popleft(), events)
         now = executor.now()
         if arrivals and arrivals[0][0] <= now:
             self._arrive_until(now)
         self.tenants.charge(self.running, now)
-        if self._queue.count or (self.running and self.policy.adjusts):
+        if (self._queue.count or (self.running and self.policy.adjusts)) and self._may_decide_more(now):
             self._decide(now)
         until = arrivals[0][0] if arrivals else None
         if self._queue.count:
@@ -215,7 +234,15 @@ class Core:
                 wake = self.tenants.wake(now)
                 if wake is not None:
                     until = wake if until is None else min(until, wake)
+        self._latest = until
         return until
+
+    def _may_decide_more(self, now: float) -> bool:
+        """Whether the policy may decide something that it did not last time: a train that goes on changes nothing."""
+        if len(self._behind) > self._enough and not self._changed and (self._latest is None or now < self._latest):
+            return False
+        self._changed = False
+        return True
 
     def cancel(self, job: Job) -> bool:
         """End a job, and with it its request. One that runs is asked to leave, and ended when it has.
@@ -231,9 +258,10 @@ class Core:
         if job.state in (RUNNING, STOPPING):
             self._cancelling.add(job)
             self._drop_rest(job, now, {"rule": "cancelled before it", "by": job.number})
-            if job.state is RUNNING and not (job.placement and job.placement.plain):
+            if job.state is RUNNING and self.may_leave(job):
                 self._leave(job, now, "drain", {"rule": "cancelled"})
             return True
+        self._changed = True
         if job in self._queue:
             self._queue.remove(job)
             self.tenants[job.task.tenant].waiting -= 1
@@ -245,6 +273,10 @@ class Core:
                 del self._next[before]
         self._finish(job, now, CANCELLED, None, {"rule": "asked"})
         return True
+
+    def may_leave(self, job: Job) -> bool:
+        """Whether a running job leaves if it is asked to: it does not run whole, or others are before it in a train."""
+        return job in self._behind or not (job.placement is not None and job.placement.plain)
 
     # -- what happens --------------------------------------------------------------------------------------
     def _arrive_until(self, time: float) -> None:
@@ -259,7 +291,7 @@ class Core:
         if task.known is not None:
             task.profile = task.known.profile  # what was measured since it was submitted
         self.tenants.wants(self.tenants.account(task.tenant))
-        self._queue.add(job)
+        self._changed |= self._queue.add(job)
         if "arrive" in self.log.kinds:
             why = {} if job.priority == task.priority else {"submitted": task.priority, "priority": job.priority}
             self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant, why))
@@ -270,13 +302,11 @@ class Core:
         if self.tenants.behind:
             gone = {e.job for e in events}
             self.tenants.leaves(job, event, lambda j: j.done if j in gone else self.executor.progress(j))
-        self.running.remove(job)
+        self._leaves_place(job, time)
         if len(self.running) > 1:
             self._look_for_room()
         account = self.tenants[job.task.tenant]
         account.running -= 1
-        job.ran += time - job.since
-        job.since = time
         job.placement = None
         if isinstance(event, Stopped):
             job.done = event.done
@@ -287,6 +317,7 @@ class Core:
                 return
             job.state = PREEMPTED
             job.preemptions += 1
+            self._changed = True
             self.tenants.wants(account)
             self._queue.add(job)
         elif event.error is not None:
@@ -300,8 +331,62 @@ class Core:
                     self._renew(job.task.known, time)
             self._finish(job, time, DONE, None, figures)
 
+    def _leaves_place(self, job: Job, time: float) -> None:
+        """Take a job out of its place, which the next of its train takes, or out of its train."""
+        behind = self._behind.pop(job, None)
+        if behind is not None:
+            behind.remove(job)
+            self._given.discard(job)
+            if not behind:
+                self._trains = {head: train for head, train in self._trains.items() if train}
+                self._view.trains = self._trains
+            job.since = time
+            return
+        job.ran += time - job.since
+        job.since = time
+        place = self.running.index(job)
+        train = self._trains.pop(job, None)
+        if train is None:
+            del self.running[place]
+            self._changed = True
+            return
+        following = train.popleft()
+        del self._behind[following]
+        self.running[place] = following
+        following.since = time
+        if following.started is None:
+            following.started = time
+        if train:
+            self._trains[following] = train
+        if following in self._given:
+            self._given.remove(following)
+        else:
+            self._begin_next(following, train)
+
+    def _begin_next(self, job: Job, train: deque[Job]) -> None:
+        """Launch a job that waited in the scheduler for its place in a train, and give the device those behind it."""
+        assert job.placement is not None
+        try:
+            self.executor.launch(job, job.placement)
+        except Exception as error:  # as a launch that fails; the next step hears of it
+            self._failed.append(Ended(job, job.since, error))
+            return
+        last = job
+        for following in train:
+            if not self._give_behind(following, last):
+                break
+            last = following
+
+    def _give_behind(self, job: Job, last: Job) -> bool:
+        assert job.placement is not None
+        given = self.executor.launch_behind(job, job.placement, last)
+        if given:
+            self._given.add(job)
+        return given
+
     def _renew(self, known: Any, now: float) -> None:
         """Give waiting jobs of the same code and size the profile that was just measured."""
+        self._changed = True
         for job in self._queue.all_of(known):
             self._queue.remove(job)
             self.policy.ended(job, now)
@@ -320,7 +405,7 @@ class Core:
             self._cancelling.discard(job)
         if not self._keep:
             del self._jobs[job.number]
-        if state is CANCELLED and job.started is not None:
+        if state is CANCELLED:
             self.executor.discard(job)
         if state is DONE:
             self._write(time, "end", job, why)
@@ -352,7 +437,7 @@ class Core:
     def _decide(self, now: float) -> None:
         view, policy, admission, executor = self._view, self.policy, self.admission, self.executor
         view.now = now
-        before = self._launches
+        before, behind = self._launches, len(self._behind)
         if self._learner is not None:
             view.pairs = self._learner.history.pairs
         if policy.watches:
@@ -379,10 +464,13 @@ class Core:
             if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
+        self._enough = len(self._behind) // 2
         if self._launches != before:
-            took = min(executor.now() - now, SLOWEST)
-            view.overhead += (LEARN if took < view.overhead else RELEARN) * (took - view.overhead)
-            self._look_for_room()
+            if len(self._behind) == behind:
+                took = min(executor.now() - now, SLOWEST)
+                view.overhead += (LEARN if took < view.overhead else RELEARN) * (took - view.overhead)
+            if len(self.running) > 1 or self.tenants.behind:
+                self._look_for_room()
 
     def _look_for_room(self) -> None:
         """See which kernels were launched behind others: their tenants are not charged before they have room."""
@@ -403,16 +491,14 @@ class Core:
         job, placement = decision.job, decision.placement
         if job not in self._queue:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
-        if len(self.running) >= self.limit + (self.policy.ahead if placement.plain else 0):
-            raise self._wrong(f"launched {job.task.name!r} where {len(self.running)} run already")
+        if placement.plain and len(self.running) >= self.limit:
+            return self._launch_behind(decision, now)
+        if len(self.running) >= self.limit:
+            raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         task = job.task
-        self._queue.launched(job)
-        account = self.tenants[task.tenant]
-        account.waiting -= 1
-        if task.memory:
-            self.admission.admit(job)
+        account = self._leaves_queue(job)
         why = decision.why
         if task.whole:
             placement = replace(placement, plain=True, workers=None)
@@ -441,21 +527,75 @@ class Core:
         self._write(now, "launch", job, why)
         return True
 
+    def _leaves_queue(self, job: Job) -> Account:
+        """Take a waiting job out of its queue and give it its memory; return the account of its tenant."""
+        task = job.task
+        self._queue.launched(job)
+        account = self.tenants[task.tenant]
+        account.waiting -= 1
+        if task.memory:
+            self.admission.admit(job)
+        return account
+
+    def _launch_behind(self, decision: Launch, now: float) -> bool:
+        """Put a job into the shortest train; where the executor cannot, it is launched when its turn comes."""
+        job, placement, trains = decision.job, decision.placement, self._trains
+        head: Job | None = None
+        shortest = 0
+        for its in self.running:
+            if its.placement is not None and its.placement.plain:
+                length = len(trains[its]) if its in trains else 0
+                if head is None or length < shortest:
+                    head, shortest = its, length
+        if head is None or len(self._behind) >= self.policy.ahead:
+            raise self._wrong(f"launched {job.task.name!r} where {len(self.running)} run already")
+        if not (self._queue.unrestricted or self.admission.allowed(job)):
+            return False
+        account = self._leaves_queue(job)
+        train = trains.get(head)
+        if train is None:
+            train = trains[head] = deque()
+        last = train[-1] if train else head
+        job.placement = placement
+        job.alone = False
+        try:
+            if last is head or last in self._given:
+                self._give_behind(job, last)
+        except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
+            job.placement = None
+            if not train:
+                del trains[head]
+            self._finish(job, now, State.FAILED, error, {"error": repr(error)})
+            return True
+        train.append(job)
+        self._behind[job] = train
+        job.state = RUNNING
+        job.since = now
+        account.running += 1
+        if "launch" in self.log.kinds:
+            self._write(now, "launch", job, {**decision.why, "plain": True, "behind": last.number})
+        return True
+
     def _preempt(self, decision: Preempt, now: float) -> None:
         job = decision.job
         if job.state is not RUNNING:
             raise self._wrong(f"preempted {job.task.name!r}, which is {job.state.value}")
-        if job.placement is not None and job.placement.plain:
+        if not self.may_leave(job):
             raise self._wrong(f"preempted {job.task.name!r}, which was launched plain")
         newcomer = decision.newcomer
         self._leave(job, now, decision.mode, {**decision.why, "for": None if newcomer is None else newcomer.number})
 
     def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
         job.state = STOPPING
-        job.ran += now - job.since
+        behind = job in self._behind
+        if not behind:
+            job.ran += now - job.since
         job.since = now
         self._write(now, "preempt", job, {**why, "mode": mode, "saved": self._saved(job)})
-        self.executor.preempt(job, mode)
+        if behind and job not in self._given:
+            self._happened(Stopped(job, now, job.done), ())
+        else:
+            self.executor.preempt(job, mode)
 
     def _saved(self, job: Job) -> dict[str, float]:
         """Return the inputs of the source's cost formula, for ``warpwell sched fit``: bytes of one multiprocessor."""

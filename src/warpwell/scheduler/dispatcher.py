@@ -7,6 +7,7 @@ and nothing is left, or when the device or the policy fails: then every task tha
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import queue
 import threading
@@ -27,13 +28,19 @@ T = TypeVar("T")
 PATIENCE = 10.0
 """Seconds that a cancelling close waits for running blocks; then it gives them up."""
 
-_ENDS = ("end", "fail", "lost", "cancel")
+_ENDS = frozenset(("end", "fail", "lost", "cancel"))
 
 _live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class Feed(Log):
-    """A log that also keeps the ends of tasks, for their handles."""
+    """A log that also keeps the ends of tasks, for their handles.
+
+    Attributes
+    ----------
+    ended : list of Event
+        Ends since the last `take`.
+    """
 
     def __init__(self, log: Log) -> None:
         super().__init__()
@@ -41,18 +48,18 @@ class Feed(Log):
         self.log = log
         self.events = log.events
         self.about = log.about
-        self._ended: list[Event] = []
+        self.ended: list[Event] = []
 
     def add(self, event: Event) -> None:
         """Append an event if it is wanted, and keep it if it is an end."""
         if event.kind in self._wanted:
             self.log.add(event)
         if event.kind in _ENDS:
-            self._ended.append(event)
+            self.ended.append(event)
 
     def take(self) -> list[Event]:
         """Return the ends since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
 
@@ -142,6 +149,7 @@ class Dispatcher:
         self._reasons: dict[int, BaseException] = {}
         self._closing = False
         self._closed = False
+        self._refuses = False
         self._again = False
         self._give_up: float | None = None
         self._failure: BaseException | None = None
@@ -178,7 +186,7 @@ class Dispatcher:
         self.core.executor.wake()
         return reply.result()
 
-    def submit(self, request: Request, handles: Sequence[Handle], after: Sequence[Future[Any]]) -> None:
+    def submit(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
         """Take in a request, once all of `after` have ended well.
 
         Raises
@@ -189,7 +197,16 @@ class Dispatcher:
             It was refused; where it comes after others, `handles` fail with this later.
         """
         try:
-            self.call(lambda: self._submit(request, list(handles), set(after)))
+            if threading.get_ident() == self._thread.ident or not self.core.welcomes(request):
+                self.call(lambda: self._submit(request, handles, set(after)))
+                return
+            # nobody waits for the thread: it may be long in coming where others want the interpreter
+            self.require_process()
+            with self._gate:
+                if self._refuses:
+                    self._raise_closed()
+                self._calls.put((functools.partial(self._submit_later, request, handles, after), None))
+            self.core.executor.wake()
         except KeyboardInterrupt:
             # the caller gets no handles, so these tasks must not run
             self._calls_back(lambda: self._cancel_all(handles))
@@ -220,6 +237,7 @@ class Dispatcher:
         if self._process != os.getpid():
             return True  # a forked child: all of this is its parent's
         with self._gate:
+            self._refuses = True
             if not self._closed:
                 self._calls.put((lambda: self._close(cancel, patience), None))
         self.core.executor.wake()
@@ -262,7 +280,7 @@ class Dispatcher:
         except BaseException as error:  # told to all who wait
             self._failure = error
         with self._gate:
-            self._closed = True
+            self._closed = self._refuses = True
         self._fail_all(self._failure)
         if isinstance(self._failure, errors.TaskLostError):
             return  # a lost device cannot be closed: closing would wait for it forever
@@ -273,6 +291,7 @@ class Dispatcher:
 
     def _run(self) -> None:
         core, executor = self.core, self.core.executor
+        lingers = False
         while True:
             self._again = False
             self._answer()
@@ -291,8 +310,13 @@ class Dispatcher:
             due = min((t for t in times if t is not None), default=None)
             if core.running or due is not None:
                 executor.wait(due)
+                lingers = executor.linger > 0
+            elif lingers:
+                executor.wait(executor.now() + executor.linger)
+                lingers = not self._calls.empty()
             else:
                 self._answer(self._calls.get())
+                lingers = executor.linger > 0
 
     def _answer(self, first: tuple[Callable[[], Any], Future[Any] | None] | None = None) -> None:
         """Make the calls that other threads have sent."""
@@ -314,7 +338,8 @@ class Dispatcher:
             else:
                 if reply is not None:
                     reply.set_result(value)
-            self._settle()
+            if self._feed.ended:
+                self._settle()
             del function, reply
 
     def _settle(self) -> None:
@@ -343,6 +368,18 @@ class Dispatcher:
                 future.add_done_callback(lambda f: self._calls_back(lambda: self._released(request, handles, f)))
         else:
             self._take_in(request, handles)
+
+    def _submit_later(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
+        """Take in a request whose submitter does not wait, so that what refuses it fails its handles."""
+        try:
+            if after or self._closing:
+                self._submit(request, handles, set(after))
+            else:
+                self._take_in(request, handles)
+        except BaseException as error:
+            for handle in handles:
+                if not handle.done():
+                    handle.settle(error)
 
     def _calls_back(self, function: Callable[[], None]) -> None:
         """Make a call in the dispatcher's thread without waiting for it."""
@@ -373,14 +410,15 @@ class Dispatcher:
 
     def _take_in(self, request: Request, handles: Sequence[Handle]) -> None:
         request.arrival = self.core.executor.now()
+        cancelled: Job | None = None
         for handle, job in zip(handles, self.core.submit(request), strict=True):
             handle.job = job
             if not handle.done():
                 self._handles[job.number] = handle
-        # cancelled while they waited for earlier tasks
-        cancelled = [h.job for h in handles if h.done() and h.job is not None]
-        if cancelled:
-            self.core.cancel(cancelled[0])
+            elif cancelled is None:  # while they waited for earlier tasks
+                cancelled = job
+        if cancelled is not None:
+            self.core.cancel(cancelled)
 
     def _cancel(self, handle: Handle) -> bool:
         if handle.done():
@@ -393,7 +431,7 @@ class Dispatcher:
             return True
         job = handle.job
         assert job is not None
-        if job.placement is not None and job.placement.plain and job.state is State.RUNNING:
+        if job.state is State.RUNNING and not self.core.may_leave(job):
             return False
         asked = self.core.cancel(job)
         self._settle()

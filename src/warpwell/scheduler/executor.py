@@ -91,7 +91,14 @@ class Executor(ABC):
     exactly one `Ended` or `Stopped`; one that was asked to leave while its last blocks ran has `Ended`. A quota has at
     least one worker (`ArgumentError`: preempt a task that is to have none). Only the thread of the scheduler calls
     these methods, but for `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks all of it.
+
+    Attributes
+    ----------
+    linger : float
+        Seconds for which `wait` is called although nothing runs, because it is woken sooner than a thread is.
     """
+
+    linger: float = 0.0
 
     @property
     @abstractmethod
@@ -101,6 +108,14 @@ class Executor(ABC):
     @abstractmethod
     def launch(self, job: Job, placement: Placement) -> None:
         """Start a job, or go on with one that stopped, at its first block that has not ended."""
+
+    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+        """Give the device a job that runs whole, to begin when `other` and all that are behind it have ended.
+
+        Return False where it cannot be: it is to be launched when they have ended. A preemption takes it back if it has
+        not begun: then it stops with no block done.
+        """
+        return False
 
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:
@@ -139,7 +154,7 @@ class Executor(ABC):
         """Note that a job waits: the executor may prepare its launch while it has nothing else to do."""
 
     def discard(self, job: Job) -> None:  # noqa: B027 - a simulation holds nothing
-        """Forget a job that has stopped and was cancelled: give back the resources that it holds."""
+        """Forget a job that was cancelled, launched or not: give back the resources that it holds."""
 
     def abandon(self, job: Job, error: BaseException) -> None:
         """Give up a running job that is stuck: it ends at once with ``Ended(error)``, and its workers count no more.

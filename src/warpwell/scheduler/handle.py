@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -31,11 +33,44 @@ class TaskFuture(Future[None]):
         The task's.
     """
 
+    # What a Future has to be waited for with is made when somebody does: it is most of a task's memory, and of the work
+    # of the garbage collector where thousands of tasks wait.
+    _state = "PENDING"
+    _result = _exception = None
+    _own_condition: threading.Condition | None = None
+    _own_waiters: list[Any] | None = None
+    _own_callbacks: list[Any] | None = None
+
     def __init__(self, runner: Runner, name: str) -> None:
-        super().__init__()
         self.name = name
         self._runner = runner
         self._process = os.getpid()
+
+    def _made(self, name: str, make: Callable[[], Any]) -> Any:
+        return self.__dict__.setdefault(name, make())  # one step: threads get the same
+
+    @property
+    def _condition(self) -> Any:  # type: ignore[override]
+        own = self._own_condition
+        return self._made("_own_condition", threading.Condition) if own is None else own
+
+    @property
+    def _waiters(self) -> Any:  # type: ignore[override]
+        own = self._own_waiters
+        return self._made("_own_waiters", list) if own is None else own
+
+    @property
+    def _done_callbacks(self) -> Any:
+        own = self._own_callbacks
+        return self._made("_own_callbacks", list) if own is None else own
+
+    def done(self) -> bool:
+        """Return whether the task has ended."""
+        return self._state in _OVER
+
+    def cancelled(self) -> bool:
+        """Return whether the task was cancelled."""
+        return self._state in _CANCELLED
 
     @property
     def state(self) -> State:
@@ -67,8 +102,11 @@ class TaskFuture(Future[None]):
             This process was forked from the one that submitted the task, and the task had not ended: it does not run
             here.
         """
+        seconds = _seconds(timeout)
+        if self._state == "FINISHED" and self._exception is None:
+            return None
         self._require_process()
-        return super().result(_seconds(timeout))
+        return super().result(seconds)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end, `timeout` seconds at most, and return what `result` would raise, or None."""
@@ -107,10 +145,20 @@ class TaskFuture(Future[None]):
         if cancelled:
             super().cancel()
             self.set_running_or_notify_cancel()
-        elif error is not None:
-            self.set_exception(error)
-        else:
-            self.set_result(None)
+            return
+        self._exception = error
+        self._state = "FINISHED"
+        # Who comes to wait makes the condition first and looks at the state then, so one of both sees the other.
+        if self._own_condition is not None:
+            with self._condition:
+                for waiter in self._waiters:
+                    waiter.add_result(self) if error is None else waiter.add_exception(self)
+                self._condition.notify_all()
+            self._invoke_callbacks()  # type: ignore[attr-defined] # of Future, but not of its stub
+
+
+_CANCELLED = ("CANCELLED", "CANCELLED_AND_NOTIFIED")
+_OVER = ("FINISHED", *_CANCELLED)
 
 
 class Handle(TaskFuture):
@@ -124,7 +172,8 @@ class Handle(TaskFuture):
     ----------
     task : Task
     job : Job or None
-        The scheduler's record: times, blocks done, preemptions. None while it waits for what it comes `after`.
+        The scheduler's record: times, blocks done, preemptions. None until its thread has taken the task in, and while
+        it waits for what it comes `after`.
     """
 
     def __init__(self, runner: Runner, task: Task) -> None:

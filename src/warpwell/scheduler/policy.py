@@ -46,7 +46,11 @@ class View:
     tenants : mapping
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
     overhead : float
-        Seconds that a decision with its launches takes, as they were so far.
+        Seconds that a decision with its launches takes (but those into trains), as they were so far.
+    trusts : bool
+        Whether times that submitters gave are true. Where not, what is only said to be short must be able to leave.
+    trains : mapping
+        Of running jobs behind which others were launched (see `Launch`): these, in order.
     pairs : Pairs
         How fast kernels ran together, as it was measured; policies that measure it write there.
     """
@@ -62,11 +66,19 @@ class View:
     tenants: Mapping[str, Any]
     overhead: float = 0.0
     pairs: Pairs = field(default_factory=Pairs)
+    trains: Mapping[Job, Sequence[Job]] = field(default_factory=dict)
+    trusts: bool = True
 
 
 @dataclass(slots=True)
 class Launch:
-    """Put a waiting job on the device."""
+    """Put a waiting job on the device.
+
+    Where all places are taken, a job may still be launched plain (`Policy.ahead`): it goes behind one that runs whole,
+    into the shortest train (`View.trains`), and begins when that has ended and all that were behind it before. So many
+    short ones may be launched in one decision, and the device goes from one to the next without the scheduler. What has
+    not begun may still be preempted.
+    """
 
     job: Job
     placement: Placement = field(default_factory=Placement)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import errors, registry
-from ..targets import KernelArgument, Launch, default_device
+from ..targets import Launch, default_device
+from ..targets.arguments import is_argument
 from .callables import as_launch
 from .core import Core
 from .dispatcher import Dispatcher, Watchdog
@@ -129,7 +130,8 @@ class Scheduler:
             try:
                 most = 2 if limit is None else limit
                 return Core(
-                    running, policy, limit=most, rates=rates, tenants=tenants, log=feed, keep=False, learner=learner
+                    running, policy, limit=most, rates=rates, tenants=tenants, log=feed, keep=False, learner=learner,
+                    trusts=False,
                 )
             except BaseException:
                 running.close()
@@ -196,7 +198,7 @@ class Scheduler:
             launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
             idempotent=idempotent, profile=profile, size=size,
         )  # fmt: skip
-        return self.submit_tasks([task], after=after)[0]
+        return self.submit_request(Request(task.name, (task,)), after)[0]
 
     def submit_many(
         self, launches: Sequence[tuple[Any, ...]], *, name: str | None = None,
@@ -232,6 +234,8 @@ class Scheduler:
 
     def submit_request(self, request: Request, after: Future[Any] | Sequence[Future[Any]] = ()) -> list[Handle]:
         """Submit a request of tasks from `task`; see `submit_many`."""
+        if after == ():
+            return self._accept(request, ())
         if not isinstance(after, Future | Iterable):
             raise errors.ArgumentError(f"after= has {after!r:.80}: give handles", name="after")
         futures = [after] if isinstance(after, Future) else list(after)
@@ -270,15 +274,20 @@ class Scheduler:
             raise errors.ArgumentError(
                 f"task {title!r} uses a storage-backed array or store, so it is not idempotent", name="idempotent"
             )
-        runs_whole = blocks.reason if not (blocks.preemptible or blocks.sliceable) else None
+        runs_whole = None if blocks.preemptible or (self.device == "cpu" and blocks.sliceable) else blocks.reason
         arrays = _arrays(args)
         task = Task(
             title, blocks.blocks, launch=launch, arguments=args, idempotent=idempotent, size=size or {},
-            memory=0 if memory is None else memory, whole=str(runs_whole or ""), **options,
+            memory=0 if memory is None else memory, whole=str(runs_whole or ""), cut=blocks, **options,
         )  # fmt: skip
         keeps = self._executor.keeps
-        task.there = sum([int(a.nbytes) for a in arrays if keeps(a)])
-        task.memory = max(task.memory, sum([int(a.nbytes) for a in arrays]))
+        held = 0
+        for array in arrays:
+            nbytes = int(array.nbytes)
+            held += nbytes
+            if keeps(array):
+                task.there += nbytes
+        task.memory = max(task.memory, held)
         if profile is None and self._analyzer is not None:
             profile = self._analyzer(task)
         task.profile = require_profile(profile, title)
@@ -330,8 +339,14 @@ def require_launch(launch: Any) -> None:
 
 def _arrays(args: Sequence[Any]) -> list[Any]:
     """Return the arrays among arguments, each once, without arrays in files or on storage."""
-    return list({
-        id(a): a
-        for a in args
-        if hasattr(a, "nbytes") and hasattr(a, "dtype") and not isinstance(a, KernelArgument | np.memmap | np.generic)
-    }.values())  # fmt: skip
+    found: dict[int, Any] = {}
+    for a in args:
+        kind = type(a)
+        if kind is int or kind is float or not (hasattr(a, "nbytes") and hasattr(a, "dtype")):
+            continue
+        if not (isinstance(a, _NO_ARRAYS) or is_argument(a)):
+            found[id(a)] = a
+    return list(found.values())
+
+
+_NO_ARRAYS = (np.memmap, np.generic)

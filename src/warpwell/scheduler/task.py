@@ -142,6 +142,8 @@ class Task:
         Given by the scheduler, in order of submission.
     known : Known or None
         What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
+    cut : object
+        The launch cut into blocks (`Launch.cut`), for the first executor that launches it; None once it has been used.
     """
 
     name: str
@@ -159,6 +161,7 @@ class Task:
     whole: str = ""
     number: int = -1
     known: Any = None
+    cut: Any = None
 
     def __post_init__(self) -> None:
         # Invalid values must be found here: in the scheduler's thread they would end all tasks. A simulation makes a

@@ -174,7 +174,7 @@ class Tenants(dict[str, Account]):
             if tenant.name in self:
                 raise errors.ArgumentError(f"tenant {tenant.name!r} has two settings: keep one", name="tenants")
             self[tenant.name] = Account(tenant, capacity)
-        self._named = bool(self)
+        self.named = bool(self)
         accounts = self.values()
         total = sum(a.tenant.share or 0.0 for a in accounts)
         if total > 1 + 1e-9:
@@ -200,7 +200,7 @@ class Tenants(dict[str, Account]):
         """
         found = self.get(name)
         if found is None:
-            if self._named:
+            if self.named:
                 raise errors.QuotaError(
                     f"tenant {name!r} has no setting: add it to tenants, or submit as one of {', '.join(self)}",
                     name="tenant",

@@ -112,8 +112,10 @@ class Waiting:
         """Return those of its bucket that may be launched after it, in order."""
         bucket, entry = self._places[job]
         line = self._lines[bucket]
-        at = bisect_left(line.entries, entry, line.start) + 1
-        return (its[2] for its in islice(line.entries, at, None) if self.unrestricted or self.allowed(its[2]))
+        entries = line.entries
+        at = line.start if entries[line.start][2] is job else bisect_left(entries, entry, line.start)
+        every = (entries[k][2] for k in range(at + 1, len(entries)))
+        return every if self.unrestricted else (its for its in every if self.allowed(its))
 
     def passed(self, job: Job) -> int:
         """Return how many younger jobs of other buckets went ahead since one of its own bucket was last launched.
@@ -122,8 +124,8 @@ class Waiting:
         """
         return self._lines[self._places[job][0]].passed
 
-    def add(self, job: Job) -> None:
-        """Take a job in."""
+    def add(self, job: Job) -> bool:
+        """Take a job in; return whether it is the first of its bucket."""
         bucket = self._bucket(job)
         entry = (self._key(job), job.number, job)
         line = self._lines.get(bucket)
@@ -133,6 +135,7 @@ class Waiting:
         if self._line is not None:
             self._line.add((job.arrival, job.number, job))
         self._places[job] = bucket, entry
+        return line.entries[line.start][2] is job
 
     def remove(self, job: Job) -> None:
         """Let a job go that does not want to run any more."""

@@ -13,6 +13,7 @@ The tasks are kernels that count how often each index ran, in NumPy arrays. An e
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 import threading
@@ -365,6 +366,60 @@ class ExecutorConformance:
         executor.launch(job, Placement(plain=True))
         executor.preempt(job)
         self.finish(executor, job)
+        self.silent(executor)
+
+    def train(self, executor: Executor, count: int) -> list[Job]:
+        """Launch a job that runs whole and others behind it; return them, or skip the test."""
+        self.finish_one(executor)  # compiled by now
+        jobs = [self.job(executor) for _ in range(count)]
+        executor.launch(jobs[0], Placement(plain=True))
+        for last, job in itertools.pairwise(jobs):
+            if not executor.launch_behind(job, Placement(plain=True), last):
+                self.finish(executor, jobs[0])
+                pytest.skip("this executor puts no job behind another")
+        return jobs
+
+    def finish_one(self, executor: Executor) -> None:
+        job = self.job(executor)
+        executor.launch(job, Placement())
+        self.finish(executor, job)
+
+    def ends(self, executor: Executor, count: int) -> list[Ended | Stopped]:
+        """Wait for so many events."""
+        limit, found = time.monotonic() + PATIENCE, list(executor.poll())
+        while len(found) < count:
+            assert time.monotonic() < limit, found
+            executor.wait(executor.now() + 1.0)
+            found += executor.poll()
+        return found
+
+    def test_jobs_behind_each_other_end_in_order(self, executor: Executor) -> None:
+        jobs = self.train(executor, 4)
+        events = self.ends(executor, 4)
+        assert [event.job for event in events] == jobs
+        assert all([isinstance(event, Ended) and event.error is None for event in events])
+        assert [event.time for event in events] == sorted(event.time for event in events)
+        for job in jobs:
+            self.check(job.task)
+        self.silent(executor)
+
+    def test_a_job_behind_others_leaves_if_it_has_not_begun(self, executor: Executor) -> None:
+        jobs = self.train(executor, 5)
+        executor.preempt(jobs[3])
+        executor.preempt(jobs[3])
+        executor.preempt(jobs[0])  # runs, and so it ends
+        events = self.ends(executor, 5)
+        assert sorted(event.job.number for event in events) == sorted(job.number for job in jobs)
+        stopped = [event for event in events if isinstance(event, Stopped)]
+        assert [event.job for event in events if isinstance(event, Ended)] == [
+            job for job in jobs if job not in [event.job for event in stopped]
+        ]
+        assert [event.job for event in stopped] in ([], [jobs[3]]) and all([event.done == 0 for event in stopped])
+        for event in stopped:
+            executor.launch(event.job, Placement())
+            self.finish(executor, event.job)
+        for job in jobs:
+            self.check(job.task)
         self.silent(executor)
 
     def test_a_cost_is_a_time(self, executor: Executor) -> None:

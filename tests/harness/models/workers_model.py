@@ -66,6 +66,7 @@ class _Gpu:
         self.memory: dict[int, int] = defaultdict(int)
         self._idle: list[_Stream] = []
         self._control = _Stream(self.scheduler)
+        self.lines = SimpleNamespace(news=0, wake=self.enter, nudge=self.enter, close=self.enter)  # nothing runs whole
 
     def enter(self) -> None:
         pass
@@ -249,7 +250,7 @@ class WorkersModel:
     def _host(self) -> None:
         """Launch two kernels, and change them at random; see that each says what is so."""
         executor = CudaExecutor(gpu=self.gpu)
-        executor.now = lambda: 1e-6 * self.scheduler.now  # type: ignore[method-assign]
+        executor._time = executor.now = lambda: 1e-6 * self.scheduler.now  # type: ignore[method-assign]
         jobs: dict[Job, _Blocks] = {}
         for _ in range(2):
             blocks = _Blocks(self, self.random.randint(4, 20))

@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         LogMetrics(str(log.about.get("policy", "unknown"))).observe_all(log).write(arguments.metrics)
     told = ((event, text) for event, text in sentences(log) if wanted(event))
     if arguments.json:
-        events = [{**event.__dict__, "text": text} for event, text in told]
+        events = [{**event.plain(), "text": text} for event, text in told]
         output.result("", {"command": "explain", "log": arguments.log, "about": log.about, "events": events})
         return 0
     if log.about:

@@ -78,6 +78,9 @@ class BlockExecutor(Executor, Generic[R]):
 
     def now(self) -> float:
         """Return seconds since the executor was made."""
+        return self._time()
+
+    def _time(self) -> float:
         return time.perf_counter() - self._began
 
     def _require_open(self) -> None:

@@ -1,4 +1,4 @@
-"""CudaExecutor: kernels that share a GPU, as workers that claim blocks, as slices, or whole.
+"""CudaExecutor: kernels that share a GPU, as workers that claim blocks, or whole.
 
 The life of a task, from its first launch to its end. The scheduler's thread does all of it, but for what takes long:
 beginning the arguments, compiling, and bringing arrays back happen in a thread beside it. ::
@@ -18,14 +18,13 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
   then launches those that are missing: a quota is never exceeded.
 - Workers are relieved by raising the number to that of the next worker, and launching others in the same stream, which
   begin as those leave: they are younger than all that was launched meanwhile.
-- Slices hold `SLICES` launches in a stream; a preemption launches no more of them.
-- What runs whole ends when it ends.
+- What runs whole is given to a line (`targets.gpu.lines`), whose thread launches it and notes its end. Several may be
+  in one line, one behind the other; what that thread has not launched yet still leaves when it is asked to.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,8 +43,6 @@ from .threads import Threads
 PAIRS = (16, 32, 48, 64)
 """Partitions that are made at start: each with one of the rest."""
 
-SLICES = 2
-"""Slices in flight: one runs, and one is there when it ends."""
 
 SHORT = 20e-6
 """Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
@@ -56,8 +53,14 @@ FLAG = 20e-6
 SPIN = 2e-3
 """Seconds for which `wait` looks without a pause, while something runs."""
 
+LINGER = 1e-3
+"""Seconds for which `wait` is called although nothing runs."""
+
 PAUSE, PATIENT = 20e-6, 2e-3
 """Seconds between two looks after that, at the least, and as a part of what has been waited; a millisecond at most."""
+
+LEVELS = 8
+"""Priorities of streams, at most."""
 
 RECORDS = 4096
 """Tasks that may have begun and not ended."""
@@ -82,6 +85,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     DeviceNotFoundError
     """
 
+    linger = LINGER
+
     def __init__(
         self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None, gpu: Any = None
     ) -> None:
@@ -98,7 +103,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._finished: list[tuple[CudaRun, BaseException | None]] = []
         self._prepared: list[tuple[CudaRun, BaseException | None]] = []
         self._lock = threading.Lock()
-        self._woken = threading.Event()
+        self._lines = gpu.lines
+        self._busy: list[Any] = []
+        self._seen = 0
+        self._timers: list[tuple[int, int]] = []
+        self._looked: dict[CudaRun, None] = {}
+        self._told = 0.0
         self._lost: BaseException | None = None
         self._thread = -1
         self._ahead = Ahead(gpu, self._begin)
@@ -109,12 +119,17 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`."""
         return hasattr(array, "__cuda_array_interface__") or self._gpu.device != "cuda"
 
+    def now(self) -> float:
+        """See `Executor`. No event is told with an earlier time than this."""
+        self._told = self._time()
+        return self._told
+
     # -- calls of the scheduler ----------------------------------------------------------------------------------
 
     def launch(self, job: Job, placement: Placement) -> None:
         """See `Executor`. A kernel is compiled before its first block runs, in a thread beside this one."""
         self._enter()
-        asked = self.now()
+        asked = self._time()
         self._check_quota(placement.workers)
         run = self._runs.get(job)
         if run is None:
@@ -133,7 +148,31 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             self._start(run)
         else:
             raise self._runs_already(job)
-        self._pace.launched(asked, self.now())
+        self._pace.launched(asked, self._time())
+
+    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+        """See `Executor`. Nothing may have to be copied or compiled for it."""
+        before, run = self._runs.get(other), self._runs.get(job)
+        line = None if before is None else before.line
+        if line is None or line.full:
+            return False
+        if run is None:
+            run = self._ahead.take(job, placement)
+            if run.blocks is None and not (
+                self._gpu.at_hand(job.task.launch, job.task.arguments) and self._begin(run) is None
+            ):
+                return False  # a failure comes out of its launch
+        else:
+            run.placement, run.leave = placement, False
+        row = run.row
+        if row is None:
+            if job not in self._runs:
+                self._ahead.keep(run)
+            return False
+        self._runs[job] = run
+        run.phase, run.behind = Phase.RUNNING, True
+        self._enqueue(run, line, row, None)
+        return True
 
     def prepare(self, job: Job) -> None:
         """See `Executor`. It is done while `wait` has nothing else to do, where nothing is copied or compiled."""
@@ -144,13 +183,17 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._check_mode(mode)
         run = self._running(job)
         run.leave = True
-        if run.phase is Phase.RUNNING and run.form != "plain":
+        if run.phase is not Phase.RUNNING:
+            return
+        if run.form == "workers":
             run.phase = Phase.STOPPING
-            if run.form == "workers":
-                self._gpu.set_word(run.control + 8 * STOP, 1)
+            self._gpu.set_word(run.control + 8 * STOP, 1)
+        elif run.behind and run.line is not None and run.line.withdraw(run.ticket):
+            run.line, run.phase = None, Phase.STOPPED
+            self._events.append(Stopped(job, self._time(), 0))
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
-        """See `Executor`. Slices and what runs whole take no notice."""
+        """See `Executor`. What runs whole takes no notice."""
         self._check_quota(workers)
         run = self._running(job)
         run.placement = replace(run.placement, workers=workers)
@@ -167,7 +210,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 self._grow(run)
 
     def progress(self, job: Job) -> int:
-        """See `Executor`. What runs whole has ended no block until it has ended all; slices end whole."""
+        """See `Executor`. What runs whole has ended no block until it has ended all."""
         run = self._runs.get(job)
         if run is not None and run.runs and run.form == "workers":
             words = self._gpu.read_words(run.control, CONTROL_WORDS)
@@ -189,13 +232,13 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         rest = 0.0
         if run is not None and run.blocks is not None:
             block = run.block_seconds
-            rest = (run.next - run.done) / max(1, run.blocks.blocks) if run.form == "slices" else 0.0
-            rest = rest * (victim.task.profile.seconds or 0.0) + block * run.chunk  # the last of all workers
+            rest = block * run.chunk  # the last of all workers
         return rest + FLAG + self._pace.seconds
 
     def discard(self, job: Job) -> None:
         """See `Executor`."""
         run = self._runs.pop(job, None)
+        self._ahead.drop(job)
         if run is not None:
             self._give_record(run)
             self._helpers.run(lambda: self._end(run, report=False))
@@ -215,9 +258,9 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         try:
             for run, error in prepared:
                 self._ready(run, error)
-            for run in list(self._runs.values()):
-                if run.runs:
-                    self._look(run)
+            fault = self._reap()
+            for run in list(self._looked):
+                self._look(run)
         except errors.DeviceNotFoundError as error:
             fault = error
         with self._lock:
@@ -226,34 +269,74 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if self._runs.get(run.job) is run and (fault is None or failure is None):
                 self._give_record(run)
                 run.done = run.blocks.blocks if run.blocks and failure is None else run.done
-                self._events.append(Ended(run.job, self._pace.freed(self.now()), failure, run.seconds))
+                self._events.append(Ended(run.job, self._pace.freed(self._time()), failure, run.seconds))
         if fault is not None:
             self._lose(fault)
 
+    def _reap(self) -> BaseException | None:
+        """Note what has ended in lines; return why the GPU is lost, if it is."""
+        if self._lines.news == self._seen:
+            return None
+        self._seen = self._lines.news
+        began, told = self._began, self._told
+        for line in list(self._busy):
+            for run, status, _, ended in line.reap():
+                if status < 0:
+                    continue  # it was withdrawn, and may be in another line by now
+                run.line = None
+                if status:
+                    failure = self._gpu.failure(status, run.job.task.name)
+                    if not isinstance(failure, errors.ArgumentError):
+                        return failure
+                    run.error = failure
+                    self._finish(run)
+                    continue
+                if run.pair is not None:
+                    run.seconds = self._gpu.between(*run.pair)
+                    self._timers.append(run.pair)
+                    run.pair = None
+                if run.blocks.ends_at_once:
+                    run.phase = Phase.ENDING
+                    run.done = run.blocks.blocks
+                    run.blocks.end()
+                    self._give_record(run)
+                    self._events.append(Ended(run.job, self._pace.freed(max(told, ended - began)), None, run.seconds))
+                else:
+                    self._finish(run)
+            if line.empty:
+                self._busy.remove(line)
+                self._lines.give(line)
+        return None
+
     def wait(self, until: float | None) -> None:
-        """See `Executor`. It looks often: an event of the GPU wakes nobody by itself."""
+        """See `Executor`. Ends of kernels that run whole wake it; for the others it looks often."""
         self._enter()
-        began = self.now()
-        while not self._woken.is_set():
-            if self._prepared or self._finished or any(run.arrived(self._gpu) for run in self._runs.values()):
+        lines, began = self._lines, self._time()
+        while not lines.woken:
+            if (
+                lines.news != self._seen or self._prepared or self._finished
+                or any([run.arrived(self._gpu) for run in self._looked])
+            ):  # fmt: skip
                 self._advance()
-            now = self.now()
+            now = self._time()
             if self._events or (until is not None and now >= until) or (until is None and not self._runs):
                 break
-            if self._runs:
-                self._ahead.step(self._runs)
-            busy = any(run.runs for run in self._runs.values())
-            if busy and now - began < SPIN:
-                time.sleep(0)  # a wait of any length takes as long as a short kernel
+            if self._ahead.step(self._runs):
+                continue
+            latest = now + 1.0 if until is None else until
+            if not self._looked:
+                lines.watch(self._seen, self._began + latest, SPIN)
+            elif now - began < SPIN:
+                lines.watch(self._seen, 0.0, SPIN)  # a pause of any length takes as long as a short kernel
             else:
-                left = 1e-3 if until is None else min(1e-3, max(0.0, until - now))
                 # what takes long may be noticed later: looking takes time, and the lock, from the program's threads
-                self._woken.wait(min(left, max(PAUSE, PATIENT * (now - began))) if busy else left)
-        self._woken.clear()
+                pause = min(1e-3, max(PAUSE, PATIENT * (now - began)))
+                lines.watch(self._seen, self._began + min(latest, now + pause), 0.0)
+        lines.rest()
 
     def wake(self) -> None:
         """See `Executor`."""
-        self._woken.set()
+        self._lines.wake()
 
     def close(self) -> None:
         """See `Executor`. Workers leave at the end of their blocks; what runs whole is waited for."""
@@ -262,13 +345,19 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._closed = True
         if self._lost is None:
             for run in self._runs.values():
-                if run.control and run.form == "workers":
+                if run.line is not None:
+                    run.line.withdraw(run.ticket)
+                elif run.control and run.form == "workers":
                     self._gpu.set_word(run.control + 8 * STOP, 1)
                 if run.blocks is not None:
                     run.blocks.abort()
+        self._lines.close()
+        if self._lost is None:
             for run in self._runs.values():
                 if run.stream is not None:
                     self._gpu.synchronize(run.stream)
+            for line in self._busy:
+                self._gpu.synchronize(line.stream)
         for run in self._runs.values():
             self._end(run, report=False)
         self._runs.clear()
@@ -300,12 +389,15 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         error = self._begin(run)
         with self._lock:
             self._prepared.append((run, error))
+        self._lines.nudge()
 
     def _begin(self, run: CudaRun) -> BaseException | None:
         """Begin the arguments and compile; return what went wrong."""
         try:
             task = run.job.task
-            blocks = task.launch.cut(task.arguments, self._gpu.device)
+            blocks, task.cut = task.cut, None
+            if blocks is None or blocks.device != self._gpu.device:
+                blocks = task.launch.cut(task.arguments, self._gpu.device)
             blocks.begin()
             run.blocks = blocks
             run.forms = self._gpu.forms(blocks)
@@ -325,7 +417,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         assert run.blocks is not None
         if run.leave and run.form != "plain":
             run.phase = Phase.STOPPED
-            self._events.append(Stopped(run.job, self.now(), 0))
+            self._events.append(Stopped(run.job, self._time(), 0))
         else:
             self._start(run)
 
@@ -334,21 +426,25 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         blocks, placement = run.blocks, run.placement
         assert blocks is not None
         run.phase = Phase.RUNNING
+        row = run.row
+        line = None if row is None else self._lines.take(max(0, min(placement.priority, LEVELS)))
+        run.behind = False
+        if line is not None:
+            self._busy.append(line)
+            self._order.keep(run, line.stream, self._time())
+            self._enqueue(run, line, row, self._timer() if run.timed else None)
+            return
         if not run.control:
             run.control = self._records.pop(0)  # not the last one: a stream may still wait for a word in it
         run.stream = self._gpu.stream(placement.priority, placement.partition)
-        self._order.keep(run, self.now())
+        self._looked[run] = None
+        self._order.keep(run, run.stream, self._time())
         if run.form == "plain":
             run.begins(self._gpu)
             run.forms.start_plain(run.stream)
             run.events = [run.mark(self._gpu)]
             return
         seconds = run.block_seconds
-        if run.form == "slices":
-            run.begin_slices(self._gpu, self.now())
-            run.begins(self._gpu)
-            self._slices(run)
-            return
         run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
         run.quota = run.most(self._gpu)
         run.target = run.quota
@@ -357,6 +453,15 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._gpu.set_words(run.stream, run.control, words if run.top == 0 else words[:DONE])
         run.begins(self._gpu)
         self._work(run, run.done)
+
+    def _enqueue(self, run: CudaRun, line: Any, row: Any, timer: tuple[int, int] | None) -> None:
+        """Give a run to a line."""
+        run.line, run.pair = line, timer
+        run.ticket = line.push(row, run.job.task.profile.seconds or 0.0, run, timer or (0, 0))
+
+    def _timer(self) -> tuple[int, int]:
+        """Return two events with times."""
+        return self._timers.pop() if self._timers else (self._gpu.new_event(True), self._gpu.new_event(True))
 
     def _work(self, run: CudaRun, claimed: int) -> None:
         """Launch workers as the placement says, behind all that the run's stream has; `claimed` blocks are not left."""
@@ -380,9 +485,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def _look(self, run: CudaRun) -> None:
         """Read the progress of a run, and act on it."""
-        if run.form == "slices":
-            self._look_at_slices(run)
-            return
         if not all(self._gpu.done(event) for event in run.events):
             if run.phase is Phase.RUNNING and run.form == "workers" and run.quota > run.target:
                 self._grow(run)
@@ -402,27 +504,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         else:  # all left because the quota shrank at the very end of the others' blocks
             self._release(run)
             self._start(run)
-
-    def _look_at_slices(self, run: CudaRun) -> None:
-        while run.events and self._gpu.done(run.events[0][0]):
-            run.last, run.done = run.events.pop(0)
-            run.slice_ended(self.now())
-        assert run.blocks is not None
-        if run.phase is Phase.RUNNING:
-            self._slices(run)
-        if not run.events:
-            if run.done >= run.blocks.blocks:
-                self._finish(run)
-            elif run.phase is Phase.STOPPING:
-                self._leave(run)
-
-    def _slices(self, run: CudaRun) -> None:
-        assert run.blocks is not None
-        while len(run.events) < SLICES and run.next < run.blocks.blocks:
-            count = min(run.quota, run.blocks.blocks - run.next)
-            run.forms.start_slice(run.next, count, run.stream)
-            run.next += count
-            run.events.append((run.mark(self._gpu), run.next))
 
     def _grow(self, run: CudaRun) -> None:
         """Launch the workers that a larger quota wants, once those that were to leave have left."""
@@ -445,7 +526,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _leave(self, run: CudaRun) -> None:
         self._release(run)
         run.phase = Phase.STOPPED
-        self._events.append(Stopped(run.job, self._pace.freed(self.now()), run.done))
+        self._events.append(Stopped(run.job, self._pace.freed(self._time()), run.done))
 
     def _finish(self, run: CudaRun) -> None:
         run.ends(self._gpu)
@@ -457,6 +538,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             self._helpers.run(lambda: self._end(run))
 
     def _release(self, run: CudaRun) -> None:
+        self._looked.pop(run, None)
         run.events = []
         run.launched = 0
         for stream in (run.stream, run.side):
@@ -476,6 +558,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if report:
             with self._lock:
                 self._finished.append((run, error))
+            self._lines.nudge()
 
     def _give_record(self, run: CudaRun) -> None:
         if run.control:
@@ -485,6 +568,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _lose(self, error: BaseException) -> None:
         """Give every run up: after a fault no kernel runs in this process any more."""
         self._lost = error
-        self._events = lost_with(error, self._runs.values(), self._events, self.now())
+        self._events = lost_with(error, self._runs.values(), self._events, self._time())
         told = {event.job for event in self._events}
         self._runs = {job: run for job, run in self._runs.items() if job in told}
+        self._looked.clear()

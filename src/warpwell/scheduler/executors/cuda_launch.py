@@ -42,22 +42,30 @@ class Ahead:
         self._made: dict[Job, CudaRun] = {}
 
     def note(self, job: Job) -> None:
-        """Learn that a job waits, and forget those that were cancelled before their launch."""
-        for gone in [other for other in self._made if not other.waits]:
-            del self._made[gone]
+        """Learn that a job waits."""
         self._coming.append(job)
 
-    def step(self, begun: Container[Job]) -> None:
-        """Prepare one job that is not among `begun`."""
-        while self._coming and len(self._made) < MOST:
+    def step(self, begun: Container[Job]) -> bool:
+        """Prepare one job that is not among `begun`; return whether there was one."""
+        while self._coming:
             job = self._coming.popleft()
             if not job.waits or job in begun or job in self._made:
                 continue
             if self._gpu.at_hand(job.task.launch, job.task.arguments):
                 run = CudaRun(job, Placement())
                 if self._begin(run) is None:
-                    self._made[job] = run
-                return
+                    self.keep(run)
+                return True
+        return False
+
+    def keep(self, run: CudaRun) -> None:
+        """Keep a run that is prepared."""
+        if len(self._made) < MOST:
+            self._made[run.job] = run
+
+    def drop(self, job: Job) -> None:
+        """Forget a job that was cancelled before its launch."""
+        self._made.pop(job, None)
 
     def take(self, job: Job, placement: Placement) -> CudaRun:
         """Return the run of a job, prepared or not."""
@@ -121,13 +129,13 @@ class Order:
         self._before: weakref.ref[CudaRun] | None = None
         self._at = 0.0
 
-    def keep(self, run: CudaRun, now: float) -> None:
-        """Put a wait into a run's stream, where its kernel might come too early. It is launched behind it."""
+    def keep(self, run: CudaRun, stream: Any, now: float) -> None:
+        """Put a wait into the stream of a run, where its kernel might come too early. It is launched behind it."""
         before = None if self._before is None else self._before()
         placement = run.placement
         shares = placement.partition is None
         if before is not None and before is not run and before.runs and shares and now - self._at < SOON:
-            self._gpu.wait_word(run.stream, before.control + 8 * BEGUN, before.top)
+            self._gpu.wait_word(stream, before.control + 8 * BEGUN, before.top)
         # one without a quota may find no room for all of its workers for long, and gains nothing by being first
         first = shares and placement.workers is not None and run.form == "workers"
         self._before = weakref.ref(run) if first else None

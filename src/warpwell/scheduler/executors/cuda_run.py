@@ -11,9 +11,6 @@ from ..executor import Ended, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockRun, Phase
 
-SLICE = 200e-6
-"""Seconds that a slice should take at least; it has whole waves."""
-
 WHOLE = 100e-6
 """Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
 
@@ -29,6 +26,14 @@ class CudaRun(BlockRun):
         self.control = 0
         """Address of its control record, 0 before it has one."""
         self.stream: Any = None
+        self.line: Any = None
+        """What it was given to, if it runs as it is: a `targets.gpu.lines.Line`."""
+        self.ticket = 0
+        """Its number there."""
+        self.behind = False
+        """Whether it was given to its line behind others, so that it may leave before it begins."""
+        self.pair: tuple[int, int] | None = None
+        """Events before and behind it in its line, if its time is to be measured."""
         self.events: list[Any] = []
         self.timer: Any = None
         """An event before its first block, if the time of the kernel is to be measured."""
@@ -46,10 +51,6 @@ class CudaRun(BlockRun):
         """`FLOOR` as it was last set."""
         self.top = 0
         """Number of the next worker."""
-        self.next = 0
-        """First block of the next slice."""
-        self.widest = 0
-        """Blocks of a slice at most."""
         self.chunk = 1
         self.done = 0
         self.resources: dict[str, int] = {}
@@ -61,11 +62,11 @@ class CudaRun(BlockRun):
 
     @property
     def form(self) -> str:
-        """How it runs: "plain", "workers" or "slices"."""
+        """How it runs: "plain" or "workers"."""
         assert self.blocks is not None
-        if self.placement.plain or self.short or not (self.blocks.preemptible or self.blocks.sliceable):
-            return "plain"
-        return "workers" if self.blocks.preemptible else "slices"
+        if self.done and self.blocks.preemptible:
+            return "workers"  # as it is, blocks that have ended would run once more
+        return "plain" if self.placement.plain or self.short or not self.blocks.preemptible else "workers"
 
     @property
     def short(self) -> bool:
@@ -79,25 +80,21 @@ class CudaRun(BlockRun):
         """Whether its times were given by the submitter, neither measured nor predicted."""
         return self.job.task.profile.source == "given"
 
-    def begin_slices(self, gpu: Any, now: float) -> None:
-        """Choose how many blocks a slice has, by the expected time; with given times, start with one wave."""
-        assert self.blocks is not None
-        wave = min(self.most(gpu), self.blocks.blocks)
-        seconds = self.block_seconds
-        self.widest = wave * max(1, int(SLICE / seconds)) if seconds else wave
-        self.quota = wave if self.said else self.widest
-        self.next, self.since = self.done, now
+    @property
+    def row(self) -> Any:
+        """What a line takes; None where it runs otherwise, or its arguments are no words."""
+        makes = getattr(self.forms, "plain_row", None)
+        return None if makes is None or self.form != "plain" or self.placement.partition is not None else makes()
 
-    def slice_ended(self, now: float) -> None:
-        """Make slices larger that were over soon."""
-        if now - self.since < SLICE:
-            self.quota = min(2 * self.quota, self.widest)
-        self.since = now
+    @property
+    def timed(self) -> bool:
+        """Whether its analyzer wants the kernel's time."""
+        known = self.job.task.known
+        return known is not None and known.wants and not self.done
 
     def begins(self, gpu: Any) -> None:
         """Record when its first block begins, if its analyzer wants the kernel's time. It costs an event."""
-        known = self.job.task.known
-        self.timer = gpu.mark(self.stream, True) if known is not None and known.wants and not self.done else None
+        self.timer = gpu.mark(self.stream, True) if self.timed else None
 
     def mark(self, gpu: Any) -> Any:
         """Return an event behind all work that its stream has so far."""
@@ -115,8 +112,6 @@ class CudaRun(BlockRun):
         if not self.runs or not self.events:
             return False
         try:
-            if self.form == "slices":
-                return bool(gpu.done(self.events[0][0]))
             return self.quota > self.target > 0 or all(gpu.done(event) for event in self.events)
         except errors.DeviceNotFoundError:
             return True  # `poll` says so

@@ -12,7 +12,7 @@ from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Kind, Placement
 from .live import Live, in_order
-from .order import PLAIN, at_least_one
+from .order import ARRIVAL, PLAIN, at_least_one
 from .sharing import age, at_most, demand, gentlest_mode, preemptible, quota, rest_of, stopping
 from .standing import Standing, due
 
@@ -23,7 +23,10 @@ SOONEST = 1e-3
 """Seconds after which it is looked again whether what was to be over before it could leave is over, at the least."""
 
 TRAIN = 1e-3
-"""Seconds of plain launches that wait on the device, at most: somebody else may come."""
+"""Seconds of plain launches that wait on the device, at most, where somebody else may come."""
+
+LONGEST = 10e-3
+"""The same where nobody has come lately: another thread may keep the scheduler from the interpreter for 5 ms."""
 
 
 LITTLE = 0.1
@@ -69,7 +72,7 @@ class Lanes(Policy):
     conserves = False
     watches = True
     adjusts = True
-    ahead = 6
+    ahead = 512
 
     def __init__(
         self,
@@ -171,7 +174,11 @@ class Lanes(Policy):
 
     def _short(self, view: View, job: Job) -> bool:
         seconds = job.task.profile.seconds
-        return bool(job.task.whole) or (seconds is not None and seconds < self.worthwhile * view.overhead)
+        if job.task.whole:
+            return True
+        if seconds is None or (job.task.profile.source == "given" and not view.trusts):
+            return False
+        return seconds < self.worthwhile * view.overhead
 
     # -- where ---------------------------------------------------------------------------------------------
     def _begin(self, view: View, heads: list[Job]) -> list[Decision]:
@@ -259,20 +266,29 @@ class Lanes(Policy):
         return self._short(view, memory) or self._live.poor(job, mate, self.least, view.now - self.rest)
 
     def _behind(self, view: View, first: Job) -> list[Decision]:
-        """Launch a job as it is, and those that wait behind it, as far as they are short."""
+        """Launch a job as it is, and those that wait behind it, as far as they are short; many at once cost less."""
         running = view.running
+        trained = sum(map(len, view.trains.values()))
+        there = len(running) + trained
+        most = TRAIN if self._waits_for_others(view) else LONGEST
         seconds = sum([rest_of(job, view.now) or 0.0 for job in running])
+        seconds += trained * (first.task.profile.seconds or TRAIN)
+        if there > view.limit and 2 * seconds > most:
+            return []
+        if there >= view.limit and all([job.placement is None or not job.placement.plain for job in running]):
+            return []  # there is no train
         # what can leave is in nobody's way
         room = 1.0 - sum([demand(job, view.capacity) for job in running if not preemptible(job)])
         found: list[Decision] = []
         for job in chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead)):
-            count = len(running) + len(found)
-            if count >= view.limit + (self.ahead if seconds < TRAIN else 0) or (found and not self._short(view, job)):
+            short = self._short(view, job)
+            longest = most if short else TRAIN
+            if there + len(found) >= view.limit + (self.ahead if seconds < longest else 0) or (found and not short):
                 break
-            if seconds >= TRAIN and room < LITTLE:
+            if seconds >= longest and room < LITTLE:
                 # It would only wait on the device, and stand in the way of whoever comes meanwhile.
-                return found or [Hold(job, {"rule": "soon"}, again=max(seconds - TRAIN, 0.1 * TRAIN))]
-            found.append(Launch(job, PLAIN, {"rule": "arrival"}))
+                return found or [Hold(job, {"rule": "soon"}, again=max(seconds - longest, 0.1 * TRAIN))]
+            found.append(Launch(job, PLAIN, ARRIVAL))
             seconds += job.task.profile.seconds or TRAIN
             room -= demand(job, view.capacity)
         return found

@@ -468,7 +468,7 @@ class Broker:
     def _note(self, event: Event) -> None:
         self._events.append(event)
         self._metrics.observe(event)
-        self._append(event.__dict__)
+        self._append(event.plain())
 
     def _append(self, line: dict[str, Any]) -> None:
         """Append a line to the log's file."""

@@ -406,7 +406,7 @@ class Owner:
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
             if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
                 self._send({"type": "launched", "task": number, "now": event.kind == "launch"})
-            told.append({**vars(event), "task": number})
+            told.append({**event.plain(), "task": number})
         if told:
             self._send({"type": "events", "events": told})
         for item in items:

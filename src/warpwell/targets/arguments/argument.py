@@ -58,6 +58,8 @@ def participants(args: Sequence[Any], device: str) -> list[KernelArgument]:
     ArgumentError
         One of them is on another device.
     """
+    if not any([is_argument(a) for a in args]):
+        return []
     found = list({id(a): a for a in args if is_argument(a)}.values())
     for argument in found:
         if argument.device != device:

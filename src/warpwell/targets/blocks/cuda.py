@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import atomics, block
 from ..atomics import DEVICE, SYSTEM, clock_ns, fence, load_pair, load_relaxed, store_relaxed
@@ -167,6 +168,8 @@ class Forms:
         self._key = ("cuda-forms", len(blocks.launch.shape), types)
         self._forms: dict[str, tuple[Any, dict[str, int], Any]] = {}
         self._prepared: dict[str, Prepared] = {}
+        self._count = blocks.blocks
+        self._row: NDArray[np.int64] | None = None
 
     def prepare(self) -> None:
         """Compile and load all forms, so that a launch waits for neither.
@@ -174,6 +177,8 @@ class Forms:
         The other forms may have as many registers as leave the plain kernel's blocks resident: a compiler that is not
         told takes what a loop around the kernel gains by, and fewer blocks fit.
         """
+        if self._prepared:
+            return  # of an equal launch before
         share_fault_page()
         blocks = self._blocks
         made = blocks.kernel.compiled
@@ -195,6 +200,8 @@ class Forms:
         arguments = _flat_arguments(self._forms["plain"][2], _WORDS["plain"], self._values)
         if arguments is not None:
             self._prepared = {form: self._prepare(form, arguments) for form in self._forms}
+            # it may be kept for launches to come, and the arrays must not be
+            self._blocks, self._values = None, []
 
     def _prepare(self, form: str, arguments: list[Any]) -> Prepared:
         from cuda.bindings import driver
@@ -227,13 +234,19 @@ class Forms:
         With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured. `slot` is
         where the pinned record is told of this launch; no other launch of the record in flight has it.
         """
-        blocks = self._blocks.blocks
+        blocks = self._count
         words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
         self._launch("workers", (workers,), stream, words)
 
     def start_slice(self, first: int, count: int, stream: Any) -> None:
         """Launch `count` blocks from block `first`; return at once."""
         self._launch("slices", (count,), stream, (first, *self._grid, *self._extents))
+
+    def plain_row(self) -> NDArray[np.int64] | None:
+        """Return the untransformed kernel as `gpu.lines.Line.push` takes it; None where its arguments are no words."""
+        if self._row is None and "plain" in self._prepared:
+            self._row = self._prepared["plain"].row(self._across, self._threads, self._extents)
+        return self._row
 
     def start_plain(self, stream: Any) -> None:
         """Launch the untransformed kernel, whole; return at once."""
@@ -246,6 +259,45 @@ class Forms:
             return
         dispatcher = self.plain if form == "plain" else self._forms[form][0]
         configured(dispatcher, grid, self._threads, stream)(*words, *self._values)
+
+
+def kept_forms(blocks: Any, ordinal: int) -> Forms:
+    """Return the prepared forms of a `BlockLaunch` that has begun, those of an equal launch before where they are kept.
+
+    Launches are equal if the driver is given the same words for both: what is kept holds no array.
+    """
+    key: list[Any] = [ordinal, blocks.launch.shape]
+    for value in blocks.values:
+        about = getattr(value, "__cuda_array_interface__", None)
+        if about is not None:
+            key += type(value), about["data"], about["shape"], about["strides"], about["typestr"]
+        elif isinstance(value, int | np.integer):
+            key += type(value), int(value)
+        elif isinstance(value, float | np.floating):
+            key += type(value), float(value).hex()  # zeros differ, too
+        else:
+            return _prepared(blocks)
+    if asks_flag(blocks.kernel):
+        key.append(blocks.flag.address)
+    kept = blocks.kernel.compiled.setdefault("cuda-kept", {})
+    found: Forms | None = kept.get(tuple(key))
+    if found is None:
+        found = _prepared(blocks)
+        if found.plain_row() is not None:
+            if len(kept) >= _MOST_KEPT:
+                kept.clear()
+            kept[tuple(key)] = found
+    return found
+
+
+_MOST_KEPT = 256
+"""Of a kernel: launches with other arguments."""
+
+
+def _prepared(blocks: Any) -> Forms:
+    made = Forms(blocks)
+    made.prepare()
+    return made
 
 
 def _flat_arguments(kernel: Any, first: int, values: Sequence[Any]) -> list[Any] | None:

@@ -43,7 +43,7 @@ class BlockLaunch:
     threads : int
         Threads of a block (1 on `cpu` for block kernels).
     preemptible : bool
-        Whether workers can run it. Where not, it runs in slices (`sliceable`) or whole.
+        Whether workers can run it. Where not, it runs whole.
     sliceable : bool
     reason : TransformError or None
         Why not.
@@ -90,7 +90,7 @@ class BlockLaunch:
         if line is not None:
             self.reason = errors.TransformError(
                 f"{self.name!r} returns (line {line}) before a barrier that others of its block reach: "
-                f"it runs in slices and is preempted between them; let all threads reach the barrier",
+                f"on a GPU it runs whole; let all threads reach the barrier",
                 construct="return before barrier",
                 line=line,
             )
@@ -174,6 +174,12 @@ class BlockLaunch:
         from .cuda import Forms  # needs the cuda extra
 
         return Forms(self)
+
+    def kept_forms(self, ordinal: int) -> Any:
+        """Return forms that are prepared on GPU `ordinal`, the current one: those of an equal launch where it can."""
+        from .cuda import kept_forms  # needs the cuda extra
+
+        return kept_forms(self, ordinal)
 
     def work(self, control: int, worker: int, workers: int = 1, slot: int = 0) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from ... import errors
 from ..memory import Block, memory_for
 from .device import GpuDevice
+from .lines import Lines, address_of
+from .prepared import check_kernel
 
 MIRROR_WORDS = 64
 """Words of pinned memory that control words are read into."""
@@ -49,6 +52,7 @@ class Gpu(GpuDevice):
         self._idle: dict[tuple[int, str | None], list[Any]] = {}
         self._kinds: dict[Any, tuple[int, str | None]] = {}
         """Level of priority, and partition, of each stream."""
+        self._events: list[int] = []
         about = self._core.Device(ordinal).properties
         self.processors = int(about.multiprocessor_count)
         self.registers = 4 * int(about.max_registers_per_multiprocessor)
@@ -99,6 +103,34 @@ class Gpu(GpuDevice):
         """Give an idle stream back."""
         self._idle.setdefault(self._kinds[stream], []).append(stream)
 
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """Streams whose kernels a native thread launches."""
+        library = ctypes.CDLL("libcuda.so.1")
+        functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
+        return Lines([address_of(f) for f in functions], self.new_event, self.new_stream, self.enter)
+
+    def new_event(self, timing: bool = False) -> int:
+        """Return the handle of a new event, with a time or without one."""
+        with self.on_device():
+            flags = self.driver.CUevent_flags
+            kind = flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING
+            handle = int(self._check(self.driver.cuEventCreate(int(kind))))
+        self._events.append(handle)
+        return handle
+
+    def failure(self, status: int, name: str) -> BaseException:
+        """Return what a status of the driver about kernel `name` is raised as; see `check_kernel`."""
+        try:
+            check_kernel((self.driver.CUresult(status),), name)
+        except (errors.ArgumentError, errors.DeviceNotFoundError) as error:
+            return error
+        return errors.DeviceNotFoundError(f"kernel {name!r} ended with status {status}")
+
+    def between(self, first: int, last: int) -> float:
+        """Return the seconds between two events of `new_event` that were reached."""
+        return 1e-3 * float(self._check(self.driver.cuEventElapsedTime(first, last)))
+
     # -- words -----------------------------------------------------------------------------------------------
 
     def set_word(self, address: int, value: int) -> None:
@@ -136,8 +168,9 @@ class Gpu(GpuDevice):
     # -- launches --------------------------------------------------------------------------------------------
 
     def forms(self, blocks: Any) -> Any:
-        """Return the compiled forms of a `BlockLaunch` that has begun (see `targets.blocks.cuda.Forms`)."""
-        return blocks.forms()
+        """Return the compiled forms of a launch that has begun (see `targets.blocks.cuda.Forms`), to be prepared."""
+        keeps = getattr(blocks, "kept_forms", None)
+        return blocks.forms() if keeps is None else keeps(self.ordinal)
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
         """Tell whether a launch may begin at once: its arguments are in device memory, and some form is compiled."""
@@ -157,6 +190,11 @@ class Gpu(GpuDevice):
 
     def close(self) -> None:
         """Destroy streams and partitions; nothing may run in them."""
+        if "lines" in self.__dict__:
+            self.lines.close()
+        events, self._events = self._events, []
+        for event in events:
+            self.driver.cuEventDestroy(event)
         self._idle.clear()
         streams, self._kinds = list(self._kinds), {}
         for stream in (*streams, self._control):

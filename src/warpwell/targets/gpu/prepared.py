@@ -61,6 +61,17 @@ class Prepared:
         self._start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
         self._extra = () if cooperative else (0,)
 
+    def row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
+        """Return what `lines.Line.push` takes: CUlaunchConfig, the function and its arguments (not cooperative).
+
+        The arguments are this object's own, so all rows of it launch with the same `words`.
+        """
+        self._leading[: self._words] = words
+        row = np.zeros(9, np.int64)
+        row[:4].view(np.uint32)[:7] = (*(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared)
+        row[7:] = int(self._function), int(self._addresses.ctypes.data)
+        return row
+
     def launch(self, grid: Grid, threads: Grid, stream: Any, words: Sequence[int]) -> None:
         """Launch it, and return at once (one thread at a time)."""
         self._leading[: self._words] = words

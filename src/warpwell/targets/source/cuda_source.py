@@ -44,7 +44,7 @@ class CudaSource:
     ----------
     parameters : list of Parameter
     preemptible : bool
-        Whether workers can run its blocks. Where not, it runs in slices (`sliceable`) or whole.
+        Whether workers can run its blocks. Where not, it runs whole.
     sliceable : bool
     reason : TransformError or None
         Why not.

@@ -1,7 +1,7 @@
 """CUDA C++ source as text: a kernel's parameters, and whether its blocks can be claimed one by one.
 
 Nothing here compiles. What a program does is not known from its text in general, so doubt costs a form and not a
-result: a kernel that might leave before a barrier runs in slices.
+result: a kernel that might leave before a barrier runs whole.
 """
 
 from __future__ import annotations
@@ -185,10 +185,10 @@ class SourceText:
 
     def _leaves(self) -> errors.TransformError | None:
         """Return why a thread may leave before a barrier that others reach: it would be at the workers' own barrier."""
-        slices = "it runs in slices and is preempted between them"
+        whole = "it runs whole"
         for place, text in self._asm:
             if re.search(r"(?:^|[\s;{\"])(?:exit|ret)\s*;", text):
-                return self._error("asm", place, f"assembly ends threads, which a worker's must not: {slices}")
+                return self._error("asm", place, f"assembly ends threads, which a worker's must not: {whole}")
         start, end = self._body
         body = self._text[start:end]
         barrier, returns, hidden = self._tainted()
@@ -203,7 +203,7 @@ class SourceText:
             if any(w > place for w in waits) or together or (unclear and rest):
                 return self._error(
                     "return before barrier", start + place,
-                    f"it may return before a barrier that others of its block reach: {slices}; let all threads reach "
+                    f"it may return before a barrier that others of its block reach: {whole}; let all threads reach "
                     f"the barrier",
                 )  # fmt: skip
         return None

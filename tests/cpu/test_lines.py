@@ -1,0 +1,252 @@
+"""Lines: the native thread that launches kernels, over functions that stand for the driver's."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from warpwell.targets.atomics import SYSTEM, load_acquire
+from warpwell.targets.gpu import lines as module
+from warpwell.targets.gpu.lines import Line, Lines, address_of
+from warpwell.targets.native import native
+
+WORDS = (ctypes.c_int64,) * 7
+
+
+@native
+def query(event, _a, _b, _c, _d, _e):
+    return load_acquire(event, SYSTEM)
+
+
+class Stream:
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+
+class Driver:
+    """Kernels that end when they are told to: a recorded event is reached when `run` has come to it."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, int]] = []
+        self.recorded: list[int] = []
+        self.refused: dict[int, int] = {}
+        self.status = 0
+        self._words = np.full(1 << 14, module.NOT_READY, np.int64)
+        self._used = 0
+        self._streams = 0
+        self._calls = [ctypes.CFUNCTYPE(*WORDS)(call) for call in (self._launch, self._record)]
+        self.lines = Lines([*map(address_of, self._calls), query.address], self.event, self.stream, lambda: None)
+
+    def event(self) -> int:
+        self._used += 1
+        return int(self._words.ctypes.data) + 8 * self._used
+
+    def stream(self, priority: int) -> Stream:
+        self._streams += 1
+        return Stream(100 * (1 + priority) + self._streams)
+
+    def _launch(self, row: int, function: int, *_: int) -> int:
+        stream = int(np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_int64)), (7,))[4])
+        if function in self.refused:
+            return self.refused[function]
+        self.launched.append((stream, function))
+        return 0
+
+    def _record(self, event: int, *_: int) -> int:
+        self._words[(event - int(self._words.ctypes.data)) // 8] = module.NOT_READY
+        self.recorded.append(event)
+        return 0
+
+    def run(self, count: int | None = None) -> None:
+        """Let the first so many events be reached, or be in error."""
+        for event in self.recorded[:count]:
+            self._words[(event - int(self._words.ctypes.data)) // 8] = self.status
+        del self.recorded[:count]
+
+
+def kernel(number: int) -> Any:
+    words = np.zeros(9, np.int64)
+    words[7] = number
+    return words
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    made.lines.close()
+
+
+def until(condition: Any) -> None:
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(1e-4)
+
+
+def taken(driver: Driver, priority: int) -> Line:
+    line = driver.lines.take(priority)
+    assert line is not None
+    return line
+
+
+def reaped(line: Any, count: int) -> list[tuple[Any, int]]:
+    found: list[tuple[Any, int]] = []
+
+    def more() -> bool:
+        found.extend(entry[:2] for entry in line.reap())
+        return len(found) >= count
+
+    until(more)
+    return found
+
+
+def test_kernels_of_a_line_are_launched_and_end_in_order(driver: Driver) -> None:
+    line, other = taken(driver, 0), taken(driver, 3)
+    for number in range(20):
+        line.push(kernel(number), 10e-6, f"task {number}")
+        other.push(kernel(1000 + number), 10e-6, None)
+    until(lambda: len(driver.launched) == 40)
+    for mine, first in ((line, 0), (other, 1000)):
+        handles = {stream for stream, number in driver.launched if first <= number < first + 20}
+        assert handles == {mine.stream.handle}
+        assert [n for stream, n in driver.launched if stream in handles] == list(range(first, first + 20))
+    assert line.reap() == [] and not line.empty  # nothing has ended yet
+    found: list[Any] = []
+    while len(found) < 20:
+        driver.run()
+        found += reaped(line, 1)
+    assert found == [(f"task {k}", 0) for k in range(20)] and line.empty
+
+
+def test_an_end_is_told_once_with_its_times(driver: Driver) -> None:
+    line = taken(driver, 0)
+    before = time.perf_counter()
+    line.push(kernel(7), 0.0, "task")
+    until(lambda: len(driver.recorded) == 1)
+    driver.run()
+    found: list[Any] = []
+    until(lambda: found.extend(line.reap()) or found)  # type: ignore[func-returns-value]
+    [(owner, status, begun, ended)] = found
+    assert (owner, status) == ("task", 0) and before <= begun <= ended <= time.perf_counter()
+    assert line.empty and line.reap() == []
+
+
+def test_no_more_is_on_the_gpu_than_should_be_and_the_rest_may_be_withdrawn(driver: Driver) -> None:
+    line = taken(driver, 0)
+    numbers = [line.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(8)]
+    until(lambda: len(driver.launched) == 2)
+    time.sleep(0.02)
+    assert len(driver.launched) == 2  # one runs, and one is there when it ends
+    assert line.withdraw(numbers[5]) and not line.withdraw(numbers[5]) and not line.withdraw(numbers[0])
+    ends: list[tuple[Any, int]] = []
+    while len(ends) < 8:
+        until(lambda: driver.recorded)
+        driver.run(1)
+        ends += reaped(line, 1)
+    assert ends == [(k, -1 if k == 5 else 0) for k in range(8)]
+    assert [number for _, number in driver.launched] == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_the_last_ones_may_be_withdrawn(driver: Driver) -> None:
+    line = taken(driver, 0)
+    numbers = [line.push(kernel(k), 0.9 * module.AHEAD_NS * 1e-9, k) for k in range(4)]
+    until(lambda: len(driver.launched) == 2)
+    assert line.withdraw(numbers[2]) and line.withdraw(numbers[3])
+    until(lambda: len(driver.recorded) == 2)
+    driver.run()
+    assert reaped(line, 4) == [(0, 0), (1, 0), (2, -1), (3, -1)]
+    assert line.empty
+
+
+def test_what_the_driver_refuses_ends_in_its_turn_and_the_others_run(driver: Driver) -> None:
+    driver.refused[1] = 701
+    line = taken(driver, 0)
+    for k in range(3):
+        line.push(kernel(k), 1e-3, k)
+    until(lambda: len(driver.recorded) == 2)
+    driver.run()
+    assert reaped(line, 3) == [(0, 0), (1, 701), (2, 0)]
+
+
+def test_a_lost_gpu_ends_everything_with_its_status(driver: Driver) -> None:
+    line = taken(driver, 0)
+    for k in range(3):
+        line.push(kernel(k), 1e-3, k)
+    until(lambda: len(driver.recorded) >= 1)
+    driver.status = 700
+    driver.run()
+    assert {status for _, status in reaped(line, 2)} == {700}
+
+
+def test_lines_are_given_back_and_there_are_not_endless_ones(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST", 2)
+    first, second = taken(driver, 0), taken(driver, 1)
+    assert driver.lines.take(0) is None
+    driver.lines.give(first)
+    assert driver.lines.take(1) is None and driver.lines.take(0) is first and second is not first
+
+
+def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
+    line = taken(driver, 0)
+    stop = threading.Event()
+
+    def runs() -> None:
+        while not stop.is_set():
+            driver.run()
+            time.sleep(1e-4)
+
+    thread = threading.Thread(target=runs)
+    thread.start()
+    ends: list[tuple[Any, int]] = []
+    for k in range(3 * module.SLOTS):
+        if line.full:
+            ends += reaped(line, 1)
+        line.push(kernel(k), 1e-6, k)
+    ends += reaped(line, 3 * module.SLOTS - len(ends))
+    stop.set()
+    thread.join()
+    assert ends == [(k, 0) for k in range(3 * module.SLOTS)]
+
+
+def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driver) -> None:
+    lines = driver.lines
+    line = taken(driver, 0)
+    begun = time.perf_counter()
+    lines.watch(lines.news, begun + 0.05, 0.0)
+    assert time.perf_counter() >= begun + 0.05
+    timer = threading.Timer(0.05, lines.wake)
+    timer.start()
+    lines.watch(lines.news, time.perf_counter() + 60, 0.0)
+    assert lines.woken
+    lines.watch(lines.news, time.perf_counter() + 60, 0.0)  # it is remembered
+    timer.join()
+    lines.rest()
+    line.push(kernel(0), 0.0, None)
+    until(lambda: driver.recorded)
+    timer = threading.Timer(0.05, driver.run)
+    timer.start()
+    lines.watch(lines.news, time.perf_counter() + 60, 0.0)
+    assert not lines.woken and line.reap()
+    timer.join()
+    assert time.perf_counter() - begun < 30
+
+
+def test_a_thread_that_sleeps_is_woken_by_work(driver: Driver) -> None:
+    line = taken(driver, 0)
+    for _ in range(3):
+        time.sleep(0.03)  # longer than it looks without a pause
+        begun = time.perf_counter()
+        line.push(kernel(0), 0.0, None)
+        until(lambda: driver.recorded)
+        assert time.perf_counter() - begun < 0.5 * module.NAP_NS * 1e-9
+        driver.run()
+        reaped(line, 1)
