@@ -650,6 +650,7 @@ def test_one_turn_is_queued_behind_the_one_that_runs(gpu: Gpu, name: str, monkey
 
 def test_short_parts_are_queued_for_as_long_as_a_long_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
+    monkeypatch.setattr(seat, "OFTEN", 0.0)
     monkeypatch.setattr(gpu_work.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(gpu_work, "AHEAD", 2e-3)
     with ww.turn("here", device=name) as its:
@@ -672,6 +673,17 @@ def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str,
         its.pause()
         assert "synchronize" in gpu.calls
         assert waiter.hears() == "inside"
+
+
+def test_pauses_that_follow_each_other_closely_are_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seat, "OFTEN", 30.0)
+    with ww.turn("here", device=name) as its:
+        for _ in range(5):
+            its.pause()
+        assert not gpu.calls
+        monkeypatch.setattr(seat, "OFTEN", 0.0)
+        its.pause()
+        assert gpu.calls[:1] == ["record 1 in 0"]
 
 
 def test_streams_narrow_what_is_waited_for(gpu: Gpu, name: str) -> None:
