@@ -140,7 +140,8 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "graph_checks", {"layer_exec.c": {"} else if (!s->off) {": "} else {"}}
     ),
     "an update changes the form of a graph": (
-        "graph_checks", {"layer_exec.c": {"return CU_UPDATE_TOPOLOGY;": "return 0;"}}
+        "graph_checks",
+        {"layer_exec.c": {"old->shape))\n        return CU_UPDATE_TOPOLOGY;": "old->shape))\n        return 0;"}},
     ),
     "a stream that is destroyed loses what a graph has behind a host function": (
         "graph_checks", {"layer_stream.c": {"ww_host_has(what->device, what->id) &&": "0 &&"}}
