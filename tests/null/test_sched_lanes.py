@@ -1,5 +1,6 @@
 """The policy of two lanes: who runs beside whom, in which order, and when kernels are launched as they are."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,16 +12,23 @@ from warpwell.scheduler.policies.live import Live
 from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
 from warpwell.study.replay import replay
 from warpwell.study.simulator import NO_DELAYS, HostDelays, Simulator
-from warpwell.testing.policies import task
+from warpwell.testing.policies import task as said
 
 CAPACITY = Capacity()
 M, C = Kind.MEMORY, Kind.COMPUTE
 
 
+def task(*args: Any, **fields: Any) -> Task:
+    """Return a task whose time was measured."""
+    made = said(*args, **fields)
+    made.profile = replace(made.profile, source="measured")
+    return made
+
+
 def core_of(rates: Any = None, *, limit: int = 2, tenants: Any = None, host: Any = NO_DELAYS, **options: Any) -> Core:
     rates = rates or ClassTable(CAPACITY)
     simulator = Simulator(rates, CAPACITY, mode="drain", host=host)
-    return Core(simulator, Lanes(**options), rates=rates, limit=limit, tenants=tenants)
+    return Core(simulator, Lanes(**options), rates=rates, limit=limit, tenants=tenants, trusts=False)
 
 
 def run(core: Core, *arrivals: tuple[float, Task]) -> Any:
@@ -60,6 +68,13 @@ def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
     assert all(why["plain"] for _, why in told(core, "launch"))
     assert not told(core, "resize")
     assert ran.metrics().stp > 0.99
+
+
+@pytest.mark.parametrize("make", [lambda: said(C, 5.0), lambda: task(C, 300.0)])
+def test_kernels_that_may_take_long_can_always_leave(make: Any) -> None:
+    core = core_of()
+    run(core, *[(0.0, make()) for _ in range(4)])
+    assert not any(why.get("plain") for _, why in told(core, "launch"))
 
 
 def test_short_kernels_are_launched_as_they_are() -> None:

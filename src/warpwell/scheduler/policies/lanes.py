@@ -29,6 +29,11 @@ LONGEST = 10e-3
 """The same where nobody has come lately: another thread may keep the scheduler from the interpreter for 5 ms."""
 
 
+LONG = 0.25
+"""Seconds from which a kernel always runs as workers, so that it can leave and is found if it is stuck."""
+
+_WHOLE = Placement()
+
 LITTLE = 0.1
 """Part of the device that is not worth another kernel."""
 
@@ -176,9 +181,7 @@ class Lanes(Policy):
         seconds = job.task.profile.seconds
         if job.task.whole:
             return True
-        if seconds is None or (job.task.profile.source == "given" and not view.trusts):
-            return False
-        return seconds < self.worthwhile * view.overhead
+        return _may_stay(view, job) and seconds is not None and seconds < self.worthwhile * view.overhead
 
     # -- where ---------------------------------------------------------------------------------------------
     def _begin(self, view: View, heads: list[Job]) -> list[Decision]:
@@ -283,12 +286,14 @@ class Lanes(Policy):
         for job in chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead)):
             short = self._short(view, job)
             longest = most if short else TRAIN
-            if there + len(found) >= view.limit + (self.ahead if seconds < longest else 0) or (found and not short):
+            place = PLAIN if _may_stay(view, job) else _WHOLE
+            ahead = self.ahead if seconds < longest and place.plain else 0
+            if there + len(found) >= view.limit + ahead or (found and not short):
                 break
             if seconds >= longest and room < LITTLE:
                 # It would only wait on the device, and stand in the way of whoever comes meanwhile.
                 return found or [Hold(job, {"rule": "soon"}, again=max(seconds - longest, 0.1 * TRAIN))]
-            found.append(Launch(job, PLAIN, ARRIVAL))
+            found.append(Launch(job, place, ARRIVAL))
             seconds += job.task.profile.seconds or TRAIN
             room -= demand(job, view.capacity)
         return found
@@ -348,6 +353,16 @@ class Lanes(Policy):
                        "T": t, "C": c, "d": d, "gain": gain(s0, n, s1, t, c, d)}  # fmt: skip
                 return [Preempt(victim, gentlest_mode(view), job, why)]
         return []
+
+
+def _may_stay(view: View, job: Job) -> bool:
+    """Whether a job may be launched so that it cannot leave: it cannot anyway, or will not stay for long.
+
+    Where tenants do not trust each other, a time that was only said does not count.
+    """
+    profile = job.task.profile
+    known = profile.source != "given" or view.trusts
+    return bool(job.task.whole) or (known and (profile.seconds or LONG) < LONG)
 
 
 def _unknown(job: Job) -> bool:
