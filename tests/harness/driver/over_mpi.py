@@ -93,14 +93,14 @@ def programs(
         seeds = ["--seeds", f"{first}:{end}", "--devices", str(devices), *more]
         command = ["-m", "warpwell", "run", *HOSTS, "-c", PROGRAM.format(ORDINALS[: 2 * devices - 1]), *seeds]
         out = subprocess.PIPE
-        job = subprocess.Popen([sys.executable, *command], env=environ, stdout=out, stderr=subprocess.STDOUT, text=True)
-        try:
-            return job.communicate(timeout=seconds)[0]
-        finally:
-            for pid in marked(mark) if job.returncode is None else ():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            job.wait()
+        line = [sys.executable, *command]
+        with subprocess.Popen(line, env=environ, stdout=out, stderr=subprocess.STDOUT, text=True) as job:
+            try:
+                return job.communicate(timeout=seconds)[0]
+            finally:
+                for pid in marked(mark) if job.returncode is None else ():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
 
 def main(arguments: list[str] | None = None) -> int:
