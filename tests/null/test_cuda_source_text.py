@@ -337,3 +337,17 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(there.brought) for there in made] == [0, 1] and made[1].brought[0] is y
     with pytest.raises(errors.ArgumentError, match="not begun"):
         blocks.values  # noqa: B018 - it raises
+
+
+def test_an_executor_is_given_the_forms_of_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    from warpwell.targets.gpu.gpu import Gpu
+    from warpwell.targets.source.forms import SourceForms
+
+    prepared: list[Any] = []
+    monkeypatch.setattr(SourceForms, "__init__", lambda self, blocks: None)
+    monkeypatch.setattr(SourceForms, "prepare", prepared.append)
+    x = np.zeros(4, np.float32)
+    gpu: Any = object.__new__(Gpu)
+    gpu.ordinal = 0
+    forms = gpu.forms(source("", "const float *x")[3, 64].cut((x,)))
+    assert type(forms) is SourceForms and prepared == [forms]

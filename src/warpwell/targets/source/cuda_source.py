@@ -271,6 +271,12 @@ class SourceBlocks(BlockLaunch):
 
         return SourceForms(self)
 
+    def kept_forms(self, ordinal: int) -> Any:
+        """Return forms that are prepared on the current GPU. What is compiled is kept with the source."""
+        forms = self.forms()
+        forms.prepare()
+        return forms
+
 
 def _again(code: str, name: str, options: tuple[str, ...]) -> CudaSource:
     return CudaSource(code, name, options=options)
