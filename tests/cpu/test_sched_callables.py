@@ -152,6 +152,9 @@ def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPa
             class ExternalStream(int):
                 pass
 
+            class Stream:
+                pass
+
             @staticmethod
             def stream(stream: int) -> Any:
                 said.append(("in", stream))
@@ -179,6 +182,11 @@ def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPa
     replay = graph_of("torch.cuda.graphs", "CUDAGraph", replay=lambda self: said.append("replay"))
     assert run(replay) == [("in", 77), "replay"]
     assert run(graph_of("cupy.cuda.graph", "Graph", launch=lambda self, stream: said.append(stream))) == [77]
+    newer = staticmethod(lambda stream: ("external", *stream.__cuda_stream__()))
+    monkeypatch.setattr(Library.cuda.Stream, "from_external", newer, raising=False)
+    assert run(graph_of("cupy.cuda.graph", "Graph", launch=lambda self, stream: said.append(stream))) == [
+        ("external", 0, 77)
+    ]
     raw = graph_of("cuda.bindings.driver", "CUgraphExec", __int__=lambda self: 5)
     assert run(raw) == [(5, 77)]
     assert run(graph_of("cuda.core._graph", "Graph", handle=raw)) == [(5, 77)]

@@ -207,8 +207,20 @@ def _torch_graph(graph: Any, stream: int) -> None:
         graph.replay()  # which counts its random numbers on, too
 
 
+class _DriverStream:
+    """A stream of the driver, by the protocol that libraries share."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
 def _cupy_graph(graph: Any, stream: int) -> None:
-    graph.launch(stream=sys.modules["cupy"].cuda.ExternalStream(stream))
+    cuda = sys.modules["cupy"].cuda
+    takes = getattr(cuda.Stream, "from_external", None)  # newer versions warn of ExternalStream
+    graph.launch(stream=cuda.ExternalStream(stream) if takes is None else takes(_DriverStream(stream)))
 
 
 def _raw_graph(graph: Any, stream: int) -> None:
