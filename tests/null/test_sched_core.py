@@ -611,3 +611,62 @@ def test_more_than_a_policy_says_are_no_train() -> None:
 
     with pytest.raises(errors.SchedulerError, match="launched 't7' where 1 run already"):
         train(count=9, policy=TooMany())
+
+
+class Counting(Ahead):
+    """Notes when it was asked, and sorts by priority."""
+
+    def __init__(self):
+        self.asked = []
+
+    def bucket(self, job):
+        return job.priority
+
+    def decide(self, view):
+        self.asked.append((view.now, view.waiting.count))
+        return super().decide(view)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_train_that_goes_on_asks_nothing_until_half_of_it_is_gone(queues: bool) -> None:
+    policy = Counting()
+    core = train(count=20, policy=policy, queues=queues)
+    executor = core.executor
+
+    def at(time, name, **fields):
+        while executor.now() < time:
+            executor.wait(time)
+            core.step()
+        policy.asked.clear()
+        core.submit(Request(name, [task(name, **fields)], time))
+        core.step()
+        return [now for now, _ in policy.asked]
+
+    core.step()
+    policy.asked.clear()
+    assert at(1.0, "alike") == []  # an end, and an arrival behind others, change nothing
+    assert at(1.25, "other", priority=1)[:1] == [1.25]  # the first of another bucket does
+    assert at(1.5, "alike") == [] and at(4.0, "alike") == []
+    finish(core)
+    assert policy.asked and all(job.state is State.DONE for job in core.jobs)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool) -> None:
+    class Places(Ahead):
+        def decide(self, view):
+            free = view.limit - len(view.running)
+            long = [job for job in view.waiting if job.task.name == "long"]
+            short = [job for job in view.waiting if job.task.name == "short"]
+            if free == 2:
+                return [Launch(long[0]), Launch(short[0], PLAIN)]
+            if free:
+                return [Launch(job) for job in long[:1]]
+            return [] if view.trains else [Launch(job, PLAIN) for job in short[:6]]
+
+    core = Core(ScriptedExecutor(queues=queues), Places(), limit=2)
+    for name, seconds, count in (("long", 2.25, 2), ("short", 1.0, 7)):
+        for _ in range(count):
+            core.submit(Request(name, [task(name, seconds)]))
+    finish(core)
+    assert [job.started for job in core.jobs if job.task.name == "long"] == [0.0, 2.25]
