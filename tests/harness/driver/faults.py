@@ -20,17 +20,22 @@ AT_ONCE = """\
 ARGS, FINISH = "        memcpy(p.entry + 1, &args, sizeof args);\n", "        error = ww_finish(&p);\n"
 
 FREED_AT_ONCE: Changes = {
+    "worker_memory.c": {"    releases++;\n": "    ww_arena_free(&ww_arena, args->address);\n"},
     "worker_copies.c": {
-        "ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, .address = ": "ww_release(",
-        "(const struct ww_args_free *)(const void *)call->args)->address});":
-            "(const struct ww_args_free *)(const void *)call->args)->address);",
-    }
-}  # fmt: skip
+        "        ww_stream_mark(s, (struct ww_todo){\n            .kind = WW_RELEASE, "
+        ".address = ((const struct ww_args_free *)(const void *)call->args)->address});\n": ""
+    },
+}
 LAST_ROW: Changes = {
     "layer_copy.c": {
         "y < rows && !error; y++) {\n            str": "y < rows - (rows > 2) && !error; y++) {\n            str"
     }
 }
+
+OLD_VALUES = """\
+        p->steps[i].off = x->plan->steps[i].off;
+        if (p->steps[i].work.kind == CU_NODE_SET)
+            p->steps[i].work.of.set = x->plan->steps[i].work.of.set;"""
 
 PLANTED: dict[str, Changes] = {
     "waits for events are dropped": {
@@ -98,6 +103,29 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
     "new memory is granted before other devices have it": {
         "worker_memory.c": {"job->result = ww_links_add(job->a, job->b, handle);": "job->result = 0;"}
     },
+    "kernels of a graph pass their stream": {
+        "layer_exec.c": {"ww_kernel_post(r->device, r->stream, w": "ww_kernel_post(r->device, WW_LEGACY, w"}
+    },
+    "a launch of a graph does not wait for its last one": {
+        "layer_exec.c": {"error = behind(x, d, stream, WW_OP_STREAM_WAIT);": "error = 0;"}
+    },
+    "a graph calls a host function when it is launched": {
+        "layer_exec.c": {
+            "            error = ww_host_add(r->device, r->stream, call_host, go_on, r);\n"
+            "            if (!error)\n                return 0;\n": "            call_host(r);\n"
+        }
+    },
+    "a captured copy has the bytes of its capture": {
+        "layer_copy.c": {
+            ".from = end3(k->from, from_is, k->nbytes), .to": ".from = end3(from_is == HOST ? (uintptr_t)memcpy("
+            "malloc(k->nbytes), (void *)(uintptr_t)k->from, k->nbytes) : k->from, from_is, k->nbytes), .to"
+        }
+    },
+    "memory that one stream frees is another's at once": FREED_AT_ONCE,
+    "a copy of rows drops its last one": LAST_ROW,
+    "an update has the old values": {
+        "layer_exec.c": {"        p->steps[i].off = x->plan->steps[i].off;": OLD_VALUES},
+    },
     "the ring's end is not padded": {"layer_ring.c": {"if (size > rest) {": "if (size > rest + 64) {"}},
 }
 """Name of a fault -> the change that plants it."""
@@ -130,9 +158,6 @@ PEERS: dict[str, tuple[str, Changes]] = {
 
 
 CHECKED: dict[str, tuple[str, Changes]] = {
-    "a launch of a graph does not wait for its last one": (
-        "graph_checks", {"layer_exec.c": {"error = behind(x, d, stream, WW_OP_STREAM_WAIT);": "error = 0;"}}
-    ),
     "nodes are carried out in the order in which they were made": (
         "graph_checks", {"layer_exec.c": {"ready(g->nodes[i], placed)) {": "(ready(g->nodes[i], placed) || 1)) {"}}
     ),
@@ -198,8 +223,6 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "pool_checks", {"layer_range.c": {"ww_pool_give(t->all[i].owner, t->all[i].size);": "(void)0;"}}
     ),
     "a pool keeps nothing": ("pool_checks", {"layer_pool.c": {"shrink(p, p->threshold);": "shrink(p, 0);"}}),
-    "memory that one stream frees is another's at once": ("pool_checks", FREED_AT_ONCE),
-    "a copy of rows drops its last one": ("row_checks", LAST_ROW),
     "planes lie one behind another": (
         "row_checks", {"layer_copy.c": {"c->to.pitch * (c->to.height ? c->to.height : rows);": "c->to.pitch * rows;"}}
     ),

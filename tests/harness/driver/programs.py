@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from tests.harness.driver.calls import ALREADY_ENABLED, LEGACY, NON_BLOCKING, NOT_READY, PER_THREAD, Cuda
+from tests.harness.driver.graphs import Pool
+from tests.harness.driver.recorded import SAFE, Recorder, Rows
 
 Clock = dict[int, int]
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -88,6 +90,8 @@ class Program:
 
     relies = LAYER
     """On what programs rely that CUDA does not promise."""
+    alone = True
+    """Whether no other program runs beside it: the legacy stream may not be used while a blocking one records."""
 
     def __init__(
         self, cuda: Cuda, seed: int, devices: int, steps: int = 60, legacy: bool = True, skip: Container[int] = ()
@@ -103,6 +107,8 @@ class Program:
         self.memory: list[Memory] = []
         self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
         self.peers = self.reach(devices)
+        self.pools: dict[int, int] = {}
+        self.recorder = Recorder(self) if self.has_graphs() else None
         for device in range(devices):
             cuda.use(device)
             if legacy:
@@ -126,6 +132,12 @@ class Program:
                 if code not in (0, ALREADY_ENABLED):
                     raise Wrong(f"cuCtxEnablePeerAccess: {code}")
         return devices > 1
+
+    def has_graphs(self) -> bool:
+        """Say whether the driver has pools, and with them all kinds of graphs and rows: the fake one alone has not."""
+        pool = ctypes.c_uint64()
+        code = self.cuda.code("cuMemPoolCreate", ctypes.byref(pool), ctypes.byref(Pool(1, 0, 1, 0)))
+        return code == 0 and not self.cuda.code("cuMemPoolDestroy", pool.value)
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -158,15 +170,14 @@ class Program:
         streams = [stream for stream in self.streams if stream.device == device]
         if streams and self.random.random() < 0.6:
             stream = self.random.choice(streams)
-            address = self.cuda.out("cuMemAllocAsync", nbytes, stream.handle)
+            address = self.alloc_async(device, nbytes, stream.handle)
             memory = Memory(address, np.zeros(nbytes, np.uint8), device, of_stream=True)
             self.say(f"{address:#x} = allocAsync({nbytes}) in {stream.key}")
         else:
             stream = None
             memory = Memory(self.cuda.alloc(nbytes), np.zeros(nbytes, np.uint8), device)
             self.say(f"{memory.address:#x} = alloc({nbytes}) on {device}")
-        if any(memory.address < m.address + len(m.model) and m.address < memory.address + nbytes for m in self.memory):
-            raise Wrong(f"{memory.address:#x} is memory that is in use")
+        self.is_free(memory.address, nbytes)
         self.memory.append(memory)
         if stream:
             self.after(stream, [], [memory])
@@ -174,6 +185,34 @@ class Program:
         else:
             stream = self.random.choice([stream for stream in self.streams if stream.device == device])
             self.memset(stream, memory)
+
+    def alloc_async(self, device: int, nbytes: int, stream: int) -> int:
+        """Allocate in a stream, from the device's pool or from one of the program's."""
+        if self.recorder is None or self.random.random() < 0.6:
+            return self.cuda.out("cuMemAllocAsync", nbytes, stream)
+        if device not in self.pools:
+            self.pools[device] = self.cuda.out("cuMemPoolCreate", ctypes.byref(Pool(1, 0, 1, device)))
+        return self.cuda.out("cuMemAllocFromPoolAsync", nbytes, self.pools[device], stream)
+
+    def is_free(self, address: int, nbytes: int) -> None:
+        """Raise `Wrong` where memory that was given out is in use."""
+        used = [(one.address, len(one.model)) for one in self.memory]
+        for recording in self.recorder.all if self.recorder else ():
+            used += recording.held
+        if any(address < start + size and start < address + nbytes for start, size in used):
+            raise Wrong(f"{address:#x} is memory that is in use")
+
+    def pageable(self, device: int) -> Memory:
+        """Return memory of the program's own, that calls of a device copy from and to."""
+        data = self.random.randbytes(self.random.choice([64, 5000, 100_000]))
+        room = (ctypes.c_ubyte * len(data)).from_buffer_copy(data)
+        self.kept.append(room)
+        model = np.frombuffer(data, np.uint8).copy()
+        return Memory(ctypes.addressof(room), model, device, memoryview(room).cast("B"))
+
+    def outside(self, handle: int, device: int) -> Stream:
+        """Return a stream that no other step uses."""
+        return Stream(0, handle, device, "free")
 
     def new_pinned(self, device: int) -> None:
         """Allocate pinned memory."""
@@ -285,7 +324,8 @@ class Program:
         """Wait for a device."""
         self.say(f"synchronize device {device}")
         self.cuda.use(device)
-        self.cuda.cuCtxSynchronize()
+        with SAFE:
+            self.cuda.cuCtxSynchronize()
         join(self.host, self.gone[device])
         for stream in self.streams:
             if stream.device == device:
@@ -407,6 +447,25 @@ class Program:
         else:
             to.model[start : start + nbytes] = source.model[:nbytes]
 
+    def rows(self, stream: Stream, to: Memory, source: Memory) -> None:
+        """Copy rows."""
+        shape = Rows.make(self, len(to.model), len(source.model))
+        self.after(stream, [source], [to])
+        waits = stream.kind == "legacy" and self.random.random() < 0.5
+        self.say(f"rows({to.address:#x}, {source.address:#x}, {shape}) in {stream.key}{' at once' if waits else ''}")
+        shape.post(self.cuda, to, source, None if waits else stream.handle)
+        if waits and (to.bytes is not None or source.bytes is not None):
+            join(self.host, stream.clock)
+        shape.apply(to.model, source.model)
+
+    def rewrite(self, one: Memory) -> None:
+        """Change pinned memory, or memory of the program's own, when nobody uses it."""
+        self.host_may_touch(one, write=True)
+        data = self.random.randbytes(len(one.model))
+        assert one.bytes is not None
+        one.bytes[:] = data
+        one.model[:] = np.frombuffer(data, np.uint8)
+
     def copy_call(self, stream: Stream, to: int, there: int, source: int, here: int, nbytes: int) -> None:
         """Copy by one of the driver's calls."""
         waits = stream.kind == "legacy" and self.random.random() < 0.5
@@ -450,6 +509,8 @@ class Program:
 
     def free(self, memory: Memory) -> None:
         """Free memory: at once, whatever is under way, or in a stream."""
+        if self.recorder:
+            self.recorder.drop_users(memory)
         self.memory.remove(memory)
         for key in {*memory.written, *memory.read}:
             if self.device_of[key] != memory.device:  # a free waits for its own device alone
@@ -472,6 +533,11 @@ class Program:
             self.cuda.cuMemFree_v2(memory.address)
         else:
             stream = self.random.choice([stream for stream in self.streams if stream.device == memory.device])
+            others = [one for one in self.memory if one.device == memory.device and one.bytes is None]
+            if others and self.random.random() < 0.5:  # it is still in use when it is freed
+                for _ in range(3):
+                    self.cuda.launch(stream.device, stream.handle, "nap", 200)
+                self.copy(stream, self.random.choice(others), memory, None)
             self.after(stream, [], [memory])
             self.say(f"freeAsync({memory.address:#x}) in {stream.key}")
             self.cuda.cuMemFreeAsync(memory.address, stream.handle)
@@ -494,7 +560,7 @@ class Program:
         on_device = [memory for memory in own if memory.bytes is None]
         pinned = [memory for memory in own if memory.bytes is not None]
         memory, host = self.random.choice(on_device), self.random.choice([None, *pinned])
-        match self.random.randrange(22):
+        match self.random.randrange(28):
             case 0 | 1 | 2:
                 self.copy_in(stream, memory, host)
             case 3 | 4:
@@ -536,11 +602,13 @@ class Program:
             case 20 if pinned:
                 one = self.random.choice(pinned)
                 self.compare(one)
-                self.host_may_touch(one, write=True)
-                data = self.random.randbytes(len(one.model))
-                assert one.bytes is not None
-                one.bytes[:] = data
-                one.model[:] = np.frombuffer(data, np.uint8)
+                self.rewrite(one)
+            case 22 | 23 if self.recorder:
+                other = self.random.choice([one for one in own if one is not memory] or [memory])
+                if other is not memory:
+                    self.rows(stream, *self.random.choice([(memory, other), (other, memory)]))
+            case 24 | 25 | 26 | 27 if self.recorder:
+                self.recorder.step(device)
 
     def run(self) -> None:
         """Execute, compare all memory, and let everything go."""
@@ -562,6 +630,10 @@ class Program:
 
     def close(self) -> None:
         """Let everything go."""
+        if self.recorder:
+            self.recorder.close()
+        for pool in self.pools.values():
+            self.cuda.cuMemPoolDestroy(pool)
         for device in self.gone if self.functions or self.relies != LAYER else ():
             self.synchronize_context(device)
         for memory in self.memory:
@@ -605,6 +677,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--relies", default=relied, help="on what programs rely beyond CUDA's promises")
     chosen = parser.parse_args(arguments)
     Program.relies = frozenset(filter(None, chosen.relies.split(",")))
+    Program.alone = chosen.threads == 1
     first, end = map(int, chosen.seeds.split(":"))
     cuda = Cuda()
     devices = cuda.start(chosen.devices)
