@@ -171,6 +171,9 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     "a stream that is destroyed loses what a graph has behind a host function": (
         "graph_checks", {"layer_stream.c": {"ww_host_has(what->device, what->id) &&": "0 &&"}}
     ),
+    "a free does not wait for what a graph has behind a host function": (
+        "graph_checks", {"layer_memory.c": {"ww_host_wait(d, d == on ? stream : 0);": "(void)on, (void)stream;"}}
+    ),
     "a user object goes while a launch is under way": (
         "graph_checks", {"layer_exec.c": {"bool over = !p->nusers ||": "bool over = 1 ||"}}
     ),

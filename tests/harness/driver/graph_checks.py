@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 
 from tests.harness.driver.calls import INVALID_VALUE, NON_BLOCKING, NOT_READY, NOT_SUPPORTED, Cuda
 from tests.harness.driver.checks import Held, fresh, words
@@ -260,6 +261,29 @@ def destroyed_in_use(cuda: Cuda) -> None:
     assert sorted(log) == ["called", "gone", "left"] and log.index("called") < log.index("gone")
 
 
+def frees_come_after_the_rest(cuda: Cuda) -> None:
+    """What a graph does behind a host function uses memory that is freed after the launch."""
+    held, x = Held(cuda), cuda.alloc(64)
+    for way in ("cuMemFree_v2", "cuMemFreeAsync", "cuMemFreeHost"):
+        source = cuda.pinned(64)[0] if way == "cuMemFreeHost" else cuda.out("cuMemAllocAsync", 64, held.other)
+        cuda.cuMemsetD32Async(source, ctypes.c_uint(6), 16, held.other)
+        cuda.cuMemsetD32Async(x, ctypes.c_uint(1), 16, held.other)
+        cuda.cuStreamSynchronize(held.other)
+        graph = Graph(cuda)
+        graph.copy([graph.host([], lambda: None)], x, source, 64)
+        exec_ = graph.executable()
+        cuda.cuGraphLaunch(exec_, held.stream)
+        timer = threading.Timer(0.05, held.let_go)
+        timer.start()
+        getattr(cuda, way)(source, *([held.stream] if way == "cuMemFreeAsync" else []))
+        timer.join()
+        cuda.cuStreamSynchronize(held.stream)
+        assert set(words(cuda, x, 16)) == {6}, way
+        held.hold()
+        cuda.cuGraphExecDestroy(exec_)
+    held.let_go()
+
+
 def errors(cuda: Cuda) -> None:
     """What is wrong is refused with the driver's codes, and changes nothing."""
     x, stream = cuda.alloc(64), cuda.stream()
@@ -399,6 +423,7 @@ CHECKS = (
     parameters_of_nodes,
     clones,
     destroyed_in_use,
+    frees_come_after_the_rest,
     errors,
     memory_of_graphs,
     a_worker_is_lost,

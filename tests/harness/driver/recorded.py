@@ -140,9 +140,6 @@ class Recorder:
         kind = rng.choice(["set", "in", "in", "out", "copy", "kernel", "fill", "rows", "host", "temporary", "nap"])
         width = rng.choice([1, 2, 4])
         to, source = rng.choice([(a, b), (a, h), (h, a)])
-        if not program.alone:  # the thread of host functions would need places that others hold while they wait for it
-            kind = {"in": "copy", "out": "copy"}.get(kind, kind)
-            to, source = a, b
 
         def memset() -> Step:
             start, nbytes = program.span(a, width)

@@ -90,9 +90,12 @@ bool ww_host_has(struct ww_device *d, uint32_t stream)
     return yes;
 }
 
-/* Wait until nothing holds the stream; 0: until nothing holds any of the device. */
+/* Wait until nothing holds the stream; 0: until nothing holds any of the device. What runs in the thread of host functions
+ * is itself what others wait for. */
 void ww_host_wait(struct ww_device *d, uint32_t stream)
 {
+    if (ww_in_host_thread)
+        return;
     pthread_mutex_lock(&lock);
     while (held(d, stream, true))
         pthread_cond_wait(&changed, &lock);

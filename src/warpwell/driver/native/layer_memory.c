@@ -56,14 +56,17 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 }
 
 /* Take a block out of its table before the worker may give its address to another thread. Memory that a graph's node
- * allocates stays there: it belongs to the graph. */
-static struct ww_device *take_block(CUdeviceptr address, struct ww_span *r)
+ * allocates stays there: it belongs to the graph. The rest of a graph that is posted behind a host function may use the
+ * block, so what holds the freeing stream of the device `on`, else any of the owner's, runs first. */
+static struct ww_device *take_block(CUdeviceptr address, const struct ww_device *on, uint32_t stream, struct ww_span *r)
 {
     struct ww_device *d = ww_range_owner(address, r);
     if (!d || address != r->start)
         return NULL;
     if (r->what == WW_ON_DEVICE && r->flags & WW_OF_GRAPH)
         return d;
+    if (atomic_load(&d->holds))
+        ww_host_wait(d, d == on ? stream : 0);
     bool ours = r->what == WW_ON_DEVICE || (r->what == WW_PINNED_MEMORY && r->owner);
     if (!ours || !ww_range_take(&d->ranges, address, r->what, r))
         return NULL;
@@ -82,7 +85,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     struct ww_args_free args = {address};
     if ((error = ww_unsafe()))
         return error;
-    if (!(d = take_block(address, &r)))
+    if (!(d = take_block(address, NULL, 0, &r)))
         return CUDA_ERROR_INVALID_VALUE;
     if (r.what == WW_PINNED_MEMORY)
         return ww_unpin_taken(d, &r);
@@ -146,7 +149,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
     if (captured)
         return free_in_graph(d, stream, address);
     struct ww_args_free args = {address};
-    if (!(owner = take_block(address, &r)))
+    if (!(owner = take_block(address, d, stream, &r)))
         return CUDA_ERROR_INVALID_VALUE;
     if (r.what == WW_PINNED_MEMORY)
         return unpin_in_stream(d, stream, owner, &r);
@@ -310,6 +313,8 @@ CUresult cuMemFreeHost(void *address)
     if ((error = ww_unsafe()))
         return error;
     d = ww_range_owner((uintptr_t)address, &r);
+    if (d && atomic_load(&d->holds))
+        ww_host_wait(d, 0); /* as in take_block */
     if (!d || r.owner || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
         return CUDA_ERROR_INVALID_VALUE;
     return unpin(d, r.start, r.size);

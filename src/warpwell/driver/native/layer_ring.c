@@ -23,7 +23,7 @@
 #define CALL_WEIGHT 4096u    /* of a call, beside its bytes */
 #define NO_SLOT_NOW (-2)     /* many threads wait: ask again and again instead */
 #define KEPT_SLOTS (0xffull << 56)             /* of 64: not for calls that may wait for ever */
-#define KEPT_PLACES ((WW_PLACES + 7u) / 8u)    /* not for streams that have not been waited for */
+#define KEPT_PLACES ((WW_PLACES + 7u) / 8u + 1u) /* not for streams that have not been waited for */
 
 static int futex_wait(const _Atomic uint32_t *word, uint32_t seen, int ms)
 {
@@ -474,7 +474,8 @@ uint32_t ww_places_free(struct ww_device *d)
 }
 
 /* A stream may have a place while it has fewer than are free, and the last ones only when it was waited for: those that
- * never become ready leave some to the others. 0, NOT_READY: none now, or WW_STREAM_FIRST. */
+ * never become ready leave some to the others. The very last is for the thread of host functions, which posts the rest of
+ * graphs: others wait for that with a place in their hands. 0, NOT_READY: none now, or WW_STREAM_FIRST. */
 static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32_t *place)
 {
     uint32_t idle = 0, mine = 0, found = WW_PLACES;
@@ -489,7 +490,7 @@ static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32
     *place = found;
     if (!waited && idle <= KEPT_PLACES)
         return WW_STREAM_FIRST;
-    return idle && mine < idle ? 0 : CUDA_ERROR_NOT_READY;
+    return ww_in_host_thread ? (idle ? 0 : CUDA_ERROR_NOT_READY) : idle > 1 && mine < idle ? 0 : CUDA_ERROR_NOT_READY;
 }
 
 int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **taken, uint32_t *place)
