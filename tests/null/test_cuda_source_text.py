@@ -345,7 +345,7 @@ def test_an_executor_is_given_the_forms_of_sources(monkeypatch: pytest.MonkeyPat
 
     prepared: list[Any] = []
     monkeypatch.setattr(SourceForms, "__init__", lambda self, blocks: None)
-    monkeypatch.setattr(SourceForms, "prepare", prepared.append)
+    monkeypatch.setattr(SourceForms, "prepare", lambda self: prepared.append(self))
     x = np.zeros(4, np.float32)
     gpu: Any = object.__new__(Gpu)
     gpu.ordinal = 0
