@@ -87,6 +87,35 @@ def test_programs_without_workers_rely_on_cuda_alone(relied: str, tmp_path: Path
     assert (done.stdout == "100 programs are right\n") == (not relied), done.stdout + done.stderr
 
 
+READS_EARLY = """
+import ctypes
+from tests.harness.driver.calls import *
+cuda = Cuda()
+cuda.start(1)
+cuda.use(0)
+(pinned, data), address, other = cuda.pinned(4096), cuda.alloc(4096), cuda.alloc(4096)
+for first, second in ((0, cuda.stream()), (0, PER_THREAD), (cuda.stream(), 0), (PER_THREAD, 0)):
+    data[:] = bytes([1]) * 4096
+    cuda.cuMemsetD8_v2(other, ctypes.c_ubyte(9), 4096)
+    cuda.cuCtxSynchronize()
+    cuda.launch(0, first, "nap", 20_000)
+    cuda.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(pinned), other, 4096, first)
+    cuda.cuMemcpyHtoDAsync_v2(address, ctypes.c_void_p(pinned), 4096, second)
+    cuda.cuCtxSynchronize()
+    print(cuda.read(address, 4096) == bytes([9]) * 4096)
+"""
+
+
+def test_a_driver_that_reads_pinned_memory_early_does_so_in_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_WEAK", "1")
+    with DriverServer(1, driver=build.build().fake) as server:
+        command = [sys.executable, "-c", READS_EARLY]
+        done = subprocess.run(
+            command, env=server.environ(), cwd=ROOT, timeout=SECONDS, stdout=subprocess.PIPE, text=True
+        )
+    assert done.stdout.split() == 4 * ["True"]
+
+
 def test_planted_faults_apply_and_compile(tmp_path: Path) -> None:
     for name, text in generate.sources().items():
         (tmp_path / name).write_text(text)

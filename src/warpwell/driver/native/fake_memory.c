@@ -541,7 +541,7 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
     *op = (struct fake_op){.refs = 1, .run = run_copy, .context = context, .life = context->life, .to = to,
                            .from = from, .size = size, .value = at, .width = of};
     int late = !wait && weak();
-    int early = weak() && !wait && of == PINNED && is_device(at);
+    int early = weak() && !wait && (of == PINNED || of == REGISTERED) && is_device(at);
     early = early && size <= EARLY && (!stream->last || stream->last->done);
     if ((!of && !late) || early) { /* pageable: the bytes are taken now, after all that the stream has to do */
         if (!early)
