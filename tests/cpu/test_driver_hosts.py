@@ -45,7 +45,9 @@ def start(job: Hosts, module: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a program of the harness as a client."""
     command = [sys.executable, "-m", f"tests.harness.driver.{module}", *arguments]
     out = subprocess.PIPE
-    return subprocess.Popen(command, env=job.environ(), cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=job.environ(), cwd=ROOT, stdin=out, stdout=out, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def said(job: Hosts, module: str, *arguments: str, seconds: float = SECONDS) -> str:
@@ -60,6 +62,27 @@ def said(job: Hosts, module: str, *arguments: str, seconds: float = SECONDS) -> 
 def programs(job: Hosts, first: int, end: int, *more: str, seconds: float = SECONDS) -> str:
     """Run random programs on two devices."""
     return said(job, "programs", "--devices", "2", "--seeds", f"{first}:{end}", *more, seconds=seconds)
+
+
+def backlog(job: Hosts) -> str:
+    """Let a program post more than both rings hold while the worker is stopped; return what it says in the end."""
+    with start(job, "acts", "backlog", "400") as process:  # so many streams that none is too far ahead
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            assert process.stdout.readline() == "stop\n"
+            workers = job.servers[0].workers
+            for worker in workers:
+                os.kill(worker, signal.SIGSTOP)
+            try:
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert process.stdout.readline().startswith("blocked")
+            finally:
+                for worker in workers:
+                    os.kill(worker, signal.SIGCONT)
+            return process.communicate("\n", timeout=SECONDS)[0]
+        finally:
+            process.kill()
 
 
 def nothing_is_left(job: Hosts, clients: int = 0) -> None:
@@ -84,6 +107,11 @@ def test_random_programs_are_right_where_all_is_scarce_and_one_device_is_here() 
 def test_random_programs_are_right_over_a_slow_link() -> None:
     with hosts(build.build(), wrap=lambda transport: EmulatedLink(transport, 300e6, 1e-3)) as job:
         assert programs(job, 600, 604) == "4 programs are right\n"
+
+
+def test_a_worker_of_another_host_that_is_stopped_loses_no_call() -> None:
+    with natives.changed(natives.TIGHT) as parts, hosts(parts, 1) as job:
+        assert backlog(job) == "right True\n"
 
 
 def test_streams_of_other_hosts_that_never_become_ready_leave_others_alone() -> None:
@@ -217,6 +245,7 @@ def test_planted_faults_of_the_mirror_are_found(fault: str) -> None:
                 stack.enter_context(mock.patch(target, made))
             job = stack.enter_context(hosts(parts, here=1))
             try:
-                assert programs(job, 100, 500, "--threads", "4", seconds=40) != "400 programs are right\n"
+                right = programs(job, 100, 500, "--threads", "4", seconds=40) == "400 programs are right\n"
+                assert not right or backlog(job) != "right True\n"
             except subprocess.TimeoutExpired:
                 pass  # some let calls wait for ever

@@ -352,10 +352,10 @@ def backlog() -> None:
     """Post more than the ring holds while the worker is stopped; nothing is lost or reordered when it goes on."""
     cuda = Cuda()
     cuda.start()
-    streams = [cuda.stream(NON_BLOCKING) for _ in range(24)]
+    streams = [cuda.stream(NON_BLOCKING) for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 24)]
     address = cuda.alloc(4 * len(streams) * 100)
     cuda.cuCtxSynchronize()
-    rounds = range(3500)  # of one stream, fewer than it may be ahead
+    rounds = range(840 // len(streams) * 100)  # of one stream, fewer than it may be ahead
     count = [0]
 
     def post() -> None:
