@@ -326,6 +326,8 @@ def kill(place: Place, folder: str, draw: random.Random, who: str) -> list[dict[
         time.sleep(0.005)
         pids = job.find(who)
     assert pids, f"there is no {who}: {job.said()}"
+    if who == "worker":
+        pids = pids[:2]  # those of the two devices; spare ones are started later
     killed = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.kill(draw.choice(pids), signal.SIGKILL)
