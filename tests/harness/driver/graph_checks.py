@@ -361,6 +361,7 @@ def memory_of_graphs(cuda: Cuda) -> None:
     assert graph.try_add("cuGraphAddMemFreeNode", [], memory + 8)[0] == INVALID_VALUE
     assert cuda.code("cuGraphDestroyNode", node) == NOT_SUPPORTED
     assert cuda.code("cuGraphClone", ctypes.byref(ctypes.c_uint64()), graph.handle) == NOT_SUPPORTED
+    cuda.cuDeviceGraphMemTrim(ctypes.c_int(0))  # what graphs of other checks have freed
     used = account(USED)
     exec_ = graph.executable()
     launch(cuda, exec_, stream)
@@ -380,6 +381,16 @@ def memory_of_graphs(cuda: Cuda) -> None:
     assert graph.try_add("cuGraphAddMemFreeNode", [freed], memory)[0] == INVALID_VALUE
     launch(cuda, graph.executable(), stream, 3)
     assert used + 4096 == account(USED) <= account(RESERVED) <= account(RESERVED_HIGH)
+    short = Graph(cuda)
+    node, other = short.alloc([], 512)
+    short.free([node], other)
+    exec_ = short.executable()
+    launch(cuda, exec_, stream)
+    cuda.cuGraphExecDestroy(exec_)
+    short.destroy()
+    assert account(USED) == used + 4096 + 512  # until it is trimmed, though its graph is gone
+    cuda.cuDeviceGraphMemTrim(ctypes.c_int(0))
+    assert account(USED) <= used + 4096
     held = Held(cuda)
     late = Graph(cuda)
     node, memory = late.alloc([late.host([], lambda: None)], 64)

@@ -84,11 +84,7 @@ void ww_graph_memory_drop(struct ww_graph_memory *m)
     ww_graph_memory_freed(m);
     struct account *a = account_of(m->device);
     pthread_mutex_lock(&lock);
-    a->idle += m->nbytes;
-    if (m->freed_in == a->trims + 1) {
-        a->freed -= m->nbytes;
-        a->used -= m->nbytes;
-    }
+    a->idle += m->nbytes; /* and counts as used until then, too, if a launch has allocated it */
     pthread_mutex_unlock(&lock);
     bool here = m->life == atomic_load(&m->device->life);
     if (here && ww_range_take(&m->device->ranges, m->address, m->on_host ? WW_PINNED_MEMORY : WW_ON_DEVICE, &r)) {
