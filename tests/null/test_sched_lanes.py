@@ -70,6 +70,22 @@ def test_kernels_of_one_class_are_launched_as_they_are(kind: Kind) -> None:
     assert ran.metrics().stp > 0.99
 
 
+@pytest.mark.parametrize("kind", [M, C])
+def test_the_next_one_is_there_when_a_long_one_ends(kind: Kind) -> None:
+    """Nobody counts the blocks of what was launched as it is, so its rest goes by the clock."""
+    core = core_of(host=HostDelays(decision=0.2e-3, launch=0.1e-3, notice=20e-6))
+    ran = run(core, *[(0.0, task(kind, 3.0)) for _ in range(20)])
+    assert all(why["plain"] for _, why in told(core, "launch"))
+    assert ran.metrics().stp > 0.985  # 0.91 if each began when the one before it was known to have ended
+
+
+def test_one_that_is_over_before_the_other_has_made_room_is_launched_as_it_is() -> None:
+    core = core_of(host=HostDelays(decision=20e-6, launch=10e-6))
+    blocks = task(C, 12.0, blocks=2112)  # each takes 6 ms
+    run(core, (0.0, blocks), (1e-3, task(M, 5.0)), (1e-3, task(M, 5.0)))
+    assert not [why for _, why in told(core, "resize") if why.get("younger")]
+
+
 @pytest.mark.parametrize("make", [lambda: said(C, 5.0), lambda: task(C, 300.0)])
 def test_kernels_that_may_take_long_can_always_leave(make: Any) -> None:
     core = core_of()
@@ -86,7 +102,7 @@ def test_short_kernels_are_launched_as_they_are() -> None:
     assert max(sum(other.time == event.time for other in launches) for event in launches) > 2
     ended = {event.task: event.time for event in core.log if event.kind == "end"}
     most = max(sum(other.time <= event.time < ended[other.task] for other in launches) for event in launches)
-    assert 4 <= most <= 6  # those of a millisecond, and the last one
+    assert 4 <= most <= 7  # those of a millisecond, and the last one
 
 
 def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:

@@ -17,7 +17,7 @@ from warpwell.study.simulator import HostDelays, Simulator
 RUN = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "sched_share_h200.json").read_text())
 LAUNCH, DECISION = 60e-6, 5
 """Seconds of a launch; the column of a decision's microseconds."""
-KNOWN = {("short", "source"): 0.09}
+KNOWN = {("short", "source"): 0.06}
 """Where the error is larger: workers of short kernels take longer to begin and end than pairs in a window say."""
 
 PROFILES = {
@@ -63,7 +63,11 @@ def simulated(title: str, policy: str, seed: int, row: list[float]) -> float:
 
 @pytest.mark.parametrize(
     ("title", "policy", "rows"),
-    [pytest.param(*its, id=f"{its[0]}-{its[1]}") for its in RUN["figures"] if "first" not in its[0]],
+    [
+        pytest.param(*its, id=f"{its[0]}-{its[1]}")
+        for its in RUN["figures"]
+        if "first" not in its[0] and its[1] != "lanes"  # whose rule has changed since that run
+    ],
 )
 def test_the_simulator_is_within_a_twentieth_of_the_gpu(title: str, policy: str, rows: list[Any]) -> None:
     found = [simulated(title, policy, seed, row) / row[0] - 1.0 for seed, row in enumerate(rows)]

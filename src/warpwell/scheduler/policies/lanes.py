@@ -25,6 +25,9 @@ SOONEST = 1e-3
 TRAIN = 1e-3
 """Seconds of plain launches that wait on the device, at most, where somebody else may come."""
 
+AHEAD = 8
+"""Decisions with their launches, as long as these take, that may wait so at the least."""
+
 LONGEST = 10e-3
 """The same where nobody has come lately: another thread may keep the scheduler from the interpreter for 5 ms."""
 
@@ -33,6 +36,9 @@ LONG = 0.25
 """Seconds from which a kernel always runs as workers, so that it can leave and is found if it is stuck."""
 
 _WHOLE = Placement()
+
+WAITS = 12
+"""Times that it takes to make room, for which a kernel may wait for another one that it gains little beside."""
 
 LITTLE = 0.1
 """Part of the device that is not worth another kernel."""
@@ -264,17 +270,29 @@ class Lanes(Policy):
         return [(memory, share), (compute, 1.0 - share)]
 
     def _alone(self, view: View, job: Job, mate: Job) -> bool:
-        """Whether two are better launched as they are: the one that must be older is short, or nothing was gained."""
-        memory, _ = in_order(job, mate)
-        return self._short(view, memory) or self._live.poor(job, mate, self.least, view.now - self.rest)
+        """Whether two are better launched as they are.
+
+        The one that must be the older is short, or gains less than it takes until the other one has made room, and that
+        one is over before long; or nothing was gained lately.
+        """
+        memory, compute = in_order(job, mate)
+        if self._short(view, memory) or self._live.poor(job, mate, self.least, view.now - self.rest):
+            return True
+        seconds = memory.task.profile.seconds
+        if seconds is None or not preemptible(compute):
+            return False
+        cost = view.cost(compute, [memory])
+        # It may wait for one that is over soon, but not for one that runs for long.
+        return (self._live.sum(job, mate) - 1.0) * seconds < cost and (rest_of(compute, view.now) or 0.0) < WAITS * cost
 
     def _behind(self, view: View, first: Job) -> list[Decision]:
         """Launch a job as it is, and those that wait behind it, as far as they are short; many at once cost less."""
         running = view.running
         trained = sum(map(len, view.trains.values()))
         there = len(running) + trained
-        most = TRAIN if self._waits_for_others(view) else LONGEST
-        seconds = sum([rest_of(job, view.now) or 0.0 for job in running])
+        soon = max(TRAIN, AHEAD * view.overhead)
+        most = soon if self._waits_for_others(view) else LONGEST
+        seconds = sum([_rest(job, view.now) for job in running])
         seconds += trained * (first.task.profile.seconds or TRAIN)
         if there > view.limit and 2 * seconds > most:
             return []
@@ -285,7 +303,7 @@ class Lanes(Policy):
         found: list[Decision] = []
         for job in chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead)):
             short = self._short(view, job)
-            longest = most if short else TRAIN
+            longest = most if short else soon
             place = PLAIN if _may_stay(view, job) else _WHOLE
             ahead = self.ahead if seconds < longest and place.plain else 0
             if there + len(found) >= view.limit + ahead or (found and not short):
@@ -363,6 +381,13 @@ def _may_stay(view: View, job: Job) -> bool:
     profile = job.task.profile
     known = profile.source != "given" or view.trusts
     return bool(job.task.whole) or (known and (profile.seconds or LONG) < LONG)
+
+
+def _rest(job: Job, now: float) -> float:
+    """Return the seconds that a running job still takes; nobody counts the blocks of one that was launched as it is."""
+    if job.placement is None or not job.placement.plain:
+        return rest_of(job, now) or 0.0
+    return max(0.0, (job.task.profile.seconds or 0.0) - (now - job.since))
 
 
 def _unknown(job: Job) -> bool:

@@ -17,8 +17,8 @@ WINDOW = 50e-3
 WAVES = 2
 """Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
 
-UNTRIED = 1.3
-"""Sum of rates of a pair that was not measured: more than pairs have that gain little, less than the good ones."""
+UNTRIED, USUAL = 1.3, 0.1
+"""Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
 
 SLOWED = 0.6
 """Rate below which a kernel might gain by a larger share."""
@@ -37,6 +37,7 @@ class Live:
 
     def __init__(self) -> None:
         self.pairs = Pairs()
+        self._usual = UNTRIED
         self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
@@ -84,6 +85,7 @@ class Live:
         if share is None:
             return
         self.pairs.note(key, share, rates)
+        self._usual += USUAL * (sum(rates) - self._usual)
         self._times[key] = now
 
     def choose(self, memory: Job, compute: Job) -> float:
@@ -112,9 +114,9 @@ class Live:
         return max(found.values(), key=sum) if found else None
 
     def sum(self, one: Job, two: Job) -> float:
-        """Return the largest sum of rates of a pair, to two digits; `UNTRIED` where it was not measured."""
+        """Return the largest sum of rates of a pair, to two digits; as usual where it was not measured."""
         rates = self.rates(one, two)
-        return UNTRIED if rates is None else round(sum(rates), 2)
+        return self._usual if rates is None else round(sum(rates), 2)
 
     def poor(self, one: Job, two: Job, least: float, since: float) -> bool:
         """Whether a pair was measured since then, and all shares that were tried added up to less than `least`."""
