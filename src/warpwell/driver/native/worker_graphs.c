@@ -190,6 +190,10 @@ static CUresult record(struct ww_call *call) {
 }
 
 void ww_graph_record(struct ww_call *call) {
+    if (!recording.graph) {
+        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+        return;
+    }
     CUresult code = record(call);
     fail(code);
     if (call->entry.place && ww_place_way(call->entry.op) != WW_NO_BYTES) ww_place_done(call->entry.place, call->entry.use, code);
