@@ -101,6 +101,19 @@ def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: St
     until(lambda: not workers(mark))
 
 
+@pytest.mark.parametrize("away", [False, True], ids=["here", "away"])
+def test_a_program_that_executes_another_keeps_its_devices(start: Start, tmp_path: Path, away: bool) -> None:
+    environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake)}
+    where = ["--agents", "2", "--target", "cpu"]
+    if away:
+        where, environ = list(over_mpi.HOSTS), over_mpi.emulated(tmp_path, build.build().fake)
+    # the new program does not know of MPI, so agents hear nothing more
+    run = start(*where, str(PROGRAMS / "cuda_exec.py"), environ={**environ, "WARPWELL_POOL_TIMEOUT": "1"})
+    assert run.end() == 0, run.errors
+    assert run.output == f"right {4 if away else 2}\n"
+    run.nothing_is_left()
+
+
 @pytest.fixture
 def delays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the fake driver take random times."""

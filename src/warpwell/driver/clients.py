@@ -170,7 +170,9 @@ class ClientListener(ABC):
 
     def _serve(self) -> None:
         while not self._ending:
-            for key, _ in self._selector.select(_TICK):
+            ready = self._selector.select(_TICK)
+            late = time.monotonic() - _HELLO_SECONDS  # what this thread takes from now on is not the clients' time
+            for key, _ in ready:
                 if isinstance(key.data, Served):
                     self._accept(key.fileobj, key.data)  # type: ignore[arg-type]
                 elif isinstance(key.data, Client):
@@ -183,7 +185,6 @@ class ClientListener(ABC):
                 line.setblocking(False)
                 self._take(line, served, None)
             self.tick()
-            late = time.monotonic() - _HELLO_SECONDS
             for client in [client for client in self._clients if not client.greeted and client.since < late]:
                 self._drop(client)
 
@@ -209,8 +210,12 @@ class ClientListener(ABC):
             line.close()
             return False
         client = Client(line, served, None if pid is None else _pidfd(line, pid))
+        try:
+            self._selector.register(line, selectors.EVENT_READ, client)
+        except OSError:
+            client.close()
+            return False
         self._clients.add(client)
-        self._selector.register(line, selectors.EVENT_READ, client)
         return True
 
     def _drop(self, client: Client) -> None:
@@ -227,8 +232,8 @@ class ClientListener(ABC):
         try:
             if self._understand(client, packet, descriptors):
                 return
-        except (OSError, struct.error, subprocess.SubprocessError):
-            pass
+        except (OSError, struct.error, subprocess.SubprocessError) as error:
+            client.refuse(DEVICE_UNAVAILABLE, f"the program cannot be served: {error}")
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

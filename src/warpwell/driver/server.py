@@ -261,9 +261,10 @@ class DriverServer(ClientListener):
             client.line.setblocking(True)  # the worker shares this flag
             handed = [client.line.fileno(), counts, output, errors]
             handed += [] if client.pidfd is None else [client.pidfd]
+            shown = mmap.mmap(counts, 0)  # before the client is given away: it may fail
             spare = self._hand_over(client.served, handed)
             pid = struct.unpack("=iII", credentials)[0]
-            self._workers[spare.process] = _Program(pid, ordinal, mmap.mmap(counts, 0), spare.control)
+            self._workers[spare.process] = _Program(pid, ordinal, shown, spare.control)
         finally:
             os.close(counts)
         self._opened[ordinal] = time.monotonic()

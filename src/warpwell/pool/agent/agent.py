@@ -51,7 +51,8 @@ class Agent(AgentState):
             while not self.stopped:
                 got = self.transport.receive(0.5)
                 if got is None:
-                    if self.application in self.transport.lost():
+                    # programs of other hosts come by the communicator, also where the application executed another one
+                    if self.application in self.transport.lost() and self.cuda is None:
                         break
                     continue
                 peer, message = got

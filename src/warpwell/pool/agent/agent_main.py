@@ -53,8 +53,10 @@ def main() -> int:
         agent.run()
         closing.finish()  # this process ends without the interpreter's own handlers
         transport.close()
-        if chosen.get("stay"):
-            threading.Event().wait()  # mpiexec would end the application, too; the lifeline ends this process
+        if chosen.get("stay") or about is not None:
+            # mpiexec would end the application, too, or that has executed another program, which says nothing by MPI and
+            # uses this device; the lifeline ends this process
+            threading.Event().wait()
     except WarpwellError as error:
         lifeline.tell(failed=str(error))
         return 1
