@@ -193,7 +193,7 @@ hits = sum(total.compiled["cpu", 2].stats.cache_hits.values())
 light = "numba.np.arraymath" not in sys.modules
 text, out = np.array([45]), np.zeros(1, np.int64)
 lends[1](text, out, device="cpu")
-assert out[0] == 3 + ANEW + hash("45")
+assert (int(out[0]) - 3 - ANEW - hash("45")) % 2**64 == 0  # the sum may be beyond 64 bits
 hits += sum(lends.compiled["cpu", 2].stats.cache_hits.values())
 print(hits, light)
 """
