@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.harness.fake_gpu import FakeGpu
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
@@ -52,6 +55,19 @@ def test_functions_run_once_between_kernels_in_their_order(scheduler: Scheduler)
     launches = [event for event in scheduler.log if event.kind == "launch" and event.task == handles[1].task.number]
     assert [event.why["whole"] for event in launches] == [handles[1].task.whole]
     assert "not a kernel of Warpwell" in handles[1].task.whole
+
+
+def test_a_function_that_has_run_is_let_go_with_what_it_encloses() -> None:
+    with Scheduler("cpu") as scheduler:
+        batch = np.ones(10)
+        there = weakref.ref(batch)
+
+        def step(stream: Any, batch: Any = batch) -> None:
+            batch += 1
+
+        scheduler.submit(step).result(30)
+        del step, batch
+        until(lambda: gc.collect() >= 0 and there() is None)
 
 
 def test_what_a_function_raises_is_its_tasks_failure() -> None:

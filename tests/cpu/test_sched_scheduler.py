@@ -412,6 +412,44 @@ class Wrong(Policy):
         return [Launch(jobs[0])] if not view.running else [Preempt(jobs[0])]
 
 
+def test_submissions_that_nobody_has_taken_in_fail_with_the_scheduler():
+    deciding, submitted = threading.Event(), threading.Event()
+
+    class Slow(Wrong):
+        def decide(self, view):
+            deciding.set()
+            submitted.wait(60)
+            return [Preempt(next(iter(view.waiting)))]
+
+    scheduler = scheduler_of(Slow())
+    x = np.ones(BLOCK, np.int64)
+    handles = [scheduler.submit(double[BLOCK], x)]
+    assert deciding.wait(60)
+    handles += [scheduler.submit(double[BLOCK], x) for _ in range(3)]
+    submitted.set()
+    for handle in handles:
+        with pytest.raises(errors.SchedulerError):
+            handle.result(60)
+
+
+def test_what_is_not_taken_in_yet_is_cancelled_in_the_schedulers_thread(scheduler):
+    gate = Gate(scheduler, 4, 0)
+    inside(scheduler, gate, 3)
+    x, handles, told = np.ones(BLOCK, np.int64), [], []
+
+    def callback():  # as a done callback: the submission waits in the queue behind it
+        other = threading.Thread(target=lambda: handles.append(scheduler.submit(double[BLOCK], x)))
+        other.start()
+        other.join(60)
+        told.append(handles[0].cancel())
+
+    scheduler._dispatcher.call(callback)
+    until(lambda: handles[0].cancelled())
+    gate.open()
+    gate.handle.result(60)
+    assert told == [True] and (x == 1).all()
+
+
 def test_a_policy_that_fails_ends_the_scheduler_and_everybody_is_told():
     scheduler = scheduler_of(Wrong())
     gate = Gate(scheduler, 4, 0)

@@ -675,6 +675,33 @@ def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str,
         assert waiter.hears() == "inside"
 
 
+def test_a_turn_that_begins_while_another_thread_hands_over_keeps_the_lease(
+    gpu: Gpu, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ww.turn("here", device=name):
+        pass
+    mine = seat.seat_of(name)
+    draining, go = threading.Event(), threading.Event()
+
+    def drain() -> None:
+        if not draining.is_set():
+            draining.set()
+            go.wait(LONG)
+
+    monkeypatch.setattr(mine.work, "drain", drain)
+    waiter = start(WAITS.format(priority=0))
+    waiter.hears()
+    assert draining.wait(LONG)
+    with monkeypatch.context() as patch:
+        patch.setattr(seat.Station, "hand_over", lambda *_: False)  # by nobody else
+        with ww.turn("here", device=name):
+            go.set()
+            time.sleep(0.2)
+            assert mine.station.seat is mine and mine.inside
+    assert waiter.hears() == "inside"
+    waiter.tell()
+
+
 def test_pauses_that_follow_each_other_closely_are_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seat, "OFTEN", 30.0)
     with ww.turn("here", device=name) as its:

@@ -60,10 +60,17 @@ class _Callee:
 
     def __init__(self, what: Any) -> None:
         self.__name__ = str(getattr(what, "__name__", type(what).__name__))
-        # a function is known by its code, as a kernel is; all else by itself, in this process
-        self.function: Any = what if isinstance(what, types.FunctionType) else _Unknown()
+        self._own = _Unknown()
+        # not kept: `_known` would keep the function, and with it what it encloses
+        self._function = weakref.ref(what) if isinstance(what, types.FunctionType) else None
         self.compiled: dict[Any, Any] = {("cuda-forms",): None}
         self.checked: set[Any] = set()
+
+    @property
+    def function(self) -> Any:
+        """A function, known by its code as a kernel is; in place of all else something of this process."""
+        found = None if self._function is None else self._function()
+        return self._own if found is None else found
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, _Callee]] = weakref.WeakKeyDictionary()

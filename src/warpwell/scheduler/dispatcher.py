@@ -319,9 +319,9 @@ class Dispatcher:
                 lingers = executor.linger > 0
 
     def _answer(self, first: tuple[Callable[[], Any], Future[Any] | None] | None = None) -> None:
-        """Make the calls that other threads have sent."""
+        """Make the calls that other threads have sent until now: what comes meanwhile keeps the core from nothing."""
         call = first
-        while True:
+        for _ in range(self._calls.qsize() + (first is not None)):
             if call is None:
                 try:
                     call = self._calls.get_nowait()
@@ -430,7 +430,9 @@ class Dispatcher:
                     other.settle(None, cancelled=True)
             return True
         job = handle.job
-        assert job is not None
+        if job is None:  # its submission comes before this
+            self._calls.put((lambda: self._cancel(handle), None))
+            return True
         if job.state is State.RUNNING and not self.core.may_leave(job):
             return False
         asked = self.core.cancel(job)
@@ -497,13 +499,16 @@ class Dispatcher:
             handle.settle(lost)
         self._handles.clear()
         self._held.clear()
+        self._closing = True
         while not self._calls.empty():
-            _, reply = self._calls.get()
+            function, reply = self._calls.get()
             if reply is not None:
                 try:
                     self._raise_closed()
                 except Exception as error:
                     reply.set_exception(error)
+            elif isinstance(function, functools.partial):
+                function()  # a submission that nobody waits for: its handles fail
 
     def _raise_closed(self) -> None:
         if self._failure is not None:

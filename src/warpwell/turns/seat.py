@@ -115,6 +115,7 @@ class Station:
                 board.unlock(board.lease(epoch))
                 return False
             self.epoch, self.seat, seat.inside = epoch, seat, True
+            seat.came += 1
             board.held = board.lease(epoch)
             self.kept_since = board.words[YIELDED] = _clock()
             board.words[HOLDER], board.words[GRANT] = seat.slot, 0
@@ -138,16 +139,18 @@ class Station:
             if not next_of(board, held.slot if stays else 0, self.kept_since, _clock()):
                 return False
             held.inside = True  # so that no other thread does the same
+            came = held.came
         try:
             held.work.drain()
         finally:
             with self.lock:
-                held.inside = False
                 chosen = 0
-                if self.seat is held and not self.lost():
-                    chosen = next_of(board, held.slot if stays else 0, self.kept_since, _clock())
-                    if chosen:
-                        self.release(chosen)
+                if held.came == came:  # else it has begun a turn meanwhile
+                    held.inside = False
+                    if self.seat is held and not self.lost():
+                        chosen = next_of(board, held.slot if stays else 0, self.kept_since, _clock())
+                        if chosen:
+                            self.release(chosen)
         return chosen > 0
 
     def release(self, chosen: int) -> None:
@@ -198,6 +201,8 @@ class Seat:
     ----------
     inside : bool
         Whether it is in a turn, so that nobody else may hand over.
+    came : int
+        How often it has begun a turn or a part of one.
     turns : int
         Turns, and parts of turns, that have ended.
     """
@@ -206,6 +211,7 @@ class Seat:
         self.station = station
         self.work = Work()
         self.inside = False
+        self.came = 0
         self.depth = 0
         self.turns = 0
         self.slot = station.board.sit()
@@ -268,6 +274,7 @@ class Seat:
         with station.lock:
             kept = station.seat is self and station.epoch == words[EPOCH]
             self.inside = kept
+            self.came += kept
         if kept:
             self._began = words[YIELDED] = words[self._at + SINCE] = _clock()
             words[self._at + STATE] = INSIDE

@@ -54,8 +54,8 @@ def main() -> int:
         closing.finish()  # this process ends without the interpreter's own handlers
         transport.close()
         if chosen.get("stay") or about is not None:
-            # mpiexec would end the application, too, or that has executed another program, which says nothing by MPI and
-            # uses this device; the lifeline ends this process
+            # mpiexec would end the application, too; or that has executed another program, which says nothing by MPI
+            # and uses this device. The lifeline ends this process.
             threading.Event().wait()
     except WarpwellError as error:
         lifeline.tell(failed=str(error))

@@ -177,7 +177,7 @@ class Gpu(GpuDevice):
         for value in args:
             if not isinstance(value, int | float | np.generic) and not hasattr(value, "__cuda_array_interface__"):
                 return False
-        return any(key[0] == "cuda-forms" for key in launch.kernel.compiled)
+        return any(key[0] == "cuda-forms" for key in list(launch.kernel.compiled))
 
     def allocate(self, nbytes: int) -> Block:
         """Return zeroed device memory."""

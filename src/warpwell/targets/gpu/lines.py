@@ -104,8 +104,12 @@ def row_of(line, number):
 
 @device
 def ring(state, bell):
-    """Wake who sleeps on a bell, or is about to."""
-    if load_relaxed(bell + ASLEEP, SYSTEM) != 0 and exchange(bell + ASLEEP, 0, SYSTEM) != 0:
+    """Wake who sleeps on a bell, or is about to.
+
+    `ASLEEP` is exchanged on both sides, never stored or loaded: behind a store, a load may be early, also past a fence
+    of acquire and release, and each side would miss the other.
+    """
+    if exchange(bell + ASLEEP, 0, SYSTEM) != 0:
         store_relaxed(bell + BUFFER, 1, SYSTEM)
         call_native(load_relaxed(state + WRITE, SYSTEM), load_relaxed(bell + HANDLE, SYSTEM), bell + BUFFER, 8, 0, 0, 0)
 
@@ -119,7 +123,7 @@ def doze(state, bell, nanos):
     if status_of(rang) == 1:
         read, handle = load_relaxed(state + READ, SYSTEM), load_relaxed(bell + HANDLE, SYSTEM)
         call_native(read, handle, bell + BUFFER + 8, 8, 0, 0, 0)
-    store_relaxed(bell + ASLEEP, 0, SYSTEM)
+    exchange(bell + ASLEEP, 0, SYSTEM)
 
 
 @device
@@ -251,11 +255,11 @@ def serve(state, _a, _b, _c, _d, _e):
         elif now - since <= SPIN_NS:
             backoff(0)  # other threads may have work
         else:
-            store_relaxed(bell + ASLEEP, 1, SYSTEM)
+            exchange(bell + ASLEEP, 1, SYSTEM)
             fence(SYSTEM)
             found = step(state)
             if found > 1 or load_acquire(state + STOP, SYSTEM) != 0:
-                store_relaxed(bell + ASLEEP, 0, SYSTEM)
+                exchange(bell + ASLEEP, 0, SYSTEM)
                 since = now
             elif found == 1:
                 doze(state, bell, min(1_000_000, 20_000 + (now - since) // 500))
@@ -278,11 +282,11 @@ def watch(state, seen, until, spin, _d, _e):
             backoff(attempt & 15)
             attempt += 1
             continue
-        store_relaxed(bell + ASLEEP, 1, SYSTEM)
+        exchange(bell + ASLEEP, 1, SYSTEM)
         fence(SYSTEM)
         if load_acquire(state + NEWS, SYSTEM) == seen and load_acquire(state + WOKEN, SYSTEM) == 0:
             doze(state, bell, min(until - now, NAP_NS))
-    store_relaxed(bell + ASLEEP, 0, SYSTEM)
+    exchange(bell + ASLEEP, 0, SYSTEM)
     return 0
 
 
@@ -367,7 +371,7 @@ class Line:
         row = self._rows[number & (SLOTS - 1)]
         row[: CONFIGURATION + 2] = kernel
         row[HANDLE_WORD] = self._handle
-        row[EXPECTED // 8] = int(expected * 1e9) or MARK_NS
+        row[EXPECTED // 8] = int(min(expected, 1e6) * 1e9) or MARK_NS
         row[BEFORE // 8], last = timer
         if not last:
             last = self._lines.event(number & (SLOTS - 1), self)
