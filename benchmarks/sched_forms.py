@@ -1,6 +1,6 @@
 """What do the preemptible forms of a kernel cost, and how soon does a running one leave?
 
-*Forms*: the plain kernel, workers that claim blocks, and slices, in turn, in one run; registers and resident blocks
+*Forms*: the plain kernel, and workers that claim blocks, in turn, in one run; registers and resident blocks
 of each; whether the results are the same bit for bit. *Block length*: the same for blocks of a chosen time.
 *Latency*: from setting the flag to the last worker having left, idle and under host-to-device copies, by block length.
 *Shrink and resume*: half of the workers leave, and come back, and every block has run once.
@@ -83,7 +83,7 @@ class Made:
         self.chunk = 1
         self.record = self.blocks.new_control()
         self.control = self.record.address
-        self.resident = {f: self.forms.resources(f) for f in ("plain", "workers", "slices")}
+        self.resident = {f: self.forms.resources(f) for f in ("plain", "workers")}
 
     def reset(self, stream: Any) -> None:
         self.bench.gpu.write_words(stream, self.control, fresh())
@@ -96,28 +96,21 @@ class Made:
         count = min(self.resident["workers"]["resident"], -(-self.blocks.blocks // chunk))
         self.forms.start(self.control, 0, count, stream, chunk)
 
-    def slices(self, stream: Any, waves: int) -> None:
-        count = max(1, self.resident["slices"]["resident"]) * waves
-        for first in range(0, self.blocks.blocks, count):
-            self.forms.start_slice(first, min(count, self.blocks.blocks - first), stream)
 
-
-def compare(bench: Bench, made: Made, runs: int) -> tuple[float, float, float, int]:
-    """Return seconds of plain, workers and slices (medians, taken in turn), and the chunk."""
-    for form in (made.forms.start_plain, made.workers, lambda s: made.slices(s, 1)):
+def compare(bench: Bench, made: Made, runs: int) -> tuple[float, float, int]:
+    """Return seconds of plain and workers (medians, taken in turn), and the chunk."""
+    for form in (made.forms.start_plain, made.workers):
         bench.seconds(form)
     alone = min(bench.seconds(made.forms.start_plain) for _ in range(3))
     block = alone * min(made.resident["workers"]["resident"], made.blocks.blocks) / made.blocks.blocks
     chunk = max(1, min(16, int(20e-6 / block)))
-    waves = max(1, int(200e-6 / block))
-    times: tuple[list[float], list[float], list[float]] = ([], [], [])
+    times: tuple[list[float], list[float]] = ([], [])
     for _ in range(runs):
         times[0].append(bench.seconds(made.forms.start_plain))
         made.reset(bench.stream)
         times[1].append(bench.seconds(lambda s: made.workers_only(s, chunk)))
-        times[2].append(bench.seconds(lambda s: made.slices(s, waves)))
-    plain, workers, slices = (statistics.median(t) for t in times)
-    return plain, workers, slices, chunk
+    plain, workers = (statistics.median(t) for t in times)
+    return plain, workers, chunk
 
 
 def overhead(bench: Bench, runs: int, sizes: dict[str, int]) -> list[list[Any]]:
@@ -136,13 +129,13 @@ def overhead(bench: Bench, runs: int, sizes: dict[str, int]) -> list[list[Any]]:
             for a, b in zip(apps[0].results().values(), apps[1].results().values(), strict=True)
         )
         for step, cut in zip(apps[1], cuts, strict=True):
-            plain, workers, slices, chunk = compare(bench, cut, runs)
+            plain, workers, chunk = compare(bench, cut, runs)
             r = cut.resident
             rows.append([
-                f"{name}.{step.name}", cut.blocks.blocks, 1e3 * plain, workers / plain - 1, slices / plain - 1, chunk,
-                f"{r['plain']['registers']}/{r['workers']['registers']}/{r['slices']['registers']}",
-                f"{r['plain']['local']}/{r['workers']['local']}/{r['slices']['local']}",
-                f"{r['plain']['resident']}/{r['workers']['resident']}/{r['slices']['resident']}",
+                f"{name}.{step.name}", cut.blocks.blocks, 1e3 * plain, workers / plain - 1, chunk,
+                f"{r['plain']['registers']}/{r['workers']['registers']}",
+                f"{r['plain']['local']}/{r['workers']['local']}",
+                f"{r['plain']['resident']}/{r['workers']['resident']}",
                 "yes" if equal else "NO",
             ])  # fmt: skip
             print(*rows[-1], flush=True)
@@ -168,9 +161,9 @@ def by_block_length(bench: Bench, runs: int) -> list[list[Any]]:
         rounds = rounds_for(bench, length)
         blocks = int(max(4, min(400, 20e-3 / length))) * bench.gpu.processors * 8
         made = Made(bench, spin[256 * blocks], (zeros("cuda", blocks, np.int32), rounds))
-        plain, workers, slices, chunk = compare(bench, made, runs)
+        plain, workers, chunk = compare(bench, made, runs)
         block = plain * made.resident["workers"]["resident"] / blocks
-        rows.append([1e6 * length, 1e6 * block, workers / plain - 1, slices / plain - 1, chunk])
+        rows.append([1e6 * length, 1e6 * block, workers / plain - 1, chunk])
         print(*rows[-1], flush=True)
     return rows
 
@@ -309,16 +302,15 @@ def main() -> None:
         save(options.json, result)
     if "length" in options.parts:
         result["length"] = by_block_length(bench, options.runs)
-        table("cost by block length", ["block us", "measured us", "workers", "slices", "chunk"], result["length"])
+        table("cost by block length", ["block us", "measured us", "workers", "chunk"], result["length"])
         save(options.json, result)
     if "forms" in options.parts:
         result["forms"] = overhead(bench, options.runs, sizes)
-        table("plain, workers, slices",
-              ["kernel", "blocks", "plain ms", "workers", "slices", "chunk", "registers", "local", "resident", "equal"],
+        table("plain, workers",
+              ["kernel", "blocks", "plain ms", "workers", "chunk", "registers", "local", "resident", "equal"],
               result["forms"])  # fmt: skip
-        for k, name in ((3, "workers"), (4, "slices")):
-            costs = sorted(row[k] for row in result["forms"])
-            print(f"{name}: median {statistics.median(costs):+.3f}, worst {costs[-1]:+.3f}")
+        costs = sorted(row[3] for row in result["forms"])
+        print(f"workers: median {statistics.median(costs):+.3f}, worst {costs[-1]:+.3f}")
         save(options.json, result)
 
 

@@ -135,7 +135,7 @@ def test_functions_get_the_drivers_stream_and_arrays_count_as_memory() -> None:
     call, arrays = as_launch(lambda *args: seen.append(args), (array, 2, gradient, np.ones(3)))
     assert arrays == (array,)
     cut = call.cut(arrays, "cuda")
-    assert not cut.preemptible and not cut.sliceable and cut.args == (array,)
+    assert not cut.preemptible and cut.args == (array,)
     cut.forms().start_plain(Stream())
     cut.end()
     assert seen[0][:3] == (77, array, 2)

@@ -321,7 +321,6 @@ def test_a_kernel_that_cannot_be_cut_runs_whole_and_the_log_says_why(scheduler, 
 
     def check(launch):
         launch.reason = errors.TransformError("it asks for the hardware's grid (line 7)", construct="x", line=7)
-        launch.sliceable = False
 
     monkeypatch.setattr(BlockLaunch, "_check", check)
     x = np.ones(BLOCK, np.int64)

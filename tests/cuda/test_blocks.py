@@ -79,18 +79,17 @@ CASES: dict[str, Any] = {
 
 
 @ptx
-@pytest.mark.parametrize("form", ["workers", "slices"])
 @pytest.mark.parametrize("case", CASES)
-def test_ptx(case: str, form: str) -> None:
+def test_ptx(case: str) -> None:
     from warpwell.targets.blocks.cuda import ptx as text_of
 
     launch, arguments = CASES[case]
-    text = text_of(BlockLaunch(launch, arguments, "cuda"), arguments, form)
+    text = text_of(BlockLaunch(launch, arguments, "cuda"), arguments)
     assert ".shared" in text and "warpwell_virtual_block" in text
     # what the kernel knows of its place comes from the words that a claim wrote, not from the hardware
     body = text[text.index(".entry") :]
-    assert body.count("%ctaid") == 1, "only the worker's own number, or the slice's offset"
-    assert ("atom.relaxed.gpu.global.add.u64" in body) == (form == "workers")
+    assert body.count("%ctaid") == 1, "only the worker's own number"
+    assert "atom.relaxed.gpu.global.add.u64" in body
 
 
 @ww.kernel
@@ -108,9 +107,8 @@ def test_no_form_rounds_otherwise(dtype: Any) -> None:
     x = np.zeros(8, dtype)
     arguments = (x, x, dtype(3), dtype(5))
     blocks = BlockLaunch(fused[8], arguments, "cuda")
-    texts = [plain_of(fused, arguments), *(text_of(blocks, arguments, form) for form in ("workers", "slices"))]
     bits = 8 * x.itemsize
-    for text in texts:
+    for text in (plain_of(fused, arguments), text_of(blocks, arguments)):
         body = text[text.index(".entry") :]
         # the loop over blocks may stand there several times over
         assert f"fma.rn.f{bits}" in body and f"mul.f{bits}" not in body and f"add.f{bits}" not in body
@@ -131,7 +129,7 @@ def test_no_form_looks_at_what_is_known_of_indices() -> None:
 
     arguments = (np.zeros(8), np.zeros(8), 3.0)
     blocks = BlockLaunch(halves[4], arguments, "cuda")
-    for text in (plain_of(halves, arguments), *(text_of(blocks, arguments, form) for form in ("workers", "slices"))):
+    for text in (plain_of(halves, arguments), text_of(blocks, arguments)):
         body = text[text.index(".entry") :]
         # the sign of an index that is computed of an array's length; and the place that the worker itself has noted
         assert not re.search(r"shr\.s64 \t?%rd\d+, %rd\d+, 63;", body) and "ld.shared.u32" not in body
@@ -146,15 +144,15 @@ def test_a_kernel_that_asks_the_hardware_runs_whole() -> None:
         x[cuda.blockIdx.x] = 1
 
     blocks = BlockLaunch(asks[5], (np.zeros(5),), "cuda")
-    assert not blocks.preemptible and not blocks.sliceable
+    assert not blocks.preemptible
     assert isinstance(blocks.reason, errors.TransformError)
     assert blocks.reason.construct == "cuda.blockIdx" and blocks.reason.line
 
 
 @ptx
-def test_a_return_before_a_barrier_leaves_slices() -> None:
+def test_a_return_before_a_barrier_has_a_kernel_run_whole() -> None:
     blocks = BlockLaunch(returns_before_barrier[5], (np.zeros(5), 3), "cuda")
-    assert not blocks.preemptible and blocks.sliceable
+    assert not blocks.preemptible
     assert blocks.reason is not None and blocks.reason.construct == "return before barrier"
     assert BlockLaunch(reverse[5], CASES["block"][1], "cuda").preemptible
 
@@ -200,22 +198,19 @@ def test_forms_do_what_the_kernel_does(case: str, chunk: int) -> None:
     rng = np.random.default_rng(0)
     given = [rng.random(a.shape) if isinstance(a, np.ndarray) else a for a in arguments]
     results = []
-    for form in ("plain", "workers", "slices"):
+    for form in ("plain", "workers"):
         mine = [a.copy() if isinstance(a, np.ndarray) else a for a in given]
         on = OnGpu(launch, mine)
         if form == "plain":
             on.forms.start_plain(on.stream)
-        elif form == "workers":
-            on.forms.start(on.control, 0, 2, on.stream, chunk)
         else:
-            for first in range(0, on.blocks.blocks, 2):
-                on.forms.start_slice(first, min(2, on.blocks.blocks - first), on.stream)
+            on.forms.start(on.control, 0, 2, on.stream, chunk)
         on.wait(on.gpu.mark(on.stream))
         if form == "workers":
             assert on.words()[DONE] == on.blocks.blocks
         on.blocks.end()
         results.append([a.tobytes() for a in mine if isinstance(a, np.ndarray)])
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
 
 
 @ptx

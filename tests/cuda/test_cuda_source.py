@@ -123,22 +123,20 @@ def test_forms_compile(name: str) -> None:
     forms = build(SOURCES[name], "sm_90", 32)
     for built in (plain, forms):
         assert built["cubin"][:4] == b"\x7fELF" and len(built["cubin"]) > 1000
-    assert forms["names"] == {"workers": f"ww_workers_{name}", "slices": f"ww_slice_{name}"}
+    assert forms["names"] == {"workers": f"ww_workers_{name}"}
     assert "ww_" not in plain["ptx"]
     kernel = entries(plain["ptx"])[plain["names"]["plain"]]
     found = entries(forms["ptx"])
     assert set(found) == set(forms["names"].values()), "no other kernel is left"
-    for form, words in (("workers", 10), ("slices", 4)):
-        body = found[forms["names"][form]]
-        # what the kernel knows of its place comes from shared memory, not from the hardware: a worker asks for its
-        # number, and whether it is the first
-        assert 1 <= body.count("%ctaid") <= (2 if form == "workers" else 1) and "%nctaid" not in body
-        assert body.count(".param .") == kernel.count(".param .") + words
-        assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms["ptx"])
-        assert ("ld.relaxed.gpu.global" in body) == (form == "workers")
-        assert body.count("ld.relaxed.gpu.global.v2.s64") == (2 if form == "workers" else 0), "flags, of one sector"
-        assert body.count("st.relaxed.sys.global.s64") == (3 if form == "workers" else 0)
-        assert len(re.findall(r"atom\.global\.add\.u64", body)) == (5 if form == "workers" else 0)
+    body = found[forms["names"]["workers"]]
+    # what the kernel knows of its place comes from shared memory, not from the hardware: a worker asks for its
+    # number, and whether it is the first
+    assert 1 <= body.count("%ctaid") <= 2 and "%nctaid" not in body
+    assert body.count(".param .") == kernel.count(".param .") + 10
+    assert re.search(r"\.shared \.align 128 \.b8 \w+\[512\]", forms["ptx"])
+    assert body.count("ld.relaxed.gpu.global.v2.s64") == 2, "flags, of one sector"
+    assert body.count("st.relaxed.sys.global.s64") == 3
+    assert len(re.findall(r"atom\.global\.add\.u64", body)) == 5
 
 
 @only_compiled
@@ -212,7 +210,7 @@ def test_a_grid_that_synchronizes_compiles_whole() -> None:
     code = "#include <cooperative_groups.h>\n"
     code += 'extern "C" __global__ void k(int *x) { cooperative_groups::this_grid().sync(); x[blockIdx.x] = 1; }'
     source = ww.CudaSource(code, "k")
-    assert source.text.cooperative and not source.sliceable
+    assert source.text.cooperative and not source.preemptible
     assert build(source, "sm_90")["names"] == {"plain": "k"}
 
 
@@ -248,25 +246,22 @@ class OnGpu:
 def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
     launch, arguments = given(name)
     results = {}
-    for form in ("plain", "workers", "slices"):
+    for form in ("plain", "workers"):
         mine = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
         on = OnGpu(launch, mine)
         if form == "workers" and not on.blocks.preemptible:
             continue
         if form == "plain":
             on.forms.start_plain(on.stream)
-        elif form == "workers":
-            on.forms.start(on.control, 0, 2, on.stream, chunk)
         else:
-            for first in range(0, on.blocks.blocks, 2):
-                on.forms.start_slice(first, min(2, on.blocks.blocks - first), on.stream)
+            on.forms.start(on.control, 0, 2, on.stream, chunk)
         on.wait(on.gpu.mark(on.stream))
         if form == "workers":
             words = on.words()
             assert (words[DONE], words[BEGUN], words[LEFT]) == (on.blocks.blocks, 2, 2)
         on.blocks.end()
         results[form] = [a.tobytes() for a in mine if isinstance(a, np.ndarray)]
-    assert len(results) == (2 if name == "early" else 3)
+    assert len(results) == (1 if name == "early" else 2)
     assert results["plain"] != [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]
     for form in results:
         assert results[form] == results["plain"], form

@@ -140,9 +140,8 @@ def test_partitions_hold_what_they_are_given() -> None:
     executor.close()
 
 
-@pytest.mark.parametrize("form", ["workers", "slices"])
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_workloads_are_the_same_bit_for_bit_in_every_form(name: str, form: str) -> None:
+def test_workloads_are_the_same_bit_for_bit_as_workers(name: str) -> None:
     from warpwell.targets.blocks.cuda import Forms
     from warpwell.targets.gpu.gpu import Gpu
 
@@ -157,12 +156,8 @@ def test_workloads_are_the_same_bit_for_bit_in_every_form(name: str, form: str) 
         blocks.begin()
         made = Forms(blocks)
         made.prepare()
-        if form == "workers":
-            control = blocks.new_control()
-            made.start(control.address, 0, 3, stream, 2)
-        else:
-            for first in range(0, blocks.blocks, 7):
-                made.start_slice(first, min(7, blocks.blocks - first), stream)
+        control = blocks.new_control()
+        made.start(control.address, 0, 3, stream, 2)
         gpu.synchronize(stream)
         blocks.end()
     for mine, theirs in zip(cut.results().values(), whole.results().values(), strict=True):

@@ -89,7 +89,7 @@ def test_what_can_run_in_no_form(code: str, construct: str, line: int) -> None:
 )
 def test_what_runs_whole(body: str, before: str, construct: str, line: int) -> None:
     found = source(body, before=before)
-    assert not found.preemptible and not found.sliceable
+    assert not found.preemptible
     assert isinstance(found.reason, errors.TransformError) and "runs whole" in str(found.reason)
     assert (found.reason.construct, found.reason.line) == (construct, line)
     assert found.text.cooperative == (construct == "grid-wide synchronization")
@@ -134,9 +134,9 @@ __device__ void meet() { asm volatile("bar.sync 0;"); }
         'if (n) asm volatile("exit;");\nx[0] = 1;',
     ],
 )
-def test_a_thread_that_leaves_before_a_barrier_leaves_slices(body: str) -> None:
+def test_a_thread_that_leaves_before_a_barrier_has_it_run_whole(body: str) -> None:
     found = source(body, before=HELPERS)
-    assert not found.preemptible and found.sliceable
+    assert not found.preemptible
     assert isinstance(found.reason, errors.TransformError)
     assert found.reason.construct in ("return before barrier", "asm") and (found.reason.line or 0) > 9
     assert "runs whole" in str(found.reason)
@@ -161,7 +161,7 @@ def test_headers_that_may_hide_a_barrier() -> None:
     body = "if (n) return;\nx[0] = reduce(n);"
     assert source(body, before="#include <cuda_fp16.h>").preemptible
     hidden = source(body, before="#include <cub/cub.cuh>")
-    assert not hidden.preemptible and hidden.sliceable
+    assert not hidden.preemptible
     assert source("x[0] = reduce(n);", before="#include <cub/cub.cuh>").preemptible
 
 
@@ -315,22 +315,19 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     forms._prepared = {}
     forms._blocks, forms._source = blocks, one
     forms._grid, forms._threads, forms._shared = (3, 2, 1), (64, 2, 1), 16
-    forms._forms = {name: (name, {}) for name in ("plain", "workers", "slices")}
-    expected = {"plain": 5, "workers": 15, "slices": 9}
+    forms._forms = {name: (name, {}) for name in ("plain", "workers")}
+    expected = {"plain": 5, "workers": 15}
     forms.start_plain(None)
     forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3, rounds=2)
-    forms.start_slice(4, 2, SimpleNamespace(handle=98))
     two = int(np.float32(2).view(np.int32))
     arguments = [4096, 8192, two, 5, 4096]
     assert called == [
         ("plain", (3, 2, 1, 64, 2, 1, 16, 0), arguments),
         ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 9, 0, 3, 12, 6, 3, 2, 1, *arguments]),
-        ("slices", (2, 1, 1, 64, 2, 1, 16, 98), [4, 3, 2, 1, *arguments]),
     ]
     text = " ".join(around(one).split())
     words = [f"ww_{name}" for name in "control base workers slot chunk blocks period x y z".split()]
     assert f"{', long long '.join(words)}, const float *x, float *y, float a, int n, const float *z)" in text
-    assert "( long long ww_first, long long ww_x, long long ww_y, long long ww_z, const float *x" in text
     assert one.code in around(one), "the user's own text is as it was"
 
     blocks.end()

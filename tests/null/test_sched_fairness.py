@@ -132,7 +132,7 @@ def test_a_time_that_was_said_is_believed_until_it_is_over() -> None:
 
 
 class Cut:
-    preemptible, sliceable, blocks = False, True, 10_000
+    preemptible, blocks = False, 10_000
 
 
 def run_of(its: Profile, **cut: Any) -> CudaRun:

@@ -139,10 +139,10 @@ class Call(Launch):
 
 
 class Enqueued:
-    """A `Call` as executors see it: a `BlockLaunch` of one block, which neither workers nor slices can run."""
+    """A `Call` as executors see it: a `BlockLaunch` of one block, which workers cannot run."""
 
     blocks = threads = 1
-    preemptible = sliceable = False
+    preemptible = False
     ends_at_once = True
     participants: tuple[Any, ...] = ()
 

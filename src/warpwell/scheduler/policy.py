@@ -133,7 +133,7 @@ class Policy(ABC):
     adjusts : bool
         Whether it is also asked when nothing waits, to give free room to running jobs.
     period : float or None
-        Seconds between decisions without an event (aging, slices).
+        Seconds between decisions without an event (aging).
     ahead : int
         Plain launches that may be on the device beyond `View.limit`, so that it has work while the next decision is
         made.

@@ -274,7 +274,7 @@ class Scheduler:
             raise errors.ArgumentError(
                 f"task {title!r} uses a storage-backed array or store, so it is not idempotent", name="idempotent"
             )
-        runs_whole = None if blocks.preemptible or (self.device == "cpu" and blocks.sliceable) else blocks.reason
+        runs_whole = None if blocks.preemptible else blocks.reason
         arrays = _arrays(args)
         task = Task(
             title, blocks.blocks, launch=launch, arguments=args, idempotent=idempotent, size=size or {},

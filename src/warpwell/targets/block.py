@@ -37,8 +37,8 @@ def barrier() -> None:
     """Wait until all threads of the block have called it. All threads of the block call it.
 
     Accesses of these threads before it are ordered before accesses of all of them after it. A kernel in which a
-    thread may return before a barrier that others reach cannot be stopped between blocks: a scheduler runs it in
-    slices.
+    thread may return before a barrier that others reach cannot be stopped between blocks: a scheduler
+    runs it whole.
     """
     current()
 

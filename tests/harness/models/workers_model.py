@@ -129,7 +129,7 @@ class _Gpu:
 class _Blocks:
     """Stands for `BlockLaunch` and its `Forms`: counts how often each block ran."""
 
-    preemptible = sliceable = ends_at_once = True
+    preemptible = ends_at_once = True
 
     def __init__(self, model: WorkersModel, blocks: int) -> None:
         self.model, self.blocks = model, blocks

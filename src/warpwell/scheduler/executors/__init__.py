@@ -5,7 +5,7 @@ In the order in which a launch meets them::
 block_executor.py   BlockExecutor, BlockRun, Phase: the base of both executors
 threads.py          Threads: daemon threads that are started as needed
 cpu_executor.py     CpuExecutor: threads of this machine as workers, slot by slot
-cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; slices, ends
+cuda_executor.py    CudaExecutor: workers on a GPU: how many there are, when they stop; ends
 cuda_run.py         CudaRun: one task on the GPU, its form and its control record
 cuda_launch.py      Ahead, Pace, Order: what is prepared before a launch, how long it takes, which comes first
 """

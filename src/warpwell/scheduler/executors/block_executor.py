@@ -37,7 +37,7 @@ class BlockRun:
     error : BaseException or None
         The first failure.
     since : float
-        When its blocks were last let go, or the last slice ended.
+        When its blocks were last let go.
     seconds : float or None
         What the kernel took, without copies; None where that was not measured.
     """

@@ -423,8 +423,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         except Exception as error:
             self._say(Ended(job, self.now(), error))
             return
-        # on a CPU a block is one thread, for which no barrier waits: kernels that run in slices on a GPU run by blocks
-        whole = plain or not (blocks.preemptible or blocks.sliceable)
+        whole = plain or not blocks.preemptible
         run = self._runs[job] = CpuRun(job, blocks, quota, whole)
         run.mark(self.now())
         self._pool.run((lambda: self._whole(run)) if whole else (lambda: self._prepare(run)))

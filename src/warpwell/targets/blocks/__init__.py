@@ -2,6 +2,6 @@
 
 - `launch.py`: `BlockLaunch`, the launch with its arguments, as executors start and stop it.
 - `control.py`: the words of the control record that workers and host share.
-- `cuda.py`: workers on a GPU, which claim blocks (`claim`), and slices (imports numba-cuda).
+- `cuda.py`: workers on a GPU, which claim blocks (`claim`; imports numba-cuda).
 - `cpu.py`: workers that are host threads, which claim blocks (`_DRIVER`).
 """

@@ -1,4 +1,4 @@
-"""Workers, which claim blocks, and slices on the `cuda` target: two forms of a launch that stops between blocks."""
+"""Workers, which claim blocks, on the `cuda` target: the form of a launch that stops between blocks."""
 
 from __future__ import annotations
 
@@ -50,15 +50,6 @@ def {name}(
             left -= 1
 """
 
-_SLICE = """
-def {name}(first, across, rows, extent0, extent1, extent2{parameters}):
-    {begin}
-    number = first + own_block()
-    {start}
-    set_virtual(x, y, z)
-    {body}
-"""
-
 _START = {
     1: ["x, y, z = number, 0, 0"],
     2: ["y = div_short(number, across)", "x, z = number - y * across, 0"],
@@ -92,7 +83,7 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
-_WORDS = {"plain": 3, "workers": 12, "slices": 6}
+_WORDS = {"plain": 3, "workers": 12}
 """Integers before the kernel's own parameters."""
 
 
@@ -155,7 +146,7 @@ def leave(control, workers, slot):
 
 
 class Forms:
-    """The compiled forms of a `BlockLaunch` on the current GPU: plain, workers and slices."""
+    """The compiled forms of a `BlockLaunch` on the current GPU: plain and workers."""
 
     def __init__(self, blocks: Any) -> None:
         self._blocks = blocks
@@ -188,11 +179,8 @@ class Forms:
             found = {"plain": (self.plain, self._kernel(self.plain, _WORDS["plain"]))}
             cap = registers_for(int(found["plain"][1].regs_per_thread), threads)
             if blocks.preemptible:
-                workers = _form(blocks, "workers", _WORKERS, dims, count, cap)
+                workers = _form(blocks, dims, count, cap)
                 found["workers"] = (workers, self._kernel(workers, _WORDS["workers"]))
-            if blocks.sliceable:
-                slices = _form(blocks, "slices", _SLICE, dims, count, cap)
-                found["slices"] = (slices, self._kernel(slices, _WORDS["slices"]))
             made[self._key] = {
                 form: (dispatcher, _resources(kernel, threads), kernel) for form, (dispatcher, kernel) in found.items()
             }
@@ -237,10 +225,6 @@ class Forms:
         blocks = self._count
         words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
         self._launch("workers", (workers,), stream, words)
-
-    def start_slice(self, first: int, count: int, stream: Any) -> None:
-        """Launch `count` blocks from block `first`; return at once."""
-        self._launch("slices", (count,), stream, (first, *self._grid, *self._extents))
 
     def plain_row(self) -> NDArray[np.int64] | None:
         """Return the untransformed kernel as `gpu.lines.Line.push` takes it; None where its arguments are no words."""
@@ -332,24 +316,23 @@ def registers_for(used: int, threads: int) -> int:
     return min(255, 65536 // (max(1, resident) * threads) // 8 * 8)
 
 
-def source_of(blocks: Any, template: str, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:
-    """Return the name, the source and the names in reach of a form."""
-    name = f"warpwell_{'workers' if template is _WORKERS else 'slice'}_{blocks.kernel.__name__}"
+def source_of(blocks: Any, dims: int, count: int) -> tuple[str, str, dict[str, Any]]:
+    """Return the name, the source and the names in reach of workers."""
+    name = f"warpwell_workers_{blocks.kernel.__name__}"
     names = [f"argument{k}" for k in range(count)]
-    workers = template is _WORKERS
     passed, begin = beginning(blocks.kernel, names)
-    call = f"function({', '.join(f'opaque({n}, left)' if workers else n for n in passed)})"
+    call = f"function({', '.join(f'opaque({n}, left)' for n in passed)})"
     body = [call]
     if blocks.kernel.block is None:
         body = [f"index = virtual_grid({dims})", f"if {INSIDE[dims]}:", f"    {call}"]
-    source = template.format(
+    source = _WORKERS.format(
         name=name,
         parameters="".join(f", {n}" for n in names),
         begin=begin,
-        start=_indented(_WRAP + _START[dims], 8) if workers else _indented(_START[dims], 4),
+        start=_indented(_WRAP + _START[dims], 8),
         # threads of a block kernel share memory; those of others only their warp's place
         together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
-        body=_indented(body, 12 if workers else 4),
+        body=_indented(body, 12),
         following=_indented(_FOLLOWING[dims], 12),
     )
     own = {"enter": enter, "claim": claim, "leave": leave, "ALL_LANES": ALL_LANES}
@@ -361,31 +344,29 @@ def _indented(lines: list[str], depth: int) -> str:
     return ("\n" + " " * depth).join(lines)
 
 
-def ptx(blocks: Any, argument_types: tuple[Any, ...], form: str = "workers", *, cc: tuple[int, int] = (9, 0)) -> str:
-    """Return the PTX of a form, as `run_cuda.ptx` does for the plain kernel; no GPU is needed."""
+def ptx(blocks: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (9, 0)) -> str:
+    """Return the PTX of workers, as `run_cuda.ptx` does for the plain kernel; no GPU is needed."""
     from ..compiler.run_cuda import ptx_of
 
     dims = len(blocks.launch.shape)
     if asks_flag(blocks.kernel):
         argument_types = (*argument_types, 0)
-    template, words = (_WORKERS if form == "workers" else _SLICE), _WORDS[form]
-    return ptx_of(_function(blocks, template, dims, len(argument_types)), words, argument_types, cc)
+    return ptx_of(_function(blocks, dims, len(argument_types)), _WORDS["workers"], argument_types, cc)
 
 
-def _function(blocks: Any, template: str, dims: int, count: int) -> Any:
+def _function(blocks: Any, dims: int, count: int) -> Any:
     seam_for("cuda")
-    name, source, scope = source_of(blocks, template, dims, count)
+    name, source, scope = source_of(blocks, dims, count)
     exec(compile(source, f"<warpwell {name}>", "exec"), scope)
     return scope[name]
 
 
-def _form(blocks: Any, form: str, template: str, dims: int, count: int, registers: int) -> Any:
+def _form(blocks: Any, dims: int, count: int, registers: int) -> Any:
     kernel = blocks.kernel
-    key = ("cuda", form, dims, count, registers)
+    key = ("cuda", "workers", dims, count, registers)
     if key not in kernel.compiled:
         from numba import cuda
 
-        kernel.compiled[key] = cuda.jit(extensions=[numba_cuda], max_registers=registers)(
-            _function(blocks, template, dims, count)
-        )
+        workers = _function(blocks, dims, count)
+        kernel.compiled[key] = cuda.jit(extensions=[numba_cuda], max_registers=registers)(workers)
     return kernel.compiled[key]

@@ -44,7 +44,6 @@ class BlockLaunch:
         Threads of a block (1 on `cpu` for block kernels).
     preemptible : bool
         Whether workers can run it. Where not, it runs whole.
-    sliceable : bool
     reason : TransformError or None
         Why not.
 
@@ -67,7 +66,6 @@ class BlockLaunch:
             raise errors.ArgumentError(f"launch of {self.name!r} over {launch.shape} has no blocks")
         self.participants = participants(self.args, self.device)
         self.reason: errors.TransformError | None = None
-        self.sliceable = True
         self._check()
         self.preemptible = self.reason is None
         self.blocks, self.threads = self._shape()
@@ -79,18 +77,18 @@ class BlockLaunch:
     def _check(self) -> None:
         function = self.kernel.function
         self.launch.check(self.args)
-        if self.device == "cuda":
-            try:
-                self.virtual = _copies.get(function) or _copies.setdefault(function, virtual_copy(function))
-            except errors.TransformError as error:
-                self.reason = error
-                self.sliceable = False
-                return
+        if self.device == "cpu":
+            return  # a block is one thread, for which no barrier waits
+        try:
+            self.virtual = _copies.get(function) or _copies.setdefault(function, virtual_copy(function))
+        except errors.TransformError as error:
+            self.reason = error
+            return
         line = returns_early(function) if self.kernel.block is not None else None
         if line is not None:
             self.reason = errors.TransformError(
                 f"{self.name!r} returns (line {line}) before a barrier that others of its block reach: "
-                f"on a GPU it runs whole; let all threads reach the barrier",
+                f"it runs whole; let all threads reach the barrier",
                 construct="return before barrier",
                 line=line,
             )

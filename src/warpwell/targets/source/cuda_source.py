@@ -45,7 +45,6 @@ class CudaSource:
     parameters : list of Parameter
     preemptible : bool
         Whether workers can run its blocks. Where not, it runs whole.
-    sliceable : bool
     reason : TransformError or None
         Why not.
 
@@ -88,7 +87,6 @@ class CudaSource:
         self.text = SourceText(code, name, self.options)
         self.parameters = self.text.parameters
         self.reason = self.text.reason
-        self.sliceable = self.text.sliceable
         self.preemptible = self.reason is None
         self.compiled: dict[Any, Any] = {}
 
@@ -233,8 +231,7 @@ class SourceBlocks(BlockLaunch):
         super().__init__(launch, args, "cuda")
 
     def _check(self) -> None:
-        source: Any = self.kernel
-        self.reason, self.sliceable = source.reason, source.sliceable
+        self.reason = self.kernel.reason
 
     def _shape(self) -> tuple[int, int]:
         if self.total >= 1 << 31:

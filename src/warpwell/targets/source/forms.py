@@ -1,4 +1,4 @@
-"""SourceForms: workers and slices of a CUDA C++ kernel on a GPU."""
+"""SourceForms: workers of a CUDA C++ kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -36,12 +36,11 @@ class SourceForms:
         if self._key not in made:
             self.prepare_plain()
             found = dict(self._forms)
-            if blocks.preemptible or blocks.sliceable:
+            if blocks.preemptible:
                 warps = -(-blocks.threads // 32)
                 used = found["plain"][1]["registers"]
                 kernels = self._kernels(registers_for(used, 32 * max(2, warps)))
-                wanted = {"workers": blocks.preemptible, "slices": blocks.sliceable}
-                found |= {form: self._measured(kernels[form]) for form, asked in wanted.items() if asked}
+                found["workers"] = self._measured(kernels["workers"])
             made[self._key] = found
         self._forms = made[self._key]
 
@@ -104,10 +103,6 @@ class SourceForms:
         blocks = self._blocks.blocks
         words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid)
         self._launch("workers", (workers,), words, stream)
-
-    def start_slice(self, first: int, count: int, stream: Any) -> None:
-        """Launch `count` blocks from block `first`; return at once."""
-        self._launch("slices", (count,), (first, *self._grid), stream)
 
     def start_plain(self, stream: Any) -> None:
         """Launch the kernel as it is, whole; return at once. Blocks that wait for one another are all resident."""

@@ -1,4 +1,4 @@
-"""The program around a CUDA C++ kernel that makes its workers and slices, and its compilation.
+"""The program around a CUDA C++ kernel that makes its workers, and its compilation.
 
 The kernel's own text stays as it is. Macros before it make it a function of the device, and ``blockIdx`` and
 ``gridDim`` calls that read what a worker has claimed (see ``workers.cu``).
@@ -24,7 +24,7 @@ def _template() -> str:
 
 
 def around(source: Any) -> str:
-    """Return the program that has the workers and the slices of a `CudaSource`."""
+    """Return the program that has the workers of a `CudaSource`."""
     parameters = source.text.parameters
     text = _template().replace("{parameters}", "".join(f", {p.text}" for p in parameters))
     text = text.replace("{arguments}", ", ".join(p.name for p in parameters))
@@ -40,7 +40,7 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
     architecture : str
         Such as ``"sm_90"``.
     registers : int, optional
-        The most that a thread may have. With it, the workers and slices are compiled, else the kernel as it is.
+        The most that a thread may have. With it, the workers are compiled, else the kernel as it is.
 
     Returns
     -------
@@ -61,9 +61,7 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
     if registers is not None:
         options.append(f"--maxrregcount={registers}")
     text = source.code if plain else around(source)
-    names = {"plain": source.name}
-    if not plain:
-        names = {"workers": f"ww_workers_{source.name}", "slices": f"ww_slice_{source.name}"}
+    names = {"plain": source.name} if plain else {"workers": f"ww_workers_{source.name}"}
     try:
         with compiling(f"CUDA source {source.name!r}"):
             return nvrtc.build(text, source.name, options, names)
@@ -79,5 +77,5 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
 
 
 def ptx(source: Any, form: str = "plain", *, cc: tuple[int, int] = (9, 0), registers: int = 255) -> str:
-    """Return the PTX of a `CudaSource` as it is ("plain"), or with its workers and slices; no GPU is needed."""
+    """Return the PTX of a `CudaSource` as it is ("plain"), or with its workers; no GPU is needed."""
     return str(build(source, f"sm_{cc[0]}{cc[1]}", None if form == "plain" else registers)["ptx"])

@@ -74,7 +74,6 @@ class SourceText:
     parameters : list of Parameter
     reason : TransformError or None
         Why workers cannot run it.
-    sliceable : bool
     cooperative : bool
         Whether its blocks wait for one another, so that all must be resident.
 
@@ -97,9 +96,7 @@ class SourceText:
         )
         self._asm = [(m.start(), text) for m, text in self._assembly()]
         self.cooperative = bool(_WHOLE[0].pattern.search(self._text))
-        self.reason = self._whole()
-        self.sliceable = self.reason is None
-        self.reason = self.reason or self._leaves()
+        self.reason = self._whole() or self._leaves()
 
     # -- finding things ------------------------------------------------------------------------------------------
 

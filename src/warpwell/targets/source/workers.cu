@@ -1,4 +1,4 @@
-// The program around a CUDA C++ kernel that makes its workers and slices. program.py fills in what stands in braces,
+// The program around a CUDA C++ kernel that makes its workers. program.py fills in what stands in braces,
 // and puts the program in its place.
 typedef unsigned long long ww_word;
 static __device__ __forceinline__ unsigned ww_own_block() { return blockIdx.x; }
@@ -168,13 +168,4 @@ ww_behind:
     goto ww_more;
 ww_leave:
     ww_go(ww_control, ww_workers, ww_slot);
-}
-
-extern "C" __global__ void ww_slice_{name}(
-    long long ww_first, long long ww_x, long long ww_y, long long ww_z{parameters})
-{
-    ww_set_grid(ww_x, ww_y, ww_z);
-    __syncthreads();
-    ww_set_block((unsigned)ww_first + ww_own_block(), (unsigned)ww_x, (unsigned)ww_y, (unsigned)ww_z);
-    ::{name}({arguments});
 }
