@@ -35,6 +35,7 @@ RIGHT = {
         "can 1 [0, 1, 1, 0] 0", "wrong 1 201 201 705", "enabled 0 704 0", "disabled 0 705", "copied {5}", "grown",
     ],
     "frees": ["waits True", "another True", "right True True"],
+    "graph_memory": ["waits True others False", "done 0 True"],
     "comes_back": ["codes 0 0 seen True again True"],
     "waits": ["posted True True {1}", "done {2}"],
     "synchronous": ["codes 0 0 wrong 0"],

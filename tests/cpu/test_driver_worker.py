@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -184,20 +185,26 @@ def test_an_allocation_waits_for_frees_and_is_refused_beyond_the_quota(client: C
     assert free == 64 * MIB - 40 * MIB - 4096
 
 
+def mapped_by(server: DriverServer, client: Raw) -> Callable[[], int]:
+    """Return what tells the MiB of memory that the client's worker has mapped."""
+
+    def mapped() -> int:
+        found = 0
+        for line in Path(f"/proc/{server.workers[0]}/maps").read_text().splitlines():
+            first, last = (int(number, 16) for number in line.split()[0].split("-"))
+            inside = client.arena <= first < client.arena + client.arena_bytes
+            found += last - first if inside and line.split()[1].startswith("rw") else 0
+        return found // MIB
+
+    return mapped
+
+
 def test_memory_that_was_freed_is_kept_for_a_second_for_who_makes_as_much_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FAKE_MEMORY", str(32 << 30))  # of which a thirty-second part is 1 GiB
     with DriverServer(1, driver=build.build().fake) as server, Raw(server.folder) as client:
-
-        def mapped() -> int:
-            found = 0
-            for line in Path(f"/proc/{server.workers[0]}/maps").read_text().splitlines():
-                first, last = (int(number, 16) for number in line.split()[0].split("-"))
-                inside = client.arena <= first < client.arena + client.arena_bytes
-                found += last - first if inside and line.split()[1].startswith("rw") else 0
-            return found // MIB
-
+        mapped = mapped_by(server, client)
         for count, most in ((5, 640), (10, 1280)):
             for _ in range(2):  # the second time nothing is mapped
                 pieces, last = [client.alloc(128 * MIB) for _ in range(count)], time.monotonic()
@@ -208,6 +215,25 @@ def test_memory_that_was_freed_is_kept_for_a_second_for_who_makes_as_much_again(
             kept = mapped()
             assert (count == 10 or kept >= 640) or time.monotonic() - last > 0.9
         until(lambda: mapped() <= 256)
+
+
+def test_memory_that_nobody_needed_for_a_while_goes_back_whatever_else_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_MEMORY", str(64 << 30))
+    with DriverServer(1, driver=build.build().fake) as server, Raw(server.folder) as client:
+        mapped = mapped_by(server, client)
+        large = [client.alloc(128 * MIB) for _ in range(16)]
+        for piece in large:
+            client.post("FREE", struct.pack("=Q", piece))
+        small = client.alloc(4096)
+        assert mapped() >= 2048
+
+        def make_another() -> bool:
+            nonlocal small
+            client.post("FREE", struct.pack("=Q", small))
+            small = client.alloc(4096)
+            return mapped() <= 320
+
+        until(make_another)
 
 
 def test_memory_that_a_stream_frees_is_the_next_ones_when_the_stream_has_passed(client: Client) -> None:
@@ -221,6 +247,12 @@ def test_memory_that_a_stream_frees_is_the_next_ones_when_the_stream_has_passed(
     client.post("FREE_ASYNC", data, stream=FREE)
     assert client.ask("ALLOC_ASYNC", struct.pack("=Q", MIB), stream=OTHER)[1] != data
     client.fill(0, 1, 1, BLOCKING)
+    assert client.ask("CTX_SYNC") == (0, b"")
+
+
+def test_a_graph_that_was_never_made_is_dropped_without_a_word(client: Client) -> None:
+    for graph in ((7, 0), (7, 3)):  # as after its first handle was refused
+        client.post("GRAPH_DROP", struct.pack("=II", *graph))
     assert client.ask("CTX_SYNC") == (0, b"")
 
 
@@ -317,6 +349,18 @@ def test_who_told_the_facts_serves_the_first_client_and_a_spare_the_next(tmp_pat
                     assert len(server.workers) == 3
         until(lambda: len(started()) == 5)
     until(lambda: not any(Path(f"/proc/{process}").exists() for process in started()))
+
+
+def test_a_spare_that_could_not_start_refuses_nobody_later(tmp_path: Path) -> None:
+    fake, driver = build.build().fake, tmp_path / "driver"
+    driver.symlink_to(fake)
+    with DriverServer(1, driver=driver) as server:
+        with Raw(server.folder) as first:
+            driver.unlink()  # no driver for a while
+            until(lambda: server._spares and select.select([server._spares[0].control], [], [], 0)[0])  # it has said so
+            driver.symlink_to(fake)
+            with Raw(server.folder) as second:
+                assert [client.ask("CTX_SYNC") for client in (first, second)] == [(0, b"")] * 2
 
 
 def test_what_a_killed_server_left_is_removed_by_the_next(server: DriverServer) -> None:

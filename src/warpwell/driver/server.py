@@ -291,14 +291,14 @@ class DriverServer(ClientListener):
         return _Spare(process, ours)
 
     def _hand_over(self, served: Served, descriptors: list[int]) -> _Spare:
-        """Give a client to the spare, or to a new worker where that has ended."""
+        """Give a client to the spare, or to a new worker where that has ended, or could not start at its time."""
         packet = [struct.pack("=I", _HAND_OVER)]
         if spare := self._spares.pop(served.ordinal, None):
-            try:
-                socket.send_fds(spare.control, packet, descriptors)
-                return spare
-            except OSError:
-                _end(spare)
+            with contextlib.suppress(OSError):
+                if not _has_failed(spare):
+                    socket.send_fds(spare.control, packet, descriptors)
+                    return spare
+            _end(spare)
         spare = self._start(served)
         try:
             socket.send_fds(spare.control, packet, descriptors)
@@ -322,6 +322,16 @@ def _said(spare: _Spare) -> bytes | str:
     with contextlib.suppress(subprocess.TimeoutExpired):
         return f"its worker ended with {spare.process.wait(_END_SECONDS)}"
     return "its worker does not answer"
+
+
+def _has_failed(spare: _Spare) -> bool:
+    """Whether a spare could not start, or has ended."""
+    spare.control.setblocking(False)
+    try:
+        packet = spare.control.recv(1 << 16)
+    except BlockingIOError:  # it is starting, or has told the facts before
+        return False
+    return len(packet) < 4 or struct.unpack_from("=I", packet)[0] != FACTS
 
 
 def _end(spare: _Spare) -> None:

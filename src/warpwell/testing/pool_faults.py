@@ -273,7 +273,7 @@ def end_application(place: Place, folder: str, draw: random.Random, how: str) ->
 
 def _client(place: Place, folder: str, draw: random.Random, *act: str, agents: int = 1, **more: Any) -> Job:
     """Start a program with so many agents here; with 0, with some of `_HOSTS`."""
-    environ = {**place.environ, **({"CLIENT_NUMBA": "1"} if place.real or draw.random() < 0.1 else {})}
+    environ = {**place.environ, **({"CLIENT_NUMBA": "1"} if draw.random() < (0.3 if place.real else 0.1) else {})}
     where = ["--agents", str(agents)] if agents else ["--tcp", "--hosts", _HOSTS]
     if not agents:
         environ |= {"PRTE_MCA_plm_ssh_agent": f"/bin/sh {_ELSEWHERE}", "FAKE_DEVICES": "4"}
@@ -504,10 +504,11 @@ class Campaign:
     def _job(self, number: int) -> bool:
         name, act, words = self._kinds[number % len(self._kinds)]
         draw = random.Random(self._seed * 1_000_003 + number)
+        began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="ww-", dir="/tmp", ignore_cleanup_errors=True) as folder:
             try:
                 for each in act(self._place, folder, draw, *words):
-                    self.found[each["what"]].append(each)
+                    self.found[each["what"]].append({**each, "took": time.monotonic() - began})
             except Exception as error:
                 self.failures.append(f"job {number} ({name}): {type(error).__name__}: {error}")
                 print(self.failures[-1], file=sys.stderr, flush=True)
@@ -517,9 +518,10 @@ class Campaign:
         """Return a line for each kind."""
         lines = []
         for what, times_of in sorted(self.found.items()):
-            told, left = sorted(e["seconds"] for e in times_of), sorted(e["left"] for e in times_of)
+            told, left, took = (sorted(e[key] for e in times_of) for key in ("seconds", "left", "took"))
             lines.append(f"{what:26} {len(told):4} times; told or ended after {told[len(told) // 2]:.2f} s (median),"
-                         f" {told[-1]:.2f} s (most); nothing left {left[-1]:.2f} s later (most)")  # fmt: skip
+                         f" {told[-1]:.2f} s (most); nothing left {left[-1]:.2f} s later (most); a job took"
+                         f" {took[len(took) // 2]:.1f} s")  # fmt: skip
         return lines
 
 

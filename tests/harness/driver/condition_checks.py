@@ -187,6 +187,11 @@ def errors(cuda: Cuda) -> None:
     copy = body.add("cuGraphAddMemcpyNode", [], ctypes.byref(copied(x, ctypes.addressof(plain), 4)), cuda.contexts[0])
     assert cuda.code("cuGraphInstantiateWithFlags", ctypes.byref(ctypes.c_uint64()), graph.handle, 0) == NOT_SUPPORTED
     cuda.cuGraphDestroyNode(copy)
+    large, out = cuda.alloc(2 << 20), ctypes.create_string_buffer(2 << 20)
+    boxes = copied(ctypes.addressof(out), large, 2 << 20)
+    copy = body.add("cuGraphAddMemcpyNode", [], ctypes.byref(boxes), cuda.contexts[0])
+    assert cuda.code("cuGraphInstantiateWithFlags", ctypes.byref(ctypes.c_uint64()), graph.handle, 0) == NOT_SUPPORTED
+    cuda.cuGraphDestroyNode(copy)
     exec_ = graph.executable()
     launch(cuda, exec_, stream)
     assert words(cuda, x, 1) == [3]

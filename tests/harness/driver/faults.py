@@ -131,6 +131,12 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
 """Name of a fault -> the change that plants it."""
 
 PEERS: dict[str, tuple[str, Changes]] = {
+    "graphs wait while memory of one waits for the other device": (
+        "graph_memory", {"layer_graph.c": {
+            "    pthread_mutex_unlock(&ww_graphs);\n    while (user) {": "    while (user) {",
+            "        memory = next;\n    }\n": "        memory = next;\n    }\n    pthread_mutex_unlock(&ww_graphs);\n",
+        }}
+    ),
     "a synchronous copy between devices passes the other's legacy stream": (
         "synchronous",
         {"layer_copy.c": {"k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
@@ -202,6 +208,9 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     ),
     "what comes behind the last conditional node is left out": (
         "condition_checks", {"layer_exec.c": {"r->at = r->plan->twins;": "r->at = r->plan->n;"}}
+    ),
+    "copies of plain memory are recorded by way of staging": (
+        "condition_checks", {"layer_copy.c": {"if (k->stream == WW_RECORDED)": "if (0)"}}
     ),
     "a stream that joins a capture does not come behind the event": (
         "capture_checks",

@@ -12,6 +12,7 @@ import time
 
 from tests.harness.driver.acts import say, stuck, works
 from tests.harness.driver.calls import NON_BLOCKING, NOT_READY, Cuda
+from tests.harness.driver.graphs import Graph
 
 NO_FLAGS = ctypes.c_uint(0)
 MIB = 1 << 20
@@ -106,6 +107,34 @@ def frees() -> None:
     thread.join()
     cuda.cuStreamSynchronize(stream)
     say("right", words(cuda, 1, there) == {7}, freed.is_set())
+
+
+def graph_memory() -> None:
+    """Memory of a graph goes when the other device is done with it; other graphs do not wait for that."""
+    cuda = started()
+    code = enable(cuda, 1)
+    cuda.use(0)
+    graph = Graph(cuda)
+    graph.alloc([], 4096)
+    _, word = stuck(cuda, 1)
+    gone = threading.Event()
+
+    def destroy() -> None:
+        cuda.use(0)
+        graph.destroy()
+        gone.set()
+
+    thread, begin = threading.Thread(target=destroy), time.monotonic()
+    thread.start()
+    waits, other = not gone.wait(0.2), threading.Thread(target=lambda: Graph(cuda).destroy())
+    other.start()
+    other.join(10)
+    say("waits", waits, "others", other.is_alive())
+    cuda.use(1)
+    cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
+    thread.join()
+    other.join()
+    say("done", code, time.monotonic() - begin < 5)
 
 
 def comes_back() -> None:

@@ -64,7 +64,7 @@ enum ww_hand_op {
     WW_OP_GRAPH_END,     /* asked  the first error of what was recorded */
     WW_OP_GRAPH_MAKE,    /* asked  ww_args_graph: an executable graph */
     WW_OP_GRAPH_LAUNCH,  /* sent   stream, ww_args_id (executable graph) */
-    WW_OP_GRAPH_DROP,    /* sent   ww_args_graph: a graph, with `other` its conditional node */
+    WW_OP_GRAPH_DROP,    /* sent   ww_args_graph: a graph, if it was made; with `other` its conditional node */
     WW_OP_EXEC_DROP,     /* sent   ww_args_id; launches that were posted go on */
     WW_OP_MORE,          /* asked  on the slot of the answer that had `more`: its next bytes. Any other call on the slot drops
                                    them */

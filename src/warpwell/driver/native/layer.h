@@ -310,6 +310,8 @@ struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a 
     size_t nbytes;
     bool on_host;
     uint64_t freed_in; /* how often its device's had been trimmed when it was freed, and 1 */
+    struct ww_graph_memory *next; /* of those that nobody names any more .. */
+    struct ww_span range;         /* .. and what there is to free */
 };
 
 struct ww_twin { /* a graph, or an executable one, that the worker's driver has */
@@ -375,31 +377,30 @@ struct ww_graph {
     struct ww_twin twin;
 };
 
-extern pthread_mutex_t ww_graphs; /* all graphs; within it only a worker's answers are waited for: no locks that others hold long */
-
-struct ww_users { /* user objects whose last reference was dropped: their destructors run when no lock is held */
-    struct ww_user *first;
-};
+/* All graphs. Within it nothing is waited for that depends on what other threads or devices do: user objects and memory whose
+ * last reference is dropped go when it is left. */
+extern pthread_mutex_t ww_graphs;
+void ww_graphs_leave(void);
 
 struct ww_graph *ww_graph_new(void); /* with ww_graphs held; NULL: no memory */
-void ww_graph_drop(struct ww_graph *g, struct ww_users *dropped);
+void ww_graph_drop(struct ww_graph *g);
 struct ww_graph *ww_graph(const void *handle);
 struct ww_node *ww_node(const void *handle);
 int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n, struct ww_work *work,
                 struct ww_node **made); /* takes what `work` owns, also on errors */
-void ww_work_drop(struct ww_work *w, struct ww_users *dropped);
+void ww_work_drop(struct ww_work *w);
 int ww_work_copy(struct ww_work *to, const struct ww_work *from);
 bool ww_graph_has(const struct ww_graph *g, int kind);   /* in its child graphs and those of conditional nodes, too */
 struct ww_graph *ww_graph_clone(struct ww_graph *g);     /* with ww_graphs held; NULL: no memory */
 struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
-void ww_graph_memory_drop(struct ww_graph_memory *m);
+void ww_graph_memory_free(struct ww_graph_memory *m); /* nobody names it any more; waits, without ww_graphs */
 bool ww_graph_memory_freed(struct ww_graph_memory *m);   /* a call or a node frees it; false: it is not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);
 
 /* -- layer_condition.c: all with ww_graphs held ---------------------------------------------------------------------------- */
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
-void ww_condition_drop(struct ww_condition *c, struct ww_users *dropped);
+void ww_condition_drop(struct ww_condition *c);
 void ww_twin_drop(struct ww_twin *t, uint16_t op);     /* GRAPH_DROP or EXEC_DROP */
 int ww_twin_begin(const struct ww_twin *t);
 int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node); /* node: number of a conditional one */
@@ -411,8 +412,8 @@ int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t str
 int ww_exec_set(void *exec, void *node, struct ww_work *work, int error);
 
 void ww_user_retain(struct ww_user *user, uint32_t count);
-void ww_user_release(struct ww_user *user, uint32_t count, struct ww_users *dropped);
-void ww_users_run(struct ww_users *dropped); /* with no lock held */
+void ww_user_release(struct ww_user *user, uint32_t count);
+void ww_memory_due(struct ww_graph_memory *m);
 
 /* -- layer_capture.c -------------------------------------------------------------------------------------------------- */
 

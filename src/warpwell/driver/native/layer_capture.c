@@ -110,7 +110,7 @@ static void end_capture(struct capture *c)
 }
 
 /* Captures of an earlier life of their device are over. */
-static void sweep(struct ww_users *dropped)
+static void sweep(void)
 {
     for (struct capture *c = captures, *next; c; c = next) {
         next = c->next;
@@ -119,25 +119,19 @@ static void sweep(struct ww_users *dropped)
         struct ww_graph *g = c->into ? NULL : c->graph;
         end_capture(c);
         if (g)
-            ww_graph_drop(g, dropped);
+            ww_graph_drop(g);
     }
 }
 
 static void enter(void)
 {
-    struct ww_users dropped = {NULL};
     pthread_mutex_lock(&ww_graphs);
-    sweep(&dropped);
-    if (dropped.first) {
-        pthread_mutex_unlock(&ww_graphs);
-        ww_users_run(&dropped);
-        pthread_mutex_lock(&ww_graphs);
-    }
+    sweep();
 }
 
 static int leave(int error)
 {
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     return error;
 }
 
@@ -246,17 +240,15 @@ static int recording(struct ww_device *d, uint32_t stream, struct capture **c, s
 
 int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work)
 {
-    struct ww_users dropped = {NULL};
     struct capture *c;
     struct member *m;
     enter();
     int error = recording(d, stream, &c, &m);
     if (error)
-        ww_work_drop(work, &dropped);
+        ww_work_drop(work);
     else
         error = add(c, m, work);
     leave(error);
-    ww_users_run(&dropped);
     return error;
 }
 
@@ -367,7 +359,6 @@ int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct 
 /* What it recorded must still be joined by the end. Without its first stream nobody can end a capture. */
 void ww_capture_stream_gone(struct ww_device *d, uint32_t stream)
 {
-    struct ww_users dropped = {NULL};
     struct member *m;
     enter();
     struct capture *c = capture_of(d, stream, &m);
@@ -375,12 +366,11 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream)
         struct ww_graph *g = c->into ? NULL : c->graph;
         end_capture(c);
         if (g)
-            ww_graph_drop(g, &dropped);
+            ww_graph_drop(g);
     } else if (c) {
         m->stream = 0; /* its id may come back */
     }
     leave(0);
-    ww_users_run(&dropped);
 }
 
 static void take(struct nodes *l, const struct ww_node *n)
@@ -508,7 +498,6 @@ static bool joined(const struct capture *c, const struct member *first)
 
 CUresult cuStreamEndCapture(CUstream h, void **graph)
 {
-    struct ww_users dropped = {NULL};
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
@@ -529,9 +518,8 @@ CUresult cuStreamEndCapture(CUstream h, void **graph)
     if (!error)
         *graph = g->object;
     else if (g && !into)
-        ww_graph_drop(g, &dropped);
+        ww_graph_drop(g);
     leave(error);
-    ww_users_run(&dropped);
     return error;
 }
 

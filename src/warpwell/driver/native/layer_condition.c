@@ -56,17 +56,17 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
         error = ww_call(d, WW_OP_GRAPH_HANDLE, 0, &args, sizeof args, handle, sizeof *handle, &got);
         error = error ? error : got == sizeof *handle ? 0 : CUDA_ERROR_UNKNOWN;
     }
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     return error;
 }
 
-void ww_condition_drop(struct ww_condition *c, struct ww_users *dropped)
+void ww_condition_drop(struct ww_condition *c)
 {
     if (!c)
         return;
     for (uint32_t i = 0; i < c->size; i++)
         if (c->graphs && c->graphs[i])
-            ww_graph_drop(c->graphs[i], dropped);
+            ww_graph_drop(c->graphs[i]);
     struct ww_args_graph args = {c->within.id, 1 + c->node};
     if (!alive(&c->within))
         ww_send(c->within.device, WW_OP_GRAPH_DROP, 0, &args, sizeof args);
@@ -118,7 +118,6 @@ static int send_node(const struct ww_graph *g, const struct ww_condition *c)
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w)
 {
-    struct ww_users none = {NULL};
     int error = p->size && p->size <= WW_BODIES && p->type >= 0 && p->type <= 2 ? alive(&g->twin) : CUDA_ERROR_INVALID_VALUE;
     if (!error && p->context && ww_context(p->context) != g->twin.device)
         error = CUDA_ERROR_INVALID_VALUE;
@@ -128,7 +127,7 @@ int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, str
     *c = (struct ww_condition){.handle = p->handle, .type = p->type, .size = p->size, .node = g->next_id};
     if ((error = make_graphs(c, g->twin.device)) || (error = send_node(g, c))) {
         never_made(c);
-        ww_condition_drop(c, &none);
+        ww_condition_drop(c);
         return error;
     }
     c->within = g->twin;

@@ -358,6 +358,8 @@ static int dispatch(const struct copy *k)
         return copy_there(k, pinned);
     if (there && here && reaches(k->device, there, &to) && reaches(k->device, here, &from))
         return copy_directly(k, there, here);
+    if (k->stream == WW_RECORDED) /* staging is not waited for there: streams that hold it may wait for this thread */
+        return ww_refused("copies of plain memory between kernels and conditional nodes of a graph, or within these");
     if (there && here)
         return copy_across(k, there, here);
     struct copy other = *k; /* the other device's memory: in its legacy stream, when ours has come there */

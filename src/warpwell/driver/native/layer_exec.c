@@ -66,17 +66,15 @@ static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t
 
 static void drop_plan(struct plan *p)
 {
-    struct ww_users dropped = {NULL};
     if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
         return;
     pthread_mutex_lock(&ww_graphs);
     for (size_t i = 0; i < p->n; i++)
-        ww_work_drop(&p->steps[i].work, &dropped);
+        ww_work_drop(&p->steps[i].work);
     for (size_t i = 0; i < p->nusers; i++)
-        ww_user_release(p->users[i].user, p->users[i].count, &dropped);
+        ww_user_release(p->users[i].user, p->users[i].count);
     ww_twin_drop(&p->exec, WW_OP_EXEC_DROP);
-    pthread_mutex_unlock(&ww_graphs);
-    ww_users_run(&dropped);
+    ww_graphs_leave();
     for (size_t i = 0; i < p->n; i++) {
         for (uint32_t k = 0; k < p->steps[i].nbodies; k++)
             drop_plan(p->steps[i].bodies[k]);
@@ -212,7 +210,6 @@ static int make_whole(struct ww_graph *g, struct plan **made)
 /* With ww_graphs held: the same plan, to be changed. */
 static struct plan *copy_plan(const struct plan *from)
 {
-    struct ww_users dropped = {NULL};
     struct plan *p = from->twins ? NULL : calloc(1, sizeof *p);
     if (!p)
         return NULL;
@@ -232,7 +229,7 @@ static struct plan *copy_plan(const struct plan *from)
     }
     if (!whole) {
         for (size_t i = 0; i < p->n; i++)
-            ww_work_drop(&p->steps[i].work, &dropped);
+            ww_work_drop(&p->steps[i].work);
         free(p->steps);
         free(p->shape);
         free(p->users);
@@ -332,7 +329,7 @@ static int instantiate(void **exec, void *h, uint64_t flags, int *result)
         x->object->more = x;
         *exec = x->object;
     }
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     if (error) {
         free(x);
         drop_plan(p);
@@ -383,7 +380,7 @@ CUresult cuGraphExecDestroy(void *h)
         ww_object_drop(h, WW_EXEC, &was);
         x->gone = true;
     }
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     if (!x)
         return CUDA_ERROR_INVALID_VALUE;
     retire(x->plan, x->mark);
@@ -414,7 +411,7 @@ static void replace(struct exec *x, struct plan *p)
 {
     struct plan *old = x->plan;
     x->plan = p;
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     retire(old, x->mark);
 }
 
@@ -435,7 +432,6 @@ static int no_copy(const struct plan *p)
 
 int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
 {
-    struct ww_users dropped = {NULL};
     if (error)
         return error;
     pthread_mutex_lock(&ww_graphs);
@@ -444,13 +440,13 @@ int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
     struct plan *p = s && s->work.kind == work->kind ? copy_plan(x->plan) : NULL;
     if (!p) {
         error = s && s->work.kind == work->kind ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
-        ww_work_drop(work, &dropped);
-        pthread_mutex_unlock(&ww_graphs);
+        ww_work_drop(work);
+        ww_graphs_leave();
         return error;
     }
     struct ww_work *old = &p->steps[s - x->plan->steps].work, was = *old;
     *old = *work;
-    ww_work_drop(&was, &dropped);
+    ww_work_drop(&was);
     replace(x, p);
     return 0;
 }
@@ -466,7 +462,7 @@ CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled)
     bool may = s && (s->work.kind == CU_NODE_KERNEL || s->work.kind == CU_NODE_COPY || s->work.kind == CU_NODE_SET);
     struct plan *p = may ? copy_plan(x->plan) : NULL;
     if (!p) {
-        pthread_mutex_unlock(&ww_graphs);
+        ww_graphs_leave();
         return may ? no_copy(x->plan) : CUDA_ERROR_INVALID_VALUE;
     }
     p->steps[s - x->plan->steps].off = !enabled;
@@ -484,7 +480,7 @@ CUresult cuGraphNodeGetEnabled(void *h, void *node, unsigned *enabled)
     struct step *s = x ? step_of(x->plan, node) : NULL;
     if (s && enabled)
         *enabled = !s->off;
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     return s && enabled ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -528,7 +524,7 @@ CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result)
     if (!error && (r->result = compare(x->plan, p)))
         error = CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
     if (error) {
-        pthread_mutex_unlock(&ww_graphs);
+        ww_graphs_leave();
         drop_plan(p);
         return error;
     }
@@ -728,7 +724,7 @@ CUresult cuGraphLaunch(void *h, CUstream s)
         atomic_fetch_add(&x->unposted, 1);
         atomic_fetch_add(&x->plan->refs, 1);
     }
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     if (!x || error) {
         free(r);
         return error ? error : CUDA_ERROR_INVALID_VALUE;

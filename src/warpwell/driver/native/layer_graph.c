@@ -17,6 +17,10 @@ struct ww_user {
 };
 
 pthread_mutex_t ww_graphs = PTHREAD_MUTEX_INITIALIZER;
+static struct { /* whose last reference was dropped: they go when the lock is left */
+    struct ww_user *users;
+    struct ww_graph_memory *memory;
+} due;
 
 struct ww_graph *ww_graph(const void *h)
 {
@@ -40,14 +44,7 @@ static int enter(void)
 
 static int leave(int error)
 {
-    pthread_mutex_unlock(&ww_graphs);
-    return error;
-}
-
-static int leave_and_run(int error, struct ww_users *dropped)
-{
-    pthread_mutex_unlock(&ww_graphs);
-    ww_users_run(dropped);
+    ww_graphs_leave();
     return error;
 }
 
@@ -58,27 +55,44 @@ void ww_user_retain(struct ww_user *user, uint32_t count)
     user->refs += count;
 }
 
-void ww_user_release(struct ww_user *user, uint32_t count, struct ww_users *dropped)
+void ww_user_release(struct ww_user *user, uint32_t count)
 {
     struct ww_object was;
     user->refs -= count < user->refs ? count : user->refs;
     if (user->refs)
         return;
     ww_object_drop(user->object, WW_USER, &was);
-    user->next = dropped->first;
-    dropped->first = user;
+    user->next = due.users;
+    due.users = user;
 }
 
-void ww_users_run(struct ww_users *dropped)
+void ww_memory_due(struct ww_graph_memory *m)
+{
+    m->next = due.memory;
+    due.memory = m;
+}
+
+/* What was dropped goes now: a destructor may take its time, and memory waits for the devices that may use it. */
+void ww_graphs_leave(void)
 {
     bool before = ww_in_host_function;
-    while (dropped->first) {
-        struct ww_user *u = dropped->first;
-        dropped->first = u->next;
+    struct ww_user *user = due.users;
+    struct ww_graph_memory *memory = due.memory;
+    due.users = NULL;
+    due.memory = NULL;
+    pthread_mutex_unlock(&ww_graphs);
+    while (user) {
+        struct ww_user *next = user->next;
         ww_in_host_function = true;
-        u->run(u->data);
+        user->run(user->data);
         ww_in_host_function = before;
-        free(u);
+        free(user);
+        user = next;
+    }
+    while (memory) {
+        struct ww_graph_memory *next = memory->next;
+        ww_graph_memory_free(memory);
+        memory = next;
     }
 }
 
@@ -119,15 +133,14 @@ CUresult cuUserObjectRetain(void *h, unsigned count)
 
 CUresult cuUserObjectRelease(void *h, unsigned count)
 {
-    struct ww_users dropped = {NULL};
     int error = enter();
     if (error)
         return error;
     struct ww_user *u = user_of(h);
     bool right = u && count && count <= u->refs;
     if (right)
-        ww_user_release(u, count, &dropped);
-    return leave_and_run(right ? 0 : CUDA_ERROR_INVALID_VALUE, &dropped);
+        ww_user_release(u, count);
+    return leave(right ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
 static struct ww_user_ref *ref_of(struct ww_graph *g, const struct ww_user *u)
@@ -172,7 +185,6 @@ CUresult cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsi
 
 CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count)
 {
-    struct ww_users dropped = {NULL};
     int error = enter();
     if (error)
         return error;
@@ -184,8 +196,8 @@ CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count)
     r->count -= count;
     if (!r->count)
         *r = g->users[--g->nusers];
-    ww_user_release(u, count, &dropped);
-    return leave_and_run(0, &dropped);
+    ww_user_release(u, count);
+    return leave(0);
 }
 
 /* -- nodes ------------------------------------------------------------------------------------------------------------ */
@@ -250,7 +262,7 @@ static void disconnect(const struct ww_node *from, struct ww_node *to)
 }
 
 /* Take the node out of its graph and end it. */
-static void remove_node(struct ww_node *n, struct ww_users *dropped)
+static void remove_node(struct ww_node *n)
 {
     struct ww_graph *g = n->graph;
     struct ww_object was;
@@ -262,7 +274,7 @@ static void remove_node(struct ww_node *n, struct ww_users *dropped)
             at = i;
     }
     memmove(g->nodes + at, g->nodes + at + 1, (--g->n - at) * sizeof *g->nodes);
-    ww_work_drop(&n->work, dropped);
+    ww_work_drop(&n->work);
     ww_object_drop(n->object, WW_NODE, &was);
     free(n->edges);
     free(n);
@@ -271,7 +283,6 @@ static void remove_node(struct ww_node *n, struct ww_users *dropped)
 int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n, struct ww_work *work,
                 struct ww_node **made)
 {
-    struct ww_users dropped = {NULL};
     struct ww_node *node = append(g);
     int error = node ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t i = 0; i < n && !error; i++)
@@ -288,20 +299,20 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
     }
     if (node) {
         node->work.kind = CU_NODE_EMPTY;
-        remove_node(node, &dropped);
+        remove_node(node);
     }
-    ww_work_drop(work, &dropped); /* of a graph that nobody else has seen: no destructor is due */
+    ww_work_drop(work); /* of a graph that nobody else has seen: no destructor is due */
     return error;
 }
 
-void ww_graph_drop(struct ww_graph *g, struct ww_users *dropped)
+void ww_graph_drop(struct ww_graph *g)
 {
     struct ww_object was;
     ww_capture_graph_gone(g);
     while (g->n)
-        remove_node(g->nodes[g->n - 1], dropped);
+        remove_node(g->nodes[g->n - 1]);
     for (size_t i = 0; i < g->nusers; i++)
-        ww_user_release(g->users[i].user, g->users[i].count, dropped);
+        ww_user_release(g->users[i].user, g->users[i].count);
     ww_twin_drop(&g->twin, WW_OP_GRAPH_DROP);
     ww_object_drop(g->object, WW_GRAPH, &was);
     free(g->nodes);
@@ -331,7 +342,6 @@ static bool has_memory(const struct ww_graph *g)
 /* A clone of the nodes, then their edges: `place` is a node's index in both graphs. */
 struct ww_graph *ww_graph_clone(struct ww_graph *g)
 {
-    struct ww_users dropped = {NULL};
     struct ww_graph *c = ww_graph_new();
     int error = c ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t i = 0; i < g->n && !error; i++) {
@@ -360,7 +370,7 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g)
         return c;
     }
     if (c)
-        ww_graph_drop(c, &dropped); /* the source still has its references: no destructor is due */
+        ww_graph_drop(c); /* the source still has its references: no destructor is due */
     return NULL;
 }
 
@@ -380,15 +390,14 @@ CUresult cuGraphCreate(void **graph, unsigned flags)
 
 CUresult cuGraphDestroy(void *h)
 {
-    struct ww_users dropped = {NULL};
     int error = enter();
     if (error)
         return error;
     struct ww_graph *g = ww_graph(h);
     if (!g || g->within)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    ww_graph_drop(g, &dropped);
-    return leave_and_run(0, &dropped);
+    ww_graph_drop(g);
+    return leave(0);
 }
 
 CUresult cuGraphClone(void **clone, void *h)
@@ -617,7 +626,6 @@ CUresult cuGraphRemoveDependencies(void *h, void *from, void *to, size_t n)
 
 CUresult cuGraphDestroyNode(void *h)
 {
-    struct ww_users dropped = {NULL};
     int error = enter();
     if (error)
         return error;
@@ -626,8 +634,8 @@ CUresult cuGraphDestroyNode(void *h)
         return leave(CUDA_ERROR_INVALID_VALUE);
     if (has_memory(n->graph))
         return leave(CUDA_ERROR_NOT_SUPPORTED);
-    remove_node(n, &dropped);
-    return leave_and_run(0, &dropped);
+    remove_node(n);
+    return leave(0);
 }
 
 CUresult cuGraphNodeGetType(void *h, int *type)

@@ -75,10 +75,9 @@ bool ww_graph_memory_freed(struct ww_graph_memory *m)
     return true;
 }
 
-void ww_graph_memory_drop(struct ww_graph_memory *m)
+/* With ww_graphs held: a name less. Who looks for the last one's address does not find it from here on. */
+static void drop_memory(struct ww_graph_memory *m)
 {
-    struct ww_args_free args = {m->address};
-    struct ww_span r;
     if (atomic_fetch_sub(&m->refs, 1) != 1)
         return;
     ww_graph_memory_freed(m);
@@ -86,14 +85,20 @@ void ww_graph_memory_drop(struct ww_graph_memory *m)
     pthread_mutex_lock(&lock);
     a->idle += m->nbytes; /* and counts as used until then, too, if a launch has allocated it */
     pthread_mutex_unlock(&lock);
-    bool here = m->life == atomic_load(&m->device->life);
-    if (here && ww_range_take(&m->device->ranges, m->address, m->on_host ? WW_PINNED_MEMORY : WW_ON_DEVICE, &r)) {
-        if (m->on_host) {
-            ww_unpin_taken(m->device, &r);
-        } else {
-            ww_peers_done(m->device);
-            ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
-        }
+    if (m->life != atomic_load(&m->device->life) ||
+        !ww_range_take(&m->device->ranges, m->address, m->on_host ? WW_PINNED_MEMORY : WW_ON_DEVICE, &m->range))
+        m->range.size = 0;
+    ww_memory_due(m);
+}
+
+void ww_graph_memory_free(struct ww_graph_memory *m)
+{
+    struct ww_args_free args = {m->address};
+    if (m->range.size && m->on_host) {
+        ww_unpin_taken(m->device, &m->range);
+    } else if (m->range.size && m->life == atomic_load(&m->device->life)) {
+        ww_peers_done(m->device);
+        ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
     }
     free(m);
 }
@@ -171,14 +176,14 @@ int ww_work_copy(struct ww_work *to, const struct ww_work *from)
     }
 }
 
-void ww_work_drop(struct ww_work *w, struct ww_users *dropped)
+void ww_work_drop(struct ww_work *w)
 {
     switch (w->kind) {
     case CU_NODE_KERNEL: free(w->of.kernel); break;
-    case CU_NODE_GRAPH: ww_graph_drop(w->of.graph, dropped); break;
-    case CU_NODE_CONDITION: ww_condition_drop(w->of.condition, dropped); break;
+    case CU_NODE_GRAPH: ww_graph_drop(w->of.graph); break;
+    case CU_NODE_CONDITION: ww_condition_drop(w->of.condition); break;
     case CU_NODE_ALLOC:
-    case CU_NODE_FREE: ww_graph_memory_drop(w->of.memory); break;
+    case CU_NODE_FREE: drop_memory(w->of.memory); break;
     default: break;
     }
     w->kind = CU_NODE_EMPTY;
@@ -334,7 +339,6 @@ struct place {
 /* Add a node whose work is made, or, with the graph's lock, is made of a handle or an address. */
 static int add(const struct place *at, struct ww_work *w, int kind, void *h)
 {
-    struct ww_users dropped = {NULL};
     struct ww_node **deps = malloc((at->n + 1) * sizeof *deps), *node;
     pthread_mutex_lock(&ww_graphs);
     struct ww_graph *g = ww_graph(at->graph);
@@ -352,10 +356,9 @@ static int add(const struct place *at, struct ww_work *w, int kind, void *h)
         if (!error)
             *at->made = node->object;
     } else {
-        ww_work_drop(w, &dropped);
+        ww_work_drop(w);
     }
-    pthread_mutex_unlock(&ww_graphs);
-    ww_users_run(&dropped);
+    ww_graphs_leave();
     free(deps);
     return error;
 }
@@ -488,20 +491,19 @@ static struct ww_work *look(void *h, int kind, const void *out, int *error)
     struct ww_node *n = ww_node(h);
     if (n && n->work.kind == kind && out)
         return &n->work;
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     *error = CUDA_ERROR_INVALID_VALUE;
     return NULL;
 }
 
 static int done(void)
 {
-    pthread_mutex_unlock(&ww_graphs);
+    ww_graphs_leave();
     return 0;
 }
 
 static int set(void *h, struct ww_work *w, int error)
 {
-    struct ww_users dropped = {NULL};
     struct ww_work *old = error ? NULL : look(h, w->kind, w, &error);
     if (old) {
         struct ww_work was = *old;
@@ -509,7 +511,7 @@ static int set(void *h, struct ww_work *w, int error)
         *w = was;
         done();
     }
-    ww_work_drop(w, &dropped);
+    ww_work_drop(w);
     return error;
 }
 

@@ -177,7 +177,7 @@ struct ww_chunk {
 };
 
 struct ww_arena {
-    uint64_t base, bytes, piece, quota, mapped, free;
+    uint64_t base, bytes, piece, quota, mapped, free, used;
     struct ww_block *blocks; /* by address, they cover the whole range */
     size_t n, room;
     struct ww_chunk *chunks; /* mapped at one time each */

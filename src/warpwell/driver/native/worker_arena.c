@@ -88,6 +88,7 @@ uint64_t ww_arena_take(struct ww_arena *a, uint64_t n) {
     cut(a, (size_t)best, n);
     a->blocks[best].state = WW_USED;
     a->free -= n;
+    a->used += n;
     return a->blocks[best].at;
 }
 
@@ -174,5 +175,6 @@ void ww_arena_free(struct ww_arena *a, uint64_t at) {
     if (i < 0 || a->blocks[i].at != at || a->blocks[i].state != WW_FREEING) ww_die("the table of blocks is broken");
     a->blocks[i].state = WW_FREE;
     a->free += a->blocks[i].size;
+    a->used -= a->blocks[i].size;
     join(a, (size_t)i);
 }

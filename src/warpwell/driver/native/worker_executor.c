@@ -272,7 +272,7 @@ static void rest(uint64_t since, int many) {
 
 static void count(uint64_t calls) {
     atomic_store_explicit(&ww.counts->calls, calls, memory_order_relaxed);
-    atomic_store_explicit(&ww.counts->bytes, ww_arena.mapped - ww_arena.free, memory_order_relaxed);
+    atomic_store_explicit(&ww.counts->bytes, ww_arena.used, memory_order_relaxed);
 }
 
 _Noreturn void ww_execute(void) {

@@ -313,8 +313,8 @@ void ww_graph_drop(const struct ww_call *call) {
     const struct ww_args_graph *args = (const void *)call->args;
     struct graph *g = call->nargs >= sizeof *args && args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
     struct node *n = g && args->other ? find_node(g, args->other - 1) : NULL;
-    if (!g || (args->other && !n)) {
-        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+    if (!g || (args->other && !n)) { /* a graph whose first handle was refused was never made: nothing is there to drop */
+        ww_result(call, g || call->nargs < sizeof *args ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
         return;
     }
     if (recording.graph) { /* an honest client ends its recording first */

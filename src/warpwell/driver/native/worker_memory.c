@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #define KEEP_FREE (256ull << 20) /* mapped memory without a user that is kept for the next allocation, .. */
-#define KEEP_PART 32u            /* .. or this part of the device's, if that is more, until .. */
-#define KEEP_NS 1000000000u      /* .. none has come for so long: Python frees arrays in groups, and makes as many again */
+#define KEEP_PART 32u            /* .. or, up to this part of the device's, as much as brings the use of the last .. */
+#define KEEP_NS 1000000000u      /* .. second or two back: Python frees arrays in groups, and makes as many again */
 #define GROW_MOST (64ull << 20)
 #define PINS_MOST 65536u
 #define WISHES_MOST 4096u           /* an honest client waits for one in each slot */
@@ -44,7 +44,8 @@ static uint32_t releases;          /* frees of streams that were read and have n
 static struct pin *pins;           /* by address */
 static size_t npins, pins_room;
 static uint64_t pinned;
-static uint64_t keep, wanted;      /* bytes; when memory was last asked for */
+static uint64_t keep;              /* the most bytes that are kept */
+static uint64_t since, high, before; /* begin of a second; the most bytes in use in it, and in the one before */
 
 static void grant(void);
 
@@ -145,6 +146,18 @@ static int start_map(uint64_t nbytes) {
     return 1;
 }
 
+/* How much memory without a user is kept now. */
+static uint64_t kept(uint64_t now) {
+    if (now - since > KEEP_NS) {
+        before = now - since > 2ull * KEEP_NS ? ww_arena.used : high;
+        high = ww_arena.used;
+        since = now;
+    }
+    if (ww_arena.used > high) high = ww_arena.used;
+    uint64_t again = (high > before ? high : before) - ww_arena.used;
+    return again < KEEP_FREE ? KEEP_FREE : again < keep ? again : keep;
+}
+
 /* Gives memory to those who wait, in their order. */
 static void grant(void) {
     while (wishes && !mapping) {
@@ -161,11 +174,11 @@ static void grant(void) {
         }
         end_wish(CUDA_ERROR_OUT_OF_MEMORY, 0);
     }
-    if (!wishes) give_back(keep);
+    if (!wishes) give_back(kept(ww_now_ns()));
 }
 
 void ww_memory_rest(uint64_t now) {
-    if (ww_arena.free > KEEP_FREE && !wishes && now - wanted > KEEP_NS) give_back(KEEP_FREE);
+    if (ww_arena.free > KEEP_FREE && !wishes) give_back(kept(now));
 }
 
 void ww_alloc(const struct ww_call *call) {
@@ -182,7 +195,6 @@ void ww_alloc(const struct ww_call *call) {
     *w = (struct wish){.nbytes = args->nbytes, .slot = call->entry.slot, .seq = call->entry.seq};
     *wishes_end = w;
     wishes_end = &w->next;
-    wanted = ww_now_ns();
     if (wishes == w) grant();
 }
 
