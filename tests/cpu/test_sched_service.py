@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -242,45 +241,15 @@ class Told:
         self.messages.append(header)
 
 
-def request(number: int, kernel: dict[str, str], after: list[int]) -> protocol.ServiceMessage:
+def request(number: int, kernel: dict[str, str]) -> protocol.ServiceMessage:
     task = {"id": number, "kernel": kernel, "shape": [4], "arguments": [["array", 0]]}
-    options = wire.options(protocol.ServiceMessage({"type": "submit", "after": after}))
+    options = wire.options(protocol.ServiceMessage({"type": "submit"}))
     header = {**options, "type": "submit", "tenant": "t", "tasks": [task]}
     return protocol.ServiceMessage(header, [np.zeros(4, np.int64)])
 
 
-def test_what_comes_after_a_task_that_fails_meanwhile_does_not_run(owner: Owner, kernels: Any) -> None:
-    named = references.reference(kernels.double)
-    failed: Any = Future()
-    failed.job = None
-    owner._tasks[1] = (failed, owner)  # type: ignore[assignment]
-
-    class Late(dict[int, None]):
-        def __contains__(self, number: object) -> bool:
-            found = super().__contains__(number)
-            if not failed.done():  # the reporter is faster than the thread that looks
-                failed.set_exception(ValueError())
-                owner._end(1)
-            return found
-
-    owner._badly = Late()
-    owner._submit(request(2, named, [1]))
-    with pytest.raises(CancelledError):
-        owner._tasks[2][0].result(BOUND)
-
-
-def test_what_comes_after_a_task_that_cannot_be_does_not_run(owner: Owner, kernels: Any) -> None:
-    named = references.reference(kernels.double)
-    owner._submit(request(1, {**named, "name": "none"}, []))
-    owner._submit(request(2, named, [1]))  # sent before the service knew
-    owner._submit(request(3, named, [2]))
-    told = {m["task"]: m for m in owner._connection.messages if m["type"] == "ended"}  # type: ignore[attr-defined]
-    assert "is not a kernel" in told[1]["error"]["message"] and told[2]["cancelled"] and told[3]["cancelled"]
-
-
 def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:
-    owner._submit(request(1, references.reference(kernels.double), []))
-    owner._confirm()
+    owner._submit(request(1, references.reference(kernels.double)))
     owner._tasks[1][0].result(BOUND)
     items = [owner._events.get() for _ in range(owner._events.qsize())]
     owner._tell(items)

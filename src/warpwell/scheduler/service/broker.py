@@ -20,7 +20,7 @@ from ..events import Event, Log
 from ..report.prometheus import LogMetrics
 from . import protocol, references, wire
 from .holdings import Holdings, not_named
-from .ledger import Gone, HeldRequest, Ledger, Piece
+from .ledger import BEFORE, Gone, HeldRequest, Ledger, Piece
 from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess
 from .session import Session, bytes_of
 
@@ -87,7 +87,7 @@ class Broker:
         self._call_numbers = 0
         self._settled, self.failure = threading.Event(), ""
         self._fault: tuple[int | None, str] | None = None
-        self._suspect_since = 0.0
+        self._alone_since: float | None = None
         self._began, self._clock_offset = time.monotonic(), 0.0
         self.about: dict[str, Any] = {}
         self._metrics = LogMetrics(self.policy)
@@ -145,11 +145,11 @@ class Broker:
         with self._lock:
             self.sessions.pop(session.number, None)
             self._came(session)
-            arrays = [n for n, b in self._ledger.buffers.items() if b.client == session.number]
+            arrays = [n for n, b in self._ledger.buffers.items() if b.client == session.number and not b.leaves]
             sent, gone = self._ledger.drop(session.number)
             for piece in sent:
                 self._owner.send({"type": "cancel", "task": piece.number, "line": session.line})
-            self._end(gone, {"rule": "asked"})
+            self._end(gone)
             for number in arrays:
                 self._owner.send({"type": "free", "buffer": number, "line": session.line})
             for number in [k for k, call in self._calls.items() if call.session is session]:
@@ -206,13 +206,20 @@ class Broker:
         buffers = wire.buffers_of(tasks)
         self._ledger.check_buffers(session.number, buffers)
         self._admit(session, sum(a.nbytes for a in message.arrays))
+        after = chosen.pop("after")
+        waits = {session.tasks[theirs] for theirs in after if theirs in session.tasks}
         pieces = []
         for task in tasks:
             theirs = session.new_task(task["id"])
             task["id"] = session.tasks[theirs] = self._ledger.number()
             pieces.append(Piece(task["id"], theirs, task["kernel"]["name"]))
-        self._ledger.add(HeldRequest(session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers))
+        held = HeldRequest(
+            session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers, waits=waits
+        )  # fmt: skip
+        self._ledger.add(held)
         session.answer(call, {})
+        if any(theirs in session.badly for theirs in after):
+            self._end(self._ledger.withdraw(held, why=BEFORE))
         self._pump()
 
     def _authorize(self, session: Session, named: dict[str, str]) -> None:
@@ -241,7 +248,7 @@ class Broker:
             header = {"type": "cancel", "task": found[1].number, "line": session.line}
             self._forward(session, call, header, lost={"cancelled": False}, cancels=found[1].number)
         else:
-            self._end(self._ledger.withdraw(*found), {"rule": "asked"})
+            self._end(self._ledger.withdraw(*found))
             session.answer(call, {"cancelled": True})
 
     @client_handles("state")
@@ -316,7 +323,7 @@ class Broker:
             return {
                 **self.about, "owner_pid": None if process is None else process.pid,
                 "owner_restarts": max(0, self._owner.starts - 1), "clients": len(self.sessions),
-                "requests": len(self._ledger.requests), "uptime": time.monotonic() - self._began,
+                "requests": sum(not h.left for h in self._ledger.requests), "uptime": time.monotonic() - self._began,
                 "held_bytes": self._holdings.of(),
             }  # fmt: skip
 
@@ -335,18 +342,11 @@ class Broker:
         """Send the owner the requests that it may have now."""
         if self._fault is not None or not self._owner.connected:
             return
-        while found := self._ledger.sendable():
-            self._suspect_since = time.monotonic()
-            for held in found:
-                session = self.sessions[held.client]
-                after = held.options["after"]
-                if any(theirs in session.badly for theirs in after):
-                    self._end(self._ledger.withdraw(held), {"rule": "a task before it did not succeed"})
-                    continue
-                numbers = [session.tasks[theirs] for theirs in after if theirs in session.tasks]
-                header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks,
-                          "line": session.line}  # fmt: skip
-                self._owner.send({**header, "after": numbers}, held.arrays)
+        for held in self._ledger.sendable():
+            self._alone_since = None
+            line = self.sessions[held.client].line
+            header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks, "line": line}
+            self._owner.send(header, held.arrays)
 
     def _forward(
         self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
@@ -359,7 +359,7 @@ class Broker:
         """
         if not self._owner.connected:
             if buffer is not None:
-                self._ledger.free_buffer(session.number, buffer, there=False)
+                self._ledger.freed(buffer)
             self._holdings.read(session.tenant, nbytes)
             self._answer_lost(session, call, lost)
             return
@@ -391,16 +391,13 @@ class Broker:
                 handler(self, message)
 
     @owner_handles("taking")
-    @owner_handles("launched")
     def _takes(self, message: protocol.ServiceMessage) -> None:
-        note = self._ledger.launched if message.kind == "launched" else self._ledger.taking
-        note(message.get("task", int), message.get("now", bool))
-        self._suspect_since = time.monotonic()
+        self._ledger.taking(message.get("task", int), message.get("now", bool))
 
     @owner_handles("beat")
     def _beats(self, message: protocol.ServiceMessage) -> None:
-        if self._ledger.judged and time.monotonic() - self._suspect_since > ALONE:
-            self._ledger.cleared()
+        if self._alone_since is not None and time.monotonic() - self._alone_since > ALONE:
+            self._ledger.acquit()
             self._pump()
 
     @owner_handles("reply")
@@ -409,7 +406,7 @@ class Broker:
         if call is None:
             return
         if call.buffer is not None and "error" in message.header:
-            self._ledger.free_buffer(call.session.number, call.buffer, there=False)
+            self._ledger.freed(call.buffer)
         if call.cancels is not None and message.get("cancelled", bool, False):
             self._ledger.cancelled(call.cancels)
         read = self._holdings.reader(call.session.tenant, call.nbytes) if call.nbytes else None
@@ -424,6 +421,11 @@ class Broker:
     def _record(self, message: protocol.ServiceMessage) -> None:
         for fields in message.get("events", list):
             event = Event(**fields)
+            if event.kind in ("launch", "stop"):
+                self._ledger.launched(event.task, event.kind == "launch")
+                alone = self._ledger.alone
+                if self._alone_since is None and alone is not None and alone.launched:
+                    self._alone_since = time.monotonic()
             self._note(replace(event, time=event.time + self._clock_offset))
 
     @owner_handles("fault")
@@ -434,14 +436,15 @@ class Broker:
     def _ended(self, message: protocol.ServiceMessage) -> None:
         number = message.get("task", int)
         found = self._ledger.ended(number)
-        if found is not None and found[0].client in self.sessions:
+        header = {k: v for k, v in message.header.items() if k in ("error", "changed", "cancelled")}
+        if found is not None:
             session = self.sessions[found[0].client]
-            header = {k: v for k, v in message.header.items() if k in ("error", "changed", "cancelled")}
             if message.arrays:
                 places = message.get("changed", list)
                 self._tell(session, found[1], header, *self._holdings.results(found[0], places, message.arrays))
             else:
                 self._tell(session, found[1], header)
+        self._end(self._ledger.release(number, badly="error" in header or "cancelled" in header))
         self._holdings.changed()
         self._pump()
 
@@ -452,11 +455,11 @@ class Broker:
         session.ended(piece.theirs, badly="error" in header or "cancelled" in header)
         session.outbox.put({**header, "type": "ended", "task": piece.theirs}, arrays, sent)
 
-    def _end(self, gone: Sequence[Gone], why: dict[str, Any]) -> None:
+    def _end(self, gone: Sequence[Gone]) -> None:
         """Tell of tasks that end without the owner; their clients, too, where they are still there."""
         for one in gone:
             kind = "lost" if one.error is not None else "cancel"
-            self._note(Event(self._now(), kind, one.piece.number, one.piece.name, one.held.tenant, why))
+            self._note(Event(self._now(), kind, one.piece.number, one.piece.name, one.held.tenant, one.why))
             session = self.sessions.get(one.held.client)
             if session is not None:
                 told = {"cancelled": True} if one.error is None else {"error": wire.error_fields(one.error)}
@@ -492,7 +495,7 @@ class Broker:
                 if piece.number not in lost_ones:
                     self._note(Event(self._now(), "stop", piece.number, piece.name, held.tenant,
                                      {"rule": "owner died", "reason": text, "done": 0}))  # fmt: skip
-            self._end(gone, {"reason": text})
+            self._end(gone)
             self._holdings.changed()
 
     def _owner_failed(self, reason: str) -> None:

@@ -60,7 +60,7 @@ class Holdings:
         end = time.monotonic() + ROOM
         while self.of(tenant) + nbytes > self._most:
             left = end - time.monotonic()
-            if left <= 0 or not (self._unread[tenant] or self._ledger.leaving_bytes(tenant)):
+            if left <= 0 or not (self._unread[tenant] or self._ledger.leaves(tenant)):
                 raise errors.QuotaError(
                     f"tenant {tenant!r} has {self.of(tenant)} bytes of input, arrays and answers at the service; "
                     f"{nbytes} more are over {self._most}: wait for results, free arrays, or start the service with a "

@@ -1,14 +1,13 @@
 """`Ledger`: requests and arrays that a service holds, and their fate when the owner dies. No I/O, no threads.
 
-A request stays here, with its input, until its last task has ended. So when the owner dies, what has its input here
-runs again in the next owner; what used arrays on the device cannot, because they died with it.
+A request stays here, with its input, until its last task has ended; the owner gets it once all that it comes after has
+succeeded. When the owner dies, what has its input here runs again in the next owner; what used memory of the device
+cannot, because that is gone, or was changed.
 
-Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise the one that it was taking
-in (importing, looking at) and those that were on the device are suspects. They run again one by one, in this order, the
-last launched first, before everything else: an owner that dies while one is alone was killed by it. So what kills its
-owner costs the others one run that is repeated, and is given up after two. A suspect that has been alone for a while
-(`cleared`) goes on beside the next, so that a long task holds nobody up; one that is being taken in beside it is to
-blame all the same.
+Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise each request that was on
+the device, or was being taken in (imported, looked at), runs again alone, before everything else. If the owner dies
+while one is alone, that one did it, and the others are no suspects any more. One that has been alone for a while is
+joined by what waits (`acquit`), so that a long task holds nobody up; but only once.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from numpy.typing import NDArray
 
 from ... import errors
 
-MAX_DEATHS = 3
-"""Owners that may die while a request was on the device, before it is given up, whichever task killed them."""
+ASKED = {"rule": "asked"}
+BEFORE = {"rule": "a task before it did not succeed"}
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Piece:
     number: int
     theirs: int
     name: str
-    launched: int = 0  # its place in the order of launches; 0: not on the device
+    launched: bool = False  # it is on the device
     cancelled: bool = False  # its client was told that it is
     ended: bool = False
 
@@ -49,10 +48,12 @@ class HeldRequest:
     options: dict[str, Any]
     arrays: list[NDArray[Any]]
     buffers: set[int] = field(default_factory=set)
+    lent: list[dict[str, Any]] = field(default_factory=list)  # memory of the client, which tasks may have changed
+    waits: set[int] = field(default_factory=set)  # tasks that it comes after
     sent: bool = False
-    taking: int = 0  # its place in the order in which the owner takes them in; 0: it does not do so now
-    taken: bool = False  # it has done so
-    deaths: int = 0
+    taking: bool = False  # the owner imports its kernels, or looks at it
+    acquitted: bool = False
+    left: bool = False  # its client has gone; the owner has not told its end yet
     results: dict[int, NDArray[Any]] = field(default_factory=dict)  # results that its client has not been sent yet
     unsent: int = 0  # messages with them
 
@@ -62,23 +63,20 @@ class HeldRequest:
         return sum(a.nbytes for a in self.arrays)
 
     @property
-    def launched(self) -> int:
-        """When its task on the device was launched, in the order of launches; 0: it has none there."""
-        return max((p.launched for p in self.pieces if not p.ended), default=0)
-
-    def follows(self, other: HeldRequest) -> bool:
-        """Tell whether it comes after a task of another request that has not ended."""
-        after = self.options.get("after", ())
-        return other.client == self.client and any(p.theirs in after for p in other.pieces if not p.ended)
+    def launched(self) -> bool:
+        """Whether it is on the device."""
+        return any(p.launched and not p.ended for p in self.pieces)
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeptArray:
-    """An array on the device."""
+    """An array on the device; one that `leaves` counts until the owner has freed it, one that is `lost` is gone."""
 
     client: int
     tenant: str
     nbytes: int
+    leaves: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,12 @@ class Gone:
 
     held: HeldRequest
     piece: Piece
+    why: dict[str, Any]
     error: errors.WarpwellError | None = None
+
+
+_End = tuple[HeldRequest, Piece | None, dict[str, Any], errors.WarpwellError | None]
+"""What of a request will not run, from which task on, and why."""
 
 
 class Ledger:
@@ -95,61 +98,47 @@ class Ledger:
 
     def __init__(self) -> None:
         self.requests: dict[HeldRequest, None] = {}  # in order of arrival
-        self._unsent: dict[HeldRequest, None] = {}
+        self._ready: dict[HeldRequest, None] = {}  # to be sent
         self._pieces: dict[int, tuple[HeldRequest, Piece]] = {}
-        self._dropped: dict[int, Gone] = {}
-        self._suspects: dict[HeldRequest, None] = {}  # in the order in which they are tried
+        self._followers: dict[int, list[HeldRequest]] = {}  # those that wait for a task
+        self._suspects: dict[HeldRequest, None] = {}  # the last one is tried first
         self.alone: HeldRequest | None = None
-        self._launches = 0
         self._numbers = 0
         self.buffers: dict[int, KeptArray] = {}
-        self._freeing: dict[int, KeptArray] = {}
-        self._lost: dict[int, int] = {}
-        self._buffers_made = 0
         self._bytes: Counter[str] = Counter()
-        self._leaving: Counter[str] = Counter()
-        self._left: Counter[HeldRequest] = Counter()
 
     def number(self) -> int:
-        """Return a number for a task; none is given twice in the service's life."""
+        """Return a number for a task or an array; none is given twice in the service's life."""
         self._numbers += 1
         return self._numbers
 
     def add(self, held: HeldRequest) -> None:
         """Take a request in."""
-        self.requests[held] = self._unsent[held] = None
+        self.requests[held] = None
         self._bytes[held.tenant] += held.nbytes
         for piece in held.pieces:
             self._pieces[piece.number] = (held, piece)
+        for number in held.waits:
+            self._followers.setdefault(number, []).append(held)
+        if not held.waits:
+            self._ready[held] = None
 
     def sendable(self) -> list[HeldRequest]:
         """Return the requests that the owner may have now, and count them as sent.
 
-        While there are suspects that is one of them (`alone`), until it has ended or is cleared.
+        While there are suspects that is one of them (`alone`), until it has ended or is acquitted.
         """
         if self.alone is not None:
             return []
         if self._suspects:
-            self.alone = self._before(next(iter(self._suspects)))
-            self._suspects.pop(self.alone, None)
+            self.alone, _ = self._suspects.popitem()
             found = [self.alone]
         else:
-            found = list(self._unsent)
+            found = list(self._ready)
         for held in found:
             held.sent = True
-            del self._unsent[held]
+            del self._ready[held]
         return found
-
-    def _before(self, held: HeldRequest) -> HeldRequest:
-        """Return the request that must be sent before this one, or this one."""
-        if not held.options.get("after"):
-            return held
-        first, earlier = held, False
-        for other in reversed(self._unsent):
-            if earlier and first.follows(other):
-                first = other
-            earlier = earlier or other is held
-        return first
 
     def find(self, number: int) -> tuple[HeldRequest, Piece] | None:
         """Return a task that has not been forgotten."""
@@ -158,83 +147,89 @@ class Ledger:
     def taking(self, number: int, now: bool) -> None:
         """Note that the owner has begun to take a task's request in, or (not `now`) has done so."""
         if number in self._pieces:
-            self._launches += 1
-            held = self._pieces[number][0]
-            held.taking, held.taken = self._launches if now else 0, not now
+            self._pieces[number][0].taking = now
 
     def launched(self, number: int, now: bool) -> None:
         """Note that a task has got onto the device, or (not `now`) has left it."""
         if number in self._pieces:
-            self._launches += 1
             held, piece = self._pieces[number]
-            piece.launched = self._launches if now else 0
-            held.taking, held.taken = 0, True
+            piece.launched, held.taking = now, False
 
-    @property
-    def judged(self) -> bool:
-        """Whether the suspect's time alone counts: it runs, or cannot run before others have ended."""
-        alone = self.alone
-        if alone is None or alone.launched:
-            return alone is not None
-        return alone.taken and any(alone.follows(h) for h in self.requests if h.sent)
-
-    def cleared(self) -> None:
+    def acquit(self) -> None:
         """Note that the suspect has been alone for long enough: others may join it."""
-        self.alone = None
+        if self.alone is not None and not self.alone.acquitted:
+            self.alone.acquitted, self.alone = True, None
 
     def ended(self, number: int) -> tuple[HeldRequest, Piece] | None:
         """Note that a task has ended; return it, or None if its client has been told before, or has gone."""
         found = self._pieces.get(number)
-        gone = self._dropped.pop(number, None)
-        if gone is not None:
-            self._left[gone.held] -= 1
-            if not self._left[gone.held]:
-                del self._left[gone.held]
-                self._leaving[gone.held.tenant] -= gone.held.nbytes
         if found is None:
             return None
         held, piece = found
-        told, piece.ended = piece.ended, True
-        if self._complete(held):
-            self._forget(held)
+        told, piece.ended = piece.ended or held.left, True
+        self._forget_if_complete(held)
         return None if told else found
 
-    def _complete(self, held: HeldRequest) -> bool:
-        return all(p.ended for p in held.pieces)
+    def release(self, number: int, *, badly: bool) -> list[Gone]:
+        """Let what comes after an ended task go on, or withdraw it where that ended `badly`."""
+        followers = self._followers.pop(number, [])
+        if badly:
+            return self._end([(f, None, BEFORE, None) for f in followers])
+        for held in followers:
+            held.waits.discard(number)
+            if not held.waits and held in self.requests:
+                self._ready[held] = None
+        return []
 
     def cancelled(self, number: int) -> None:
         """Note that a task's client was told that it is cancelled: it does not run again if the owner dies first."""
         if number in self._pieces:
             self._pieces[number][1].cancelled = True
 
-    def withdraw(self, held: HeldRequest, piece: Piece | None = None) -> list[Gone]:
-        """Forget a request that the owner does not have, from a task on; return those that have not ended."""
-        first = 0 if piece is None else held.pieces.index(piece)
-        left = held.pieces[first:]
-        for one in left:
-            del self._pieces[one.number]
-        held.pieces, held.tasks = held.pieces[:first], held.tasks[:first]
-        if self._complete(held):
-            self._forget(held)
-        return [Gone(held, p) for p in left if not p.ended]
+    def withdraw(self, held: HeldRequest, piece: Piece | None = None, why: dict[str, Any] = ASKED) -> list[Gone]:
+        """Forget a request that the owner does not have, from a task on; return that, and what comes after it."""
+        return self._end([(held, piece, why, None)])
+
+    def _end(self, ends: list[_End]) -> list[Gone]:
+        gone: list[Gone] = []
+        while ends:
+            held, first, why, error = ends.pop()
+            if held not in self.requests:
+                continue
+            begin = 0 if first is None else held.pieces.index(first)
+            left = held.pieces[begin:]
+            held.pieces, held.tasks = held.pieces[:begin], held.tasks[:begin]
+            for piece in left:
+                self._pieces.pop(piece.number, None)
+                if not piece.ended:
+                    gone.append(Gone(held, piece, why, error))
+                    ends += [(f, None, BEFORE, None) for f in self._followers.pop(piece.number, [])]
+            self._forget_if_complete(held)
+        return gone
+
+    def _forget_if_complete(self, held: HeldRequest) -> None:
+        if all(p.ended for p in held.pieces) and held in self.requests:
+            del self.requests[held]
+            self._bytes[held.tenant] -= held.nbytes
+            for piece in held.pieces:
+                self._pieces.pop(piece.number, None)
+            self._ready.pop(held, None)
+            self._suspects.pop(held, None)
+            if self.alone is held:
+                self.alone = None
 
     def drop(self, client: int) -> tuple[list[Piece], list[Gone]]:
         """Forget a client; return its tasks that the owner has, which are to be cancelled there, and the others."""
         sent: list[Piece] = []
         gone: list[Gone] = []
         for held in [h for h in self.requests if h.client == client]:
-            left = [Gone(held, p) for p in held.pieces if not p.ended]
-            if held.sent and left:
-                sent += [g.piece for g in left]
-                self._dropped.update({g.piece.number: g for g in left})  # until the owner has told their end
-                self._left[held] = len(left)
-                self._leaving[held.tenant] += held.nbytes  # so long it counts
+            if held.sent:
+                held.left = True  # it counts until the owner has told its end
+                sent += [p for p in held.pieces if not p.ended]
             else:
-                gone += left
-            self._forget(held)
+                gone += self.withdraw(held)
         for number in [n for n, b in self.buffers.items() if b.client == client]:
             self.free_buffer(client, number)
-        self._lost = {n: c for n, c in self._lost.items() if c != client}
         return sent, gone
 
     def owner_died(self, guilty: int | None, reason: str) -> list[Gone]:
@@ -247,103 +242,69 @@ class Ledger:
         reason : str
             What happened, for people.
         """
-        gone, self._dropped = list(self._dropped.values()), {}
-        self._left.clear()
-        self._leaving.clear()
-        self._freeing.clear()
-        again: dict[HeldRequest, None] = {}
-        sent = [h for h in self.requests if h.sent]
-        found = [h for h in sent if h.taking or h.launched] or sent
-        suspects = dict.fromkeys(sorted(found, key=lambda h: (-h.taking, -h.launched)))
-        culprit = self._pieces[guilty][0] if guilty in self._pieces else None
-        if guilty is None and self.alone is not None and (sent == [self.alone] or self.alone.taking):
-            culprit = self.alone
-        self.alone = None
-        for held in [*suspects, *(h for h in sent if h not in suspects)]:
-            held.sent, held.taking, held.taken = False, 0, False
-            cancelled = next((p for p in held.pieces if p.cancelled and not p.ended), None)
-            if cancelled is not None:
-                gone += self.withdraw(held, cancelled)
-                if held not in self.requests:
-                    continue
-            if held is culprit:
-                gone += self._give_up(held, errors.TaskLostError(
-                    f"the process that owns the device was started again because of task {_name(held)!r}: {reason}",
-                    task=_name(held)))  # fmt: skip
-                continue
-            if held.buffers:
-                gone += self._give_up(held, errors.TaskLostError(
-                    f"task {_name(held)!r} used arrays on the device, and they are gone: {reason}. Put them there "
-                    "again with to_device, and submit again",
-                    task=_name(held)))  # fmt: skip
-                continue
+        sent = {h: None for h in self.requests if h.sent}
+        suspects = [h for h in sent if h.taking or h.launched] or sent
+        culprit = self.alone if guilty is None and list(sent) == [self.alone] else None
+        if guilty in self._pieces:
+            culprit = self._pieces[guilty][0]
+        gone: list[Gone] = []
+        for held in sent:
+            held.sent = held.taking = False
             for piece in held.pieces:
-                piece.launched = 0
-            if guilty is None and culprit is None and held in suspects:
-                held.deaths += 1
-                if held.deaths >= MAX_DEATHS:
-                    gone += self._give_up(held, errors.TaskLostError(
-                        f"task {_name(held)!r} was on the device when its owner died, {held.deaths} times: {reason}",
-                        task=_name(held)))  # fmt: skip
-                else:
-                    again[held] = None
-        # those that were still to be looked at come after
-        self._suspects = again | self._suspects
-        self._unsent = {h: None for h in self.requests if not h.sent}
-        for held in [h for h in self.requests if h.buffers]:
-            gone += self._give_up(held, errors.TaskLostError(
-                f"task {_name(held)!r} waits for arrays on the device that are gone: {reason}. Put them there again "
-                "with to_device, and submit again",
-                task=_name(held)))  # fmt: skip
-        for number, buffer in self.buffers.items():
-            self._lost[number] = buffer.client
+                piece.launched = False
+            cancelled = next((p for p in held.pieces if p.cancelled and not p.ended), None)
+            if held.left or cancelled is not None:
+                gone += self.withdraw(held, None if held.left else cancelled)
+        for held in [h for h in self.requests if h is culprit or h.buffers or (h.lent and h in sent)]:
+            gone += self._give_up(held, reason, guilty=held is culprit)
+        if guilty is not None or culprit is not None:
+            self._suspects = {}
+        else:  # those that have been alone for a while come last
+            found = sorted([*self._suspects, *suspects], key=lambda h: not h.acquitted)
+            self._suspects = {h: None for h in found if h in self.requests}
+        self.alone = None
+        self._ready = {h: None for h in self.requests if not h.waits}
+        for number, buffer in list(self.buffers.items()):
             self._bytes[buffer.tenant] -= buffer.nbytes
-        self.buffers.clear()
+            buffer.nbytes, buffer.lost = 0, True
+            if buffer.leaves:
+                del self.buffers[number]
         return gone
 
-    def _give_up(self, held: HeldRequest, error: errors.WarpwellError) -> list[Gone]:
-        self._forget(held)
-        return [Gone(held, p, error) for p in held.pieces if not p.ended]
-
-    def _forget(self, held: HeldRequest) -> None:
-        if held in self.requests:
-            del self.requests[held]
-            self._bytes[held.tenant] -= held.nbytes
-        self._unsent.pop(held, None)
-        for piece in held.pieces:
-            self._pieces.pop(piece.number, None)
-        self._suspects.pop(held, None)
-        if self.alone is held:
-            self.alone = None
+    def _give_up(self, held: HeldRequest, reason: str, *, guilty: bool) -> list[Gone]:
+        name = next((p.name for p in held.pieces if not p.ended), held.pieces[-1].name)
+        if guilty:
+            text = f"the process that owns the device was started again because of task {name!r}: {reason}"
+        elif held.buffers:
+            text = (f"task {name!r} needs arrays on the device, and they are gone: {reason}. Put them there again with "
+                    "to_device, and submit again")  # fmt: skip
+        else:
+            text = (f"task {name!r} may have changed memory of your process when the owner of the device ended: "
+                    f"{reason}. Set the arrays again, and submit again")  # fmt: skip
+        return self._end([(held, None, {"reason": reason}, errors.TaskLostError(text, task=name))])
 
     def new_buffer(self, client: int, tenant: str, nbytes: int) -> int:
         """Note an array on the device; return its number."""
-        self._buffers_made += 1
-        self.buffers[self._buffers_made] = KeptArray(client, tenant, nbytes)
+        number = self.number()
+        self.buffers[number] = KeptArray(client, tenant, nbytes)
         self._bytes[tenant] += nbytes
-        return self._buffers_made
+        return number
 
-    def free_buffer(self, client: int, number: int, *, there: bool = True) -> bool:
-        """Forget an array of a client; tell whether the owner has it.
-
-        Where it is `there`, it counts until the owner says that it is gone (`freed`): tasks may use it.
-        """
-        self._lost.pop(number, None)
+    def free_buffer(self, client: int, number: int) -> bool:
+        """Forget an array of a client; tell whether the owner has it, so that it counts until it is `freed`."""
         buffer = self.buffers.get(number)
-        if buffer is None or buffer.client != client:
+        if buffer is None or buffer.client != client or buffer.leaves:
             return False
-        del self.buffers[number]
-        self._bytes[buffer.tenant] -= buffer.nbytes
-        if there:
-            self._freeing[number] = buffer
-            self._leaving[buffer.tenant] += buffer.nbytes
-        return True
+        buffer.leaves = True
+        if buffer.lost:
+            del self.buffers[number]
+        return not buffer.lost
 
     def freed(self, number: int) -> None:
-        """Note that an array is gone from the device."""
-        buffer = self._freeing.pop(number, None)
+        """Note that an array is gone from the device, or never got there."""
+        buffer = self.buffers.pop(number, None)
         if buffer is not None:
-            self._leaving[buffer.tenant] -= buffer.nbytes
+            self._bytes[buffer.tenant] -= buffer.nbytes
 
     def check_buffers(self, client: int, numbers: Iterable[int]) -> None:
         """Raise for an array that is not this client's.
@@ -356,25 +317,20 @@ class Ledger:
             It was freed, or there never was one.
         """
         for number in numbers:
-            if number in self.buffers and self.buffers[number].client == client:
-                continue
-            if self._lost.get(number, -1) == client:
+            buffer = self.buffers.get(number)
+            if buffer is None or buffer.client != client or buffer.leaves:
+                raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
+            if buffer.lost:
                 raise errors.TaskLostError(
                     "the array on the device is gone: the process that owned it was started again. Put it there again "
                     "with to_device"
                 )
-            raise errors.ArgumentError(f"there is no array {number} on the device: it was freed", name="args")
 
     def held_bytes(self, tenant: str | None = None) -> int:
         """Return the bytes of input and of arrays on the device that are held for a tenant, or for all."""
-        counts = (self._bytes, self._leaving)
-        return sum(c[tenant] if tenant is not None else c.total() for c in counts)
+        return self._bytes.total() if tenant is None else self._bytes[tenant]
 
-    def leaving_bytes(self, tenant: str) -> int:
-        """Return the bytes among them that are being given back: the owner has not confirmed it yet."""
-        return self._leaving[tenant]
-
-
-def _name(held: HeldRequest) -> str:
-    waits = [p for p in held.pieces if not p.ended]
-    return waits[0].name if waits else held.pieces[-1].name
+    def leaves(self, tenant: str) -> bool:
+        """Tell whether any of a tenant's are being given back: the owner has not confirmed it yet."""
+        given = (h.left for h in self.requests if h.tenant == tenant)
+        return any(given) or any(b.leaves for b in self.buffers.values() if b.tenant == tenant)

@@ -7,9 +7,8 @@ made to die: when the device fails, or a kernel is stuck, it says so and ends at
 one. It also ends when the service does.
 
 Three threads besides the scheduler's: the first one receives messages of the service; the reporter sends events, in the
-order in which they happened; the third one sends a sign of life each second and watches imports. Work that may take
-long (importing a new file, compiling a kernel for new types of arguments) has a thread for each line of clients, so
-that messages of others pass (`Lines`).
+order in which they happened; the third one sends a sign of life each second and watches imports. Messages of clients
+may take long (importing a new file, compiling a kernel): each line of clients has a thread that takes them in order.
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,6 @@ Answer = tuple[dict[str, Any], list[NDArray[Any]]]
 handles = protocol.Handlers()
 
 _EVENTS = 200
-_REMEMBERED = 65_536
 
 
 class _EventQueue(Log):
@@ -101,67 +100,8 @@ class _RequestArrays:
         return places, copies
 
 
-def _signature(task: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> Any:
-    """Return the key of a compiled kernel: its name, and the types of its arguments."""
-    types = [
-        (kind, arrays[value].dtype.str, arrays[value].ndim) if kind in ("array", "scalar") else kind
-        for kind, value in task["arguments"]
-    ]
-    return (*sorted(task["kernel"].items()), *types)
-
-
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     return array.reshape(-1).view(np.uint8)
-
-
-class Lines:
-    """Takes messages at once where nothing is in their way; in a thread of their line where they take long.
-
-    Importing a file of kernels, and compiling them, may take any time. Later messages of the same line wait for it, in
-    order; those of other lines do not. A line ends when it is empty.
-
-    Parameters
-    ----------
-    take : callable
-        ``take(message)`` takes a message, in whatever thread.
-    slow : callable
-        ``slow(message)`` tells whether that may take long.
-    """
-
-    def __init__(
-        self, take: Callable[[protocol.ServiceMessage], None], slow: Callable[[protocol.ServiceMessage], bool]
-    ) -> None:
-        self._take = take
-        self._slow = slow
-        self._lock = threading.Lock()
-        self._lines: dict[str, deque[protocol.ServiceMessage]] = {}
-
-    def put(self, line: str, message: protocol.ServiceMessage) -> bool:
-        """Take a message that belongs to a line, now or later; tell whether it is taken."""
-        with self._lock:
-            waits = self._lines.get(line)
-            if waits is not None:
-                waits.append(message)
-                return False
-            if self._slow(message):
-                self._lines[line] = deque([message])
-                threading.Thread(target=self._work, args=(line,), name=f"warpwell-line-{line}", daemon=True).start()
-                return False
-        self._take(message)
-        return True
-
-    def _work(self, line: str) -> None:
-        waits = self._lines[line]
-        while True:
-            try:
-                self._take(waits[0])
-            except Exception:  # those behind it must not wait for ever
-                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-            with self._lock:
-                waits.popleft()
-                if not waits:
-                    del self._lines[line]
-                    return
 
 
 class Owner:
@@ -192,15 +132,10 @@ class Owner:
             log=_EventQueue(self._events), **options,
         )  # fmt: skip
         self._buffers: dict[int, Any] = {}
-        self._lock = threading.Lock()
         self._tasks: dict[int, tuple[Handle, _RequestArrays]] = {}
-        self._badly: dict[int, None] = {}
         self._loading: dict[int, tuple[float, int]] = {}
-        self._thread = threading.get_ident()
-        self._lines = Lines(self._take, self._slow)
-        self._known: set[Any] = set()
+        self._lines: dict[str, ThreadPoolExecutor] = {}
         self._stuck: int | None = None
-        self._last: tuple[int, Handle] | None = None
 
     def run(self) -> None:
         """Serve until the service says stop, or is gone."""
@@ -213,25 +148,17 @@ class Owner:
         protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
         while True:
             message = self._connection.receive()
-            self._confirm()
             if message is None:
                 continue  # nothing to do for a while
             if message.kind == "stop":
                 return
             line = message.get("line", str, "")
-            if line:
-                self._lines.put(line, message)
-            else:
+            if not line:
                 self._take(message)
-
-    def _slow(self, message: protocol.ServiceMessage) -> bool:
-        """Tell whether taking a message imports a file, or meets a kernel with types of arguments that are new."""
-        if message.kind != "submit":
-            return False
-        return any(
-            _signature(task, message.arrays) not in self._known or not self._kernels.at_hand(task["kernel"])
-            for task in message.get("tasks", list)
-        )
+                continue
+            if line not in self._lines:
+                self._lines[line] = ThreadPoolExecutor(1, f"warpwell-line-{line}")
+            self._lines[line].submit(self._take, message)
 
     def _take(self, message: protocol.ServiceMessage) -> None:
         """Handle a message, and answer it if it is a call."""
@@ -244,7 +171,7 @@ class Owner:
             header, arrays = handles[message.kind](self, message) or (header, arrays)
         except BaseException as error:
             if call is None:
-                raise
+                traceback.print_exc()  # nobody waits for it
             header = {"error": wire.error_fields(error)}
         if call is not None:
             self._send({**header, "type": "reply", "call": call}, arrays)
@@ -320,45 +247,23 @@ class Owner:
                 kept = sum(int(self._buffer(n).nbytes) for n in wire.buffers_of([task]))
                 made_task.memory = max(0, made_task.memory - kept)
                 made_task.there = max(0, made_task.there - kept)
-            wanted = message.get("after", list)
-            # in this order: what ends meanwhile is noted as bad before it is no task any more
-            found = [self._tasks.get(n) for n in wanted]
-            if any(n in self._badly for n in wanted):
-                for task in tasks:
-                    self._note_badly(task["id"])
-                    self._send({"type": "ended", "task": task["id"], "cancelled": True})
-                return
-            after = [pair[0] for pair in found if pair is not None]
             name = message.get("name", str) or ready[0].name
-            handles = self._scheduler.submit_request(Request(name, ready, first=first), after)
+            handles = self._scheduler.submit_request(Request(name, ready, first=first))
             for handle, task in zip(handles, tasks, strict=True):
                 self._tasks[task["id"]] = (handle, request)
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
-            with self._lock:
-                self._known.update(_signature(task, message.arrays) for task in tasks)
-                if len(self._known) > _REMEMBERED:
-                    self._known.clear()
-            if threading.get_ident() == self._thread:
-                self._last = (first, handles[0])  # confirmed with the next message, so that no thread waits for it
-            else:
-                self._taken(first, handles[0])
+            self._taken(first, handles[0])
         except BaseException as error:
             failure = self._scheduler.failure
             if failure is not None:
                 self._fault(self._stuck, str(failure))
             fields = wire.error_fields(error)
             for task in tasks:
-                self._note_badly(task["id"])  # tasks after it may be on their way
                 self._send({"type": "ended", "task": task["id"], "error": fields})
 
-    def _confirm(self) -> None:
-        """Report that the last request is submitted: the scheduler has decided on it, and lives."""
-        last, self._last = self._last, None
-        if last is not None:
-            self._taken(*last)
-
     def _taken(self, number: int, handle: Handle) -> None:
+        """Report that a request is submitted: the scheduler has decided on it, and lives."""
         job = handle.job
         try:
             if not handle.done() and (job is None or job.waits):
@@ -367,12 +272,6 @@ class Owner:
             return  # it has failed: the other threads tell it
         # after what was launched meanwhile
         self._events.put(functools.partial(self._send, {"type": "taking", "task": number, "now": False}))
-
-    def _note_badly(self, number: int) -> None:
-        with self._lock:
-            self._badly[number] = None
-            if len(self._badly) > _REMEMBERED:
-                del self._badly[next(iter(self._badly))]
 
     def _done(self, number: int, _: Any) -> None:
         self._events.put(functools.partial(self._end, number))
@@ -404,8 +303,6 @@ class Owner:
             number = event.task if event.kind != "reject" else -1
             if event.kind == "lost":
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
-            if event.kind in ("launch", "stop"):  # at once: if the device dies, these are suspects
-                self._send({"type": "launched", "task": number, "now": event.kind == "launch"})
             told.append({**event.plain(), "task": number})
         if told:
             self._send({"type": "events", "events": told})
@@ -415,8 +312,6 @@ class Owner:
 
     def _end(self, number: int) -> None:
         handle, request = self._tasks[number]
-        if handle.cancelled() or handle.exception() is not None:
-            self._note_badly(number)  # before it leaves `_tasks`: tasks that come after it must not run
         del self._tasks[number]
         if handle.cancelled():
             self._send({"type": "ended", "task": number, "cancelled": True})

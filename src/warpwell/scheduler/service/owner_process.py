@@ -7,14 +7,15 @@ in one thread that lives as long as the service.
 from __future__ import annotations
 
 import contextlib
-import queue
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from numpy.typing import NDArray
@@ -32,6 +33,9 @@ START = 120.0
 TRIES = 3
 """Owners in a row that may die before they are ready; then the service gives up."""
 
+UNREAD = 1000
+"""Messages that may wait to be read by a peer; with more, the service receives nothing from it."""
+
 COMMAND = (sys.executable, "-P", "-m", "warpwell.scheduler.service.owner")
 """Starts an owner; the descriptor of its socket follows. -P: a file in the current folder is no module of ours."""
 
@@ -44,11 +48,9 @@ class SendQueue:
 
     def __init__(self, connection: ServiceConnection, name: str) -> None:
         self._connection = connection
-        self._messages: queue.SimpleQueue[tuple[dict[str, Any], Arrays, Callable[[], None] | None] | None]
-        self._messages = queue.SimpleQueue()
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, name)
+        self._last: deque[Future[None]] = deque(maxlen=UNREAD)
+        self._gone = False
 
     def put(self, header: dict[str, Any], arrays: Arrays = (), sent: Callable[[], None] | None = None) -> None:
         """Have a message sent; where the peer has gone it is dropped.
@@ -61,47 +63,34 @@ class SendQueue:
         sent : callable, optional
             Called once, when the message is sent or dropped; in this object's thread, or in this one.
         """
-        self._messages.put((header, arrays, sent))
-        if self._ended:  # now, or the thread has seen it
-            self._drop()
+        try:
+            self._last.append(self._thread.submit(self._send, header, arrays, sent))
+        except RuntimeError:  # closed
+            if sent is not None:
+                sent()
 
     def close(self, seconds: float = 1.0) -> None:
         """Send the messages that are queued, for some seconds, and stop."""
-        self._messages.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(seconds)
+        self._thread.shutdown(wait=False)
+        wait(list(self._last), seconds)
 
-    def wait_below(self, count: int, seconds: float) -> None:
-        """Wait until fewer messages wait than `count`, for some seconds at most."""
-        end = time.monotonic() + seconds
-        while self._messages.qsize() >= count and time.monotonic() < end:
-            time.sleep(0.01)
+    def wait_for_room(self, seconds: float) -> None:
+        """Wait until fewer messages than `UNREAD` wait, for some seconds at most."""
+        if len(self._last) == UNREAD:
+            wait([self._last[0]], seconds)
 
-    def _run(self) -> None:
-        gone = False
-        while (item := self._messages.get()) is not None:
-            header, arrays, sent = item
-            try:
-                if not gone:
-                    self._send(header, arrays() if callable(arrays) else arrays)
-            except Exception:  # the peer has gone, or memory is short; callers must not wait for a dead thread
-                gone = True
-                self._connection.interrupt()  # its reader finds out, and cleans up
-            del item, arrays  # not kept until the next one
+    def _send(self, header: dict[str, Any], arrays: Arrays, sent: Callable[[], None] | None) -> None:
+        try:
+            if not self._gone:
+                self._send_or_refuse(header, arrays() if callable(arrays) else arrays)
+        except Exception:  # the peer has gone, or memory is short
+            self._gone = True
+            self._connection.interrupt()  # its reader finds out, and cleans up
+        finally:
             if sent is not None:
                 sent()
-            del sent
-        self._ended = True
-        self._drop()
 
-    def _drop(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                item = self._messages.get_nowait()
-                if item is not None and item[2] is not None:
-                    item[2]()
-
-    def _send(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
+    def _send_or_refuse(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> None:
         try:
             self._connection.send(header, arrays)
         except errors.MessageSizeError as error:

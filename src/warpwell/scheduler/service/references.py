@@ -150,12 +150,6 @@ class Kernels:
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
 
-    def at_hand(self, named: dict[str, str]) -> bool:
-        """Tell whether a kernel is found without importing anything."""
-        if "module" in named:
-            return named["module"] in self._hashes
-        return (named["path"], named["sha256"]) in self._modules
-
     def load(self, named: dict[str, str]) -> Kernel:
         """Return the kernel of a reference.
 

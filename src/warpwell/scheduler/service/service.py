@@ -35,9 +35,6 @@ SILENT = 16
 _OWNER, _SOON = 5.0, 0.25
 """Seconds that the owner has to end by itself, usually and where somebody waits."""
 
-UNREAD = 1000
-"""Messages that may wait to be read by a client; with more, the service receives nothing from it."""
-
 
 class Service:
     """A scheduler for several processes.
@@ -252,7 +249,7 @@ class Service:
             session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
                                 "owner": os.getuid(), "max_message": self._max_message})  # fmt: skip
             while not self._closed:
-                session.outbox.wait_below(UNREAD, self._patience)  # a client that reads nothing may not send
+                session.outbox.wait_for_room(self._patience)  # a client that reads nothing may not send
                 message = connection.receive(functools.partial(self.broker.comes, session))
                 if message is None:
                     continue
