@@ -1,8 +1,9 @@
-"""How fast do two kernels run together? Normalized IPC of each pair, by order of residency, quotas and partitions.
+"""How fast do two kernels run together? Normalized IPC of each pair, by order of residency and quotas, and apart.
 
 Each kernel alone, untransformed, on the whole GPU gives its rate in blocks a second. Then two of them run as workers,
 the first resident before the second is launched; the blocks that each ends in a common window, over its rate alone,
-are their normalized IPC. Writes a pair matrix for `warpwell sched simulate --rates` and the scheduler.
+are their normalized IPC. Writes a pair matrix for `warpwell sched simulate --rates` and the scheduler. For comparison
+each has multiprocessors to itself, too: green contexts, which no policy uses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from sched_forms import Bench, Made
 from warpwell.scheduler.predict.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, STOP, fresh
-from warpwell.targets.gpu.gpu import Gpu
 
 KERNELS = {
     "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536),
@@ -74,17 +74,29 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
     return rates
 
 
+def green_contexts(count: int) -> tuple[tuple[Any, Any], int, Any]:
+    """Return streams on about `count` multiprocessors and on the rest, how many the first has, and what to keep."""
+    from cuda import core
+
+    device = core.Device(0)
+    device.set_current()
+    (group,), rest = device.resources.sm.split(core.SMResourceOptions(count=count))
+    contexts = [device.create_context(core.ContextOptions(resources=[part])) for part in (group, rest)]
+    options = core.StreamOptions(nonblocking=True)
+    first, second = (context.create_stream(options=options) for context in contexts)
+    return (first, second), int(group.sm_count), contexts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--window", type=float, default=4e-3, help="seconds")
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS))
-    parser.add_argument("--pairs", nargs="*", type=int, default=[16, 32, 48, 64], help="multiprocessors of partitions")
+    parser.add_argument("--apart", nargs="*", type=int, default=[16, 32, 48, 64], help="sizes of green contexts")
     parser.add_argument("--matrix", default=None, metavar="FILE")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     bench = Bench()
-    bench.gpu = gpu = Gpu(0, options.pairs)
-    gpu.enter()
+    gpu = bench.gpu
     result: dict[str, Any] = machine("cuda")
     kernels = []
     for name in options.kernels:
@@ -96,36 +108,31 @@ def main() -> None:
     result["alone"] = {k.name: {"seconds": k.alone, "blocks": k.made.blocks.blocks, "kind": k.kind,
                                 "resident": k.resident, "workers": k.workers} for k in kernels}  # fmt: skip
     whole = (gpu.stream(), gpu.stream())
-    apart = {p: (gpu.stream(partition=f"a{p}"), gpu.stream(partition=f"b{p}")) for p in options.pairs}
+    divided = {p: green_contexts(p) for p in options.apart}
     found: list[Pair] = []
     rows = []
     for i, first in enumerate(kernels):
         for j, second in enumerate(kernels):
             a, b = first.made, second.other if i == j else second.made
-            best: dict[str, tuple[float, Any]] = {}
-
-            def add(kind: str, pair: Pair, best: Any = best) -> None:
-                found.append(pair)
-                if kind not in best or sum(pair.rates) > best[kind][0]:
-                    best[kind] = (sum(pair.rates), pair)
-
+            shared: list[Pair] = []
+            apart: list[tuple[tuple[float, float], float]] = []
             for shares in SHARES:
                 workers = (max(1, int(shares[0] * first.resident)), max(1, int(shares[1] * second.resident)))
                 rates = together(bench, a, b, workers, whole, options.window)
                 normal = (rates[0] / first.rate, rates[1] / second.rate)
-                add("shared", Pair(first.name, second.name, normal, shares))
-            for p, streams in apart.items():
-                part = gpu.partitions[f"a{p}"] / gpu.processors
+                shared.append(Pair(first.name, second.name, normal, shares))
+            for streams, count, _ in divided.values():
+                part = count / gpu.processors
                 workers = (max(1, int(part * first.resident)), max(1, int((1 - part) * second.resident)))
                 rates = together(bench, a, b, workers, streams, options.window)
-                normal = (rates[0] / first.rate, rates[1] / second.rate)
-                add("apart", Pair(first.name, second.name, normal, (1.0, 1.0), part))
-            shared, divided = best["shared"], best.get("apart", (0.0, None))
+                apart.append(((rates[0] / first.rate, rates[1] / second.rate), part))
+            found += shared
+            best = max(shared, key=lambda pair: sum(pair.rates))
+            alone, part = max(apart, key=lambda those: sum(those[0]), default=((0.0, 0.0), 0.0))
             rows.append([
-                first.name, second.name, f"{first.kind[0]}{second.kind[0]}", shared[0],
-                "{:.2f} {:.2f}".format(*shared[1].rates), f"{shared[1].shares}",
-                divided[0], "{:.2f} {:.2f}".format(*divided[1].rates) if divided[1] else "",
-                divided[1].partition if divided[1] else "",
+                first.name, second.name, f"{first.kind[0]}{second.kind[0]}",
+                sum(best.rates), "{:.2f} {:.2f}".format(*best.rates), f"{best.shares}",
+                sum(alone), "{:.2f} {:.2f}".format(*alone), part,
             ])  # fmt: skip
     table("best of each pair, the first resident first",
           ["first", "second", "kinds", "STP shared", "rates", "quotas", "STP apart", "rates", "part"],

@@ -233,7 +233,7 @@ def measure_all(device: str, dry: bool, window: float) -> tuple[Any, Any, Any, l
     bench.gpu.enter()
     made, profiles = measured(bench, found)
     blocks_by_name.update({n: m.blocks.blocks for n, m in made.items()})
-    return found, made, profiles, pairs(bench, made, profiles, found, window), CudaExecutor(pairs=()), bench
+    return found, made, profiles, pairs(bench, made, profiles, found, window), CudaExecutor(), bench
 
 
 def traces_of(found: Any, profiles: Any, count: int) -> dict[str, Any]:

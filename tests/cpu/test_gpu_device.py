@@ -77,17 +77,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     names = ("multiprocessor_count", "max_registers_per_multiprocessor", "max_shared_memory_per_multiprocessor",
              "max_threads_per_multiprocessor", "clock_rate", "memory_clock_rate", "global_memory_bus_width",
              "l2_cache_size")  # fmt: skip
-    sm = SimpleNamespace(sm_count=132, split=lambda options: ([SimpleNamespace(sm_count=16)],
-                                                              SimpleNamespace(sm_count=116)))  # fmt: skip
-    context = SimpleNamespace(create_stream=lambda options: Stream(options.priority, "part"), close=lambda: None)
     one = SimpleNamespace(
         name="stand-in", uuid="1-2", compute_capability=(9, 0), set_current=lambda: None, default_stream="default",
-        properties=SimpleNamespace(**dict.fromkeys(names, 8)), resources=SimpleNamespace(sm=sm),
-        create_stream=lambda options: Stream(options.priority, "whole"), create_context=lambda options: context,
+        properties=SimpleNamespace(**dict.fromkeys(names, 8)),
+        create_stream=lambda options: Stream(options.priority, "whole"),
     )  # fmt: skip
     core = SimpleNamespace(
         Device=lambda ordinal=0: one, Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
-        **{name: SimpleNamespace for name in ("StreamOptions", "EventOptions", "ContextOptions", "SMResourceOptions")},
+        **{name: SimpleNamespace for name in ("StreamOptions", "EventOptions")},
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cuda.core", core)
     monkeypatch.setattr(cuda, "core", core, raising=False)
@@ -261,14 +258,12 @@ def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pyte
 
     monkeypatch.setattr(memory, "CudaMemory", lambda: memory.HostMemory("cpu"))
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(cuStreamBatchMemOp_v2=SimpleNamespace()))
-    gpu = Gpu(pairs=(16,))
-    assert gpu.partitions == {"a16": 16, "b16": 116} and gpu.bandwidth == 2e3 * 8
-    first, other = gpu.stream(), gpu.stream(partition="a16")
+    gpu = Gpu()
+    assert gpu.bandwidth == 2e3 * 8
+    first, other = gpu.stream(), gpu.stream(2)
     gpu.release(first)
     gpu.release(other)
-    assert gpu.stream(3) is not first and gpu.stream() is first and gpu.stream(partition="a16") is other
-    with pytest.raises(errors.ArgumentError, match="divided into a16, b16"):
-        gpu.stream(partition="a7")
+    assert gpu.stream(3) is not first and gpu.stream() is first and gpu.stream(2) is other
     gpu.set_word(64, 1)
     assert driver.calls[-1] == ("cuStreamWriteValue64", 95, 64, 1, 0)
     gpu.wait_word(first, 64, 2)

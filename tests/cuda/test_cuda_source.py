@@ -361,7 +361,7 @@ def test_an_executor_drains_and_resumes_it(name: str) -> None:
     ran = zeros("cuda", blocks * (256 if name == "count" else 1), np.int32)
     arguments = (ran, zeros("cuda", ran.size, np.float64), 4000) if name == "count" else (ran, 1)
     launch = SOURCES[name][blocks, 256]
-    executor = CudaExecutor(pairs=())
+    executor = CudaExecutor()
     try:
         task = Task(name, blocks, launch=launch, arguments=arguments)
         job = Job(task, Request(name, [task]), 0.0)

@@ -17,7 +17,7 @@ from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.block import barrier, block_index, thread_index
 from warpwell.targets.blocks.launch import BlockLaunch
-from warpwell.testing.executors import ExecutorConformance, count_and_mix
+from warpwell.testing.executors import ExecutorConformance
 
 
 class TestCudaExecutor(ExecutorConformance):
@@ -26,7 +26,7 @@ class TestCudaExecutor(ExecutorConformance):
     ROUNDS = 20_000
 
     def make(self) -> CudaExecutor:
-        return CudaExecutor(pairs=())
+        return CudaExecutor()
 
 
 @ww.kernel(block=64)
@@ -59,7 +59,7 @@ def until_event(executor: CudaExecutor) -> Any:
 
 def test_what_workers_cannot_run_runs_whole() -> None:
     x = np.zeros(200_000, np.int64)
-    executor = CudaExecutor(pairs=())
+    executor = CudaExecutor()
     job = job_of(returns_before_barrier[x.size], x, 32, 20_000)
     executor.launch(job, Placement())
     executor.preempt(job)
@@ -92,7 +92,7 @@ def test_short_kernels_go_in_trains_each_once_and_in_order() -> None:
 
 
 def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:
-    executor = CudaExecutor(pairs=())
+    executor = CudaExecutor()
     x = zeros("cuda", 256, np.int64)
     first, second = job_of(step[x.size], x, 1), job_of(step[x.size], x, 2)
     executor.launch(first, Placement(plain=True))
@@ -112,31 +112,6 @@ def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:
     error = until_event(executor).error
     assert isinstance(error, errors.ArgumentError), error
     executor._gpu.forms = gone
-    executor.close()
-
-
-def test_partitions_hold_what_they_are_given() -> None:
-    executor = CudaExecutor(pairs=(32,))
-    parts = executor.capacity.partitions
-    assert parts is not None and 32 <= parts["a32"] < executor.capacity.processors
-    assert parts["a32"] + parts["b32"] <= executor.capacity.processors
-    arrays = []
-    for name in ("a32", "b32"):
-        n = 256 * 5000
-        arrays.append((np.zeros(n, np.int64), np.zeros(n, np.int64)))
-        executor.launch(job_of(count_and_mix[n], *arrays[-1], 100), Placement(partition=name))
-    ended: list[Any] = []
-    until = time.monotonic() + 60
-    while len(ended) < len(arrays):
-        assert time.monotonic() < until
-        executor.wait(executor.now() + 1)
-        ended += executor.poll()
-    assert all(event.error is None for event in ended)
-    assert all((counts == 1).all() for counts, _ in arrays)
-    with pytest.raises(errors.ArgumentError, match="a7"):
-        executor.launch(job_of(count_and_mix[256], np.zeros(256, np.int64), np.zeros(256, np.int64), 1),
-                        Placement(partition="a7"))  # fmt: skip
-        until_event(executor)
     executor.close()
 
 

@@ -157,7 +157,6 @@ class FakeGpu:
     name, bandwidth, cache = "stand-in", 1e10, 0
 
     def __init__(self, resident: int = 4) -> None:
-        self.partitions = {"a2": 2, "b2": 2}
         self.resident = resident
         self.made: list[FakeForms] = []
         self._streams: list[_Stream] = []
@@ -204,11 +203,11 @@ class FakeGpu:
         """See `Gpu`."""
         return memory_for("cpu").allocate(nbytes)
 
-    def stream(self, priority: int = 0, partition: str | None = None) -> _Stream:
+    def stream(self, priority: int = 0) -> _Stream:
         """See `Gpu`."""
         if self._idle:
             return self._idle.pop()
-        self._streams.append(_Stream((priority, partition)))
+        self._streams.append(_Stream(priority))
         return self._streams[-1]
 
     def release(self, stream: _Stream) -> None:

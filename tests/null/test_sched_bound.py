@@ -17,7 +17,7 @@ def work(name: str, seconds: float | None) -> Task:
 
 def test_the_bound_takes_the_best_way_for_each_part_of_the_work() -> None:
     pytest.importorskip("scipy")
-    pairs = Matrix([Pair("a", "b", (0.5, 0.5)), Pair("b", "a", (1.0, 0.5)), Pair("a", "b", (1.0, 1.0), partition=0.5)])
+    pairs = Matrix([Pair("a", "b", (0.5, 0.5)), Pair("b", "a", (1.0, 0.5))])
     # two seconds of a, at half of its rate beside two seconds of b, and one more alone
     assert bound([work("a", 2.0), work("b", 1.0), work("b", 1.0)], pairs) == pytest.approx(4.0 / 3.0)
     assert bound([work("a", 2.0)], pairs) == pytest.approx(1.0)
@@ -52,5 +52,5 @@ def test_one_that_is_relieved_is_younger_in_a_simulation(mode: str, younger: boo
 
 def test_three_that_halve_each_other_have_a_third_each() -> None:
     pairs = Matrix([Pair("a", "a", (0.5, 0.5), shares) for shares in ((1.0, 1.0),)], ClassTable(CAPACITY))
-    residents = [pairs.resident("a", Profile(kind=Kind.MEMORY), 1.0, None) for _ in range(3)]
+    residents = [pairs.resident("a", Profile(kind=Kind.MEMORY), 1.0) for _ in range(3)]
     assert pairs.of(residents) == pytest.approx([1 / 3] * 3)

@@ -82,7 +82,7 @@ def test_what_is_remembered_of_kernels_is_bounded(monkeypatch: pytest.MonkeyPatc
     for module in (rates, residency, live):
         monkeypatch.setattr(module, "REMEMBERED", 64)
     monkeypatch.setattr(tenants, "IDLE", 64)
-    capacity = Capacity(partitions={"a32": 32, "b32": 100})
+    capacity = Capacity()
     table = Matrix([Pair("k", "k", (0.5, 0.5))], ClassTable(capacity))
     core = Core(Simulator(table, capacity, mode="drain"), name, keep=False, log=Log(kinds=()), rates=table)
     tasks(core, 0, 500)

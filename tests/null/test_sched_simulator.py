@@ -56,14 +56,12 @@ def test_memory_first_is_best(table):
 
 
 def test_class_table_has_what_was_measured():
-    table = ClassTable(Capacity(partitions={"a32": 32, "b32": 100}))
+    table = ClassTable()
     memory, compute = job(MEMORY), job(COMPUTE)
     for quarter, starved in ((2, 0.22), (4, 0.02), (6, 0.01)):
         quotas = [Placement(workers=quarter * 132), Placement(workers=(8 - quarter) * 132)]
         assert table.together([compute, memory], quotas)[1] == pytest.approx(starved)
         assert table.together([memory, compute], quotas) == pytest.approx([1.0, BESIDE_MEMORY], abs=0.02)
-    apart = [Placement(partition="a32"), Placement(partition="b32")]
-    assert table.together([memory, compute], apart) == pytest.approx([1.0, 0.757], abs=0.01)
     assert table.together([memory, compute], [Placement(), Placement()]) == [1.0, 0.0]  # no room
 
 
@@ -115,19 +113,18 @@ def test_rates_are_ratios_and_a_share_of_two_resources(kernels):
 def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
     pairs = [
         Pair("copy", "gemm", (0.9, 0.8), (0.25, 0.75)), Pair("copy", "gemm", (0.7, 0.6), (0.75, 0.25)),
-        Pair("gemm", "copy", (1.0, 0.1)), Pair("copy", "gemm", (0.5, 0.4), (1.0, 1.0), 0.25),
+        Pair("gemm", "copy", (1.0, 0.1)),
     ]  # fmt: skip
-    capacity = Capacity(partitions={"a32": 32, "b32": 100})
+    capacity = Capacity()
     path = tmp_path / "pairs.json"
     Matrix(pairs, device="a GPU").write(path)
     table = rates("matrix", capacity, matrix=path)
-    assert "4 pairs" in table.name and "a GPU" in table.name
+    assert "3 pairs" in table.name and "a GPU" in table.name
     copy, gemm = job(MEMORY, name="copy"), job(COMPUTE, name="gemm")
     quarter, rest = Placement(workers=FULL // 4), Placement(workers=3 * FULL // 4)
     assert table.together([copy, gemm], [quarter, rest]) == [0.9, 0.8]
     assert table.together([copy, gemm], [rest, quarter]) == [0.7, 0.6]
     assert table.together([gemm, copy], [half(), half()]) == [1.0, 0.1]
-    assert table.together([copy, gemm], [Placement(partition="a32"), Placement(partition="b32")]) == [0.5, 0.4]
     other = job(COMPUTE, name="other")
     assert table.missing == set()
     expected = ClassTable(capacity).together([copy, other], [quarter, rest])
@@ -140,9 +137,7 @@ def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
     [("no json", "JSON"), ("{}", "warpwell-pairs/1"), ("[1]", "warpwell-pairs/1"),
      ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a"}]}', "entry 0"),
      ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, -1]}]}', "rates"),
-     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "x": 1}]}', "nothing"),
-     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "partition": 2}]}',
-      "partition")],
+     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "x": 1}]}', "nothing")],
 )  # fmt: skip
 def test_a_damaged_matrix(tmp_path, text, says):
     path = tmp_path / "pairs.json"
@@ -361,8 +356,6 @@ def test_what_cannot_be():
         simulator.launch(job(Profile()), Placement())
     with pytest.raises(errors.ArgumentError, match="workers"):
         simulator.launch(one, Placement(workers=0))
-    with pytest.raises(errors.ArgumentError, match="partition"):
-        simulator.launch(one, Placement(partition="a32"))
     simulator.launch(one, Placement())
     with pytest.raises(errors.SchedulerError, match="already"):
         simulator.launch(one, Placement())
@@ -521,6 +514,6 @@ def test_what_is_true_may_differ_from_what_is_predicted():
 
 def test_residents_are_told_apart():
     table = ClassTable()
-    assert table.resident("a", MEMORY, 0.5, None) is table.resident("a", MEMORY, 0.5, None)
-    assert isinstance(table.resident("a", MEMORY, 1.0, None), ResidentKernel)
-    assert table.resident("a", MEMORY, 1.0, None) is not table.resident("b", MEMORY, 1.0, None)
+    assert table.resident("a", MEMORY, 0.5) is table.resident("a", MEMORY, 0.5)
+    assert isinstance(table.resident("a", MEMORY, 1.0), ResidentKernel)
+    assert table.resident("a", MEMORY, 1.0) is not table.resident("b", MEMORY, 1.0)

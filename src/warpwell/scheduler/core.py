@@ -477,13 +477,11 @@ class Core:
         running = self.running
         behind: dict[Job, Job] = {}
         if len(running) > 1 and len(self.tenants) > 1:
-            placements = [job.placement or WHOLE for job in running]
-            if all([place.partition is None for place in placements]):
-                rates = self._view.rates.together(running, placements)
-                most = max(rates)
-                if min(rates) < 0.1 * most:
-                    first = running[rates.index(most)]
-                    behind = {j: first for j, rate in zip(running, rates, strict=True) if rate < 0.1 * most}
+            rates = self._view.rates.together(running, [job.placement or WHOLE for job in running])
+            most = max(rates)
+            if min(rates) < 0.1 * most:
+                first = running[rates.index(most)]
+                behind = {j: first for j, rate in zip(running, rates, strict=True) if rate < 0.1 * most}
         if behind or self.tenants.behind:
             self.tenants.wait_behind(behind)
 
@@ -503,8 +501,8 @@ class Core:
         if task.whole:
             placement = replace(placement, plain=True, workers=None)
             why = {**why, "whole": task.whole}
-        if placement.workers is not None or placement.partition is not None or placement.plain:
-            why = {**why, "workers": placement.workers, "partition": placement.partition, "plain": placement.plain}
+        if placement.workers is not None or placement.plain:
+            why = {**why, "workers": placement.workers, "plain": placement.plain}
         job.placement = placement
         try:
             self.executor.launch(job, placement)
@@ -518,8 +516,7 @@ class Core:
             job.started = now
         account.running += 1
         if task.known is not None:
-            whole = placement.workers is None and placement.partition is None
-            job.alone = whole and not self.running and not job.preemptions
+            job.alone = placement.workers is None and not self.running and not job.preemptions
         for other in self.running:
             other.alone = False
         self._launches += 1

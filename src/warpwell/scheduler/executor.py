@@ -23,8 +23,6 @@ class Capacity:
         Bytes, bytes, threads and blocks that a processor holds at most.
     memory : int
         Bytes of device memory that tasks may hold together.
-    partitions : dict
-        Name of each partition made at start, and its processors.
     clock : float
         Cycles a second, for formulas in cycles.
     modes : tuple of str
@@ -37,7 +35,6 @@ class Capacity:
     threads: int = 2048
     blocks: int = 32
     memory: int = 80 << 30
-    partitions: dict[str, int] | None = None
     clock: float = 1.755e9
     modes: tuple[str, ...] = ("drain", "flush")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from .executor import Capacity
-from .task import Placement, Profile
+from .task import Profile
 
 REMEMBERED = 1 << 13
 """Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
@@ -35,19 +35,16 @@ class ResidentKernel:
     profile : Profile
     share : float
         Blocks that it may have resident, as a part of those it has when it runs alone: 0 to 1.
-    partition : str or None
-        Where; None is the whole device.
     facts : object
         What a model of rates has derived from all that.
     """
 
-    __slots__ = ("facts", "name", "partition", "profile", "share")
+    __slots__ = ("facts", "name", "profile", "share")
 
-    def __init__(self, name: str, profile: Profile, share: float, partition: str | None = None) -> None:
+    def __init__(self, name: str, profile: Profile, share: float) -> None:
         self.name = name
         self.profile = profile
         self.share = share
-        self.partition = partition
         self.facts: Any = None
 
 
@@ -81,13 +78,9 @@ class Shape:
         self.load = max(self.footprint)
         self.alone = max(1, min(profile.resident, blocks, int(1 / self.load + 1e-6)))
 
-    def allowed(self, placement: Placement, capacity: Capacity) -> int:
-        """Return how many blocks a placement lets be resident."""
-        most = self.alone
-        if placement.partition is not None:
-            most = max(1, int(most * part_of(placement.partition, capacity) + 1e-9))
-        workers = placement.workers
-        return most if workers is None or workers > most else workers
+    def allowed(self, workers: int | None) -> int:
+        """Return how many blocks a quota lets be resident."""
+        return self.alone if workers is None or workers > self.alone else workers
 
     def wanted(self, allowed: int, base: int, position: float) -> int:
         """Return how many blocks it would have resident: in its last wave, the rest of its blocks.
@@ -126,22 +119,7 @@ def resident_alone(profile: Profile, blocks: int, capacity: Capacity) -> int:
     return shape_of(profile, blocks, capacity).alone
 
 
-def part_of(partition: str | None, capacity: Capacity) -> float:
-    """Return which part of the multiprocessors a partition has.
-
-    Raises
-    ------
-    KeyError
-        The device has no such partition.
-    """
-    if partition is None:
-        return 1.0
-    return (capacity.partitions or {})[partition] / capacity.processors
-
-
-def fit(
-    wanted: Sequence[int], shapes: Sequence[Shape], partitions: Sequence[str | None] | None, capacity: Capacity
-) -> list[int]:
+def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
     """Return how many blocks of each kernel find room: the older take theirs first, the rest waits, as in hardware.
 
     Parameters
@@ -149,33 +127,23 @@ def fit(
     wanted : sequence of int
         Blocks that each would have resident, in the order of launch.
     shapes : sequence of Shape
-    partitions : sequence or None
-        Partition of each: kernels of different partitions do not take each other's room. None: there are none.
-    capacity : Capacity
     """
     found: list[int] = []
-    if partitions is None or not any(partitions):
-        first = shapes[0].footprint
-        for shape in shapes:
-            if shape.footprint is not first:
-                break
-        else:
-            # Blocks of one size, as often in traces: one resource tells.
-            one, left = shapes[0].load, 1.0 + _SLACK
-            for count in wanted:
-                if one * count > left:
-                    count = max(0, int(left / one + 1e-6))
-                left -= one * count
-                found.append(count)
-            return found
-        partitions = [None] * len(shapes)
-    free: dict[str | None, tuple[float, float, float, float]] = {}
-    for count, shape, partition in zip(wanted, shapes, partitions, strict=True):
-        room = free.get(partition)
-        if room is None:
-            part = part_of(partition, capacity)
-            room = part, part, part, part
-        a, b, c, d = room
+    first = shapes[0].footprint
+    for shape in shapes:
+        if shape.footprint is not first:
+            break
+    else:
+        # Blocks of one size, as often in traces: one resource tells.
+        one, left = shapes[0].load, 1.0 + _SLACK
+        for count in wanted:
+            if one * count > left:
+                count = max(0, int(left / one + 1e-6))
+            left -= one * count
+            found.append(count)
+        return found
+    a = b = c = d = 1.0
+    for count, shape in zip(wanted, shapes, strict=True):
         w, x, y, z = shape.footprint
         # Written out, because simulations spend their time here.
         if w * count > a + _SLACK:
@@ -186,11 +154,8 @@ def fit(
             count = int(c / y + 1e-6)
         if z * count > d + _SLACK:
             count = int(d / z + 1e-6)
-        if count <= 0:
-            count = 0
-            free[partition] = room
-        else:
-            free[partition] = a - w * count, b - x * count, c - y * count, d - z * count
+        count = max(0, count)
+        a, b, c, d = a - w * count, b - x * count, c - y * count, d - z * count
         found.append(count)
     return found
 

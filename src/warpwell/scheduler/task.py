@@ -241,8 +241,6 @@ class Placement:
     ----------
     workers : int or None
         Blocks resident at most on the whole GPU (its quota); None: as many as fit.
-    partition : str or None
-        Name of a partition of multiprocessors made at start (a green context); None: the whole GPU.
     priority : int
         Priority of the stream; larger is sooner.
     plain : bool
@@ -250,7 +248,6 @@ class Placement:
     """
 
     workers: int | None = None
-    partition: str | None = None
     priority: int = 0
     plain: bool = False
 

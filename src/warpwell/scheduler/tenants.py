@@ -244,27 +244,13 @@ class Tenants(dict[str, Account]):
         if not running:
             return
         whole = self._capacity.processors
-        for job in running:
-            if job.placement is not None and job.placement.partition is not None:
-                break
-        else:
-            users = [job for job in running if job not in self.behind] if self.behind else running
-            each = whole / len(users) * seconds
-            for job in users:
-                self._use(self[job.task.tenant], each)
-            for job in self.behind:
-                owed, done = self._owed[job]
-                self._owed[job] = owed + whole / len(running) * seconds, done
-            return
-        partitions = self._capacity.partitions or {}
-        parts = [0] * len(running)
-        for i, job in enumerate(running):
-            if job.placement is not None and job.placement.partition is not None:
-                parts[i] = partitions.get(job.placement.partition, 0)
-        shared = parts.count(0)
-        rest = max(0, whole - sum(parts)) or whole
-        for job, part in zip(running, parts, strict=True):
-            self._use(self[job.task.tenant], (part or rest / shared) * seconds)
+        users = [job for job in running if job not in self.behind] if self.behind else running
+        each = whole / len(users) * seconds
+        for job in users:
+            self._use(self[job.task.tenant], each)
+        for job in self.behind:
+            owed, done = self._owed[job]
+            self._owed[job] = owed + whole / len(running) * seconds, done
 
     @staticmethod
     def _use(account: Account, used: float) -> None:

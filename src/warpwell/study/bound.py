@@ -46,7 +46,7 @@ def bound(tasks: Iterable[Task], pairs: Matrix) -> float:
     rows = {name: k for k, name in enumerate(work)}
     ways = [*np.eye(len(work))]
     for pair in pairs.pairs:
-        if pair.first in rows and pair.second in rows and pair.partition is None:
+        if pair.first in rows and pair.second in rows:
             way = np.zeros(len(work))
             for name, rate in zip((pair.first, pair.second), pair.rates, strict=True):
                 way[rows[name]] += rate

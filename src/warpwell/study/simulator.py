@@ -86,12 +86,12 @@ class Simulated:
 
     __slots__ = (
         "alone", "allowed", "base", "blocks", "due", "easy", "found", "goal", "goal_due", "hold", "job", "kept", "load",
-        "mode", "next_allowed", "partition", "per_block", "plain", "position", "profile", "rate", "resident",
+        "mode", "next_allowed", "per_block", "plain", "position", "profile", "rate", "resident",
         "resize_at", "resize_goal", "said", "saving", "shape", "speed", "stop_at", "stop_goal", "wanted", "width",
         "younger",
     )  # fmt: skip
 
-    def __init__(self, job: Job, shape: Shape, position: float, placement: Placement, capacity: Capacity) -> None:
+    def __init__(self, job: Job, shape: Shape, position: float, placement: Placement) -> None:
         self.job = job
         self.shape = shape
         self.profile = shape.profile
@@ -101,12 +101,11 @@ class Simulated:
         self.position = position
         self.base = int(position)
         self.alone = shape.alone
-        self.allowed = shape.allowed(placement, capacity)
+        self.allowed = shape.allowed(placement.workers)
         self.next_allowed = self.allowed
         self.load = shape.load
         self.width = self.allowed
         self.said = self.base
-        self.partition = placement.partition
         self.plain = placement.plain
         self.goal: float = shape.blocks
         self.found = self.kept = self.wanted = 0
@@ -277,9 +276,6 @@ class Simulator(Executor):
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
         if placement.workers is not None and placement.workers < 1:
             raise errors.ArgumentError(f"a quota of {placement.workers} workers: give at least one", name="workers")
-        if placement.partition is not None and placement.partition not in (self._capacity.partitions or {}):
-            made = ", ".join(self._capacity.partitions or {}) or "none"
-            raise errors.ArgumentError(f"no partition {placement.partition!r}: there are {made}", name="partition")
         task = job.task
         profile = self._truth.get(task, task.profile)
         if profile.seconds is None:
@@ -290,7 +286,7 @@ class Simulator(Executor):
             self._busy(self._host.launch)
         position = self._kept.pop(job, None)
         shape = shape_of(profile, task.blocks, self._capacity)
-        run = Simulated(job, shape, float(job.done) if position is None else position, placement, self._capacity)
+        run = Simulated(job, shape, float(job.done) if position is None else position, placement)
         if position is not None:
             waiting = shape.wanted(run.allowed, run.base, position)
             self._transfer(run, waiting, list(self._runs.values()))
@@ -326,7 +322,7 @@ class Simulator(Executor):
             return
         run.easy = False
         run.younger |= younger
-        run.next_allowed = run.shape.allowed(Placement(workers, run.partition), self._capacity)
+        run.next_allowed = run.shape.allowed(workers)
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
                 gone = run.found if run.younger else max(0, run.found - run.next_allowed)
@@ -504,7 +500,7 @@ class Simulator(Executor):
         self._settle()
         self._changed = False
         runs = list(self._runs.values())
-        if len(runs) == 1 and runs[0].partition is None:
+        if len(runs) == 1:
             run = runs[0]
             run.found = run.width = run.allowed  # more than there are in its last wave, which nobody is in need of
             run.rate = 0.0
@@ -543,24 +539,22 @@ class Simulator(Executor):
             run.plan(now, i < lacks)
 
     def _resident(self, run: Simulated, share: float) -> ResidentKernel:
-        run.resident = found = self.rates.resident(run.job.task.name, run.profile, share, run.partition)
+        run.resident = found = self.rates.resident(run.job.task.name, run.profile, share)
         return found
 
     def _find_room(self, runs: list[Simulated]) -> int:
         """Give blocks room: resident ones stay, then the oldest takes first. Return the last that lacks some, or -1."""
-        load, apart = 0.0, False
+        load = 0.0
         for run in runs:
             base, allowed = run.base, run.allowed
             last = base + (run.blocks - base - 1) // allowed * allowed
             # In its last wave, what is left; as `Shape.wanted`, written out.
             wanted = run.blocks - last if run.position >= last else allowed
             load += run.load * wanted
-            if run.partition is not None:
-                apart = True
             run.kept = run.found
             run.found = run.wanted = wanted
             run.width = allowed
-        if load <= 1.0 and not apart:
+        if load <= 1.0:
             return -1
         takers, asked = [], []
         for run in runs:
@@ -574,8 +568,7 @@ class Simulator(Executor):
             if run.wanted > run.kept:
                 takers.append(run)
                 asked.append(run.wanted - run.kept)
-        partitions = [run.partition for run in takers] if apart else None
-        counts = fit(asked, [run.shape for run in takers], partitions, self._capacity)
+        counts = fit(asked, [run.shape for run in takers])
         for run, count in zip(takers, counts, strict=True):
             run.found += count
         lacks = -1

@@ -23,7 +23,7 @@ from ..scheduler.core import Core
 from ..scheduler.predict.rates import ClassTable
 from ..study.simulator import Simulator
 
-CAPACITY = Capacity(memory=1000, partitions={"a32": 32, "b32": 100, "a64": 64, "b64": 68})
+CAPACITY = Capacity(memory=1000)
 LIFE = re.compile(r"arrive( launch( resize)*( preempt stop)?)* (end|fail|cancel|preempt end)")
 """Events of a task, in order: what it may live through. ("hold" concerns others and is left out.)"""
 

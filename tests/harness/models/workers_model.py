@@ -62,7 +62,6 @@ class _Gpu:
 
     def __init__(self, model: WorkersModel) -> None:
         self.model, self.scheduler = model, model.scheduler
-        self.partitions: dict[str, int] = {}
         self.memory: dict[int, int] = defaultdict(int)
         self._idle: list[_Stream] = []
         self._control = _Stream(self.scheduler)
@@ -85,7 +84,7 @@ class _Gpu:
     def forms(self, blocks: Any) -> Any:
         return blocks
 
-    def stream(self, priority: int = 0, partition: str | None = None) -> _Stream:
+    def stream(self, priority: int = 0) -> _Stream:
         return self._idle.pop() if self._idle else _Stream(self.scheduler)
 
     def release(self, stream: _Stream) -> None:

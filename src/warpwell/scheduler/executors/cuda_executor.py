@@ -40,10 +40,6 @@ from .cuda_launch import Ahead, Order, Pace
 from .cuda_run import CudaRun, lost_with
 from .threads import Threads
 
-PAIRS = (16, 32, 48, 64)
-"""Partitions that are made at start: each with one of the rest."""
-
-
 SHORT = 20e-6
 """Seconds: blocks that are shorter are claimed several at a time, so that a claim costs little (FLEP's L)."""
 
@@ -73,8 +69,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     ----------
     ordinal : int
         Of the GPU.
-    pairs : sequence of int
-        Multiprocessors of the smaller partition of each pair (see `Gpu`); empty for none.
     memory : int, optional
         Bytes that tasks may hold together; by default what is free now.
     gpu : Gpu, optional
@@ -87,14 +81,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     linger = LINGER
 
-    def __init__(
-        self, ordinal: int = 0, *, pairs: Sequence[int] = PAIRS, memory: int | None = None, gpu: Any = None
-    ) -> None:
-        self._gpu = gpu = Gpu(ordinal, pairs) if gpu is None else gpu
+    def __init__(self, ordinal: int = 0, *, memory: int | None = None, gpu: Any = None) -> None:
+        self._gpu = gpu = Gpu(ordinal) if gpu is None else gpu
         super().__init__(Capacity(
             processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
-            memory=gpu.free_memory() if memory is None else memory, partitions=dict(gpu.partitions), clock=gpu.clock,
-            modes=("drain",),
+            memory=gpu.free_memory() if memory is None else memory, clock=gpu.clock, modes=("drain",),
         ))  # fmt: skip
         # one block of memory for all: to free memory waits for every kernel that runs
         self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
@@ -198,7 +189,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run = self._running(job)
         run.placement = replace(run.placement, workers=workers)
         if run.phase is Phase.RUNNING and run.form == "workers":
-            run.quota = run.most(self._gpu)
+            run.quota = run.most()
             if younger:
                 self._relieve(run)
             elif run.quota < run.target:
@@ -436,7 +427,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             return
         if not run.control:
             run.control = self._records.pop(0)  # not the last one: a stream may still wait for a word in it
-        run.stream = self._gpu.stream(placement.priority, placement.partition)
+        run.stream = self._gpu.stream(placement.priority)
         self._looked[run] = None
         self._order.keep(run, run.stream, self._time())
         if run.form == "plain":
@@ -446,7 +437,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             return
         seconds = run.block_seconds
         run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
-        run.quota = run.most(self._gpu)
+        run.quota = run.most()
         run.target = run.quota
         run.launched, run.floor = 0, run.top
         words = fresh(run.done, run.floor)
@@ -517,7 +508,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.launched -= leaving
         missing = min(run.quota, run.blocks.blocks) - run.launched
         if run.side is None:
-            run.side = self._gpu.stream(run.placement.priority, run.placement.partition)
+            run.side = self._gpu.stream(run.placement.priority)
         run.target = run.quota
         if missing > 0:
             run.start_workers(missing, run.side)

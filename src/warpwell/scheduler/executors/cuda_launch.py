@@ -132,11 +132,9 @@ class Order:
     def keep(self, run: CudaRun, stream: Any, now: float) -> None:
         """Put a wait into the stream of a run, where its kernel might come too early. It is launched behind it."""
         before = None if self._before is None else self._before()
-        placement = run.placement
-        shares = placement.partition is None
-        if before is not None and before is not run and before.runs and shares and now - self._at < SOON:
+        if before is not None and before is not run and before.runs and now - self._at < SOON:
             self._gpu.wait_word(stream, before.control + 8 * BEGUN, before.top)
         # one without a quota may find no room for all of its workers for long, and gains nothing by being first
-        first = shares and placement.workers is not None and run.form == "workers"
+        first = run.placement.workers is not None and run.form == "workers"
         self._before = weakref.ref(run) if first else None
         self._at = now

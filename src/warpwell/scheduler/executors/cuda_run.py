@@ -84,7 +84,7 @@ class CudaRun(BlockRun):
     def row(self) -> Any:
         """What a line takes; None where it runs otherwise, or its arguments are no words."""
         makes = getattr(self.forms, "plain_row", None)
-        return None if makes is None or self.form != "plain" or self.placement.partition is not None else makes()
+        return None if makes is None or self.form != "plain" else makes()
 
     @property
     def timed(self) -> bool:
@@ -122,11 +122,9 @@ class CudaRun(BlockRun):
         self.top += count
         self.launched += count
 
-    def most(self, gpu: Any) -> int:
+    def most(self) -> int:
         """Return the workers that it may have, at most as many as can be resident."""
         resident = self.resources["resident"]
-        if self.placement.partition is not None:
-            resident = resident * gpu.partitions[self.placement.partition] // gpu.processors
         wanted = resident if self.placement.workers is None else min(self.placement.workers, resident)
         return max(1, wanted)
 

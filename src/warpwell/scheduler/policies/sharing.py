@@ -8,7 +8,7 @@ from typing import Any
 
 from ..executor import Capacity
 from ..policy import Decision, Launch, Resize, View
-from ..residency import Shape, part_of, shape_of
+from ..residency import Shape, shape_of
 from ..task import COMPUTE, RUNNING, STOPPING, Job, Kind, Placement
 
 _WHOLE = Placement()
@@ -17,7 +17,7 @@ _WHOLE = Placement()
 @functools.lru_cache(maxsize=4096)
 def at_most(workers: int | None, priority: int = 0) -> Placement:
     """Return a placement with a quota of workers; policies ask for the same ones again and again."""
-    return Placement(workers, None, priority)
+    return Placement(workers, priority)
 
 
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
@@ -53,13 +53,11 @@ def _demand(job: Job, shape: Shape) -> float:
     return (shape.alone if shape.alone < left else max(1, left)) * shape.load
 
 
-def _room(job: Job, shape: Shape, capacity: Capacity) -> float:
+def _room(job: Job, shape: Shape) -> float:
     """Return the part of the device that a running job may fill where it is."""
     placement = job.placement
     if placement is None:
         return _demand(job, shape)
-    if placement.partition is not None:
-        return part_of(placement.partition, capacity)
     wants = _demand(job, shape)
     if placement.workers is None:
         return wants
@@ -140,7 +138,7 @@ def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
     capacity = view.capacity
     placements = [j.placement or _WHOLE for j in stays]
     shapes = [_shape(j, capacity) for j in stays]
-    rooms = [_room(j, shape, capacity) for j, shape in zip(stays, shapes, strict=True)]
+    rooms = [_room(j, shape) for j, shape in zip(stays, shapes, strict=True)]
     free = 1.0 - sum(rooms)
     own = _shape(job, capacity)
     if _demand(job, own) <= free + 1e-9:
@@ -148,7 +146,7 @@ def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
     part = max(free, 1.0 / (len(stays) + 1))
     left = (1.0 - part) / len(stays)
     for i, j in enumerate(stays):
-        if rooms[i] > left + 1e-9 and preemptible(j) and placements[i].partition is None:
+        if rooms[i] > left + 1e-9 and preemptible(j):
             placements[i] = at_most(_quota(shapes[i], left, capacity), placements[i].priority)
     return [*placements, at_most(_quota(own, part, capacity))]
 
@@ -174,7 +172,7 @@ def grow(view: View) -> list[Decision]:
     if len(running) == 1:
         return [Resize(running[0], None, {"rule": "alone"})]
     capacity = view.capacity
-    if sum([_room(j, _shape(j, capacity), capacity) for j in running]) > 1.0 - 0.5 / len(running):
+    if sum([_room(j, _shape(j, capacity)) for j in running]) > 1.0 - 0.5 / len(running):
         return []
     decisions: list[Decision] = []
     for job, placement in zip(running, equal(view, running), strict=True):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from ... import errors
 from ...json_file import read_json
 from ..executor import Capacity
-from ..residency import REMEMBERED, ResidentKernel, Shape, fit, part_of, remember, shape_of, share_of
+from ..residency import REMEMBERED, ResidentKernel, Shape, fit, remember, shape_of, share_of
 from ..task import MEMORY, Job, Kind, Placement, Profile, Task
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class RateModel(ABC):
         self._next = itertools.count()
         self._known: dict[tuple[int, int, str], tuple[int, Shape, Profile]] = {}
         self._together: dict[tuple[Any, ...], list[float]] = {}
-        self._residents: dict[tuple[int, str, float, str | None], ResidentKernel] = {}
+        self._residents: dict[tuple[int, str, float], ResidentKernel] = {}
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC when exactly these run together; 0 for one whose blocks find no room.
@@ -97,14 +97,10 @@ class RateModel(ABC):
             task = job.task
             blocks = task.blocks
             number, shape, _ = known.get((id(task.profile), blocks, task.name)) or self._learn(task)
-            allowed, workers, partition = shape.alone, placement.workers, placement.partition
-            if partition is not None:
-                allowed = shape.allowed(placement, self.capacity)
-            elif workers is not None and workers < allowed:
-                allowed = workers
+            allowed = shape.allowed(placement.workers)
             # As `Shape.wanted`, written out.
             last = (blocks - 1) // allowed * allowed
-            parts += number, allowed, blocks - last if job.done >= last else allowed, partition
+            parts += number, allowed, blocks - last if job.done >= last else allowed
             shapes.append(shape)
         key = tuple(parts)
         found = self._together.get(key)
@@ -113,13 +109,13 @@ class RateModel(ABC):
         return found.copy()
 
     def _evaluate(self, jobs: Sequence[Job], shapes: Sequence[Shape], parts: list[Any]) -> list[float]:
-        quotas, wanted, partitions = parts[1::4], parts[2::4], parts[3::4]
+        quotas, wanted = parts[1::3], parts[2::3]
         residents = []
-        counts = fit(wanted, shapes, partitions, self.capacity)
+        counts = fit(wanted, shapes)
         for i, count in enumerate(counts):
             if count:
                 share = share_of(count, wanted[i], quotas[i], shapes[i].alone)
-                residents.append(self.resident(jobs[i].task.name, shapes[i].profile, share, partitions[i]))
+                residents.append(self.resident(jobs[i].task.name, shapes[i].profile, share))
         rates = iter(self.of(residents))
         return [next(rates) if count else 0.0 for count in counts]
 
@@ -140,12 +136,12 @@ class RateModel(ABC):
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return the normalized IPC of kernels that have found room, in the order of residency."""
 
-    def resident(self, name: str, profile: Profile, share: float, partition: str | None) -> ResidentKernel:
+    def resident(self, name: str, profile: Profile, share: float) -> ResidentKernel:
         """Return the argument for `of`; it is made once, and the model keeps derived figures in it."""
-        key = id(profile), name, share, partition
+        key = id(profile), name, share
         found = self._residents.get(key)
         if found is None:
-            found = remember(self._residents, key, ResidentKernel(name, profile, share, partition))
+            found = remember(self._residents, key, ResidentKernel(name, profile, share))
         return found
 
 
@@ -194,7 +190,7 @@ class ClassTable(RateModel):
 
     def __init__(self, capacity: Capacity | None = None) -> None:
         super().__init__(capacity)
-        self._facts: dict[tuple[bool, float, float, str | None], _Facts] = {}
+        self._facts: dict[tuple[bool, float, float], _Facts] = {}
         self._pairs: dict[tuple[_Facts, _Facts], tuple[float, float]] = {}
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
@@ -212,28 +208,23 @@ class ClassTable(RateModel):
         return [fact.alone * its for fact, its in zip(facts, composed(facts, _factors), strict=True)]
 
     def alone(self, resident: ResidentKernel) -> float:
-        """Return the rate that its blocks and its multiprocessors allow, with nothing beside it."""
+        """Return the rate that its blocks allow, with nothing beside it."""
         rate: float = (resident.facts or self._find(resident)).alone
         return rate
 
     def _find(self, resident: ResidentKernel) -> _Facts:
         # Kernels of one class that need as much are alike here: few are, of thousands in a trace, any different.
-        figures = class_of(resident.profile) is MEMORY, resident.profile.need, resident.share, resident.partition
+        figures = class_of(resident.profile) is MEMORY, resident.profile.need, resident.share
         found = self._facts.get(figures)
         if found is None:
             found = remember(self._facts, figures, self._derive(*figures))
         resident.facts = found
         return found
 
-    def _derive(self, memory: bool, need: float, share: float, partition: str | None) -> _Facts:
-        part = part_of(partition, self.capacity)
-        on_each = min(1.0, share / part)
-        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, on_each)
-        if partition is not None:
-            reach = part / (need or 1.0)
-            rate *= between(MEMORY_BY_PROCESSORS, reach) if memory else min(1.0, reach)
-        need = min(need, part)
-        return _Facts(memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, on_each), partition)
+    def _derive(self, memory: bool, need: float, share: float) -> _Facts:
+        share, need = min(1.0, share), min(1.0, need)
+        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, share)
+        return _Facts(memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, share))
 
 
 @dataclass(eq=False, slots=True)
@@ -245,7 +236,6 @@ class _Facts:
     need: float
     bandwidth: float
     leaves: float
-    partition: str | None
 
 
 def _factors(older: _Facts, newer: _Facts) -> tuple[float, float]:
@@ -256,8 +246,6 @@ def _factors(older: _Facts, newer: _Facts) -> tuple[float, float]:
             return 1.0, 1.0
         each = (1 - MEMORY_LOSS * (demand - 1)) / demand
         return each, each
-    if older.partition != newer.partition and older.partition is not None and newer.partition is not None:
-        return 1.0, 1.0
     if older.memory:
         return 1.0, 1 - (1 - BESIDE_MEMORY) * older.need
     free = max(0.0, 1 - older.need)
@@ -315,7 +303,7 @@ class MaxMin(RateModel):
         # Twice: kernels that lack issue slots leave bandwidth to others.
         for _ in range(2):
             filled = fill(bandwidth, caps, 1.0)
-            rates = self._issue([d[0] for d in demands], filled, residents)
+            rates = self._issue([d[0] for d in demands], filled)
             caps = [r if r < f else c for r, f, c in zip(rates, filled, caps, strict=True)]
         return rates
 
@@ -327,21 +315,14 @@ class MaxMin(RateModel):
             return (1 - BESIDE_MEMORY) * profile.need, between(MEMORY_BY_PROCESSORS, profile.need)
         return profile.need, 0.05 * profile.need
 
-    def _issue(
-        self, demands: Sequence[float], rates: Sequence[float], residents: Sequence[ResidentKernel]
-    ) -> list[float]:
-        found = list(rates)
-        for partition in {r.partition for r in residents}:
-            here = [i for i, r in enumerate(residents) if r.partition == partition]
-            left = part_of(partition, self.capacity)
-            if not self.ordered:
-                for i, rate in zip(here, fill([demands[i] for i in here], [rates[i] for i in here], left), strict=True):
-                    found[i] = rate
-                continue
-            for i in here:
-                if demands[i] * rates[i] > left:
-                    found[i] = left / demands[i]
-                left = max(0.0, left - demands[i] * found[i])
+    def _issue(self, demands: Sequence[float], rates: Sequence[float]) -> list[float]:
+        if not self.ordered:
+            return fill(demands, rates, 1.0)
+        found, left = list(rates), 1.0
+        for i, demand in enumerate(demands):
+            if demand * rates[i] > left:
+                found[i] = left / demand
+            left = max(0.0, left - demand * found[i])
         return found
 
 
@@ -375,21 +356,18 @@ class Pair:
         Normalized IPC of the first and of the second.
     shares : tuple of float
         Blocks that each might have resident, as parts of those that it has alone.
-    partition : float or None
-        The part of the multiprocessors that the first had to itself, the second having the rest; None: they shared all.
     """
 
     first: str
     second: str
     rates: tuple[float, float]
     shares: tuple[float, float] = (0.5, 0.5)
-    partition: float | None = None
 
 
 class Matrix(RateModel):
     """Measured pairs, by the kernels' names and their order of residency.
 
-    Of several measurements of a pair, that with the nearest quotas (or partition) counts. More than two kernels are
+    Of several measurements of a pair, that with the nearest quotas counts. More than two kernels are
     composed of their pairs. What was not measured has the rates of another model, and its pairs are counted.
 
     Parameters
@@ -416,11 +394,9 @@ class Matrix(RateModel):
         self.device = device
         self.missing: set[tuple[str, str]] = set()
         self.pairs = list(pairs)
-        self._shared: dict[tuple[str, str], list[Pair]] = {}
-        self._apart: dict[tuple[str, str], list[Pair]] = {}
+        self._measured: dict[tuple[str, str], list[Pair]] = {}
         for pair in self.pairs:
-            those = self._shared if pair.partition is None else self._apart
-            those.setdefault((pair.first, pair.second), []).append(pair)
+            self._measured.setdefault((pair.first, pair.second), []).append(pair)
         self.name = f"measured matrix ({len(self.pairs)} pairs, {device}), otherwise {self.otherwise.name}"
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
@@ -432,23 +408,13 @@ class Matrix(RateModel):
         return composed(residents, self._pair)
 
     def _pair(self, older: ResidentKernel, newer: ResidentKernel) -> Sequence[float]:
-        apart = older.partition is not None and newer.partition is not None and older.partition != newer.partition
-        known = (self._apart if apart else self._shared).get((older.name, newer.name))
+        known = self._measured.get((older.name, newer.name))
         if not known:
             if len(self.missing) < REMEMBERED:
                 self.missing.add((older.name, newer.name))
             return self.otherwise.of([older, newer])
-        if apart:
-            part = part_of(older.partition, self.capacity)
-            return min(known, key=lambda pair: abs((pair.partition or 0.0) - part)).rates
         one, other = older.share, newer.share
-        found, least = known[0], math.inf
-        for pair in known:
-            first, second = pair.shares
-            away = abs(first - one) + abs(second - other)
-            if away < least:
-                found, least = pair, away
-        return found.rates
+        return min(known, key=lambda pair: abs(pair.shares[0] - one) + abs(pair.shares[1] - other)).rates
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the measurements."""
@@ -488,11 +454,8 @@ def _checked_pair(entry: Any, number: int, path: str | os.PathLike[str]) -> Pair
             two = entry[name]
             if not (isinstance(two, list) and len(two) == 2 and all(_is_number(x) and 0 <= x <= most for x in two)):
                 raise wrong(f"must have two numbers from 0 {'up' if most > 1 else 'to 1'} as {name}")
-    part = entry.get("partition")
-    if part is not None and not (_is_number(part) and 0 < part < 1):
-        raise wrong("must have a number between 0 and 1, or null, as partition")
-    pair = Pair(entry["first"], entry["second"], tuple(entry["rates"]), partition=part)
-    return pair if "shares" not in entry else Pair(pair.first, pair.second, pair.rates, tuple(entry["shares"]), part)
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    return Pair(**given)
 
 
 def _is_number(value: Any) -> bool:

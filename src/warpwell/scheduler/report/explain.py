@@ -84,7 +84,6 @@ _LAUNCH_RULES = {
     "priority": "it has the highest priority",
     "shortest": "it has the shortest rest",
     "memory first": "the memory-intensive one is to be resident first",
-    "best partition": "each class has its partition",
     "dominant share": "its tenant's dominant share is the smallest",
     "first": "nothing runs",
     "high priority": "its priority is above those that run",
@@ -108,9 +107,7 @@ def _launch(event: Event, names: Names) -> str:
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
-    if why.get("partition") is not None:
-        text += f"; it runs in partition {why['partition']}"
-    text += figures(why, "rule", "beside", "workers", "partition", "plain", "whole", "S", "before") + "."
+    text += figures(why, "rule", "beside", "workers", "plain", "whole", "S", "before") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
     elif why.get("plain"):

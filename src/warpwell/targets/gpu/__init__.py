@@ -9,5 +9,5 @@ In the order in which a launch meets them:
 - `nvrtc.py`: CUDA C++ compiled to machine code.
 - `prepared.py`: launches with few instructions of Python.
 - `lines.py`: a native thread that launches kernels, each stream's in order, and notes their ends.
-- `gpu.py`: partitions, idle streams and control words, for many kernels at a time (schedulers).
+- `gpu.py`: idle streams and control words, for many kernels at a time (schedulers).
 """

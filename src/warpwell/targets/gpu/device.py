@@ -268,22 +268,19 @@ class GpuDevice:
         """Return the GPU's level of a priority; smaller is sooner."""
         return int(max(self._greatest, self._least - max(0, priority)))
 
-    def new_stream(self, priority: int = 0, context: Any = None) -> Any:
+    def new_stream(self, priority: int = 0) -> Any:
         """Return a new stream (`cuda.core.Stream`).
 
         Parameters
         ----------
         priority : int
             0 is the least; larger is sooner, as far as the GPU has levels. It matters when blocks are placed.
-        context : cuda.core.Context, optional
-            Of a partition.
         """
         options = self._core.StreamOptions(nonblocking=True, priority=self.level(priority))
         with self.on_device():
             device = self._core.Device(self.ordinal)
             device.set_current()  # cuda.core asks for it once a thread
-            place = device if context is None else context
-            return _attempt(lambda: place.create_stream(options=options), self._failure)
+            return _attempt(lambda: device.create_stream(options=options), self._failure)
 
     def given_stream(self, handle: int) -> Any:
         """Return the stream of a handle, which others keep, as `cuda.core.Stream`; 0 is the default stream."""

@@ -1,4 +1,4 @@
-"""`Gpu`: a GPU for those who run many kernels on it at the same time: partitions, idle streams and control words."""
+"""`Gpu`: a GPU for those who run many kernels on it at the same time: idle streams and control words."""
 
 from __future__ import annotations
 
@@ -26,32 +26,23 @@ _WRITE_WORD = 5
 class Gpu(GpuDevice):
     """One GPU, with a stream for control that no kernel and no large copy holds up.
 
-    Partitions are green contexts: disjoint sets of multiprocessors. To make a pair takes 2 to 3 ms, so they are made
-    here and not when a task comes. Streams of the whole GPU reach every multiprocessor, those of partitions too.
-
     Parameters
     ----------
     ordinal : int
-    pairs : sequence of int
-        For each number n: one partition of about n multiprocessors and one of the rest. The driver rounds up.
 
     Attributes
     ----------
     bandwidth, cache : float, int
         Bytes a second of its memory, and bytes of its second-level cache; 0 where the driver does not say.
-    partitions : dict
-        Name and multiprocessors: ``"a32"`` and ``"b32"`` for the pair that was asked for with 32.
     """
 
     device = "cuda"
 
-    def __init__(self, ordinal: int = 0, pairs: Sequence[int] = ()) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         super().__init__(ordinal)
-        self.partitions: dict[str, int] = {}
-        self._contexts: dict[str, Any] = {}
-        self._idle: dict[tuple[int, str | None], list[Any]] = {}
-        self._kinds: dict[Any, tuple[int, str | None]] = {}
-        """Level of priority, and partition, of each stream."""
+        self._idle: dict[int, list[Any]] = {}
+        self._levels: dict[Any, int] = {}
+        """Of each stream."""
         self._events: list[int] = []
         about = self._core.Device(ordinal).properties
         self.processors = int(about.multiprocessor_count)
@@ -69,39 +60,21 @@ class Gpu(GpuDevice):
         self._control = self.new_stream(priority=8)
         with self.on_device():
             self._mirror = memory_for("cuda").allocate_shared(8 * MIRROR_WORDS)
-            for count in pairs:
-                self._split(count)
-
-    def _split(self, count: int) -> None:
-        device = self._core.Device(self.ordinal)
-        device.set_current()
-        whole = device.resources.sm
-        if not 0 < count < whole.sm_count:
-            raise errors.ArgumentError(f"a partition of {count} multiprocessors: the GPU has {whole.sm_count}")
-        (group,), rest = whole.split(self._core.SMResourceOptions(count=count))
-        for side, resource in (("a", group), ("b", rest)):
-            name = f"{side}{count}"
-            self._contexts[name] = device.create_context(self._core.ContextOptions(resources=[resource]))
-            self.partitions[name] = int(resource.sm_count)
 
     # -- streams ---------------------------------------------------------------------------------------------
 
-    def stream(self, priority: int = 0, partition: str | None = None) -> Any:
+    def stream(self, priority: int = 0) -> Any:
         """Return an idle stream (to be given back with `release`); see `GpuDevice.new_stream`."""
-        if partition is not None and partition not in self._contexts:
-            raise errors.ArgumentError(
-                f"there is no partition {partition!r}: the GPU was divided into {', '.join(self._contexts) or 'none'}"
-            )
-        kind = self.level(priority), partition
-        if self._idle.get(kind):
-            return self._idle[kind].pop()
-        stream = self.new_stream(priority, None if partition is None else self._contexts[partition])
-        self._kinds[stream] = kind
+        level = self.level(priority)
+        if self._idle.get(level):
+            return self._idle[level].pop()
+        stream = self.new_stream(priority)
+        self._levels[stream] = level
         return stream
 
     def release(self, stream: Any) -> None:
         """Give an idle stream back."""
-        self._idle.setdefault(self._kinds[stream], []).append(stream)
+        self._idle.setdefault(self._levels[stream], []).append(stream)
 
     @functools.cached_property
     def lines(self) -> Lines:
@@ -189,17 +162,13 @@ class Gpu(GpuDevice):
         return self.memory_info()[0]
 
     def close(self) -> None:
-        """Destroy streams and partitions; nothing may run in them."""
+        """Destroy streams; nothing may run in them."""
         if "lines" in self.__dict__:
             self.lines.close()
         events, self._events = self._events, []
         for event in events:
             self.driver.cuEventDestroy(event)
         self._idle.clear()
-        streams, self._kinds = list(self._kinds), {}
+        streams, self._levels = list(self._levels), {}
         for stream in (*streams, self._control):
             stream.close()
-        contexts, self._contexts = self._contexts, {}
-        for context in contexts.values():
-            context.close()
-        self.partitions = {}
