@@ -47,6 +47,12 @@ def test_what_cuda_promises(server: DriverServer, area: str) -> None:
     assert not said, said
 
 
+def test_managed_memory_is_for_programs_with_one_device(server: DriverServer) -> None:
+    assert not (said := wrong(server, "managed_checks")), said
+    with DriverServer(1, driver=build.build().fake) as one:
+        assert not (said := wrong(one, "managed_checks")), said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("fault", faults.CHECKED)
 def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:

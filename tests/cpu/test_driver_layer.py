@@ -286,7 +286,7 @@ assert find(b"cuMemcpyHtoD", 6000, 2) == (0, 0, address("cuMemcpyHtoD_v2"))
 name = ctypes.c_char_p()
 assert L.cuGetErrorName(700, ctypes.byref(name)) == 0 and name.value == b"CUDA_ERROR_ILLEGAL_ADDRESS"
 assert L.cuGetErrorName(12345, ctypes.byref(name)) == 1 and name.value is None
-assert [L.cuMemAllocManaged(0, 0, 0), L.cuIpcGetMemHandle(0, 0), L.cuIpcGetMemHandle(0, 0)] == [801] * 3
+assert [L.cuTexObjectCreate(0, 0, 0, 0), L.cuIpcGetMemHandle(0, 0), L.cuIpcGetMemHandle(0, 0)] == [801] * 3
 assert L.cuGetExportTable(ctypes.byref(f), b"0" * 16) == 500 and f.value is None
 if os.fork() == 0:  # before cuInit has found a device: a child starts anew
     os._exit(L.cuInit(0) != int(sys.argv[2]))
@@ -309,11 +309,11 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
     assert sum("WARPWELL_CUDA is not set" in line for line in lines) == 2  # once in each process
     assert [line for line in lines if "not served" in line] == [
         f"warpwell: {name} is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED"
-        for name in ("cuMemAllocManaged", "cuIpcGetMemHandle")
+        for name in ("cuTexObjectCreate", "cuIpcGetMemHandle")
     ]
     assert not any("cuGetExportTable" in line for line in lines)
     names = (tmp_path / "refused").read_text().split()
-    assert names == ["cuMemAllocManaged", "cuIpcGetMemHandle", "cuGetExportTable"]
+    assert names == ["cuTexObjectCreate", "cuIpcGetMemHandle", "cuGetExportTable"]
     assert not any("WARPWELL_CUDA" in line for line in said(100, WARPWELL_CUDA=str(tmp_path)))
 
 

@@ -14,7 +14,8 @@ from warpwell.driver import generate, table
 CLASSES = {
     "unsigned char": "1", "unsigned short": "2", "unsigned int": "4", "cuuint32_t": "4", "int": "4", "CUdevice_v1": "4",
     "float": "f", "size_t": "8", "unsigned long long": "8", "cuuint64_t": "8", "CUdeviceptr_v2": "8",
-    "CUdeviceptr": "8", "CUmemGenericAllocationHandle_v1": "8", "CUoccupancyB2DSize": "pointer", "CUhostFn": "pointer",
+    "CUdeviceptr": "8", "CUmemGenericAllocationHandle_v1": "8", "CUmemLocation": "8",
+    "CUmemLocation_v1": "8", "CUoccupancyB2DSize": "pointer", "CUhostFn": "pointer",
     "CUstreamCallback": "pointer",
 }  # fmt: skip
 """How the header's types travel in a call: bytes of an integer, a float, or a pointer."""

@@ -212,6 +212,12 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     "copies of plain memory are recorded by way of staging": (
         "condition_checks", {"layer_copy.c": {"if (k->stream == WW_RECORDED)": "if (0)"}}
     ),
+    "a synchronous copy to pinned memory is not waited for": (
+        "managed_checks", {"layer_copy.c": {"bool others = k->seen || k->stream": "bool others = k->stream"}}
+    ),
+    "managed memory is offered to programs with several devices": (
+        "managed_checks", {"layer_managed.c": {"return layer.ndevices == 1 &&": "return"}}
+    ),
     "a stream that joins a capture does not come behind the event": (
         "capture_checks",
         {"layer_capture.c": {

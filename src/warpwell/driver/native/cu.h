@@ -80,7 +80,8 @@ _Static_assert(sizeof(struct cu_launch_config) == 56 && offsetof(struct cu_launc
 
 /* -- memory made by parts ------------------------------------------------------------------------------------------- */
 
-#define CU_MEM_PINNED 1            /* type of an allocation */
+#define CU_MEM_PINNED 1            /* types of an allocation */
+#define CU_MEM_MANAGED 2
 #define CU_MEM_ON_DEVICE 1         /* kind of a location */
 #define CU_MEM_READ_WRITE 3        /* access */
 #define CU_MEM_GRANULARITY_MINIMUM 0

@@ -12,6 +12,7 @@
  *     layer_image.c    lengths of images (no other part of the layer)
  *     layer_code.c     modules, libraries, functions
  *     layer_launch.c   launches
+ *     layer_managed.c  managed memory: pinned memory that a device reaches
  *     layer_pool.c     memory pools: accounts over the device's memory
  *     layer_graph.c    graphs, their nodes and edges, user objects
  *     layer_node.c     what a node does: its parameters
@@ -202,6 +203,7 @@ void ww_ids_clear(struct ww_device *d);
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
 #define WW_OF_GRAPH 1u /* flag of memory on a device: a graph's node allocates it */
+#define WW_MANAGED 0x100u /* .. of pinned memory, beside those of cuMemHostAlloc: it is managed memory */
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags);
 int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
@@ -260,18 +262,20 @@ int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int),
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
 extern _Thread_local bool ww_in_host_thread;
 
-/* -- layer_memory.c, layer_pool.c ----------------------------------------------------------------------------------- */
+/* -- layer_memory.c, layer_managed.c, layer_pool.c ----------------------------------------------------------------------------------- */
 
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address);
 int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */
 
+bool ww_manages(const struct ww_device *d);      /* it may have managed memory .. */
+int ww_managed_check(const struct ww_device *d); /* .. or the code of its refusal; says once what such memory is */
+
 struct ww_pool *ww_pool_of(struct ww_device *d);
 bool ww_pool_take(struct ww_pool *p, size_t nbytes);              /* false: it would be too large */
 void ww_pool_give(struct ww_pool *p, size_t nbytes);
 void *ww_pool_handle(struct ww_pool *p);
-bool ww_pool_on_host(const struct ww_pool *p);
 
 /* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ---------------------------------------- */
 

@@ -11,11 +11,11 @@ struct stack {
 
 static _Thread_local struct stack stack;
 
-/* Attributes of what programs cannot do here: managed and pageable memory, memory made by parts, handles for other
+/* Attributes of what programs cannot do here: pageable memory, memory made by parts, handles for other
  * processes, pools on NUMA nodes, stream memory operations, multicast, tensor maps. */
 static const unsigned char absent[] = {
-    CU_DEVICE_MANAGED_MEMORY, CU_DEVICE_PAGEABLE_ACCESS, CU_DEVICE_CONCURRENT_MANAGED,
-    CU_DEVICE_HOST_POINTER_FOR_REGISTERED, 92, 93, 94, CU_DEVICE_PAGEABLE_BY_HOST_TABLES, CU_DEVICE_DIRECT_MANAGED,
+    CU_DEVICE_PAGEABLE_ACCESS, CU_DEVICE_HOST_POINTER_FOR_REGISTERED, 92, 93, 94, CU_DEVICE_PAGEABLE_BY_HOST_TABLES,
+    CU_DEVICE_DIRECT_MANAGED,
     CU_DEVICE_VMM, CU_DEVICE_HANDLE_POSIX_FD, 104, 105, 113, 114, CU_DEVICE_RDMA, 117, 118,
     CU_DEVICE_POOL_HANDLE_TYPES, 121, 122, 123, CU_DEVICE_DMA_BUF, CU_DEVICE_IPC_EVENT, 126, CU_DEVICE_TENSOR_MAP,
     CU_DEVICE_HANDLE_FABRIC, CU_DEVICE_UNIFIED_FUNCTION_POINTERS, 130, CU_DEVICE_MULTICAST, 135, 136, 141, 142, 143};
@@ -195,7 +195,10 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k)
     int error = device_of(k, &d);
     if (error || !value || attribute <= 0 || attribute >= (int)WW_ATTRIBUTES)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    *value = memchr(absent, attribute, sizeof absent) ? 0 : d->facts.attributes[attribute];
+    if (attribute == CU_DEVICE_MANAGED_MEMORY || attribute == CU_DEVICE_CONCURRENT_MANAGED)
+        *value = ww_manages(d);
+    else
+        *value = memchr(absent, attribute, sizeof absent) ? 0 : d->facts.attributes[attribute];
     return 0;
 }
 

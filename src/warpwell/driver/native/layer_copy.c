@@ -31,6 +31,7 @@ struct copy {
     size_t nbytes;
     bool begins;              /* a synchronous call, or the first row of one: it comes behind what others have to do */
     uint32_t piece;           /* bytes: set in copy_in and copy_out */
+    bool seen;                /* an end is pinned memory, which the program may touch as soon as the call returns */
 };
 
 static uint32_t piece_of(const struct copy *k)
@@ -44,11 +45,11 @@ static int stream_done(struct ww_device *d, uint32_t stream)
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
 }
 
-/* A synchronous call waits on a thread's own stream, behind which no other orders itself, and on a device whose memory
- * others use: their streams do not order themselves behind its legacy one. */
+/* A synchronous call waits for memory that the program sees, on a thread's own stream, behind which no other orders itself,
+ * and on a device whose memory others use: their streams do not order themselves behind its legacy one. */
 static uint32_t waiting(const struct copy *k)
 {
-    bool others = k->stream != WW_LEGACY || atomic_load_explicit(&k->device->shared, memory_order_relaxed);
+    bool others = k->seen || k->stream != WW_LEGACY || atomic_load_explicit(&k->device->shared, memory_order_relaxed);
     return k->waits && others ? WW_DONE : 0;
 }
 
@@ -282,11 +283,11 @@ static int copy_out(struct copy *k)
 
 /* -- between addresses that the worker has ------------------------------------------------------------------------- */
 
-static int copy_there(const struct copy *k, bool host)
+static int copy_there(const struct copy *k)
 {
     struct ww_args_copy args = {k->to, k->from, k->nbytes};
     struct ww_post p;
-    uint32_t flags = k->waits && host ? WW_DONE : waiting(k); /* the caller may touch pinned memory at once */
+    uint32_t flags = waiting(k);
     int error = ww_begin(k->device, WW_OP_COPY, k->stream, flags, sizeof args, &p);
     if (error)
         return error;
@@ -327,8 +328,8 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
     int error = buffer ? stream_done(k->device, k->stream) : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
         size_t left = k->nbytes - at, n = left < WW_PLACE_BYTES ? left : WW_PLACE_BYTES;
-        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n, true, 0};
-        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n, true, 0};
+        struct copy out = {from, WW_LEGACY, true, (uintptr_t)buffer, k->from + at, n, true, 0, false};
+        struct copy in = {to, WW_LEGACY, true, k->to + at, (uintptr_t)buffer, n, true, 0, false};
         if (!(error = copy_out(&out)) && !(error = copy_in(&in)) && left <= WW_PLACE_BYTES)
             error = stream_done(to, WW_LEGACY);
     }
@@ -347,15 +348,15 @@ static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_spa
     return d && r->what == WW_PINNED_MEMORY ? NULL : d; /* pinned on another device: plain memory for this one */
 }
 
-static int dispatch(const struct copy *k)
+static int dispatch(struct copy *k)
 {
     struct ww_span to, from;
     struct ww_device *there = end_of(k, k->to, &to), *here = end_of(k, k->from, &from);
     if ((there && !ww_range_holds(&to, k->to, k->nbytes)) || (here && !ww_range_holds(&from, k->from, k->nbytes)))
         return CUDA_ERROR_INVALID_VALUE;
-    bool pinned = (there && to.what == WW_PINNED_MEMORY) || (here && from.what == WW_PINNED_MEMORY);
+    k->seen = (there && to.what == WW_PINNED_MEMORY) || (here && from.what == WW_PINNED_MEMORY);
     if (there == k->device && here == k->device)
-        return copy_there(k, pinned);
+        return copy_there(k);
     if (there && here && reaches(k->device, there, &to) && reaches(k->device, here, &from))
         return copy_directly(k, there, here);
     if (k->stream == WW_RECORDED) /* staging is not waited for there: streams that hold it may wait for this thread */
@@ -547,7 +548,7 @@ static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy
     for (size_t z = 0; z < planes && !error; z++)
         for (size_t y = 0; y < rows && !error; y++) {
             struct copy k = {d, stream, waits && z + 1 == planes && y + 1 == rows, to + z * plane_to + y * c->to.pitch,
-                             from + z * plane_from + y * c->from.pitch, row, waits && !z && !y, 0};
+                             from + z * plane_from + y * c->from.pitch, row, waits && !z && !y, 0, false};
             error = dispatch(&k);
         }
     return error;
@@ -643,11 +644,11 @@ int ww_set_check(struct ww_device *d, const struct cu_node_set *s)
     return !s->columns || !s->rows ? CUDA_ERROR_INVALID_VALUE : set_owner(s, &r) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, size_t count, const struct ww_span *r)
+static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, size_t count)
 {
     struct ww_args_memset args = {to, count, s->value, s->width};
     struct ww_post p;
-    uint32_t flags = k->waits && r->what == WW_PINNED_MEMORY ? WW_DONE : waiting(k);
+    uint32_t flags = waiting(k);
     int error = ww_begin(k->device, WW_OP_MEMSET, k->stream, flags, sizeof args, &p);
     if (error)
         return error;
@@ -677,8 +678,9 @@ static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_
     }
     for (size_t y = 0; y < rows && !error; y++) {
         k.waits = (waits || owner != d) && y + 1 == rows;
+        k.seen = r.what == WW_PINNED_MEMORY;
         error = here ? fill_here(d, stream, s->to + y * s->pitch, s, columns)
-                     : fill_row(&k, s->to + y * s->pitch, s, columns, &r);
+                     : fill_row(&k, s->to + y * s->pitch, s, columns);
     }
     return error;
 }

@@ -67,7 +67,7 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
         return d;
     if (atomic_load(&d->holds))
         ww_host_wait(d, d == on ? stream : 0);
-    bool ours = r->what == WW_ON_DEVICE || (r->what == WW_PINNED_MEMORY && r->owner);
+    bool ours = r->what == WW_ON_DEVICE || (r->what == WW_PINNED_MEMORY && (r->owner || r->flags & WW_MANAGED));
     if (!ours || !ww_range_take(&d->ranges, address, r->what, r))
         return NULL;
     if (r->owner)
@@ -315,7 +315,7 @@ CUresult cuMemFreeHost(void *address)
     d = ww_range_owner((uintptr_t)address, &r);
     if (d && atomic_load(&d->holds))
         ww_host_wait(d, 0); /* as in take_block */
-    if (!d || r.owner || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
+    if (!d || r.owner || r.flags & WW_MANAGED || !ww_range_take(&d->ranges, (uintptr_t)address, WW_PINNED_MEMORY, &r))
         return CUDA_ERROR_INVALID_VALUE;
     return unpin(d, r.start, r.size);
 }
@@ -327,7 +327,7 @@ CUresult cuMemHostGetFlags(unsigned *flags, void *address)
     int error = ww_need(&d);
     if (error || !flags)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
-    if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY)
+    if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY || r.flags & WW_MANAGED)
         return CUDA_ERROR_INVALID_VALUE;
     *flags = r.flags;
     return 0;
@@ -402,10 +402,10 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr
 /* Write one attribute of a pointer with a known range. */
 static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to)
 {
-    bool pinned = r->what == WW_PINNED_MEMORY, mapped = !pinned || !d->facts.remote;
+    bool pinned = r->what == WW_PINNED_MEMORY, managed = pinned && r->flags & WW_MANAGED, mapped = !pinned || !d->facts.remote;
     switch (attribute) {
     case CU_POINTER_CONTEXT: *(CUcontext *)to = ww_context_handle(d); return 0;
-    case CU_POINTER_MEMORY_TYPE: *(unsigned *)to = pinned ? 1 : 2; return 0;
+    case CU_POINTER_MEMORY_TYPE: *(unsigned *)to = pinned && !managed ? 1 : 2; return 0;
     case CU_POINTER_DEVICE_POINTER:
         *(CUdeviceptr *)to = mapped ? at : 0;
         return mapped ? 0 : CUDA_ERROR_INVALID_VALUE;
@@ -417,8 +417,8 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
     case CU_POINTER_RANGE_START: *(CUdeviceptr *)to = r->start; return 0;
     case CU_POINTER_RANGE_SIZE: *(size_t *)to = r->size; return 0;
     case CU_POINTER_MAPPED: *(int *)to = mapped; return 0;
+    case CU_POINTER_IS_MANAGED: *(int *)to = managed; return 0;
     case CU_POINTER_SYNC_MEMOPS:
-    case CU_POINTER_IS_MANAGED:
     case CU_POINTER_IS_IPC_CAPABLE: *(int *)to = 0; return 0;
     case CU_POINTER_HANDLE_TYPES: *(uint64_t *)to = 0; return 0;
     case 15: *(int *)to = 0; return 0;      /* capable of GPUDirect RDMA */

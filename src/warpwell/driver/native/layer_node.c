@@ -265,8 +265,9 @@ static int make_alloc(struct cu_node_alloc *p, struct ww_work *w)
     if (error)
         return error;
     const struct cu_mem_location *at = &p->pool.location;
-    if (p->pool.type != CU_MEM_PINNED)
-        return ww_refused("graphs that allocate managed memory");
+    bool managed = p->pool.type == CU_MEM_MANAGED;
+    if (p->pool.type != CU_MEM_PINNED && (!managed || (error = ww_managed_check(w->device))))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (p->pool.handle_types)
         return ww_refused("graphs that allocate memory for other processes");
     if (at->kind == CU_LOCATION_DEVICE) {
@@ -275,14 +276,14 @@ static int make_alloc(struct cu_node_alloc *p, struct ww_work *w)
         w->device = &layer.devices[at->id];
         if ((error = ww_open(w->device)))
             return error;
-    } else if (at->kind != CU_LOCATION_HOST && at->kind != CU_LOCATION_NUMA) {
+    } else if (!managed && at->kind != CU_LOCATION_HOST && at->kind != CU_LOCATION_NUMA) {
         return CUDA_ERROR_INVALID_VALUE;
     }
     for (size_t i = 0; i < p->naccess; i++)
         if (p->access[i].location.kind == CU_LOCATION_DEVICE && &layer.devices[p->access[i].location.id] != w->device)
             return ww_refused("graphs that allocate memory for another device");
     w->kind = CU_NODE_ALLOC;
-    w->of.memory = ww_graph_memory_new(w->device, p->nbytes, at->kind != CU_LOCATION_DEVICE, &error);
+    w->of.memory = ww_graph_memory_new(w->device, p->nbytes, managed || at->kind != CU_LOCATION_DEVICE, &error);
     if (!error)
         p->address = w->of.memory->address;
     return error;

@@ -3,17 +3,19 @@
  * A worker has one arena for all that its client allocates, so a pool has no memory of its own: it counts what was
  * allocated from it, and refuses what goes beyond its most. What it reserves is what is in use, by pieces; memory that
  * was freed stays mapped in the worker for whoever comes next, whatever the threshold says. Use goes down with the call
- * that frees, not when its stream gets there. Memory of the host's pool is pinned by the current device's worker.
+ * that frees, not when its stream gets there. Memory of the host's pool, and managed memory, is pinned by the current
+ * device's worker.
  */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 
 #define PIECE (2ull << 20)
+#define HOST_FLAGS (CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP)
 
 struct ww_pool {
     struct ww_object *object;
-    struct ww_device *device; /* NULL: the host's */
+    struct ww_device *device; /* NULL: the host's, or managed */
     struct cu_pool_props props;
     int32_t reuse[3];
     uint64_t threshold;
@@ -22,8 +24,8 @@ struct ww_pool {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct ww_pool *defaults[WW_DEVICES + 1]; /* the last is the host's */
-static struct ww_pool *of_host;                  /* that cuMemGetMemPool gives; NULL: the default */
+static struct ww_pool *defaults[WW_DEVICES + 2]; /* the last are the host's, and that of managed memory */
+static struct ww_pool *chosen[2];                /* of these two, what cuMemGetMemPool gives; NULL: the default */
 
 /* -- pools ---------------------------------------------------------------------------------------------------------- */
 
@@ -41,11 +43,13 @@ static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *pro
     return p;
 }
 
-/* The default pool of a device, NULL: of the host. */
-static struct ww_pool *default_of(struct ww_device *d)
+/* The default pool of a device, NULL: of the host, or of managed memory. */
+static struct ww_pool *default_of(struct ww_device *d, bool managed)
 {
-    struct cu_pool_props props = {.type = CU_MEM_PINNED, .location = {CU_LOCATION_HOST, 0}};
-    struct ww_pool **at = &defaults[d ? d - layer.devices : WW_DEVICES];
+    struct cu_pool_props props = {.type = managed ? CU_MEM_MANAGED : CU_MEM_PINNED, .location = {CU_LOCATION_HOST, 0}};
+    struct ww_pool **at = &defaults[d ? d - layer.devices : WW_DEVICES + managed];
+    if (managed)
+        props.location.kind = CU_LOCATION_NONE;
     if (d)
         props.location = (struct cu_mem_location){CU_LOCATION_DEVICE, (int)(d - layer.devices)};
     pthread_mutex_lock(&lock);
@@ -59,17 +63,12 @@ static struct ww_pool *default_of(struct ww_device *d)
 struct ww_pool *ww_pool_of(struct ww_device *d)
 {
     struct ww_pool *p = atomic_load(&d->pool);
-    return p ? p : default_of(d);
+    return p ? p : default_of(d, false);
 }
 
 void *ww_pool_handle(struct ww_pool *p)
 {
     return p->object;
-}
-
-bool ww_pool_on_host(const struct ww_pool *p)
-{
-    return !p->device;
 }
 
 static size_t pieces(size_t nbytes)
@@ -130,19 +129,21 @@ CUresult cuMemPoolCreate(void **pool, void *wanted)
     const struct cu_pool_props *props = wanted;
     struct ww_device *d = NULL;
     int error = ww_ready();
-    if (error || !pool || !props || props->type != CU_MEM_PINNED)
-        return error ? error : props && props->type == 2 ? ww_refused("cuMemPoolCreate of managed memory")
-                                                         : CUDA_ERROR_INVALID_VALUE;
+    if (error || !pool || !props || (props->type != CU_MEM_PINNED && props->type != CU_MEM_MANAGED))
+        return error ? error : CUDA_ERROR_INVALID_VALUE;
+    bool managed = props->type == CU_MEM_MANAGED;
+    if (managed && (error = ww_managed_check(&layer.devices[0])))
+        return error;
     if (props->handle_types)
         return ww_refused("cuMemPoolCreate for other processes");
     if (props->location.kind == CU_LOCATION_DEVICE) {
         if (props->location.id < 0 || props->location.id >= layer.ndevices)
             return CUDA_ERROR_INVALID_VALUE;
         d = &layer.devices[props->location.id];
-    } else if (props->location.kind != CU_LOCATION_HOST && props->location.kind != CU_LOCATION_NUMA) {
+    } else if (!managed && props->location.kind != CU_LOCATION_HOST && props->location.kind != CU_LOCATION_NUMA) {
         return CUDA_ERROR_INVALID_VALUE;
     }
-    struct ww_pool *p = make(d, props);
+    struct ww_pool *p = make(managed ? NULL : d, props);
     if (!p)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *pool = p->object;
@@ -161,8 +162,9 @@ CUresult cuMemPoolDestroy(void *h)
         atomic_compare_exchange_strong(&layer.devices[i].pool, &seen, no);
     }
     pthread_mutex_lock(&lock);
-    if (of_host == p)
-        of_host = NULL;
+    for (int i = 0; i < 2; i++)
+        if (chosen[i] == p)
+            chosen[i] = NULL;
     p->gone = true;
     bool last = !p->blocks;
     pthread_mutex_unlock(&lock);
@@ -301,7 +303,7 @@ CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device)
 {
     struct ww_device *d;
     int error = device_at(device, pool, &d);
-    return error ? error : give_handle(pool, default_of(d));
+    return error ? error : give_handle(pool, default_of(d, false));
 }
 
 CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
@@ -324,14 +326,16 @@ CUresult cuDeviceSetMemPool(CUdevice device, void *pool)
     return 0;
 }
 
-/* The device of a location, NULL: the host. */
+/* The device of a location, NULL: the host, or managed memory. */
 static int place_of(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d)
 {
     int error = ww_ready();
     if (error || !at || !out || !is_place(at))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
+    if (type == CU_MEM_MANAGED)
+        return ww_managed_check(&layer.devices[0]);
     if (type != CU_MEM_PINNED)
-        return type == 2 ? ww_refused("pools of managed memory") : CUDA_ERROR_INVALID_VALUE;
+        return CUDA_ERROR_INVALID_VALUE;
     if (at->kind < CU_LOCATION_DEVICE || at->kind > CU_LOCATION_NUMA_CURRENT)
         return CUDA_ERROR_INVALID_VALUE;
     *d = at->kind == CU_LOCATION_DEVICE ? &layer.devices[at->id] : NULL;
@@ -342,7 +346,7 @@ CUresult cuMemGetDefaultMemPool(void **pool, void *where, int type)
 {
     struct ww_device *d = NULL;
     int error = place_of(where, type, pool, &d);
-    return error ? error : give_handle(pool, default_of(d));
+    return error ? error : give_handle(pool, default_of(d, type == CU_MEM_MANAGED));
 }
 
 CUresult cuMemGetMemPool(void **pool, void *where, int type)
@@ -351,7 +355,8 @@ CUresult cuMemGetMemPool(void **pool, void *where, int type)
     int error = place_of(where, type, pool, &d);
     if (error)
         return error;
-    return give_handle(pool, d ? ww_pool_of(d) : of_host ? of_host : default_of(NULL));
+    bool managed = type == CU_MEM_MANAGED;
+    return give_handle(pool, d ? ww_pool_of(d) : chosen[managed] ? chosen[managed] : default_of(NULL, managed));
 }
 
 CUresult cuMemSetMemPool(void *where, int type, void *pool)
@@ -361,12 +366,12 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool)
     int error = place_of(where, type, where, &d);
     if (error || (error = pool_of(pool, &p)))
         return error;
-    if (p->device != d)
+    if (p->device != d || p->props.type != type)
         return CUDA_ERROR_INVALID_VALUE;
     if (d)
         atomic_store(&d->pool, p);
     else
-        of_host = p;
+        chosen[type == CU_MEM_MANAGED] = p;
     return 0;
 }
 
@@ -380,7 +385,7 @@ static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, si
         return CUDA_ERROR_OUT_OF_MEMORY;
     int error = p->device ? ww_allocate(p->device, p->device == d ? WW_OP_ALLOC_ASYNC : WW_OP_ALLOC,
                                         p->device == d ? stream : 0, nbytes, 0, p, address)
-                          : ww_pin(d, &at, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP, p);
+                          : ww_pin(d, &at, nbytes, p->props.type == CU_MEM_MANAGED ? WW_MANAGED : HOST_FLAGS, p);
     if (error)
         ww_pool_give(p, taken);
     else if (!p->device)
