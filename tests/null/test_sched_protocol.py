@@ -1208,6 +1208,27 @@ def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
             connect(service.path)
 
 
+def test_only_who_may_do_anything_lends_memory(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle may name memory of the service's user, or of another tenant."""
+    module = "warpwell.scheduler"
+    task = {"kernel": {"module": module, "name": "double", "sha256": ""}, "shape": [4], "arguments": [["lent", 0]]}
+    lent = [{"handle": 64 * "ab", "offset": 0, "dtype": "<i8", "shape": [4]}]
+    for trusts in (False, True):
+        service = make(group=str(os.getgid()), allow=[module], trust_group=trusts)
+        with monkeypatch.context() as patch:
+            for own in (True, False):
+                if not own:
+                    pretend(patch, os.getuid() + 1)
+                with connect(service.path) as client:
+                    call = {"type": "submit", "tasks": [{**task, "id": 1}], "lent": lent}
+                    if own or trusts:
+                        client._call(call)
+                    else:
+                        with pytest.raises(errors.ServiceError, match="only processes of the service's user lend"):
+                            client._call(call)
+        service.close()
+
+
 def test_where_settings_name_tenants_nobody_else_gets_in(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     service = make(tenants={"a": 1, "b": {"weight": 2}})
     for name in ("c", "default", "A"):

@@ -4,6 +4,7 @@ In the order in which a task meets them::
 
     scheduler.py    Scheduler: the user's interface; makes a Task from a launch and its arguments
     callables.py    functions that enqueue other libraries' work, and captured graphs, in the place of launches
+    tensors.py      arrays of other libraries as arguments of kernels
     task.py         Task, Profile, Request, Job, Placement, State: the records of a launch and of its place
     handle.py       Handle: the future that `submit` returns; TaskFuture, its base
     predict/        predicted times of kernels, their class, and how fast kernels run together

@@ -13,7 +13,7 @@ import numpy as np
 from .. import errors, registry
 from ..targets import Launch, default_device
 from ..targets.arguments import is_argument
-from .callables import as_launch
+from .callables import Call, as_launch
 from .core import Core
 from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
@@ -24,6 +24,7 @@ from .policy import Policy, Rates
 from .predict.learner import Learner
 from .task import Profile, Request, Task, require_profile
 from .tenants import Tenant
+from .tensors import shared
 
 T = TypeVar("T")
 
@@ -265,6 +266,8 @@ class Scheduler:
         self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
         launch, args = as_launch(launch, args)
         require_launch(launch)
+        if not isinstance(launch, Call):
+            args = shared(args, self.device)
         if size is not None and not isinstance(size, Mapping):
             raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
         blocks = launch.cut(args, self.device)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,16 @@ def empty(device: str, shape: int | tuple[int, ...], dtype: DTypeLike = np.int64
     if device != "cuda":
         return np.empty(shape, dtype)
     return memory.device_array(shape, np.dtype(dtype))
+
+
+def at_address(device: str, address: int, shape: tuple[int, ...], dtype: np.dtype[Any], keep: Any = None) -> Any:
+    """Return memory at an address as an array in C order, without a copy; it keeps `keep`, which keeps the memory."""
+    if device == "cuda":
+        return memory.as_array(address, shape, dtype, None, keep)
+    nbytes = math.prod(shape) * dtype.itemsize
+    there = (ctypes.c_ubyte * nbytes).from_address(address)
+    there.keep = keep  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(there), dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
 
 def to_host(array: Any) -> NDArray[Any]:

@@ -200,7 +200,13 @@ class Broker:
         listed = message.get("tasks", list)
         if not 1 <= len(listed) <= wire.MAX_TASKS:
             raise errors.ServiceError(f"a request has {len(listed)} launches: 1 to {wire.MAX_TASKS} are taken")
-        tasks = [wire.check_task(t, message.arrays) for t in listed]
+        lent = wire.check_lent(message.get("lent", list, []))
+        if lent and not (session.own or self._trust):
+            raise errors.ServiceError(
+                "only processes of the service's user lend it memory of the GPU: a handle may name anybody's memory. "
+                "Copy the arrays to the host, or to_device"
+            )
+        tasks = [wire.check_task(t, message.arrays, len(lent)) for t in listed]
         for task in tasks:
             self._authorize(session, task["kernel"])
         buffers = wire.buffers_of(tasks)
@@ -214,7 +220,7 @@ class Broker:
             task["id"] = session.tasks[theirs] = self._ledger.number()
             pieces.append(Piece(task["id"], theirs, task["kernel"]["name"]))
         held = HeldRequest(
-            session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers, waits=waits
+            session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers, lent, waits
         )  # fmt: skip
         self._ledger.add(held)
         session.answer(call, {})
@@ -345,7 +351,8 @@ class Broker:
         for held in self._ledger.sendable():
             self._alone_since = None
             line = self.sessions[held.client].line
-            header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks, "line": line}
+            header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks,
+                      "lent": held.lent, "line": line}  # fmt: skip
             self._owner.send(header, held.arrays)
 
     def _forward(

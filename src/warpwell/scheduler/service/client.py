@@ -18,15 +18,22 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...targets.arguments import viewed
+from ...targets.arrays import at_address
+from ...targets.gpu import ipc
+from ...turns.gpu_work import device_name
 from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import require_launch
 from ..task import Profile, State
+from ..tensors import is_foreign, located, size_of
 from . import address, protocol, references, wire
 
 SILENCE = 5.0
 """Seconds without a word from the service, after which it is asked for one; as long again, and it is given up."""
 
+
+_left: list[Any] = []
+"""What keeps memory that was lent to tasks whose end nobody tells: the owner may still write to it."""
 
 handles = protocol.Handlers()
 
@@ -106,9 +113,11 @@ class Client:
     def submit(self, launch: Any, *args: Any, **options: Any) -> ServiceHandle:
         """Submit a launch; see `Scheduler.submit`.
 
-        Arguments are NumPy arrays, numbers and what `to_device` returned. An array is copied to the service when it is
-        submitted, and what the kernel wrote is copied back before the handle is done, into arrays that can be written
-        to: mark an array read-only (``a.flags.writeable = False``) where nothing is to come back.
+        Arguments are NumPy arrays, numbers, what `to_device` returned, and arrays of other libraries. An array is
+        copied to the service when it is submitted, and what the kernel wrote is copied back before the handle is done,
+        into arrays that can be written to: mark an array read-only (``a.flags.writeable = False``) where nothing is to
+        come back. An array of PyTorch, CuPy or Numba on the service's GPU is not copied: the kernel uses it where it
+        lies, after all that the GPU was given here. Leave it alone until the handle is done.
 
         Parameters
         ----------
@@ -156,12 +165,12 @@ class Client:
                 f"this connection is for tenant {self.tenant!r}: connect(tenant={tenant!r}) makes another",
                 name="tenant",
             )
-        packer = Packer(self)
+        packer = Packer(self, str(self.about.get("gpu", "")))
         tasks = [packer.launch(launch, args) for launch, *args in launches]
         numbers = self._after(after)
         header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
                   "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
-                  "size": size or {}, "profile": wire.profile_fields(profile),
+                  "size": size or {}, "profile": wire.profile_fields(profile), "lent": packer.lent,
                   "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
         handles: list[ServiceHandle] = []
         try:
@@ -169,7 +178,7 @@ class Client:
                 for task in tasks:
                     self._numbers += 1
                     task["id"] = self._numbers
-                    handles.append(ServiceHandle(self, self._numbers, task["kernel"]["name"], packer.targets))
+                    handles.append(ServiceHandle(self, self._numbers, task["kernel"]["name"], packer))
                 with self._lock:
                     self._handles.update({h.number: h for h in handles})
                 reply = self._ask(header, packer.arrays)
@@ -177,6 +186,7 @@ class Client:
         except BaseException as error:
             self._forget(handles)
             if not isinstance(error, errors.WarpwellError):
+                _left.extend(packer.kept)
                 self._withdraw(handles)  # Ctrl-C: the service may have them, and nobody will have their handles
             raise
         return handles
@@ -353,6 +363,7 @@ class Client:
             handle = self._handles.pop(message.get("task", int), None)
         if handle is None:
             return
+        handle.kept = []
         if "error" in message.header:
             handle.settle(wire.error_of(message.get("error", dict)))
         elif message.get("cancelled", bool, False):
@@ -374,6 +385,7 @@ class Client:
         for reply in calls.values():
             reply.set_exception(errors.ServiceError(str(why)))
         for handle in handles.values():
+            _left.extend(handle.kept)
             handle.settle(errors.ServiceError(str(why), task=handle.name))
 
 
@@ -384,11 +396,12 @@ class ServiceHandle(TaskFuture):
     thread that receives from the service: they must not wait.
     """
 
-    def __init__(self, client: Client, number: int, name: str, targets: list[NDArray[Any] | None]) -> None:
+    def __init__(self, client: Client, number: int, name: str, packer: Packer) -> None:
         super().__init__(client, name)
         self.number = number
         self.client = client
-        self._targets = targets
+        self.kept = packer.kept
+        self._targets = packer.targets
 
     def settle_with(self, changed: dict[int, NDArray[Any]]) -> None:
         """Put what came into the caller's arrays, and tell everybody who waits."""
@@ -447,17 +460,27 @@ class Packer:
     ----------
     client : Client
         Whose arrays on the device may be among the arguments.
+    gpu : str
+        Name of the GPU whose memory may be lent.
 
     Attributes
     ----------
+    lent : list of dict
+        Arrays in memory of this process on the GPU, as the owner opens them.
+    kept : list
+        What keeps them.
     arrays : list of ndarray
         What is sent.
     targets : list of ndarray or None
         Where the result of each array goes: the caller's own array, or None where it is read-only.
     """
 
-    def __init__(self, client: Client | None = None) -> None:
+    def __init__(self, client: Client | None = None, gpu: str = "") -> None:
         self._client = client
+        self._gpu = gpu
+        self.lent: list[dict[str, Any]] = []
+        self.kept: list[Any] = []
+        self._foreign: dict[int, list[Any]] = {}
         self.arrays: list[NDArray[Any]] = []
         self.targets: list[NDArray[Any] | None] = []
         self._numbers: dict[int, int] = {}
@@ -499,11 +522,35 @@ class Packer:
             return ["int", value]
         if isinstance(value, float):
             return ["float", value]
+        if is_foreign(value):
+            if id(value) not in self._foreign:
+                self._foreign[id(value)] = self._located(value, f"argument {place} of kernel {kernel!r}")
+            return self._foreign[id(value)]
         raise errors.ArgumentError(
             f"argument {place} of kernel {kernel!r} is {value!r:.60}, which does not travel to a service: NumPy "
             "arrays, numbers of 64 bits and what to_device returned do",
             name="args",
         )
+
+    def _located(self, value: Any, what: str) -> list[Any]:
+        """Return an array of another library as an argument: sent if the host has it, or lent to the owner."""
+        tensor, dtype = located(value, what)
+        self.kept.append((value, tensor))
+        if tensor.on_host or not size_of(tensor, dtype):
+            array = at_address("cpu", tensor.address, tensor.shape, dtype, tensor.keep)
+            array.flags.writeable = tensor.writable
+            return ["array", self._array(array)]
+        if dtype.str not in protocol.ITEMS:
+            raise errors.DTypeError(f"{what} has items of {dtype}, which do not travel: convert it first")
+        lent = ipc.lend(tensor.address, size_of(tensor, dtype))
+        if device_name(lent.ordinal) != self._gpu:
+            raise errors.ArgumentError(
+                f"{what} is on another device than the service's ({self._gpu or 'the CPU'}): copy it to the host",
+                name="args",
+            )
+        shape = list(tensor.shape) or [1]
+        self.lent.append({"handle": lent.handle.hex(), "offset": lent.offset, "dtype": dtype.str, "shape": shape})
+        return ["lent", len(self.lent) - 1]
 
     def _array(self, array: NDArray[Any]) -> int:
         if id(array) in self._numbers:

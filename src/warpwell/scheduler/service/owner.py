@@ -35,7 +35,9 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...targets import default_device
-from ...targets.arrays import to_device, to_host
+from ...targets.arrays import at_address, to_device, to_host
+from ...targets.gpu.ipc import Borrowed
+from ...turns.gpu_work import device_name
 from ..events import Event, Log
 from ..handle import Handle
 from ..predict.learner import Learner
@@ -77,8 +79,13 @@ class _EventQueue(Log):
 class _RequestArrays:
     """A request here: its arrays, and what of them the service has seen."""
 
-    def __init__(self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int]) -> None:
+    def __init__(
+        self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int], borrowed: Borrowed
+    ) -> None:
         self.seen = arrays
+        self._borrowed = borrowed
+        self._handles: list[bytes] = []
+        self._left = len(tasks)
         # of what came nothing may change: it is what results are compared with
         self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
         for place in readonly & set(range(len(arrays))):
@@ -87,6 +94,37 @@ class _RequestArrays:
             task["id"]: sorted({value for kind, value in task["arguments"] if kind == "array"} - readonly)
             for task in tasks
         }
+
+    def borrow(self, device: str, lent: dict[str, Any]) -> Any:
+        """Return an array in a client's own memory, until its last task has ended.
+
+        Raises
+        ------
+        ArgumentError
+            The memory cannot be opened, or the array is not all in it.
+        """
+        handle = bytes.fromhex(lent["handle"])
+        address, nbytes = self._borrowed.open(handle)
+        self._handles.append(handle)
+        if lent["offset"] + wire.lent_bytes(lent) > nbytes:
+            raise errors.ArgumentError(
+                f"an array of {wire.lent_bytes(lent)} bytes from byte {lent['offset']} on is not in memory of {nbytes} "
+                "bytes that was lent",
+                name="args",
+            )
+        return at_address(device, address + lent["offset"], tuple(lent["shape"]), np.dtype(lent["dtype"]))
+
+    def task_ended(self) -> None:
+        """Count the end of a task; after the last one what was borrowed is given back."""
+        self._left -= 1
+        if self._left <= 0:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Close memory of the client."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            self._borrowed.close(handle)
 
     def changes(self, number: int) -> tuple[list[int], list[NDArray[Any]]]:
         """Return which arrays of a task have changed since they were last sent, and copies of them."""
@@ -132,6 +170,7 @@ class Owner:
             log=_EventQueue(self._events), **options,
         )  # fmt: skip
         self._buffers: dict[int, Any] = {}
+        self._borrowed = Borrowed()
         self._tasks: dict[int, tuple[Handle, _RequestArrays]] = {}
         self._loading: dict[int, tuple[float, int]] = {}
         self._lines: dict[str, ThreadPoolExecutor] = {}
@@ -144,7 +183,8 @@ class Owner:
         now, capacity = self._scheduler.inspect(lambda core: (core.executor.now(), core.executor.capacity))
         about = {"device": self._scheduler.device, "policy": self._scheduler.inspect(lambda core: core.policy.name),
                  "limit": self._scheduler.inspect(lambda core: core.limit), "memory": capacity.memory,
-                 "processors": capacity.processors}  # fmt: skip
+                 "processors": capacity.processors,
+                 "gpu": device_name(0) if self._scheduler.device == "cuda" else ""}  # fmt: skip
         protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
         while True:
             message = self._connection.receive()
@@ -231,11 +271,13 @@ class Owner:
         tasks = message.get("tasks", list)
         first = tasks[0]["id"]
         self._send({"type": "taking", "task": first, "now": True})  # if this process dies of it, that is known
+        request = _RequestArrays(tasks, message.arrays, set(message.get("readonly", list)), self._borrowed)
         try:
             made = self._make(message, tasks)
-            request = _RequestArrays(tasks, message.arrays, set(message.get("readonly", list)))
+            lent = message.get("lent", list, [])
+            theirs = [request.borrow(self._scheduler.device, one) for one in lent]
             for task, (launch, arguments) in zip(tasks, made, strict=True):
-                task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer))
+                task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer, theirs))
             chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "idempotent", "size")}
             profile = wire.profile_of(message.header["profile"])
             ready = [
@@ -243,8 +285,9 @@ class Owner:
                 for launch, values in (task["made"] for task in tasks)
             ]
             for made_task, task in zip(ready, tasks, strict=True):
-                # what stays on the device is counted there already
+                # what stays on the device is counted there already; what is lent, by nobody
                 kept = sum(int(self._buffer(n).nbytes) for n in wire.buffers_of([task]))
+                kept += sum(wire.lent_bytes(lent[k]) for k in wire.lent_of(task))
                 made_task.memory = max(0, made_task.memory - kept)
                 made_task.there = max(0, made_task.there - kept)
             name = message.get("name", str) or ready[0].name
@@ -259,6 +302,7 @@ class Owner:
             if failure is not None:
                 self._fault(self._stuck, str(failure))
             fields = wire.error_fields(error)
+            request.give_back()
             for task in tasks:
                 self._send({"type": "ended", "task": task["id"], "error": fields})
 
@@ -313,6 +357,7 @@ class Owner:
     def _end(self, number: int) -> None:
         handle, request = self._tasks[number]
         del self._tasks[number]
+        request.task_ended()
         if handle.cancelled():
             self._send({"type": "ended", "task": number, "cancelled": True})
             return

@@ -53,7 +53,7 @@ PATIENCE = 10.0
 _PREFIX = struct.Struct("<4sIQ")
 _CREDENTIALS = struct.Struct("3i")
 # plain numbers: no objects, no strings, no records
-_ITEMS = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())
+ITEMS = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())
 _SLICE = 1 << 20
 
 
@@ -316,7 +316,7 @@ def credentials(sock: socket.socket) -> Peer:
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
     """Return an array as it travels: C order, little-endian."""
     dtype = array.dtype.newbyteorder("<")
-    if dtype.str not in _ITEMS:
+    if dtype.str not in ITEMS:
         raise errors.DTypeError(
             f"an array of {array.dtype} does not travel to a service: booleans, integers, floats and complex numbers do"
         )
@@ -344,7 +344,7 @@ def _layout(listed: Any, nbytes: int, peer: str) -> list[tuple[np.dtype[Any], tu
         if not isinstance(entry, list) or len(entry) != 2:
             raise wrong
         name, shape = entry
-        if not isinstance(name, str) or name not in _ITEMS or not isinstance(shape, list) or len(shape) > 32:
+        if not isinstance(name, str) or name not in ITEMS or not isinstance(shape, list) or len(shape) > 32:
             raise wrong
         if not all(type(n) is int and 0 <= n <= 1 << 48 for n in shape):
             raise wrong

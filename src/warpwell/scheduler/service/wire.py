@@ -2,37 +2,44 @@
 
 An argument travels as a pair: ``["array", k]`` is array k of the message, ``["scalar", k]`` an array of one item that
 is a NumPy number, ``["int", n]``, ``["float", x]``, ``["bool", b]`` Python's numbers, and ``["buffer", n]`` an array
-that an earlier call left on the device.
+that an earlier call left on the device, and ``["lent", k]`` array k of those in the client's own memory on the GPU.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...targets.gpu.ipc import HANDLE
 from ..task import Kind, Profile
 from . import references
-from .protocol import MAX_ARRAYS, ServiceMessage, checked
+from .protocol import ITEMS, MAX_ARRAYS, ServiceMessage, checked
 from .references import MAX_NAME
 
 MAX_TASKS = 256
 """Launches in a request at most."""
 
 MAX_ARGUMENTS = 256
+_HANDLE = re.compile(f"[0-9a-f]{{{2 * HANDLE}}}")
 MAX_THREADS = 1 << 40
 """Threads of a launch at most."""
 
 MAX_DEADLINE = 1e9
 """Seconds of a deadline at most. A deadline that is not a float would crash the owner."""
 
+MAX_LENT = 1 << 48
+"""Bytes, and items, that lent memory may have at most."""
+
 INTS = range(-(1 << 63), 1 << 63)
 
 
-def check_task(task: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
+def check_task(task: Any, arrays: Sequence[NDArray[Any]], lent: int = 0) -> dict[str, Any]:
     """Return a launch that came from a peer, once every part of it is well-formed.
 
     Raises
@@ -51,17 +58,19 @@ def check_task(task: Any, arrays: Sequence[NDArray[Any]]) -> dict[str, Any]:
         "id": checked(task, "id", int),
         "kernel": references.check(checked(task, "kernel", dict)),
         "shape": shape,
-        "arguments": [_check_argument(a, arrays) for a in arguments],
+        "arguments": [_check_argument(a, arrays, lent) for a in arguments],
     }
 
 
-def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
+def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]], lent: int) -> list[Any]:
     if not isinstance(pair, list) or len(pair) != 2:
         raise errors.ServiceError("an argument is not a pair of a kind and a value")
     kind, value = pair
     good = False
     if kind in ("array", "scalar"):
         good = type(value) is int and 0 <= value < len(arrays) and (kind == "array" or arrays[value].shape == ())
+    elif kind == "lent":
+        good = type(value) is int and 0 <= value < lent
     elif kind in ("int", "buffer"):
         good = type(value) is int and value in INTS
     elif kind == "float":
@@ -73,7 +82,35 @@ def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]]) -> list[Any]:
     return [kind, value]
 
 
-def unpack(arguments: Sequence[Sequence[Any]], arrays: Sequence[Any], buffers: Callable[[int], Any]) -> list[Any]:
+def check_lent(listed: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a peer's arrays in its own memory on the GPU, once they are well-formed; their memory is not looked at.
+
+    Raises
+    ------
+    ServiceError
+        They are not.
+    """
+    found: list[dict[str, Any]] = []
+    for one in listed:
+        if not isinstance(one, dict) or len(found) == MAX_ARRAYS:
+            raise errors.ServiceError(f"arrays that are lent are not up to {MAX_ARRAYS} objects")
+        handle, dtype = checked(one, "handle", str), checked(one, "dtype", str)
+        offset, shape = checked(one, "offset", int), checked(one, "shape", list)
+        good = _HANDLE.fullmatch(handle) and dtype in ITEMS and 0 <= offset < MAX_LENT and 1 <= len(shape) <= 32
+        if not good or not all(type(n) is int and 0 < n < MAX_LENT for n in shape) or math.prod(shape) > MAX_LENT:
+            raise errors.ServiceError("an array that is lent has no valid handle, offset, dtype or shape")
+        found.append({"handle": handle, "offset": offset, "dtype": dtype, "shape": shape})
+    return found
+
+
+def lent_bytes(lent: dict[str, Any]) -> int:
+    """Return the bytes of an array that is lent."""
+    return int(math.prod(lent["shape"]) * np.dtype(lent["dtype"]).itemsize)
+
+
+def unpack(
+    arguments: Sequence[Sequence[Any]], arrays: Sequence[Any], buffers: Callable[[int], Any], lent: Sequence[Any] = ()
+) -> list[Any]:
     """Return the arguments of a launch; `buffers` gives what a number stands for."""
     found: list[Any] = []
     for kind, value in arguments:
@@ -81,6 +118,8 @@ def unpack(arguments: Sequence[Sequence[Any]], arrays: Sequence[Any], buffers: C
             found.append(arrays[value])
         elif kind == "scalar":
             found.append(arrays[value][()])
+        elif kind == "lent":
+            found.append(lent[value])
         else:
             found.append(buffers(value) if kind == "buffer" else value)
     return found
@@ -89,6 +128,11 @@ def unpack(arguments: Sequence[Sequence[Any]], arrays: Sequence[Any], buffers: C
 def buffers_of(tasks: Sequence[dict[str, Any]]) -> set[int]:
     """Return the numbers of the device arrays that a request uses."""
     return {value for task in tasks for kind, value in task["arguments"] if kind == "buffer"}
+
+
+def lent_of(task: dict[str, Any]) -> set[int]:
+    """Return the places of the lent arrays that a launch uses."""
+    return {value for kind, value in task["arguments"] if kind == "lent"}
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:

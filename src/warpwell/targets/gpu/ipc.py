@@ -1,0 +1,160 @@
+"""Memory of a GPU that another process of this machine uses in place: `lend` names it, `Borrowed` opens it.
+
+By the driver's own functions alone, in the primary context that libraries share: who lends may have PyTorch or CuPy and
+none of our packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from ... import errors
+
+HANDLE = 64
+"""Bytes that name an allocation to another process."""
+
+_ORDINAL, _MAY_BE_LENT = 9, 10
+"""Attributes of a pointer."""
+
+_LAZY_PEER = 1
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE)]
+
+
+class Lent(NamedTuple):
+    """Memory for another process: its allocation, where it begins in it, and the GPU that it is on."""
+
+    handle: bytes
+    offset: int
+    ordinal: int
+
+
+@functools.cache
+def driver() -> Any:
+    """Return the driver's library.
+
+    Raises
+    ------
+    DeviceNotFoundError
+        There is none.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        library.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+        library.cuMemGetAddressRange_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        library.cuIpcGetMemHandle.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, _Handle, ctypes.c_uint]
+        library.cuIpcCloseMemHandle.argtypes = [ctypes.c_void_p]
+        library.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
+    except (OSError, AttributeError) as error:
+        raise errors.DeviceNotFoundError(f"there is no driver of a GPU here: {error}", device="cuda") from None
+    return library
+
+
+def lend(address: int, nbytes: int) -> Lent:
+    """Name memory of this process for another one, once all that the GPU was given here is done.
+
+    Keep it until the other process no longer uses it.
+
+    Raises
+    ------
+    ArgumentError
+        Its kind of memory cannot be lent, or it is not all of one allocation.
+    """
+    library, ordinal, may = driver(), ctypes.c_int(), ctypes.c_int()
+    if library.cuPointerGetAttribute(ctypes.byref(ordinal), _ORDINAL, address):
+        raise errors.ArgumentError(f"address {address:#x} is not in the memory of a GPU", name="args")
+    with _context(ordinal.value):
+        library.cuPointerGetAttribute(ctypes.byref(may), _MAY_BE_LENT, address)
+        handle = _Handle()
+        base, size = _range(address)
+        if not may.value or library.cuIpcGetMemHandle(ctypes.byref(handle), base):
+            raise errors.ArgumentError(
+                "another process cannot open this memory: it is of a pool of the driver, of an expandable segment, or "
+                "managed. Start PyTorch without expandable_segments and backend:cudaMallocAsync in "
+                "PYTORCH_CUDA_ALLOC_CONF, and CuPy without MemoryAsyncPool; or copy the array to the host",
+                name="args",
+            )
+        if address + nbytes > base + size:
+            raise errors.ArgumentError(f"an array of {nbytes} bytes ends beyond its allocation of {size}", name="args")
+        status = library.cuCtxSynchronize()
+    if status:
+        raise errors.ArgumentError(
+            f"what the GPU was given before failed, or a graph is being captured (status {status})", name="args"
+        )
+    return Lent(bytes(handle.bytes), address - base, ordinal.value)
+
+
+class Borrowed:
+    """Allocations of other processes that are open here, each one once, while somebody uses it."""
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self._ordinal = ordinal
+        self._lock = threading.Lock()
+        self._open: dict[bytes, list[int]] = {}  # address, bytes, users
+
+    def open(self, handle: bytes) -> tuple[int, int]:
+        """Return address and bytes of an allocation, until as many calls of `close`.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such allocation, or none of this GPU.
+        """
+        with self._lock, _context(self._ordinal):
+            if handle not in self._open:
+                address = ctypes.c_void_p()
+                status = driver().cuIpcOpenMemHandle_v2(
+                    ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER
+                )
+                if status:
+                    raise errors.ArgumentError(
+                        f"the memory that was lent cannot be opened (status {status} of the driver): was it freed?",
+                        name="args",
+                    )
+                self._open[handle] = [address.value or 0, _range(address.value or 0)[1], 0]
+            found = self._open[handle]
+            found[2] += 1
+            return found[0], found[1]
+
+    def close(self, handle: bytes) -> None:
+        """Use an allocation no longer."""
+        with self._lock:
+            found = self._open[handle]
+            found[2] -= 1
+            if not found[2]:
+                del self._open[handle]
+                with _context(self._ordinal):
+                    driver().cuIpcCloseMemHandle(found[0])
+
+
+def _range(address: int) -> tuple[int, int]:
+    """Return beginning and bytes of the allocation around an address."""
+    base, size = ctypes.c_void_p(), ctypes.c_size_t()
+    status = driver().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address)
+    return (0, 0) if status else (base.value or 0, size.value)
+
+
+@contextlib.contextmanager
+def _context(ordinal: int) -> Iterator[None]:
+    """Have a GPU's primary context current."""
+    library, device, context = driver(), ctypes.c_int(), ctypes.c_void_p()
+    status = library.cuInit(0) or library.cuDeviceGet(ctypes.byref(device), ordinal)
+    status = status or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status:
+        raise errors.DeviceNotFoundError(f"GPU {ordinal} has no context (status {status})", device="cuda")
+    try:
+        library.cuCtxPushCurrent_v2(context)
+        try:
+            yield
+        finally:
+            library.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        library.cuDevicePrimaryCtxRelease_v2(device)
