@@ -44,9 +44,12 @@ def located(value: Any, what: str) -> tuple[Any, np.dtype[Any]]:
             dtype = np.dtype(f"{kind}{bits // 8}")
         except TypeError:
             raise errors.DTypeError(f"{what} has {bits}-bit items that NumPy does not know: convert it first") from None
-    if not tensor.contiguous:
-        raise errors.ArgumentError(f"the items of {what} do not follow one another in C order: make it contiguous",
-                                   name="args")  # fmt: skip
+    if not tensor.contiguous or tensor.address % dtype.itemsize:
+        raise errors.ArgumentError(
+            f"the items of {what} do not follow one another in C order, each at a multiple of its size: make it "
+            "contiguous",
+            name="args",
+        )
     return tensor, dtype
 
 

@@ -97,6 +97,7 @@ def check_lent(listed: Sequence[Any]) -> list[dict[str, Any]]:
         handle, dtype = checked(one, "handle", str), checked(one, "dtype", str)
         offset, shape = checked(one, "offset", int), checked(one, "shape", list)
         good = _HANDLE.fullmatch(handle) and dtype in ITEMS and 0 <= offset < MAX_LENT and 1 <= len(shape) <= 32
+        good = good and offset % np.dtype(dtype).itemsize == 0  # a kernel would end its process otherwise
         if not good or not all(type(n) is int and 0 < n < MAX_LENT for n in shape) or math.prod(shape) > MAX_LENT:
             raise errors.ServiceError("an array that is lent has no valid handle, offset, dtype or shape")
         found.append({"handle": handle, "offset": offset, "dtype": dtype, "shape": shape})
