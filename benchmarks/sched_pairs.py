@@ -15,7 +15,7 @@ from typing import Any
 from measure import machine, save, table
 from sched_forms import Bench, Made
 
-from warpwell.scheduler.predict.rates import Matrix, Pair
+from warpwell.study.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, STOP, fresh
 

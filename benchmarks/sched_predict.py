@@ -23,9 +23,9 @@ from warpwell.errors import WarpwellError
 from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.predict.predictor import Prediction, Predictor
-from warpwell.scheduler.predict.rates import MaxMin
 from warpwell.scheduler.predict.sample import Sample
 from warpwell.study.counts import read_counts
+from warpwell.study.rates import MaxMin
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Simulator
 

@@ -26,8 +26,9 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
-from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.study.bound import bound
+from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import ReplayResult, replay
 from warpwell.study.simulator import HostDelays, Simulator
 from warpwell.study.workloads import make

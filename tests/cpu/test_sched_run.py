@@ -119,7 +119,7 @@ def written(path: Path) -> Path:
     log.about = {"policy": "source"}
     log.add(Event(0.0, "arrive", 0, "gemm", "a"))
     log.add(Event(0.0, "launch", 0, "gemm", "a", {"rule": "best combination", "beside": []}))
-    log.add(Event(0.5, "hold", 1, "mvt", "b", {"rule": "no cost test", "victim": 0}))
+    log.add(Event(0.5, "hold", 1, "mvt", "b", {"rule": "no prediction", "victim": 0}))
     log.add(Event(1.0, "end", 0, "gemm", "a", {"ran": 1.0, "preemptions": 0}))
     with path.open("w") as stream:
         log.write(stream)

@@ -4,8 +4,9 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Placement, Profile, Request, Task
-from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.study.bound import bound
+from warpwell.study.rates import Matrix, Pair
 from warpwell.study.simulator import Simulator
 
 CAPACITY = Capacity()

@@ -12,10 +12,11 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.executor import Capacity
 from warpwell.scheduler.policies import POLICIES, live
-from warpwell.scheduler.predict import rates
-from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants
+from warpwell.study import rates
+from warpwell.study.rates import Matrix, Pair
 from warpwell.study.simulator import Simulator
 
 

@@ -9,7 +9,8 @@ from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.lanes import Lanes
 from warpwell.scheduler.policies.live import Live
-from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import replay
 from warpwell.study.simulator import NO_DELAYS, HostDelays, Simulator
 from warpwell.testing.policies import task as said

@@ -13,8 +13,9 @@ from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, R
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.policies import POLICIES
-from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable, Matrix, MaxMin, Pair, fill, rates
+from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable
 from warpwell.scheduler.residency import ResidentKernel
+from warpwell.study.rates import Matrix, MaxMin, Pair, fill, rates
 from warpwell.study.replay import replay
 from warpwell.study.simulator import HostDelays, Simulator
 

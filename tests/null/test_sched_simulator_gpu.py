@@ -10,7 +10,8 @@ import pytest
 
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.predict.rates import ClassTable, Matrix, Pair
+from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import replay
 from warpwell.study.simulator import HostDelays, Simulator
 

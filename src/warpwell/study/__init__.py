@@ -7,6 +7,7 @@ bench/            micro-benchmarks, with ceilings, beside BaM's protocol
 simulator.py      the executor in virtual time
 replay.py         a trace through an executor
 metrics.py        throughput, turnaround, fairness and preemptions of a run
+rates.py          how fast kernels run together in simulations: by two resources, by measured pairs
 bound.py          the most that any schedule could get out of measured pairs
 experiment.py     policies on a trace in the simulator, each a run of its own
 counts.py         launches that were measured under a profiler, as samples for the predictor

@@ -11,7 +11,7 @@ from .. import errors
 from ..scheduler.task import Task
 
 if TYPE_CHECKING:
-    from ..scheduler.predict.rates import Matrix
+    from .rates import Matrix
 
 
 def bound(tasks: Iterable[Task], pairs: Matrix) -> float:

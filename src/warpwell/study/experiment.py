@@ -15,8 +15,8 @@ from ..scheduler.decision import SOURCE, SourceModel
 from ..scheduler.events import Log
 from ..scheduler.executor import Capacity
 from ..scheduler.policies import POLICIES, policy
-from ..scheduler.predict.rates import rates
 from .metrics import NEEDED
+from .rates import rates
 from .replay import ReplayResult, replay
 from .simulator import Simulator
 from .traces import Recipe, Trace

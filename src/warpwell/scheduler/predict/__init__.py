@@ -8,6 +8,6 @@ learner.py     profiles of tasks for the scheduler; learns from tasks that ran a
 predictor.py   time and class at other sizes of a kernel, by regression
 pairs.py       how fast kernels ran together, as it was measured
 history.py     measurements, kept in a file for each device
-rates.py       how fast kernels run together: by class, by two resources, by measured pairs
+rates.py       how fast kernels run together, by class and order of residency
 =============  ==========================================================================================
 """

@@ -76,20 +76,10 @@ def _arrive(event: Event, names: Names) -> str:
 _LAUNCH_RULES = {
     "arrival": "it has waited longest",
     "best combination": "of the waiting tasks, it makes the best combination",
-    "best pair": "of the waiting tasks, these two have the largest sum of normalized IPC together",
-    "best sum": "of the waiting tasks, it makes the largest sum of normalized IPC",
     "lanes": "it is of the other class than what runs beside it",
     "alone": "no waiting task would gain by running with it",
     "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
-    "shortest": "it has the shortest rest",
-    "memory first": "the memory-intensive one is to be resident first",
-    "dominant share": "its tenant's dominant share is the smallest",
-    "first": "nothing runs",
-    "high priority": "its priority is above those that run",
-    "opposite profile": "its class differs from that of the kernel that runs with priority",
-    "worth most": "it is worth most over its whole time",
-    "best of all": "of all waiting tasks, compared with true times, it is worth most",
 }
 
 
@@ -99,15 +89,11 @@ def _launch(event: Event, names: Names) -> str:
     company = f"beside {_list(beside, names)}" if beside else "with nothing else running" if beside is not None else ""
     rule = str(why.get("rule", ""))
     reason = _LAUNCH_RULES.get(rule, f"rule {rule!r}" if rule else "")
-    if isinstance(why.get("S"), float):
-        reason += f", S = {why['S']:.4g}"
-        if isinstance(why.get("before"), float):
-            reason += f" after {why['before']:.4g}"
     text = f"{_task(event, names)} was launched"
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
-    text += figures(why, "rule", "beside", "workers", "plain", "whole", "S", "before") + "."
+    text += figures(why, "rule", "beside", "workers", "plain", "whole") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
     elif why.get("plain"):
@@ -116,75 +102,39 @@ def _launch(event: Event, names: Names) -> str:
 
 
 _FORMULA = ("S0", "S1", "n", "T", "C", "d", "gain")
-_WITH_RETURN = ("S0", "S1", "T", "C", "R", "during", "back", "gain")
-
-
-def _numbers(why: dict[str, Any], names: tuple[str, ...]) -> list[float] | None:
-    if all(isinstance(why.get(key), int | float) for key in names):
-        return [float(why[key]) for key in names]
-    return None
-
-
-def _together(s0: float, s1: float, t: float) -> str:
-    for_ = "run together forever" if math.isinf(t) else f"run together for another T = {duration(t)}"
-    return (
-        f"the running kernels would {for_}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change it is "
-        f"S1 = {s1:.4g}"
-    )
-
-
-def _gained(gain: float) -> str:
-    return f"{duration(gain)} of work {'gained' if gain > 0 else 'are not gained'}"
 
 
 def _compared(why: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return the comparison of a preemption in words, and the figures that it has told."""
-    source = _numbers(why, _FORMULA)
-    if source is not None:
-        s0, s1, n, t, c, d, gain = source
-        text = (
-            f"{_together(s0, s1, t)}, but for the C = {duration(c)} that the change takes, in which the "
-            f"kernel that stays does d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
-        )
-        if math.isfinite(t) and c >= t:
-            text += ". C is not below T"
-        elif math.isfinite(t):
-            after, before = d * n * c + s1 * (t - c), s0 * t
-            sign = ">" if after > before else "<="
-            text += f". d n C + S1 (T - C) = {duration(after)} {sign} S0 T = {duration(before)}: {_gained(gain)}"
-        return text, _FORMULA
-    ours = _numbers(why, _WITH_RETURN)
-    if ours is not None:
-        s0, s1, t, c, r, during, back, gain = ours
-        text = (
-            f"{_together(s0, s1, t)} for the R = {duration(r)} that the newcomer takes, but for the C = {duration(c)} "
-            f"of the change, at {during:.4g}; the return costs {duration(back)}: {_gained(gain)}"
-        )
-        return text, _WITH_RETURN
-    short = _numbers(why, ("S0", "S1", "T", "C"))
-    if short is not None:
-        s0, s1, t, c = short
-        text = f"{_together(s0, s1, t)}, but the change takes C = {duration(c)}, which is not below T"
-        return text, ("S0", "S1", "T", "C")
-    return "", ()
+    if not all(isinstance(why.get(key), int | float) for key in _FORMULA):
+        return "", ()
+    s0, s1, n, t, c, d, gain = (float(why[key]) for key in _FORMULA)
+    long = "forever" if math.isinf(t) else f"for another T = {duration(t)}"
+    text = (
+        f"the running kernels would run together {long}, at a sum of normalized IPC of S0 = {s0:.4g}; after the change "
+        f"it is S1 = {s1:.4g}, but for the C = {duration(c)} that the change takes, in which the kernel that stays "
+        f"does d n = {d:.4g} * {n:.4g} = {d * n:.4g}"
+    )
+    if math.isfinite(t) and c >= t:
+        text += ". C is not below T"
+    elif math.isfinite(t):
+        after, before = d * n * c + s1 * (t - c), s0 * t
+        sign, gained = ">" if after > before else "<=", "gained" if gain > 0 else "are not gained"
+        text += f". d n C + S1 (T - C) = {duration(after)} {sign} S0 T = {duration(before)}: "
+        text += f"{duration(gain)} of work {gained}"
+    return text, _FORMULA
 
 
 _REASONS = {
-    "no cost test": "the newcomer makes a better combination, and this policy does not test the cost",
     "no prediction": "it is not known yet how long the running kernels, or the newcomer, will still take",
     "cancelled": "it was cancelled",
     "makes room": "part of its place goes to a newcomer",
     "alone": "nothing else runs any more",
     "grows": "it gets what others have left",
     "priority": "the newcomer's priority is higher",
-    "memory first": "the memory-intensive newcomer is to be resident first",
-    "dominant share": "dominant shares are to be equal",
-    "adds": "with the truth, the change is worth more",
     "soon": "the kernel that runs fills the device for longer, and somebody else may come meanwhile",
-    "residency": "the newcomer had better be resident first",
-    "worth, and residency": "the newcomer had better be resident first, in the place of one of those",
 }
-_TOLD = ("rule", "victim", "victims", "newcomer", "for", "mode", "saved", "workers", "younger")
+_TOLD = ("rule", "victim", "newcomer", "for", "mode", "saved", "workers", "younger")
 
 
 def _reason(event: Event) -> str:
@@ -195,11 +145,6 @@ def _reason(event: Event) -> str:
     begin = _REASONS.get(rule, "" if compared else f"rule {rule!r}" if rule else "")
     text = ": ".join(part for part in (begin, compared) if part)
     return f"{text}{figures(why, *_TOLD, *told)}".strip()
-
-
-def _victims(why: dict[str, Any], names: Names) -> str:
-    victims = why.get("victims", [why["victim"]] if why.get("victim") is not None else [])
-    return f" in the place of {_list(victims, names)}" if victims else ""
 
 
 _MODES = {
@@ -220,8 +165,9 @@ def _preempt(event: Event, names: Names) -> str:
 
 
 def _hold(event: Event, names: Names) -> str:
-    reason = _reason(event)
-    text = f"{_task(event, names)} was not launched{_victims(event.why, names)}"
+    reason, victim = _reason(event), event.why.get("victim")
+    text = f"{_task(event, names)} was not launched"
+    text += "" if victim is None else f" in the place of {_of(victim, names)}"
     return f"{text}: {reason}." if reason else f"{text}."
 
 
