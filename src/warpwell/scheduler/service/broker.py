@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from numpy.typing import NDArray
 
@@ -37,15 +37,8 @@ client_handles = protocol.Handlers()
 owner_handles = protocol.Handlers()
 
 
-class _Call(NamedTuple):
-    """A call of a client that the owner is to answer (see `Broker._forward`)."""
-
-    session: Session
-    number: int
-    lost: dict[str, Any] | None
-    buffer: int | None
-    cancels: int | None
-    nbytes: int
+Answered = Callable[[protocol.ServiceMessage | None], None]
+"""What is called with the owner's answer; with None if the owner died before."""
 
 
 class Broker:
@@ -83,7 +76,7 @@ class Broker:
         self._ledger = Ledger()
         self._holdings = Holdings(self._lock, self._ledger, max_held)
         self.sessions: dict[int, Session] = {}
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Answered] = {}  # of the owner
         self._call_numbers = 0
         self._settled, self.failure = threading.Event(), ""
         self._fault: tuple[int | None, str] | None = None
@@ -152,8 +145,6 @@ class Broker:
             self._end(gone)
             for number in arrays:
                 self._owner.send({"type": "free", "buffer": number, "line": session.line})
-            for number in [k for k, call in self._calls.items() if call.session is session]:
-                self._holdings.read(session.tenant, self._calls.pop(number).nbytes)
             self._holdings.changed()
             self._pump()
 
@@ -250,12 +241,18 @@ class Broker:
         found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
         if found is None:
             session.answer(call, {"cancelled": False})
-        elif found[0].sent:
-            header = {"type": "cancel", "task": found[1].number, "line": session.line}
-            self._forward(session, call, header, lost={"cancelled": False}, cancels=found[1].number)
-        else:
+        elif not found[0].sent:
             self._end(self._ledger.withdraw(*found))
             session.answer(call, {"cancelled": True})
+        else:
+            number = found[1].number
+
+            def done(reply: protocol.ServiceMessage | None) -> None:
+                if reply is not None and reply.get("cancelled", bool, False):
+                    self._ledger.cancelled(number)
+                self._answer(session, call, reply, {"cancelled": False})
+
+            self._ask({"type": "cancel", "task": number, "line": session.line}, done)
 
     @client_handles("state")
     def _state(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -263,7 +260,8 @@ class Broker:
         if found is None or not found[0].sent:
             session.answer(call, {"state": "waiting"})
         else:
-            self._forward(session, call, {"type": "state", "task": found[1].number}, lost={"state": "waiting"})
+            header = {"type": "state", "task": found[1].number}
+            self._ask(header, lambda reply: self._answer(session, call, reply, {"state": "waiting"}))
 
     @client_handles("put")
     def _put(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -272,8 +270,14 @@ class Broker:
         nbytes = message.arrays[0].nbytes
         self._admit(session, nbytes)
         number = self._ledger.new_buffer(session.number, session.tenant, nbytes)
+
+        def done(reply: protocol.ServiceMessage | None) -> None:
+            if reply is None or "error" in reply.header:
+                self._ledger.freed(number)
+            self._answer(session, call, reply)
+
         header = {"type": "put", "buffer": number, "tenant": session.tenant, "line": session.line}
-        self._forward(session, call, header, message.arrays, buffer=number)
+        self._ask(header, done, message.arrays)
 
     @client_handles("get")
     def _get(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -286,7 +290,9 @@ class Broker:
         except errors.WarpwellError:
             self._holdings.read(session.tenant, nbytes)
             raise
-        self._forward(session, call, {"type": "get", "buffer": number, "line": session.line}, nbytes=nbytes)
+        read = self._holdings.reader(session.tenant, nbytes)
+        header = {"type": "get", "buffer": number, "line": session.line}
+        self._ask(header, lambda reply: self._answer(session, call, reply, sent=read))
 
     @client_handles("free")
     def _free(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -355,32 +361,27 @@ class Broker:
                       "lent": held.lent, "line": line}  # fmt: skip
             self._owner.send(header, held.arrays)
 
-    def _forward(
-        self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
-        lost: dict[str, Any] | None = None, buffer: int | None = None, cancels: int | None = None, nbytes: int = 0,
-    ) -> None:  # fmt: skip
-        """Ask the owner; where it dies before it answers, the answer is `lost`, or an error.
-
-        `buffer` is an array that is forgotten again where the answer is an error, `cancels` the task that is cancelled
-        where the answer says so, `nbytes` what was promised to be answered.
-        """
+    def _ask(self, header: dict[str, Any], done: Answered, arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Ask the owner; `done` is called with its answer."""
         if not self._owner.connected:
-            if buffer is not None:
-                self._ledger.freed(buffer)
-            self._holdings.read(session.tenant, nbytes)
-            self._answer_lost(session, call, lost)
+            done(None)
             return
         self._call_numbers += 1
-        self._calls[self._call_numbers] = _Call(session, call, lost, buffer, cancels, nbytes)
+        self._calls[self._call_numbers] = done
         self._owner.send({**header, "call": self._call_numbers}, arrays)
 
-    def _answer_lost(self, session: Session, call: int, lost: dict[str, Any] | None) -> None:
-        if lost is not None:
-            session.answer(call, lost)
-        else:
-            session.answer_error(call, errors.TaskLostError(
-                "the process that owns the device is being started again, and arrays on the device are gone: try again"
-            ))  # fmt: skip
+    def _answer(
+        self, session: Session, call: int, reply: protocol.ServiceMessage | None, lost: dict[str, Any] | None = None,
+        sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Answer a call as the owner did; if it died before, by `lost`, or an error."""
+        if reply is not None:
+            session.answer(call, reply.header, reply.arrays, sent)
+            return
+        error = errors.TaskLostError(
+            "the process that owns the device is being started again, and arrays on the device are gone: try again"
+        )
+        session.answer(call, {"error": wire.error_fields(error)} if lost is None else lost, (), sent)
 
     def _owner_ready(self, hello: protocol.ServiceMessage) -> None:
         with self._lock:
@@ -409,15 +410,9 @@ class Broker:
 
     @owner_handles("reply")
     def _replied(self, message: protocol.ServiceMessage) -> None:
-        call = self._calls.pop(message.get("call", int), None)
-        if call is None:
-            return
-        if call.buffer is not None and "error" in message.header:
-            self._ledger.freed(call.buffer)
-        if call.cancels is not None and message.get("cancelled", bool, False):
-            self._ledger.cancelled(call.cancels)
-        read = self._holdings.reader(call.session.tenant, call.nbytes) if call.nbytes else None
-        call.session.answer(call.number, message.header, message.arrays, read)
+        done = self._calls.pop(message.get("call", int), None)
+        if done is not None:
+            done(message)
 
     @owner_handles("freed")
     def _freed(self, message: protocol.ServiceMessage) -> None:
@@ -492,9 +487,8 @@ class Broker:
             guilty, text = self._fault or (None, reason)
             self._fault = None
             calls, self._calls = self._calls, {}
-            for call in calls.values():
-                self._holdings.read(call.session.tenant, call.nbytes)
-                self._answer_lost(call.session, call.number, call.lost)
+            for done in calls.values():
+                done(None)
             there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched and not p.ended]
             gone = self._ledger.owner_died(guilty, text)
             lost_ones = {g.piece.number for g in gone}

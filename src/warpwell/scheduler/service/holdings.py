@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -57,16 +56,19 @@ class Holdings:
         QuotaError
             It may not, and nothing is about to be given back; or nothing was for a while.
         """
-        end = time.monotonic() + ROOM
-        while self.of(tenant) + nbytes > self._most:
-            left = end - time.monotonic()
-            if left <= 0 or not (self._unread[tenant] or self._ledger.leaves(tenant)):
-                raise errors.QuotaError(
-                    f"tenant {tenant!r} has {self.of(tenant)} bytes of input, arrays and answers at the service; "
-                    f"{nbytes} more are over {self._most}: wait for results, free arrays, or start the service with a "
-                    "larger --max-held"
-                )
-            self._room.wait(left)
+
+        def settled() -> bool:
+            return self._fits(tenant, nbytes) or not (self._unread[tenant] or self._ledger.leaves(tenant))
+
+        if not self._room.wait_for(settled, ROOM) or not self._fits(tenant, nbytes):
+            raise errors.QuotaError(
+                f"tenant {tenant!r} has {self.of(tenant)} bytes of input, arrays and answers at the service; {nbytes} "
+                f"more are over {self._most}: wait for results, free arrays, or start the service with a larger "
+                "--max-held"
+            )
+
+    def _fits(self, tenant: str, nbytes: int) -> bool:
+        return self.of(tenant) + nbytes <= self._most
 
     def promise(self, tenant: str, nbytes: int) -> None:
         """Count an answer until it is read (`read`). One may be over the limit; others wait until it is read.
@@ -76,15 +78,11 @@ class Holdings:
         QuotaError
             It is not read.
         """
-        end = time.monotonic() + ROOM
-        while self._unread[tenant] and self.of(tenant) + nbytes > self._most:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise errors.QuotaError(
-                    f"tenant {tenant!r} has {self.of(tenant)} bytes at the service, among them answers that it has not "
-                    f"read; {nbytes} more are over {self._most}: read them first"
-                )
-            self._room.wait(left)
+        if not self._room.wait_for(lambda: not self._unread[tenant] or self._fits(tenant, nbytes), ROOM):
+            raise errors.QuotaError(
+                f"tenant {tenant!r} has {self.of(tenant)} bytes at the service, among them answers that it has not "
+                f"read; {nbytes} more are over {self._most}: read them first"
+            )
         self._unread[tenant] += nbytes
 
     def results(
