@@ -35,7 +35,6 @@ typedef struct CUevent_st *CUevent;
 /* Flags of pinned memory. */
 #define CU_MEMHOST_PORTABLE 1u
 #define CU_MEMHOST_DEVICEMAP 2u
-#define CU_MEMHOST_WRITECOMBINED 4u
 
 /* Kinds of `extra` of a launch: one buffer of packed parameters and its size instead of kernelParams. */
 #define CU_LAUNCH_END ((void *)0)
@@ -270,10 +269,8 @@ struct cu_update {
 #define CU_INSTANTIATE_AUTO_FREE 1u
 #define CU_INSTANTIATE_UPLOAD 2u
 #define CU_INSTANTIATE_DEVICE 4u
-#define CU_INSTANTIATE_PRIORITY 8u
 #define CU_UPDATE_TOPOLOGY 2
 #define CU_UPDATE_TYPE 3
-#define CU_UPDATE_FUNCTION 4
 #define CU_UPDATE_PARAMETERS 5
 #define CU_UPDATE_NOT_SUPPORTED 6
 

@@ -381,8 +381,8 @@ struct ww_graph {
     struct ww_twin twin;
 };
 
-/* All graphs. Within it nothing is waited for that depends on what other threads or devices do: user objects and memory whose
- * last reference is dropped go when it is left. */
+/* All graphs. Within it a worker's answers are waited for, but no stream, no place for bytes, no other device: user objects and
+ * memory whose last reference is dropped go when it is left. */
 extern pthread_mutex_t ww_graphs;
 void ww_graphs_leave(void);
 

@@ -11,7 +11,6 @@
 #define PIN_STEP (1ull << 16)   /* of addresses */
 #define PINNED_MS 10000         /* the packet with the memory is on its way when its answer is there */
 #define REGISTER_DEVICEMAP 2u
-#define REGISTER_READ_ONLY 8u
 
 /* -- on the device ------------------------------------------------------------------------------------------------- */
 

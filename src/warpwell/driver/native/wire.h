@@ -50,7 +50,7 @@ struct ww_ring {
 struct ww_entry {
     uint32_t size;    /* bytes with this header, a multiple of 32, at most WW_ENTRY_MOST */
     uint16_t op;      /* generated: WW_OP_... */
-    uint16_t flags;   /* WW_WAITS ... */
+    uint16_t flags;   /* WW_DONE */
     uint32_t slot;    /* answer slot, or WW_NO_SLOT: no answer, errors are deferred */
     uint32_t seq;     /* of the answer: the slot's last seq + 1 */
     uint32_t stream;  /* id, or 0: the call belongs to no stream */
