@@ -119,3 +119,22 @@ def test_turns_meet_by_the_name_of_the_gpu(tmp_path: Path, monkeypatch: pytest.M
             its.pause()
             assert other.stdout is not None and other.stdout.readline() == "inside\n"
     assert (x.copy_to_host() == 4).all()
+
+
+def test_arrays_with_dlpack_alone() -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.ones(SIZE, device="cuda")
+
+    class Alone:
+        def __dlpack__(self, stream: Any = None) -> Any:
+            return x.__dlpack__(stream=stream)
+
+        def __dlpack_device__(self) -> Any:
+            return x.__dlpack_device__()
+
+    with Scheduler("cuda") as scheduler:
+        torch.cuda._sleep(20_000_000)
+        x.mul_(3)  # it is not there yet, and is waited for
+        scheduler.submit(double[SIZE], Alone()).result(60)
+        assert bool((x == 6).all())
+        assert scheduler.submit(double[SIZE], Alone()).task.there == 4 * SIZE

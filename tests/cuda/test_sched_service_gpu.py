@@ -121,6 +121,25 @@ def test_arrays_that_stay_on_the_device(client: Client, kernels: Any) -> None:
     assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
 
 
+@pytest.mark.parametrize("library", ["numba", "torch", "cupy"])
+def test_arrays_of_other_libraries_are_used_where_they_lie(client: Client, kernels: Any, library: str) -> None:
+    if library == "numba":
+        from numba import cuda
+
+        x = cuda.to_device(np.arange(1000))
+    elif library == "torch":
+        x = pytest.importorskip("torch").arange(1000, device="cuda")
+    else:
+        x = pytest.importorskip("cupy").arange(1000)
+    for part in (x, x[200:300]):
+        client.submit(kernels.double[part.shape[0]], part).result(BOUND)
+    wanted = 2 * np.arange(1000)
+    wanted[200:300] *= 2
+    got = x.copy_to_host() if library == "numba" else x.cpu().numpy() if library == "torch" else x.get()
+    assert np.array_equal(got, wanted)
+    assert client.status()["held_bytes"] == 0
+
+
 @pytest.mark.timeout(200)
 def test_a_device_fault_restarts_the_owner_and_others_run_again(
     service: Service, client: Client, kernels: Any
