@@ -208,7 +208,7 @@ def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
     thread.start()
     ends: list[tuple[Any, int]] = []
     for k in range(3 * module.SLOTS):
-        if line.full:
+        if not line.room:
             ends += reaped(line, 1)
         line.push(kernel(k), 1e-6, k)
     ends += reaped(line, 3 * module.SLOTS - len(ends))

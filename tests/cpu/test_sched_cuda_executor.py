@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 import threading
 import time
@@ -327,3 +328,59 @@ def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile()
     for job in (turns, stays):
         conformance.check(job.task)
     executor.close()
+
+
+def test_many_launches_that_are_alike_run_each_once_unless_they_are_cancelled() -> None:
+    x, y = np.zeros(1000), np.zeros(1000)
+    gpu = FakeGpu()
+    short: Any = {"profile": Profile(kind=Kind.COMPUTE, seconds=20e-6, source="measured")}
+    with Scheduler("cpu", limit=1, executor=CudaExecutor(gpu=gpu)) as scheduler:
+        for array in (x, y):
+            for _ in range(8):
+                scheduler.submit(add[1000], array, **short).result(20)
+        handles = [scheduler.submit(add[1000], (x, y)[k // 50 % 2], **short) for k in range(400)]
+        asked = [handle for k, handle in enumerate(handles) if k % 7 == 3 and handle.cancel()]
+        for handle in handles:
+            if handle not in asked:
+                handle.result(20)
+        done = [handle for handle in handles if not handle.cancelled()]
+        assert x.max() == x.min() == 8 + sum(handle.task.arguments[0] is x for handle in done)
+        assert y.max() == y.min() == 8 + sum(handle.task.arguments[0] is y for handle in done)
+        assert sorted(handle.task.number for handle in handles) == list(range(16, 416))
+        assert len({id(handle.task) for handle in handles}) == 400 and all(h.job.task is h.task for h in handles)
+        told: Any = collections.defaultdict(list)
+        for event in scheduler.log:
+            told[event.kind].append(event.task)
+        assert sorted(told["arrive"]) == list(range(416))
+        assert sorted(told["end"]) == [*range(16), *sorted(handle.task.number for handle in done)]
+        assert set(told["end"]) <= set(told["launch"]) and sorted(told["end"] + told["cancel"]) == list(range(416))
+        assert len(gpu.made) < 60  # the others took the form of one before them
+    with pytest.raises(errors.ClosedError):
+        scheduler.submit(add[1000], x)
+
+
+def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> None:
+    x = np.zeros(1000)
+    with Scheduler("cpu", "first-come", executor=fake_executor()) as scheduler:
+
+        def pattern(launch: Any = add[1000], *args: Any, **options: Any) -> Any:
+            handle = scheduler.submit(launch, *(args or (x,)), **{"profile": Profile(seconds=1e-3), **options})
+            handle.result(20)
+            return handle.task.pattern
+
+        first = pattern()
+        assert first is not None and pattern() is first and pattern(tenant="default", priority=0) is first
+        others = [
+            pattern(add[999]), pattern(spin[4], np.zeros(4, np.int64), 1), pattern(add[1000], np.zeros(1000)),
+            pattern(add[1000], x[:]), pattern(tenant="b"), pattern(priority=1), pattern(name="other"),
+            pattern(profile=Profile(seconds=1.0)), pattern(deadline=1.0), pattern(memory=9000), pattern(size={"n": 1}),
+            pattern(after=scheduler.submit(add[1000], x)), pattern(idempotent=True),
+        ]  # fmt: skip
+        kept = [its for its in others if its is not None and its is not others[3]]
+        assert first not in kept and len(set(kept)) == len(kept)
+        assert others[3] is first  # a view of the same memory
+        assert others[8:] == [None] * 5
+        with pytest.raises(errors.ArgumentError):
+            scheduler.submit(add[1000], x, priority=0.5)  # type: ignore[arg-type]
+        more = first.task(())
+    assert more.arguments == () and more.cut is None  # what is remembered holds no array

@@ -12,6 +12,7 @@ import itertools
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -62,6 +63,7 @@ class FakeForms:
         self._resident = resident
         self.most = 0
         """Most workers that ran at the same time."""
+        self._row: NDArray[np.int64] | None = None
         self._now = 0
         self._lock = threading.Lock()
 
@@ -102,15 +104,18 @@ class FakeForms:
     def _run_whole(self) -> None:
         self._blocks.launch(*self._blocks.args, device="cpu")
 
+    lasting = True
+
     def plain_row(self) -> NDArray[np.int64]:
         """See `Forms`."""
-        row = np.zeros(9, np.int64)
-        row[7] = id(self)
-        _whole[id(self)] = self._run_whole
-        return row
+        if self._row is None:
+            self._row = np.zeros(9, np.int64)
+            self._row[7] = id(self)
+            _whole[id(self)] = self
+        return self._row
 
 
-_whole: dict[int, Callable[[], None]] = {}
+_whole: weakref.WeakValueDictionary[int, FakeForms] = weakref.WeakValueDictionary()
 """What rows of lines name as functions."""
 
 
@@ -125,7 +130,7 @@ _WORDS = (ctypes.c_int64,) * 7
 @ctypes.CFUNCTYPE(*_WORDS)
 def _launch(row: int, function: int, *_: int) -> int:
     stream = _Stream.streams[int(view_of(row, 56, np.int64)[4])]
-    stream.operations.put(_whole.pop(function))
+    stream.operations.put(_whole[function]._run_whole)
     return 0
 
 
@@ -198,6 +203,18 @@ class FakeGpu:
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
         """See `Gpu`."""
         return any(key[0] == "cpu-blocks" for key in launch.kernel.compiled)
+
+    def words(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
+        """See `Gpu`. Its arrays are those of the host."""
+        found: list[Any] = []
+        for value in args:
+            if type(value) is np.ndarray:
+                found += value.ctypes.data, value.shape, value.strides, value.dtype
+            elif isinstance(value, int | float):
+                found += type(value), value
+            else:
+                return None
+        return tuple(found)
 
     def allocate(self, nbytes: int) -> Block:
         """See `Gpu`."""

@@ -12,6 +12,7 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.order import LeftOver
+from warpwell.scheduler.task import Pattern
 from warpwell.scheduler.tenants import Tenant, Tenants
 from warpwell.scheduler.waiting import Waiting
 
@@ -670,3 +671,71 @@ def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool)
             core.submit(Request(name, [task(name, seconds)]))
     finish(core)
     assert [job.started for job in core.jobs if job.task.name == "long"] == [0.0, 2.25]
+
+
+class Alike(Ahead):
+    """The oldest, and those that are like it behind it."""
+
+    ahead = 12
+
+    def __init__(self, together: bool) -> None:
+        self.together = together
+
+    def decide(self, view):
+        there = len(view.running) + sum(map(len, view.trains.values()))
+        free, first = view.limit + self.ahead - there, view.waiting.first()
+        if free <= 0 or first is None:
+            return []
+        launch = Launch(first, PLAIN)
+        if self.together and there >= view.limit:
+            launch.others = view.waiting.alike(first, free - 1)
+        return [launch]
+
+
+@pytest.mark.parametrize("queues", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_tasks_that_are_alike_end_as_they_do_one_by_one(seed: int, queues: bool) -> None:
+    """Taken in, launched and ended together, or each by itself: the same log, the same times, the same use."""
+    results = []
+    for together in (False, True):
+        rng = random.Random(seed)
+        executor = ScriptedExecutor(queues=queues, fails={"bad": errors.KernelError("bad")} if seed % 3 == 0 else None)
+        tenants = [Tenant("a", 2.0, memory=40.0), Tenant("b")] if seed % 4 == 3 else None
+        core = Core(executor, Alike(together), limit=1 + seed % 2, keep=seed % 5 != 0, tenants=tenants)
+        core.ended = []
+        jobs, kinds, held = [], [], []
+        for k in range(3):
+            given = {"tenant": "ab"[k % 2], "priority": (0, 20, 0)[k], "memory": 10 * k, "there": 10 * k - k // 2}
+            its = task("bad" if k == 2 else "good", (0.5, 1.0, 0.75)[k], **given)
+            kinds.append((its, Pattern(its)))
+        for _ in range(40):
+            action = rng.random()
+            if action < 0.5:
+                its, pattern = rng.choice(kinds)
+                tasks = [pattern.task(()) for _ in range(rng.randrange(1, 9))]
+                if together:
+                    jobs += core.submit_alike(tasks)
+                else:
+                    for one in tasks:
+                        one.pattern = None
+                        jobs += core.submit(Request(one.name, [one], executor.now()))
+                    core._arrive_until(executor.now())
+            elif action < 0.6 and jobs:
+                core.cancel(rng.choice(jobs))
+            else:
+                for _ in range(rng.randrange(1, 4)):  # several ends are seen at a time
+                    executor.wait(executor.now() + rng.choice((0.25, 0.7, 2.0)))
+                core.step()
+                held.append([account.held for account in core.tenants.values()])
+        finish(core)
+        assert set(core.ended) == set(jobs) and len(core.ended) == len(jobs)
+        assert not core._behind and not core._trains and not core._given and not core._cancelling
+        assert core.free_memory == executor.capacity.memory
+        events = sorted(core.log, key=lambda e: (e.time, e.kind, e.task))
+        accounts = [(a.name, a.used, a.held, a.waiting, a.running, a.clock) for a in core.tenants.values()]
+        states = [(j.number, j.state, j.started, j.ended, j.ran, j.done, j.alone, j.since, j.priority) for j in jobs]
+        results.append((events, states, held, [(j.request.tasks[0] is j.task, j.task.number) for j in jobs]))
+        results[-1] += ([(name, round(used, 6), *rest[:-1], round(rest[-1], 6)) for name, used, *rest in accounts],)
+    for one, other in zip(*results, strict=True):
+        assert one == other
+    assert len(results[0][0]) > 60

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .admission import Admission
-from .events import Event, Log
+from .events import Log
 from .executor import Ended, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
-from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State
+from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task
 from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
 
@@ -68,6 +68,8 @@ class Core:
     tenants : Tenants
     admission : Admission
         Which tasks may have memory now.
+    ended : list of Job or None
+        Those that have ended since the list was last emptied; None (by default) where nobody empties it.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Core:
         self.tenants = Tenants(executor.capacity, tenants)
         self.running: list[Job] = []
         self.admission = Admission(executor.capacity.memory, self.tenants, patience)
+        self.ended: list[Job] | None = None
         self._keep = keep
         self._learner = learner
         self._jobs: dict[int, Job] = {}
@@ -177,7 +180,7 @@ class Core:
             for its, bytes_, whose in bounds:
                 if bytes_ is not None and its > bytes_:
                     why = {"rule": "memory", "bytes": its, "most": bytes_}
-                    self.log.add(Event(self.executor.now(), "reject", self._number, task.name, task.tenant, why))
+                    self.log.note([(self.executor.now(), "reject", self._number, task.name, task.tenant, why)])
                     raise errors.TaskMemoryError(
                         f"task {task.name!r} needs {its} bytes and {whose} {bytes_}: make it smaller, or split it",
                         task=task.name,
@@ -185,15 +188,10 @@ class Core:
         jobs: list[Job] = []
         first = self._number if request.first is None else request.first
         for number, task in enumerate(request.tasks, first):
-            its = task.priority
-            if its:
-                most = accounts[number - first].tenant.ceiling
-                its = max(-most, min(its, most))
-            job = Job(task, request, request.arrival, number=number, priority=its)
+            priority = accounts[number - first].priority(task)
+            job = Job(task, request, request.arrival, number=number, priority=priority)
             task.number = number
-            if task.memory > task.there or (task.memory and self.tenants.named):
-                self.admission.counts = True
-                self._queue.unrestricted = False
+            self._counts_memory(task)
             self._jobs[number] = job
             if jobs:
                 self._next[jobs[-1]] = job
@@ -201,6 +199,44 @@ class Core:
         self._number = max(self._number, first + len(jobs))
         heapq.heappush(self._arrivals, (request.arrival, jobs[0].number, jobs[0]))
         return jobs
+
+    def submit_alike(self, tasks: Sequence[Task]) -> list[Job]:
+        """Take in tasks that differ in nothing but their number, each a request of its own that arrives now.
+
+        `welcomes` said of one of them that it is to be taken in.
+
+        Returns
+        -------
+        list of Job
+            One a task.
+        """
+        now, first, task = self.executor.now(), self._number, tasks[0]
+        if self._arrivals and self._arrivals[0][0] <= now:
+            self._arrive_until(now)
+        account = self.tenants.account(task.tenant)
+        priority = account.priority(task)
+        self._counts_memory(task)
+        jobs = [Job.alike(task, now, number, priority) for number, task in enumerate(tasks, first)]
+        self._number = first + len(jobs)
+        self._jobs.update(zip(range(first, self._number), jobs, strict=True))
+        if task.known is not None:
+            profile = task.known.profile
+            for task in tasks:
+                task.profile = profile
+        for job in jobs:
+            self.executor.prepare(job)
+        self.tenants.wants(account)
+        account.waiting += len(jobs) - 1
+        self._changed |= self._queue.add_alike(jobs)
+        if "arrive" in self.log.kinds:
+            name, tenant, why = task.name, task.tenant, self._submitted(jobs[0])
+            self.log.note([(now, "arrive", job.number, name, tenant, why) for job in jobs])
+        return jobs
+
+    def _counts_memory(self, task: Task) -> None:
+        if task.memory > task.there or (task.memory and self.tenants.named):
+            self.admission.counts = True
+            self._queue.unrestricted = False
 
     def step(self) -> float | None:
         """Poll the executor and let the policy decide, until it decides nothing more.
@@ -212,10 +248,15 @@ class Core:
         """
         executor, arrivals = self.executor, self._arrivals
         events = executor.poll()
-        for event in events:
+        passed = 0
+        for k, event in enumerate(events):
+            if k < passed:
+                continue
             if arrivals and arrivals[0][0] <= event.time:
                 self._arrive_until(event.time)
-            self._happened(event, events)
+            passed = k + self._goes_on(events, k)
+            if passed == k:
+                self._happened(event, events)
         while self._failed:
             self._happened(self._failed.popleft(), events)
         now = executor.now()
@@ -293,8 +334,13 @@ class Core:
         self.tenants.wants(self.tenants.account(task.tenant))
         self._changed |= self._queue.add(job)
         if "arrive" in self.log.kinds:
-            why = {} if job.priority == task.priority else {"submitted": task.priority, "priority": job.priority}
-            self.log.add(Event(job.arrival, "arrive", job.number, task.name, task.tenant, why))
+            self.log.note([(job.arrival, "arrive", job.number, task.name, task.tenant, self._submitted(job))])
+
+    @staticmethod
+    def _submitted(job: Job) -> dict[str, Any]:
+        """Return what the log says of an arrival: that its priority counts for less."""
+        given = job.task.priority
+        return {} if job.priority == given else {"submitted": given, "priority": job.priority}
 
     def _happened(self, event: Ended | Stopped, events: Sequence[Ended | Stopped]) -> None:
         job, time = event.job, event.time
@@ -330,6 +376,65 @@ class Core:
                 if self._learner is not None and self._learner.learn(job.task, event.seconds):
                     self._renew(job.task.known, time)
             self._finish(job, time, DONE, None, figures)
+
+    def _goes_on(self, events: Sequence[Ended | Stopped], first: int) -> int:
+        """Note ends of a train's tasks that are alike, from event `first` on, as far as it goes on; return how many.
+
+        What `_happened` would do for each of them, once for all.
+        """
+        head = events[first].job
+        pattern, train = head.task.pattern, self._trains.get(head)
+        if pattern is None or train is None or self.tenants.behind or self._cancelling:
+            return 0
+        keep, nexts, job = self._keep, self._next, head
+        ended: list[Job] = []
+        for k in range(first, len(events)):
+            event = events[k]
+            if (
+                event.job is not job or type(event) is not Ended or event.error is not None or not train
+                or event.seconds is not None or train[0] not in self._given or job.task.pattern is not pattern
+                or job in nexts
+            ):  # fmt: skip
+                break
+            time = event.time
+            following = train.popleft()
+            del self._behind[following]
+            self._given.remove(following)
+            job.ran += time - job.since
+            job.since = job.ended = following.since = time
+            if following.started is None:
+                following.started = time
+            job.state, job.done, job.placement = DONE, job.task.blocks, None
+            ended.append(job)
+            job = following
+        if not ended:
+            return 0
+        self.tenants.charge(self.running, ended[-1].since)
+        task = head.task
+        self.tenants[task.tenant].running -= len(ended)
+        self.running[self.running.index(head)] = job
+        del self._trains[head]
+        if train:
+            self._trains[job] = train
+        if task.memory:
+            for its in ended:
+                self.admission.gone(its)
+        if not keep:
+            for its in ended:
+                del self._jobs[its.number]
+        if len(self.running) > 1:
+            self._look_for_room()
+        if "end" in self.log.kinds:
+            name, tenant = task.name, task.tenant
+            self.log.note([
+                (its.since, "end", its.number, name, tenant, {"ran": its.ran, "preemptions": its.preemptions})
+                for its in ended
+            ])  # fmt: skip
+        for its in ended:
+            self.policy.ended(its, its.since)
+        if self.ended is not None:
+            self.ended += ended
+        return len(ended)
 
     def _leaves_place(self, job: Job, time: float) -> None:
         """Take a job out of its place, which the next of its train takes, or out of its train."""
@@ -405,6 +510,8 @@ class Core:
             self._cancelling.discard(job)
         if not self._keep:
             del self._jobs[job.number]
+        if self.ended is not None:
+            self.ended.append(job)
         if state is CANCELLED:
             self.executor.discard(job)
         if state is DONE:
@@ -430,6 +537,8 @@ class Core:
             following.since = following.ended = time
             if not self._keep:
                 del self._jobs[following.number]
+            if self.ended is not None:
+                self.ended.append(following)
             self._write(time, "cancel", following, why)
             following = self._next.pop(following, None)
 
@@ -453,6 +562,8 @@ class Core:
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
                     again |= self._launch(decision, now)
+                    if decision.others:
+                        self._launch_others(decision, now)
                 elif isinstance(decision, Preempt):
                     self._preempt(decision, now)
                 elif isinstance(decision, Resize):
@@ -573,6 +684,53 @@ class Core:
             self._write(now, "launch", job, {**decision.why, "plain": True, "behind": last.number})
         return True
 
+    def _launch_others(self, decision: Launch, now: float) -> None:
+        """Put jobs that are alike into trains, the shortest first."""
+        jobs, placement, trains = decision.others, decision.placement, self._trains
+        heads = [job for job in self.running if job.placement is not None and job.placement.plain]
+        if not heads:
+            return  # the first one failed
+        if not placement.plain or len(self._behind) + len(jobs) > self.policy.ahead:
+            raise self._wrong(f"launched {len(jobs)} of {jobs[0].task.name!r} where {len(self.running)} run already")
+        account = self.tenants[jobs[0].task.tenant]
+        self._queue.launched_alike(jobs)
+        account.waiting -= len(jobs)
+        account.running += len(jobs)
+        if jobs[0].task.memory:
+            for job in jobs:
+                self.admission.admit(job)
+        lengths = [len(trains.get(head, ())) for head in heads]
+        parts: list[list[Job]] = [[] for _ in heads]
+        for job in jobs:
+            k = lengths.index(min(lengths)) if len(heads) > 1 else 0
+            parts[k].append(job)
+            lengths[k] += 1
+        told = "launch" in self.log.kinds
+        for head, part in zip(heads, parts, strict=True):
+            if not part:
+                continue
+            train = trains.get(head)
+            if train is None:
+                train = trains[head] = deque()
+            last = train[-1] if train else head
+            if last is head or last in self._given:
+                try:
+                    count = self.executor.launch_train(part, placement, last)
+                except Exception:  # it comes out of the launch of each, when its turn comes
+                    count = 0
+                self._given.update(part[:count])
+            train += part
+            for job in part:
+                self._behind[job] = train
+                job.placement, job.alone, job.state, job.since = placement, False, RUNNING, now
+            if told:
+                name, tenant, why = part[0].task.name, account.name, {**decision.why, "plain": True}
+                before = [last, *part]
+                self.log.note([
+                    (now, "launch", job.number, name, tenant, {**why, "behind": its.number})
+                    for job, its in zip(part, before, strict=False)
+                ])  # fmt: skip
+
     def _preempt(self, decision: Preempt, now: float) -> None:
         job = decision.job
         if job.state is not RUNNING:
@@ -634,7 +792,7 @@ class Core:
     # -- the log -------------------------------------------------------------------------------------------
     def _write(self, time: float, kind: str, job: Job, why: dict[str, Any]) -> None:
         if kind in self.log.kinds:
-            self.log.add(Event(time, kind, job.number, job.task.name, job.task.tenant, why))
+            self.log.note([(time, kind, job.number, job.task.name, job.task.tenant, why)])
 
     def _wrong(self, what: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")

@@ -14,11 +14,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from .. import errors
 from .core import Core
-from .events import Event, Log
+from .events import Log
 from .executor import Executor
 from .handle import ENDED, Handle
 from .task import Job, Request, State
@@ -28,39 +28,13 @@ T = TypeVar("T")
 PATIENCE = 10.0
 """Seconds that a cancelling close waits for running blocks; then it gives them up."""
 
-_ENDS = frozenset(("end", "fail", "lost", "cancel"))
+MANY = 1024
+"""Tasks that are taken in before the core looks again what has ended."""
+
+Call = tuple[Callable[[], Any], Future[Any] | None]
+"""What another thread wants done, and where the answer goes; nobody waits for it where that is None."""
 
 _live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-
-
-class Feed(Log):
-    """A log that also keeps the ends of tasks, for their handles.
-
-    Attributes
-    ----------
-    ended : list of Event
-        Ends since the last `take`.
-    """
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._wanted = log.kinds
-        self.log = log
-        self.events = log.events
-        self.about = log.about
-        self.ended: list[Event] = []
-
-    def add(self, event: Event) -> None:
-        """Append an event if it is wanted, and keep it if it is an end."""
-        if event.kind in self._wanted:
-            self.log.add(event)
-        if event.kind in _ENDS:
-            self.ended.append(event)
-
-    def take(self) -> list[Event]:
-        """Return the ends since the last call."""
-        ended, self.ended = self.ended, []
-        return ended
 
 
 class Watchdog:
@@ -139,9 +113,8 @@ class Dispatcher:
 
     def __init__(self, make: Callable[[Log], Core], log: Log, watchdog: Watchdog) -> None:
         self.log = log
-        self._feed = Feed(log)
         self._watchdog = watchdog
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any] | None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call | Handle] = queue.SimpleQueue()
         self._gate = threading.Lock()
         self._process = os.getpid()
         self._handles: dict[int, Handle] = {}
@@ -212,6 +185,24 @@ class Dispatcher:
             self._calls_back(lambda: self._cancel_all(handles))
             raise
 
+    def submit_alike(self, handle: Handle) -> None:
+        """Take in a task that differs from an earlier one of `submit` in nothing but its number.
+
+        Raises
+        ------
+        ClosedError, SchedulerError
+            The scheduler is closed, or has failed.
+        """
+        try:
+            with self._gate:
+                if self._refuses:
+                    self._raise_closed()
+                self._calls.put(handle)
+            self.core.executor.wake()
+        except KeyboardInterrupt:
+            self._calls_back(lambda: self._cancel_all([handle]))
+            raise
+
     def cancel(self, handle: Handle) -> bool:
         """See `Handle.cancel`."""
         try:
@@ -268,7 +259,8 @@ class Dispatcher:
 
     def _main(self, make: Callable[[Log], Core], ready: Future[Core]) -> None:
         try:
-            self.core = make(self._feed)
+            self.core = make(self.log)
+            self.core.ended = []
         except BaseException as error:  # raised in the thread that makes the dispatcher
             self._closed = True
             ready.set_exception(error)
@@ -318,39 +310,57 @@ class Dispatcher:
                 self._answer(self._calls.get())
                 lingers = executor.linger > 0
 
-    def _answer(self, first: tuple[Callable[[], Any], Future[Any] | None] | None = None) -> None:
+    def _answer(self, first: Call | Handle | None = None) -> None:
         """Make the calls that other threads have sent until now: what comes meanwhile keeps the core from nothing."""
-        call = first
-        for _ in range(self._calls.qsize() + (first is not None)):
+        alike: list[Handle] = []
+        for _ in range(min(MANY, self._calls.qsize() + (first is not None))):
+            call, first = first, None
             if call is None:
                 try:
                     call = self._calls.get_nowait()
                 except queue.Empty:
-                    return
-            function, reply = call
-            call = None
-            try:
-                value = function()
-            except BaseException as error:
-                if reply is None:
-                    raise
-                reply.set_exception(error)
-            else:
-                if reply is not None:
-                    reply.set_result(value)
-            if self._feed.ended:
-                self._settle()
-            del function, reply
+                    break
+            if type(call) is Handle:
+                if alike and alike[0].task.pattern is not call.task.pattern:
+                    self._take_in_alike(alike)
+                    alike = []
+                alike.append(call)
+                continue
+            if alike:
+                self._take_in_alike(alike)
+                alike = []
+            self._make(*cast(Call, call))
+        if alike:
+            self._take_in_alike(alike)
+
+    def _make(self, function: Callable[[], Any], reply: Future[Any] | None) -> None:
+        """Make a call."""
+        try:
+            value = function()
+        except BaseException as error:
+            if reply is None:
+                raise
+            reply.set_exception(error)
+        else:
+            if reply is not None:
+                reply.set_result(value)
+        if self.core.ended:
+            self._settle()
 
     def _settle(self) -> None:
         """Settle the handles of tasks that have ended."""
-        for event in self._feed.take():
-            self._again |= event.kind == "lost"  # at the next poll an executor whose device is lost raises
-            handle = self._handles.pop(event.task, None)
-            if handle is None or handle.job is None:
+        core, handles, reasons = self.core, self._handles, self._reasons
+        ended, core.ended = core.ended or [], []
+        for job in ended:
+            handle = handles.pop(job.number, None)
+            if job.state is State.DONE:
+                if handle is not None:
+                    handle.settle(None)
                 continue
-            error = self._reasons.pop(event.task, None) or handle.job.error
-            handle.settle(error, cancelled=event.kind == "cancel" and error is None)
+            self._again |= isinstance(job.error, errors.TaskLostError)  # an executor that lost it raises when polled
+            if handle is not None:
+                error = reasons.pop(job.number, None) or job.error
+                handle.settle(error, cancelled=job.state is State.CANCELLED and error is None)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -381,6 +391,22 @@ class Dispatcher:
                 if not handle.done():
                     handle.settle(error)
 
+    def _take_in_alike(self, handles: list[Handle]) -> None:
+        """Take in tasks that differ in nothing but their number."""
+        if self._closing:
+            for handle in handles:
+                self._refuse(handle)
+            return
+        self._keep(handles, self.core.submit_alike([handle.task for handle in handles]))
+
+    def _refuse(self, handle: Handle) -> None:
+        """Fail a task that came too late."""
+        try:
+            self._raise_closed()
+        except errors.WarpwellError as error:
+            if not handle.done():
+                handle.settle(error)
+
     def _calls_back(self, function: Callable[[], None]) -> None:
         """Make a call in the dispatcher's thread without waiting for it."""
         with self._gate:
@@ -410,15 +436,19 @@ class Dispatcher:
 
     def _take_in(self, request: Request, handles: Sequence[Handle]) -> None:
         request.arrival = self.core.executor.now()
-        cancelled: Job | None = None
-        for handle, job in zip(handles, self.core.submit(request), strict=True):
+        self._keep(handles, self.core.submit(request))
+
+    def _keep(self, handles: Sequence[Handle], jobs: Sequence[Job]) -> None:
+        """Remember whose jobs these are."""
+        cancelled: list[Job] = []
+        for handle, job in zip(handles, jobs, strict=True):
             handle.job = job
             if not handle.done():
                 self._handles[job.number] = handle
-            elif cancelled is None:  # while they waited for earlier tasks
-                cancelled = job
-        if cancelled is not None:
-            self.core.cancel(cancelled)
+            else:  # while they waited for earlier tasks
+                cancelled.append(job)
+        for job in cancelled:
+            self.core.cancel(job)
 
     def _cancel(self, handle: Handle) -> bool:
         if handle.done():
@@ -501,7 +531,11 @@ class Dispatcher:
         self._held.clear()
         self._closing = True
         while not self._calls.empty():
-            function, reply = self._calls.get()
+            call = self._calls.get()
+            if isinstance(call, Handle):
+                self._refuse(call)
+                continue
+            function, reply = call
             if reply is not None:
                 try:
                     self._raise_closed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -76,6 +76,7 @@ class Log:
     Attributes
     ----------
     events : list of Event
+        A new one each time.
     dropped : int
         Events that are not kept any more.
     about : dict
@@ -83,17 +84,37 @@ class Log:
     """
 
     def __init__(self, kinds: Container[str] | None = None, *, most: int | None = None) -> None:
-        self.events: list[Event] = []
+        self._noted: list[Event | tuple[Any, ...]] = []
         self.dropped = 0
         self.most = None if most is None else errors.checked_integer(most, "most")
         self._full = math.inf if self.most is None else self.most + max(1, self.most >> 3)
         self.kinds = frozenset(KINDS) if kinds is None else kinds
         self.about: dict[str, Any] = {}
 
+    @property
+    def events(self) -> list[Event]:
+        """What was noted, as events: most are read by nobody, so they are made here."""
+        return [event if isinstance(event, Event) else Event(*event) for event in self._noted.copy()]
+
+    @events.setter
+    def events(self, events: Iterable[Event]) -> None:
+        self._noted = list(events)
+
     def add(self, event: Event) -> None:
         """Append an event."""
-        events = self.events
-        events.append(event)
+        self._append((event,))
+
+    def note(self, found: Sequence[tuple[Any, ...]]) -> None:
+        """Append events by their fields, in the order of `Event`."""
+        if type(self).add is Log.add:
+            self._append(found)
+        else:  # somebody else's log
+            for fields in found:
+                self.add(Event(*fields))
+
+    def _append(self, found: Sequence[Event | tuple[Any, ...]]) -> None:
+        events = self._noted
+        events += found
         if len(events) >= self._full:  # seldom: the events that stay move to the front
             assert self.most is not None
             self.dropped += len(events) - self.most
@@ -103,7 +124,7 @@ class Log:
         return iter(self.events)
 
     def __len__(self) -> int:
-        return len(self.events)
+        return len(self._noted)
 
     def write(self, stream: TextIO) -> None:
         """Write one JSON object a line; the first is ``{"about": ...}``, unless `about` is empty.

@@ -114,6 +114,24 @@ class Executor(ABC):
         """
         return False
 
+    def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
+        """Do `launch_behind` for jobs that differ in nothing but their number, one behind the other; return how many.
+
+        Those that are left behind the first that cannot be are to be launched when their turn comes.
+        """
+        for k, job in enumerate(jobs):
+            if not self.launch_behind(job, placement, other):
+                return k
+            other = job
+        return len(jobs)
+
+    def words(self, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return what arguments become for the device, so that equal words make equal launches; None: not told.
+
+        Any thread may call it.
+        """
+        return None
+
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Ask a running job to leave: "drain" (blocks that run end), "flush" (they are dropped), "switch" (saved).

@@ -78,11 +78,15 @@ class Launch:
     into the shortest train (`View.trains`), and begins when that has ended and all that were behind it before. So many
     short ones may be launched in one decision, and the device goes from one to the next without the scheduler. What has
     not begun may still be preempted.
+
+    `others` are launched behind `job`, in trains, plain: those that `Waiting.alike` returned for it, or the first of
+    them. Many of them cost little more than one.
     """
 
     job: Job
     placement: Placement = field(default_factory=Placement)
     why: dict[str, Any] = field(default_factory=dict)
+    others: Sequence[Job] = ()
 
 
 @dataclass(slots=True)
@@ -150,12 +154,15 @@ class Policy(ABC):
     def bucket(self, job: Job) -> Hashable:
         """Return the part of the waiting list that a job belongs to: in a part, only the first may be chosen.
 
-        By class, and preempted or new.
+        By class, and preempted or new. It is the same for tasks that differ in nothing but their number.
         """
         return job.task.profile.kind, job.state is State.PREEMPTED
 
     def key(self, job: Job) -> float:
-        """Return the sort key in a bucket, smallest first; ties by number. It must not change while a job waits."""
+        """Return the sort key in a bucket, smallest first; ties by number. It must not change while a job waits.
+
+        It is the same for tasks that arrive together and differ in nothing but their number.
+        """
         return job.arrival
 
     @abstractmethod

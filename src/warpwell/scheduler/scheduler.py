@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,11 +23,14 @@ from .executors import executor_of
 from .handle import Handle
 from .policy import Policy, Rates
 from .predict.learner import Learner
-from .task import Profile, Request, Task, require_profile
+from .task import Pattern, Profile, Request, Task, require_profile
 from .tenants import Tenant
 from .tensors import shared
 
 T = TypeVar("T")
+
+PATTERNS = 1024
+"""Launches with equal words, and equal options, that are remembered."""
 
 
 class Scheduler:
@@ -85,6 +89,10 @@ class Scheduler:
     [0, 2, 4, 6]
     """
 
+    _patterns: dict[Any, tuple[Pattern, int | None]] | None = None
+    """By what decides everything about a task: what it has in common with the next one, and how much the learner had
+    forgotten by then, if it was asked. None: nothing is remembered."""
+
     def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
         """Make a `PoolScheduler` if devices of a pool are given."""
         if devices is None:
@@ -142,6 +150,9 @@ class Scheduler:
         self._executor = self.inspect(lambda core: core.executor)
         if learner is not None:
             learner.meets(self._executor.capacity, self._executor.machine)
+        self._learner = learner
+        if learner is not None:
+            self._patterns = {}
         weakref.finalize(self, self._dispatcher.retire).atexit = False
 
     def submit(
@@ -195,11 +206,50 @@ class Scheduler:
         SchedulerError
             The scheduler has failed.
         """
+        key = None
+        if deadline is None and memory is None and size is None and not idempotent and after == ():
+            key = self._key(launch, args, (tenant, priority, name, profile))
+            task = None if key is None else self._again(key, args)
+            if task is not None:
+                handle = Handle(self._dispatcher, task)
+                self._dispatcher.submit_alike(handle)
+                return handle
         task = self.task(
             launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
             idempotent=idempotent, profile=profile, size=size,
         )  # fmt: skip
+        if key is not None:
+            self._remember(key, task)
         return self.submit_request(Request(task.name, (task,)), after)[0]
+
+    def _key(self, launch: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
+        """Return what decides everything about a task but its number; None where that is not quickly told."""
+        if self._patterns is None or type(launch) is not Launch or launch.stream is not None:
+            return None
+        words = self._executor.words(args)
+        return None if words is None else (launch.kernel, launch.shape, *map(type, options), options, words)
+
+    def _again(self, key: Any, args: tuple[Any, ...]) -> Task | None:
+        """Return a task like an earlier one, if there was one."""
+        assert self._patterns is not None and self._learner is not None
+        try:
+            found = self._patterns.get(key)
+        except TypeError:  # an option that cannot be hashed, which is refused later
+            return None
+        if found is None or found[1] not in (None, self._learner.forgotten):
+            return None
+        self._dispatcher.require_process()
+        return found[0].task(args)
+
+    def _remember(self, key: Any, task: Task) -> None:
+        """Remember a task, for others that are like it, if any thread may take them in."""
+        assert self._patterns is not None and self._learner is not None
+        with contextlib.suppress(TypeError):
+            if not task.cut.participants and self._dispatcher.core.welcomes(Request(task.name, (task,))):
+                if len(self._patterns) >= PATTERNS:
+                    self._patterns.clear()
+                task.pattern = Pattern(task)
+                self._patterns[key] = task.pattern, None if task.known is None else self._learner.forgotten
 
     def submit_many(
         self, launches: Sequence[tuple[Any, ...]], *, name: str | None = None,

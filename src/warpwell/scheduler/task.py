@@ -144,6 +144,8 @@ class Task:
         What the scheduler's analyzer has learnt of this code and size (see `warpwell.scheduler.predict.learner`).
     cut : object
         The launch cut into blocks (`Launch.cut`), for the first executor that launches it; None once it has been used.
+    pattern : Pattern or None
+        What it has in common with others.
     """
 
     name: str
@@ -162,6 +164,7 @@ class Task:
     number: int = -1
     known: Any = None
     cut: Any = None
+    pattern: Pattern | None = None
 
     def __post_init__(self) -> None:
         # Invalid values must be found here: in the scheduler's thread they would end all tasks. A simulation makes a
@@ -184,6 +187,33 @@ class Task:
                 raise errors.ArgumentError(message, name="deadline")
         if type(self.profile) is not Profile:
             require_profile(self.profile, self.name)
+
+
+class Pattern:
+    """What tasks have in common that differ in nothing but their number: many of them cost little more than one.
+
+    It has no argument, so it may be kept: arrays at the same addresses are equal to a kernel.
+
+    Attributes
+    ----------
+    forms : object
+        What an executor launched one of them by, and launches more by (`Executor.launch_train`); None until then.
+    """
+
+    __slots__ = ("_fields", "forms")
+
+    def __init__(self, task: Task) -> None:
+        self._fields = {**task.__dict__, "arguments": (), "cut": None, "number": -1, "pattern": self}
+        self.forms: Any = None
+
+    def task(self, arguments: tuple[Any, ...]) -> Task:
+        """Return one more such task. Its fields were checked when the first one was made."""
+        task = Task.__new__(Task)
+        task.__dict__.update(self._fields)
+        task.arguments = arguments
+        if task.known is not None:
+            task.profile = task.known.profile
+        return task
 
 
 @dataclass(eq=False)
@@ -292,6 +322,16 @@ class Job:
     number: int = -1
     alone: bool = False
     priority: int = 0
+
+    @classmethod
+    def alike(cls, task: Task, arrival: float, number: int, priority: int) -> Job:
+        """Return the record of one of many tasks that are alike, which is a request of its own."""
+        task.number = number
+        job, request = cls.__new__(cls), Request.__new__(Request)  # their other fields are as their classes have them
+        request.name, request.tasks, request.arrival = task.name, (task,), arrival
+        job.task, job.request, job.arrival, job.since = task, request, arrival, arrival
+        job.number, job.priority = number, priority
+        return job
 
     @property
     def needs(self) -> int:

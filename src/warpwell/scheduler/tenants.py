@@ -11,7 +11,7 @@ from typing import Any
 from .. import errors
 from .executor import Capacity, Ended, Stopped
 from .residency import resident_alone
-from .task import MOST, Job
+from .task import MOST, Job, Task
 
 IDLE = 1024
 """Tenants without settings that are remembered while they want nothing."""
@@ -137,6 +137,11 @@ class Account:
     def name(self) -> str:
         """The tenant's name."""
         return self.tenant.name
+
+    def priority(self, task: Task) -> int:
+        """Return the priority of one of its tasks, as far as it counts."""
+        most = self.tenant.ceiling
+        return max(-most, min(task.priority, most))
 
     @property
     def within(self) -> bool:

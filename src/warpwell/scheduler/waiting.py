@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -137,6 +137,53 @@ class Waiting:
         self._places[job] = bucket, entry
         return line.entries[line.start][2] is job
 
+    def add_alike(self, jobs: Sequence[Job]) -> bool:
+        """Take in jobs that arrive together and differ in nothing but their number; see `add`."""
+        job = jobs[0]
+        bucket, key = self._bucket(job), self._key(job)
+        line = self._lines.get(bucket)
+        if line is None:
+            line = self._lines[bucket] = _Bucket()
+        entries = [(key, its.number, its) for its in jobs]
+        line.add_all(entries)
+        if self._line is not None:
+            self._line.add_all([(its.arrival, its.number, its) for its in jobs])
+        self._places.update({entry[2]: (bucket, entry) for entry in entries})
+        return line.entries[line.start][2] is job
+
+    def alike(self, job: Job, most: int) -> list[Job]:
+        """Return those directly behind a job that differ from it in nothing but their number, at most so many."""
+        pattern = job.task.pattern
+        if pattern is None or job.preemptions or not self.unrestricted:
+            return []
+        bucket, entry = self._places[job]
+        line = self._lines[bucket]
+        at = 1 + (line.start if line.entries[line.start][2] is job else bisect_left(line.entries, entry, line.start))
+        found = []
+        for its in islice(line.entries, at, at + most):
+            if its[2].task.pattern is not pattern or its[2].preemptions:
+                break
+            found.append(its[2])
+        return found
+
+    def launched_alike(self, jobs: Sequence[Job]) -> None:
+        """Let jobs go that were launched, the first of their bucket, in order; see `launched`."""
+        bucket = self._places[jobs[0]][0]
+        mine, count = self._lines[bucket], len(jobs)
+        order = mine if self._line is None else self._line
+        if len(self._lines) > 1 or not (mine.begins_with(jobs) and order.begins_with(jobs)):
+            for job in jobs:
+                self.launched(job)
+            return
+        mine.passed = 0
+        for job in jobs:
+            del self._places[job]
+        mine.remove_first(count)
+        if order is not mine:
+            order.remove_first(count)
+        if mine.start == len(mine.entries):
+            del self._lines[bucket]
+
     def remove(self, job: Job) -> None:
         """Let a job go that does not want to run any more."""
         bucket, entry = self._places.pop(job)
@@ -189,6 +236,19 @@ class _Bucket:
         else:
             insort(entries, entry, self.start)
 
+    def add_all(self, found: list[Entry]) -> None:
+        entries = self.entries
+        if not entries or entries[-1] < found[0]:
+            entries += found
+        else:
+            for entry in found:
+                self.add(entry)
+
+    def begins_with(self, jobs: Sequence[Job]) -> bool:
+        """Whether these are its first ones; they are directly behind each other."""
+        at = self.start + len(jobs) - 1
+        return at < len(self.entries) and self.entries[self.start][2] is jobs[0] and self.entries[at][2] is jobs[-1]
+
     def remove(self, entry: Entry) -> None:
         entries, start = self.entries, self.start
         if entries[start][2] is not entry[2]:
@@ -196,8 +256,13 @@ class _Bucket:
             if i > start:
                 del entries[i]
                 return
-        entries[start] = _GONE  # its task, with its arrays, must not stay for as long as the place does
-        self.start = start = start + 1
+        self.remove_first(1)
+
+    def remove_first(self, count: int) -> None:
+        entries, start = self.entries, self.start
+        # their tasks, with their arrays, must not stay for as long as the places do
+        entries[start : start + count] = [_GONE] * count
+        self.start = start = start + count
         if start == len(entries) or (start >= 64 and 2 * start >= len(entries)):
             del entries[:start]
             self.start = 0

@@ -145,7 +145,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`. Nothing may have to be copied or compiled for it."""
         before, run = self._runs.get(other), self._runs.get(job)
         line = None if before is None else before.line
-        if line is None or line.full:
+        if line is None or not line.room:
             return False
         if run is None:
             run = self._ahead.take(job, placement)
@@ -165,9 +165,34 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._enqueue(run, line, row, None)
         return True
 
+    def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
+        """See `Executor`."""
+        before, task = self._runs.get(other), jobs[0].task
+        line = None if before is None else before.line
+        forms = None if task.pattern is None else task.pattern.forms
+        if line is None or forms is None or any([job in self._runs for job in jobs]):
+            return super().launch_train(jobs, placement, other)
+        jobs = jobs[: line.room]
+        runs = [CudaRun(job, placement) for job in jobs]
+        blocks = task.launch.cut(task.arguments, self._gpu.device)
+        first = line.push_alike(forms.plain_row(), task.profile.seconds or 0.0, runs)
+        for ticket, run in enumerate(runs, first):
+            run.blocks, run.forms, run.line, run.ticket = blocks, forms, line, ticket
+            run.phase, run.behind = Phase.RUNNING, True
+            self._ahead.drop(run.job)
+        self._runs.update(zip(jobs, runs, strict=True))
+        return len(jobs)
+
+    def words(self, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
+        """See `Executor`."""
+        words: tuple[Any, ...] | None = self._gpu.words(arguments)
+        return words
+
     def prepare(self, job: Job) -> None:
         """See `Executor`. It is done while `wait` has nothing else to do, where nothing is copied or compiled."""
-        self._ahead.note(job)
+        pattern = job.task.pattern
+        if pattern is None or pattern.forms is None:
+            self._ahead.note(job)
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """See `Executor`. Every mode is a drain."""
@@ -448,7 +473,10 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _enqueue(self, run: CudaRun, line: Any, row: Any, timer: tuple[int, int] | None) -> None:
         """Give a run to a line."""
         run.line, run.pair = line, timer
-        run.ticket = line.push(row, run.job.task.profile.seconds or 0.0, run, timer or (0, 0))
+        task = run.job.task
+        run.ticket = line.push(row, task.profile.seconds or 0.0, run, timer or (0, 0))
+        if task.pattern is not None and task.pattern.forms is None and getattr(run.forms, "lasting", False):
+            task.pattern.forms = run.forms
 
     def _timer(self) -> tuple[int, int]:
         """Return two events with times."""

@@ -301,7 +301,8 @@ class Lanes(Policy):
         # what can leave is in nobody's way
         room = 1.0 - sum([demand(job, view.capacity) for job in running if not preemptible(job)])
         found: list[Decision] = []
-        for job in chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead)):
+        line = chain((first,), islice(view.waiting.behind(first), view.limit + self.ahead))
+        for job in line:
             short = self._short(view, job)
             longest = most if short else soon
             place = PLAIN if _may_stay(view, job) else _WHOLE
@@ -311,9 +312,19 @@ class Lanes(Policy):
             if seconds >= longest and room < LITTLE:
                 # It would only wait on the device, and stand in the way of whoever comes meanwhile.
                 return found or [Hold(job, {"rule": "soon"}, again=max(seconds - longest, 0.1 * TRAIN))]
-            found.append(Launch(job, place, ARRIVAL))
-            seconds += job.task.profile.seconds or TRAIN
+            launch = Launch(job, place, ARRIVAL)
+            found.append(launch)
+            each = job.task.profile.seconds or TRAIN
+            seconds += each
             room -= demand(job, view.capacity)
+            if ahead and there + len(found) >= view.limit and seconds < longest:
+                free = view.limit + ahead - there - len(found)
+                launch.others = view.waiting.alike(job, min(free, math.ceil((longest - seconds) / each)))
+                others = len(launch.others)
+                there += others
+                seconds += others * each
+                room -= others * demand(job, view.capacity)
+                next(islice(line, others, others), None)
         return found
 
     @staticmethod

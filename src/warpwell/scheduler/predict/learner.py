@@ -85,6 +85,11 @@ class Learner:
     saves : bool
         Whether it begins with what was measured on this device before, in other processes, and `save` writes what it
         has learnt (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is none.
+
+    Attributes
+    ----------
+    forgotten : int
+        How often it has forgotten what it knew of some kernel: it may say something else of it now.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class Learner:
         self._known: dict[tuple[Any, ...], Known] = {}
         self._short: dict[tuple[Any, ...], Known] = {}
         """The same by `outline`, for submissions that are alike: another key takes longer to make."""
+        self.forgotten = 0
         self._learnt = 0
         self._saved = 0
 
@@ -172,8 +178,12 @@ class Learner:
                 found = self._known[key] = Known(sample, self._profile(task.launch, sample))
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]
-                    self._short = {}
+                    self._forget()
         return found
+
+    def _forget(self) -> None:
+        self._short = {}
+        self.forgotten += 1
 
     def _profile(self, launch: Launch, sample: Sample) -> Profile:
         """Return the profile of a launch; `sample` has its measurements, if any."""
@@ -205,7 +215,7 @@ class Learner:
                 kernel = known.sample.kernel
                 for key in [k for k, k_ in self._known.items() if k[0] == kernel and k_.sample.seconds is None]:
                     del self._known[key]
-                self._short = {}
+                self._forget()
             old, launch = known.profile, task.launch
             kind = known.sample.kind or old.kind
             new = replace(old, kind=kind, source="measured", **{**self._room(launch), **_figures(known.sample)})

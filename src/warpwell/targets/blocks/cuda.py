@@ -153,6 +153,7 @@ class Forms:
         self._across, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
         self._extents = (*blocks.launch.shape, 1, 1)[:3]
         self._grid = (*self._across, 1, 1)[:2]
+        self._lasting = not (asks_flag(blocks.kernel) or blocks.participants)
         self._values = [*blocks.values, blocks.flag.address] if asks_flag(blocks.kernel) else blocks.values
         self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(self._values))
         types = tuple(self.plain.typeof_pyval(v) for v in self._values)
@@ -231,6 +232,11 @@ class Forms:
         if self._row is None and "plain" in self._prepared:
             self._row = self._prepared["plain"].row(self._across, self._threads, self._extents)
         return self._row
+
+    @property
+    def lasting(self) -> bool:
+        """Whether launches with equal words may use `plain_row`: none has words of its own (a flag)."""
+        return self._lasting and self.plain_row() is not None
 
     def start_plain(self, stream: Any) -> None:
         """Launch the untransformed kernel, whole; return at once."""

@@ -152,6 +152,24 @@ class Gpu(GpuDevice):
                 return False
         return any(key[0] == "cuda-forms" for key in list(launch.kernel.compiled))
 
+    def words(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
+        """Return types and words of numbers and device arrays, which decide what a launch does; None for others."""
+        found: list[Any] = []
+        for value in args:
+            kind = type(value)
+            if kind is int or kind is bool:
+                found += kind, value
+            elif kind is float:
+                found.append(value.hex())  # zeros differ, too
+            elif (memory := getattr(value, "gpu_data", None)) is not None:  # an array of numba-cuda's
+                pointer = memory.device_ctypes_pointer.value
+                found += kind, pointer, value.shape, value.strides, value.dtype
+            elif (about := getattr(value, "__cuda_array_interface__", None)) is not None:
+                found += kind, about["data"], about["shape"], about["strides"], about["typestr"]
+            else:
+                return None
+        return tuple(found)
+
     def allocate(self, nbytes: int) -> Block:
         """Return zeroed device memory."""
         with self.on_device():

@@ -342,6 +342,7 @@ class Line:
         self._pushed = 0
         self._reaped = 0
         self._owners: deque[Any] = deque()
+        self._events = np.zeros(SLOTS, np.int64)
 
     @property
     def empty(self) -> bool:
@@ -349,9 +350,9 @@ class Line:
         return self._pushed == self._reaped
 
     @property
-    def full(self) -> bool:
-        """Whether there is no room for one more."""
-        return self._pushed - self._reaped == SLOTS
+    def room(self) -> int:
+        """How many more it takes now."""
+        return SLOTS - (self._pushed - self._reaped)
 
     def push(self, kernel: NDArray[np.int64], expected: float, owner: Any, timer: tuple[int, int] = (0, 0)) -> int:
         """Give it a kernel; return its number, for `withdraw`.
@@ -373,14 +374,41 @@ class Line:
         row[HANDLE_WORD] = self._handle
         row[EXPECTED // 8] = int(min(expected, 1e6) * 1e9) or MARK_NS
         row[BEFORE // 8], last = timer
-        if not last:
-            last = self._lines.event(number & (SLOTS - 1), self)
-        row[EVENT // 8] = last
+        row[EVENT // 8] = last or self._event(number & (SLOTS - 1))
         row[STATE // 8] = READY
         self._owners.append(owner)
         self._pushed = number + 1
         self._lines.publish(self.address + PUSHED, number + 1)
         return number
+
+    def push_alike(self, kernel: NDArray[np.int64], expected: float, owners: Sequence[Any]) -> int:
+        """Give it a kernel once for each owner, as `push` does; there must be `room`. Return the first number."""
+        first = number = self._pushed
+        last = first + len(owners)
+        self._owners.extend(owners)
+        while number < last:
+            slot = number & (SLOTS - 1)
+            end = min(SLOTS, slot + last - number)
+            for k in range(slot, end):
+                if not self._events[k]:
+                    self._event(k)
+            rows = self._rows[slot:end]
+            rows[:, : CONFIGURATION + 2] = kernel
+            rows[:, HANDLE_WORD] = self._handle
+            rows[:, EXPECTED // 8] = int(min(expected, 1e6) * 1e9) or MARK_NS
+            rows[:, BEFORE // 8] = 0
+            rows[:, EVENT // 8] = self._events[slot:end]
+            rows[:, STATE // 8] = READY
+            number += end - slot
+        self._pushed = last
+        self._lines.publish(self.address + PUSHED, last)
+        return first
+
+    def _event(self, slot: int) -> int:
+        """Return the handle of a row's own event."""
+        if not self._events[slot]:
+            self._events[slot] = self._lines.new_event()
+        return int(self._events[slot])
 
     def withdraw(self, number: int) -> bool:
         """Withdraw a kernel; return False where it was launched. `reap` tells of it all the same, with status -1."""
@@ -426,7 +454,7 @@ class Lines:
         new_stream: Callable[[int], Any],
         enter: Callable[[], None],
     ) -> None:
-        self._new_event = new_event
+        self.new_event = new_event
         self._new_stream = new_stream
         self._state = np.zeros((TABLE + 8 * MOST) // 8, np.int64)
         self._address = int(self._state.ctypes.data)
@@ -442,7 +470,6 @@ class Lines:
         self._lines: list[Line] = []
         self._idle: dict[int, list[Line]] = {}
         self._kinds: dict[Line, int] = {}
-        self._events: dict[tuple[int, int], int] = {}
         self._publish, self._wake = _holding(publish, 3), _holding(wake, 1)
         self._withdraw, self._nudge = _holding(withdraw, 1), _holding(nudge, 1)
         serves = _releasing(serve)
@@ -480,14 +507,6 @@ class Lines:
     def withdraw(self, row: int) -> bool:
         """Withdraw the row at an address; return whether it had not been launched."""
         return bool(self._withdraw(row) == READY)
-
-    def event(self, slot: int, line: Line) -> int:
-        """Return the handle of the event of a line's row."""
-        key = line.address, slot
-        found = self._events.get(key)
-        if found is None:
-            found = self._events[key] = self._new_event()
-        return found
 
     @property
     def news(self) -> int:
