@@ -636,6 +636,58 @@ def test_nobody_runs_again_for_ever() -> None:
     assert lost == [two, one] and not ledger.requests
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_innocent_tasks_survive_whatever_ends_the_owner(seed: int) -> None:
+    """Requests in random orders, some of which end their owner when they are taken in, or some time after."""
+    chance, ledger = np.random.default_rng(seed), Ledger()
+    share = chance.random() / 3
+    killers: set[HeldRequest] = set()
+    requests: list[HeldRequest] = []
+    ended: dict[HeldRequest, None] = {}
+    lost: set[HeldRequest] = set()
+    cancelled: set[HeldRequest] = set()
+    here: list[HeldRequest] = []  # at the owner
+    deaths = 0
+
+    def note(gone: list[Any]) -> None:
+        for one in gone:
+            (cancelled if one.error is None else lost).add(one.held)
+
+    for _ in range(5000):
+        if len(requests) < 25 and chance.random() < 0.2:
+            before = [r for r in requests if r in ledger.requests and chance.random() < 0.05]
+            requests.append(held(ledger, waits={r.pieces[0].number for r in before}))
+            if chance.random() < share:
+                killers.add(requests[-1])
+        elif len(requests) == 25 and not ledger.requests:
+            break
+        here += ledger.sendable()
+        if not here:
+            continue
+        one = here[chance.integers(min(3, len(here)))]
+        number = one.pieces[0].number
+        waiting, dies = not (one.taking or one.launched), one in killers and chance.random() < 0.3
+        if waiting:
+            ledger.taking(number, True)
+        elif not one.launched and chance.random() < 0.5:
+            ledger.launched(number, True)
+        elif one.launched and ledger.alone is one and chance.random() < 0.5:
+            ledger.acquit()
+        elif one.launched and one not in killers and chance.random() < 0.5:
+            assert ledger.ended(number) is not None and one not in ended
+            assert all(p not in {r.pieces[0].number for r in requests if r not in ended} for p in one.waits)
+            ended[one] = None
+            here.remove(one)
+            note(ledger.release(number, badly=False))
+        if dies:
+            deaths += 1
+            here = []
+            note(ledger.owner_died(None, "killed"))
+    assert not ledger.requests, "something waits"
+    assert lost == killers - cancelled and not cancelled & {r for r in requests if not r.waits}
+    assert set(requests) == lost | cancelled | set(ended) and deaths <= 4 * len(killers)
+
+
 def test_a_request_runs_again_as_a_whole_and_is_told_once() -> None:
     ledger = Ledger()
     request = held(ledger, tasks=2)

@@ -258,10 +258,9 @@ class Ledger:
         for held in [h for h in self.requests if h is culprit or h.buffers or (h.lent and h in sent)]:
             gone += self._give_up(held, reason, guilty=held is culprit)
         if guilty is not None or culprit is not None:
-            self._suspects = {}
-        else:  # those that have been alone for a while come last
-            found = sorted([*self._suspects, *suspects], key=lambda h: not h.acquitted)
-            self._suspects = {h: None for h in found if h in self.requests}
+            suspects = []
+        # those that have been alone for a while come last; who was not there did not do it
+        self._suspects = {h: None for h in sorted(suspects, key=lambda h: not h.acquitted) if h in self.requests}
         self.alone = None
         self._ready = {h: None for h in self.requests if not h.waits}
         for number, buffer in list(self.buffers.items()):
