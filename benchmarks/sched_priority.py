@@ -24,7 +24,7 @@ from measure import machine, save, table
 from sched_share import logistic, stream
 
 import warpwell as ww
-from warpwell.scheduler import Kind, Profile, Scheduler
+from warpwell.scheduler import Kind, Log, Profile, Scheduler
 from warpwell.targets.arrays import zeros
 from warpwell.targets.atomics import SYSTEM, load_acquire, store_relaxed
 from warpwell.targets.memory import memory_for
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40, help="begin no other case after this time")
     parser.add_argument("--policies", nargs="+", default=["lanes"])
     parser.add_argument("--json", default=None, metavar="FILE")
+    parser.add_argument("--log", default=None, metavar="FILE", help="write the scheduler's log of the last policy")
     parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
     options = parser.parse_args()
     begun = time.perf_counter()
@@ -229,8 +230,8 @@ def main() -> None:
     raw: list[tuple[list[Any], list[Any], list[float]]] = []
     clocks.compare()
     for name in options.policies:
-        with Scheduler(device, name, analyzer=lambda task: profiles[task.name]) as scheduler:
-            for copying in (True, False):
+        with Scheduler(device, name, analyzer=lambda task: profiles[task.name], log=Log()) as scheduler:
+            for copying in (False, True):
                 for kind, (launch, arguments) in urgent.items():
                     if time.perf_counter() - begun > options.seconds:
                         break
@@ -243,6 +244,10 @@ def main() -> None:
                         how = f"{speed:.0f} GB/s" if copying else "no"
                         taken = steps(scheduler, launch.kernel.__name__, [since for since, _ in found])
                         raw.append(([name, f"{kind} lane", how, sum(ended)], found, taken))
+            offset = max(time.perf_counter() - scheduler.inspect(lambda core: core.executor.now()) for _ in range(50))
+            if options.log:
+                with open(options.log, "w", encoding="utf-8") as file:
+                    scheduler.log.write(file)
     clocks.compare()
     for head, found, taken in raw:
         times = 1e6 * np.array([clocks.host(there) - here for here, there in found])
@@ -255,6 +260,9 @@ def main() -> None:
           ["policy", "takes its place in", "copies", "kernels ended", "times", "p50", "p99", "worst", *STEPS],
           rows)  # fmt: skip
     result["rows"] = rows
+    # seconds of the log's clock: submitted, begun
+    result["times"] = [[*head, [[here - offset, clocks.host(there) - offset] for here, there in found]]
+                       for head, found, _ in raw]  # fmt: skip
     save(options.json, result)
 
 
