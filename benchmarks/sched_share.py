@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
+import sched_peers
 from measure import machine, save, table
 from sched_forms import Bench, Made
 from sched_pairs import SHARES, together
@@ -31,7 +32,7 @@ from warpwell.study.bound import bound
 from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import ReplayResult, replay
 from warpwell.study.simulator import HostDelays, Simulator
-from warpwell.study.workloads import make
+from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 
 ONE = np.float32(1)
@@ -77,10 +78,10 @@ def logistic(x, growth, steps):
     x[i], x[i + n], x[i + 2 * n], x[i + 3 * n] = p, q, r, s
 
 
-def kernels(device: str, small: bool) -> dict[str, tuple[Any, tuple[Any, ...], Kind]]:
-    """Return launches with their arguments and classes, by name."""
+def kernels(device: str, small: bool, side: str = "") -> dict[str, tuple[Any, tuple[Any, ...], Kind]]:
+    """Return launches with their arguments and classes, by name; those of one class for a `side`."""
     n = 1 << (12 if small else 31)
-    a, b, c = (zeros(device, n, np.float64) for _ in range(3))
+    a, b, c = (zeros(device, 2 if side == "compute" else n, np.float64) for _ in range(3))
     m = 1 << (12 if small else 26)
     x = zeros(device, m, np.float32)
     found = {
@@ -96,11 +97,13 @@ def kernels(device: str, small: bool) -> dict[str, tuple[Any, tuple[Any, ...], K
         found[f"random_logistic{k}"] = (logistic[m // 4], (x, np.float32(3.7), max(8, int(450 * part))), Kind.COMPUTE)
     sizes = {"spmv": 1 << 22, "atax": 1 << 14, "black_scholes": 1 << 25, "gemm": 1024, "conv2d": 1 << 14}
     for name, size in sizes.items():
+        if side and side not in {kind.value for kind in WORKLOADS[name].kinds.values()}:
+            continue
         app = make(name, None if small else size, device)
         step = app[0]
         kept.append(app)
         found[step.name] = (step.launch, tuple(step.arguments), app.workload.kinds[step.name])
-    return found
+    return {name: its for name, its in found.items() if side in ("", its[2].value)}
 
 
 kept: list[Any] = []
@@ -275,7 +278,9 @@ def main() -> None:
     parser.add_argument("--matrix", default=None, metavar="FILE")
     parser.add_argument("--json", default=None, metavar="FILE")
     parser.add_argument("--seconds", type=float, default=200, help="begin no other seed after this time")
+    parser.add_argument("--most", type=float, default=400, help="begin no trace of peers after this time")
     parser.add_argument("--again", default=None, metavar="FILE", help="print the tables of what --json wrote")
+    parser.add_argument("--peers", nargs="*", default=(), metavar="TRACE", help="traces for those of sched_peers.py")
     parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
     options = parser.parse_args()
     if options.again:
@@ -326,6 +331,15 @@ def main() -> None:
                     with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.jsonl", "w", encoding="utf-8") as file:
                         ran.log.write(file)
         print(f"seed {seed} at {time.perf_counter() - begun:.1f} s", flush=True)
+    if options.peers:
+        played = {
+            title: [[(one.tasks[0].name, found[one.tasks[0].name][2].value, one.arrival)
+                     for one in makers[title](seed, 0.0)] for seed in range(options.seeds)] for title in options.peers
+        }  # fmt: skip
+        seconds = {name: its.seconds for name, its in profiles.items()}
+        nan = float("nan")
+        for title, name, its in sched_peers.measure(bench, made, played, seconds, options.dry, begun + options.most):
+            figures[title, name] = [[stp, nan, antt, 0.0, 0.0, nan, nan] for stp, antt in its]
     real.close()
     result["figures"] = [[*key, its] for key, its in figures.items()]
     save(options.json, result)

@@ -89,7 +89,7 @@ class Lanes(Policy):
         self,
         *,
         worthwhile: float = 4.0,
-        least: float = 1.02,
+        least: float = 1.1,
         rest: float = 1.0,
         pause: float = 0.03,
         most: int = 8,

@@ -20,7 +20,7 @@ WAVES = 2
 UNTRIED, USUAL = 1.3, 0.1
 """Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
 
-SLOWED = 0.6
+SLOWED = 0.8
 """Rate below which a kernel might gain by a larger share."""
 
 
