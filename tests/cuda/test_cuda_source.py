@@ -357,7 +357,7 @@ def test_an_executor_drains_and_resumes_it(name: str) -> None:
     from warpwell.scheduler.executors.cuda_executor import CudaExecutor
     from warpwell.targets.arrays import to_host, zeros
 
-    blocks = 60_000 if name == "count" else 2_000_000
+    blocks = 60_000 if name == "count" else 40_000_000  # long enough to be looked at
     ran = zeros("cuda", blocks * (256 if name == "count" else 1), np.int32)
     arguments = (ran, zeros("cuda", ran.size, np.float64), 4000) if name == "count" else (ran, 1)
     launch = SOURCES[name][blocks, 256]

@@ -21,6 +21,7 @@ def said(module: str, environ: Mapping[str, str], *arguments: str) -> str:
     command = [sys.executable, "-m", f"tests.harness.driver.{module}", *arguments]
     out = subprocess.PIPE
     done = subprocess.run(command, env=environ, cwd=ROOT, timeout=60, stdout=out, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode >= 0, f"ended with {done.returncode}: {done.stdout}"
     return done.stdout
 
 
