@@ -203,7 +203,7 @@ def test_a_shrink_is_obeyed_at_the_end_of_a_block(executor):
 # -- a task's life -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["drain", "switch", "flush"])  # what is not idempotent is not flushed
+@pytest.mark.parametrize("mode", ["drain", "switch"])
 def test_a_drain_waits_for_blocks_that_run(executor, mode):
     gate = Gate(8, 2)
     executor.launch(gate.job, Placement(workers=2))
@@ -227,33 +227,6 @@ def test_a_task_that_ends_while_it_stops_has_ended(executor):
     gate.open()
     event = event_of(executor)
     assert isinstance(event, Ended) and event.error is None and (gate.counts == 1).all()
-
-
-def test_a_flush_does_not_wait_for_a_block(executor):
-    gate = Gate(8, 2, idempotent=True)
-    executor.launch(gate.job, Placement(workers=2))
-    until(lambda: executor.claimed(gate.job) == 4)
-    executor.preempt(gate.job, "flush")
-    event = event_of(executor)
-    assert isinstance(event, Stopped) and event.done == 2
-    executor.launch(gate.job, Placement(workers=2))  # those that are still inside are its two workers
-    assert executor.live(gate.job) == 2
-    gate.open()
-    assert isinstance(event_of(executor), Ended)
-    assert (gate.counts == 1).all()
-
-
-def test_a_flushed_task_whose_last_blocks_ended_ends_when_it_is_launched(executor):
-    gate = Gate(2, 0, idempotent=True)
-    executor.launch(gate.job, Placement(workers=2))
-    until(lambda: executor.claimed(gate.job) == 2)
-    executor.preempt(gate.job, "flush")
-    assert isinstance(event_of(executor), Stopped)
-    gate.open()
-    until(lambda: executor.live(gate.job) == 0)
-    executor.launch(gate.job, Placement())
-    assert isinstance(event_of(executor), Ended)
-    assert (gate.counts == 1).all()
 
 
 def test_a_stuck_task_is_abandoned_and_others_go_on(executor):

@@ -377,12 +377,6 @@ def test_bad_arguments_are_refused_at_once(scheduler):
     handle.result(60)
 
 
-def test_storage_backed_arrays_make_no_idempotent_tasks(scheduler, tmp_path):
-    np.save(tmp_path / "a.npy", np.arange(BLOCK))
-    with ww.open(tmp_path / "a.npy", device="cpu") as array, pytest.raises(errors.ArgumentError, match="idempotent"):
-        scheduler.submit(beyond[BLOCK], array, np.zeros(BLOCK), idempotent=True)
-
-
 def test_a_task_that_is_too_large_is_refused_and_others_go_on():
     with scheduler_of(executor=lambda: CpuExecutor(threads=2, memory=8 * BLOCK)) as scheduler:
         x = np.ones(BLOCK, np.int64)

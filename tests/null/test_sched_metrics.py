@@ -31,10 +31,10 @@ def test_figures_of_a_small_run():
     jobs = [done(a, 0, 0.0, 1.0), done(a, 1, 1.0, 4.0), done(b, 0, 1.0, 4.0)]
     jobs[0].preemptions = 2
     events = [
-        Event(0.1, "preempt", 0, "k"), Event(0.3, "stop", 0, "k", why={"wasted": 3}), Event(0.4, "hold", 1, "k"),
-        Event(0.5, "preempt", 0, "k"), Event(0.6, "stop", 0, "k", why={"wasted": 0}),
+        Event(0.1, "preempt", 0, "k"), Event(0.3, "stop", 0, "k", why={"done": 3}), Event(0.4, "hold", 1, "k"),
+        Event(0.5, "preempt", 0, "k"), Event(0.6, "stop", 0, "k", why={"done": 4}),
     ]  # fmt: skip
-    found = measure(jobs, events, steps=[1e-6, 3e-6], wasted_seconds=0.25)
+    found = measure(jobs, events, steps=[1e-6, 3e-6])
     assert (found.makespan, found.stp) == (4.0, 1.0)
     assert found.antt == pytest.approx((4 / 2 + 3 / 2) / 2)
     assert found.fairness == pytest.approx((2 / 4) / (2 / 3))
@@ -44,7 +44,7 @@ def test_figures_of_a_small_run():
     assert found.turnaround["memory"].count == 2 and found.turnaround["memory"].p50 == 2.0
     assert found.turnaround["compute"].p99 == 3.0
     assert found.requests_by_priority[1].p95 == 3.0
-    assert (found.preemptions, found.holds, found.wasted_blocks, found.wasted_seconds) == (2, 1, 3, 0.25)
+    assert (found.preemptions, found.holds) == (2, 1)
     assert found.preemption_p50 == pytest.approx(0.15)
     assert (found.decisions, found.decision_mean) == (2, 2e-6)
     json.dumps(found.as_dict(), allow_nan=False)

@@ -250,28 +250,11 @@ def test_a_drain_ends_the_wave():
     simulator.preempt(one)  # asking twice is asking once
     simulator.wait(None)
     (stopped,) = simulator.poll()
-    assert (stopped.done, stopped.wasted) == (3 * FULL, 0) and stopped.time == pytest.approx(3e-4)
+    assert stopped.done == 3 * FULL and stopped.time == pytest.approx(3e-4)
     one.done = stopped.done
     simulator.launch(one, Placement())
     (ended,) = until_quiet(simulator)
     assert ended.time == pytest.approx(1e-3)
-
-
-def test_a_flush_drops_the_wave():
-    simulator = Simulator(ClassTable(), mode="drain", flag=0.0)
-    one, careful = job(MEMORY, idempotent=True), job(MEMORY)
-    simulator.launch(one, Placement())
-    simulator.wait(2.5e-4)
-    simulator.preempt(one, "flush")
-    simulator.wait(None)
-    (stopped,) = simulator.poll()
-    assert (stopped.done, stopped.wasted, stopped.time) == (2 * FULL, FULL, 2.5e-4)
-    assert simulator.lost_seconds == pytest.approx(0.5e-4)
-    simulator.launch(careful, Placement())
-    simulator.wait(2.5e-4 + 1e-5)
-    simulator.preempt(careful, "flush")  # not idempotent: a drain
-    simulator.wait(None)
-    assert simulator.poll()[0].done == FULL
 
 
 def test_a_quota_holds_from_the_end_of_the_wave_on():
@@ -413,7 +396,7 @@ requests = st.lists(
         st.lists(
             st.tuples(
                 st.sampled_from([Kind.MEMORY, Kind.COMPUTE]), st.floats(1e-6, 1e-3), st.integers(1, 3 * FULL),
-                st.floats(0.05, 1.0), st.booleans(),
+                st.floats(0.05, 1.0),
             ),
             min_size=1, max_size=4,
         ),
@@ -427,9 +410,9 @@ def made(plan):
     found = []
     for i, (arrival, tasks, priority) in enumerate(plan):
         chain = []
-        for j, (kind, seconds, blocks, need, idempotent) in enumerate(tasks):
+        for j, (kind, seconds, blocks, need) in enumerate(tasks):
             profile = Profile(kind=kind, seconds=seconds, need=need, resident=max(1, int(FULL * need)))
-            chain.append(Task(f"{kind.value}{j}", blocks, profile, priority=priority, idempotent=idempotent))
+            chain.append(Task(f"{kind.value}{j}", blocks, profile, priority=priority))
         found.append(Request(f"r{i}", chain, arrival))
     return found
 
@@ -444,21 +427,17 @@ def test_work_is_conserved(mode, plan, policy, limit, host):
     simulator = Watched(ClassTable(), mode=mode, seed=1, host=host)
     result = replay(made(plan), Core(simulator, policy, limit=limit, rates=simulator.rates))
     assert result.jobs and all(job.state is State.DONE for job in result.jobs)
-    lost = 0.0
     for job in result.jobs:
-        wasted = simulator.work[job] - job.task.profile.seconds
-        assert wasted >= -1e-9 - 1e-6 * job.task.profile.seconds
-        lost += wasted
+        assert simulator.work[job] == pytest.approx(job.task.profile.seconds, rel=1e-6, abs=1e-6)
         runs = simulator.spans[job]
         assert all(first[1] <= second[0] for first, second in itertools.pairwise(runs))
-        # Launched where it stopped; all blocks, each once, but those that were flushed.
+        # Launched where it stopped; all blocks, each once.
         steps = simulator.blocks[job]
         assert steps[0] == 0 and steps[-1] == job.task.blocks
         for stopped, launched in zip(steps[1::2], steps[2::2], strict=False):
             assert stopped == launched
-        if mode == "drain" and not job.task.idempotent:
+        if mode == "drain":
             assert steps == sorted(steps)
-    assert lost == pytest.approx(simulator.lost_seconds, abs=1e-6)
     assert all(len(spans) == 1 + job.preemptions for job, spans in simulator.spans.items())
     spans = [span for those in simulator.spans.values() for span in those]
     count = 0

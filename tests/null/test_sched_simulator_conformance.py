@@ -10,9 +10,9 @@ class Simulated(ExecutorConformance):
     VIRTUAL = True
     BLOCKS = 40_000
 
-    def task(self, executor, *, idempotent=False, rounds=None):
+    def task(self, executor, *, rounds=None):
         profile = Profile(kind=Kind.COMPUTE, seconds=1e-6 if rounds == 0 else 0.05, resident=8 * 132)
-        return Task("simulated", self.BLOCKS, profile, idempotent=idempotent)
+        return Task("simulated", self.BLOCKS, profile)
 
     def counts(self, task):
         return None

@@ -31,7 +31,7 @@ def sample() -> Log:
         Event(0.2, "arrive", 2, "gemm", "b"),
         Event(0.2, "hold", 2, "gemm", "b", {**WORTH, "C": 0.03}),
         Event(0.3, "preempt", 1, "atax", "a", {**WORTH, "for": 2, "mode": "drain"}),
-        Event(0.35, "stop", 1, "atax", "a", {"done": 7, "wasted": 0}),
+        Event(0.35, "stop", 1, "atax", "a", {"done": 7}),
         Event(0.35, "launch", 2, "gemm", "b", {"rule": "best combination", "beside": [0]}),
         Event(0.4, "reject", 3, "huge", "b", {"rule": "memory", "bytes": 100, "most": 10}),
         Event(1.0, "end", 2, "gemm", "b", {"ran": 0.65, "preemptions": 0}),

@@ -94,7 +94,6 @@ class PoolScheduler(Scheduler):
         *args: Any,
         name: str | None = None,
         memory: int | None = None,
-        idempotent: bool = False,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
         **options: Any,
@@ -119,7 +118,7 @@ class PoolScheduler(Scheduler):
         each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(
             title, -(-total // each), launch=launch, arguments=_kept(args),
-            memory=0 if memory is None else memory, idempotent=idempotent, size=size or {},
+            memory=0 if memory is None else memory, size=size or {},
             profile=Profile(source="unknown") if profile is None else profile, **options,
         )  # fmt: skip
         task.memory = max(task.memory, _nbytes(args))

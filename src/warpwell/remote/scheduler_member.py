@@ -304,7 +304,7 @@ def options_of(task: Task) -> dict[str, Any]:
     """Return the options with which `Scheduler.task` makes this task again."""
     return {
         "name": task.name, "tenant": task.tenant, "priority": task.priority, "deadline": task.deadline,
-        "memory": task.memory, "idempotent": task.idempotent, "size": task.size,
+        "memory": task.memory, "size": task.size,
         "profile": task.profile if task.profile.source != "unknown" else None,
     }  # fmt: skip
 

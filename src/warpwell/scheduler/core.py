@@ -356,8 +356,7 @@ class Core:
         job.placement = None
         if isinstance(event, Stopped):
             job.done = event.done
-            why = {"done": event.done, "wasted": event.wasted}
-            self._write(time, "stop", job, why)
+            self._write(time, "stop", job, {"done": event.done})
             if job in self._cancelling:
                 self._finish(job, time, CANCELLED, None, {"rule": "asked"})
                 return

@@ -26,7 +26,7 @@ class Capacity:
     clock : float
         Cycles a second, for formulas in cycles.
     modes : tuple of str
-        Ways to preempt that the executor knows: of "drain", "flush", "switch".
+        Ways to preempt that the executor knows: of "drain", "switch".
     """
 
     processors: int = 132
@@ -36,7 +36,7 @@ class Capacity:
     blocks: int = 32
     memory: int = 80 << 30
     clock: float = 1.755e9
-    modes: tuple[str, ...] = ("drain", "flush")
+    modes: tuple[str, ...] = ("drain",)
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,11 @@ class Ended:
 
 @dataclass(slots=True)
 class Stopped:
-    """A preempted task has left: `done` blocks have ended, none is running. `wasted` blocks will run once more."""
+    """A preempted task has left: `done` blocks have ended, none is running."""
 
     job: Job
     time: float
     done: int
-    wasted: int = 0
 
 
 class Executor(ABC):
@@ -134,11 +133,10 @@ class Executor(ABC):
 
     @abstractmethod
     def preempt(self, job: Job, mode: str = "drain") -> None:
-        """Ask a running job to leave: "drain" (blocks that run end), "flush" (they are dropped), "switch" (saved).
+        """Ask a running job to leave: "drain" (blocks that run end), "switch" (they are saved).
 
-        A mode that the executor does not have, or that the task does not allow (flush where it is not idempotent), is
-        a drain. A job that runs whole (``placement.plain``) does not leave: its `Ended` comes when it is done. Asking
-        twice is asking once.
+        A mode that the executor does not have is a drain. A job that runs whole (``placement.plain``) does not leave:
+        its `Ended` comes when it is done. Asking twice is asking once.
         """
 
     @abstractmethod

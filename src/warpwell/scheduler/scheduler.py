@@ -165,7 +165,6 @@ class Scheduler:
         after: Future[Any] | Sequence[Future[Any]] = (),
         name: str | None = None,
         memory: int | None = None,
-        idempotent: bool = False,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
     ) -> Handle:
@@ -188,8 +187,6 @@ class Scheduler:
             Default: the kernel's name.
         memory : int, optional
             Bytes of device memory that it needs, if more than its arrays.
-        idempotent : bool
-            Whether a block may be run again from its start after a part of it has run.
         profile : Profile, optional
             The known profile of the task.
 
@@ -207,7 +204,7 @@ class Scheduler:
             The scheduler has failed.
         """
         key = None
-        if deadline is None and memory is None and size is None and not idempotent and after == ():
+        if deadline is None and memory is None and size is None and after == ():
             key = self._key(launch, args, (tenant, priority, name, profile))
             task = None if key is None else self._again(key, args)
             if task is not None:
@@ -216,7 +213,7 @@ class Scheduler:
                 return handle
         task = self.task(
             launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
-            idempotent=idempotent, profile=profile, size=size,
+            profile=profile, size=size,
         )  # fmt: skip
         if key is not None:
             self._remember(key, task)
@@ -307,7 +304,6 @@ class Scheduler:
         *args: Any,
         name: str | None = None,
         memory: int | None = None,
-        idempotent: bool = False,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
         **options: Any,
@@ -323,14 +319,10 @@ class Scheduler:
         blocks = launch.cut(args, self.device)
         args = blocks.args
         title = name or blocks.name
-        if idempotent and blocks.participants:
-            raise errors.ArgumentError(
-                f"task {title!r} uses a storage-backed array or store, so it is not idempotent", name="idempotent"
-            )
         runs_whole = None if blocks.preemptible else blocks.reason
         arrays = _arrays(args)
         task = Task(
-            title, blocks.blocks, launch=launch, arguments=args, idempotent=idempotent, size=size or {},
+            title, blocks.blocks, launch=launch, arguments=args, size=size or {},
             memory=0 if memory is None else memory, whole=str(runs_whole or ""), cut=blocks, **options,
         )  # fmt: skip
         keeps = self._executor.keeps

@@ -130,9 +130,6 @@ class Task:
         Bytes of device memory that it holds from admission to its end, preempted or not.
     there : int
         Of these, bytes that are in the device's memory already: they count for its tenant, and need no free memory.
-    idempotent : bool
-        Whether blocks may be run once more from their start (flush). Never true where storage-backed arrays or stores
-        are among the arguments.
     size : dict
         Names and numbers that say how large the input is: features of the predictor.
     whole : str
@@ -158,7 +155,6 @@ class Task:
     deadline: float | None = None
     memory: int = 0
     there: int = 0
-    idempotent: bool = False
     size: dict[str, float] = field(default_factory=dict)
     whole: str = ""
     number: int = -1

@@ -67,10 +67,6 @@ class Metrics:
         Seconds from a preemption to when the kernel has left. (nan: there was none.)
     holds : int
         Preemptions that were weighed and not done.
-    wasted_blocks : int
-        Blocks that were dropped and ran once more.
-    wasted_seconds : float
-        The work in them, in seconds alone, where the executor knows it.
     decisions : int
         Steps of the scheduler.
     decision_mean, decision_p99 : float
@@ -93,8 +89,6 @@ class Metrics:
     preemption_p50: float = math.nan
     preemption_p99: float = math.nan
     holds: int = 0
-    wasted_blocks: int = 0
-    wasted_seconds: float = 0.0
     decisions: int = 0
     decision_mean: float = math.nan
     decision_p99: float = math.nan
@@ -114,7 +108,6 @@ def measure(
     *,
     alone: Callable[[Task], float | None] | None = None,
     steps: Sequence[float] = (),
-    wasted_seconds: float = 0.0,
 ) -> Metrics:
     """Return the metrics of a run.
 
@@ -123,14 +116,12 @@ def measure(
     jobs : iterable of Job
         All jobs of the run, in order of submission.
     events : iterable of Event
-        Its log: preemptions, and blocks that were dropped.
+        Its log: preemptions.
     alone : callable, optional
         Seconds that a task takes alone, measured with the untransformed kernel. `Profile.seconds` by default; a task
         for which it is None counts in no figure that needs it.
     steps : sequence of float
         Wall time of each step of the scheduler, in seconds.
-    wasted_seconds : float
-        Work that was done twice.
     """
     alone = alone or (lambda task: task.profile.seconds)
     jobs = list(jobs)
@@ -166,7 +157,6 @@ def measure(
         deadlines=deadlines,
         missed=missed,
         preemptions=sum(job.preemptions for job in jobs),
-        wasted_seconds=wasted_seconds,
         decisions=len(steps),
         decision_mean=float(np.mean(steps)) if len(steps) else math.nan,
         decision_p99=float(np.percentile(steps, 99)) if len(steps) else math.nan,
@@ -222,7 +212,7 @@ def _of_requests(requests: dict[Request, list[tuple[Job, float | None]]]) -> dic
 def _of_events(events: Iterable[Event]) -> dict[str, Any]:
     asked: dict[int, float] = {}
     latencies = []
-    wasted = holds = 0
+    holds = 0
     for event in events:
         kind = event.kind
         if kind == "preempt":
@@ -230,10 +220,9 @@ def _of_events(events: Iterable[Event]) -> dict[str, Any]:
         elif kind == "hold":
             holds += 1
         elif kind == "stop":
-            wasted += event.why.get("wasted", 0)
             if event.task in asked:
                 latencies.append(event.time - asked.pop(event.task))
-    found: dict[str, Any] = {"holds": holds, "wasted_blocks": wasted}
+    found: dict[str, Any] = {"holds": holds}
     if latencies:
         p50, p99 = np.percentile(latencies, (50, 99))
         found |= {"preemption_p50": float(p50), "preemption_p99": float(p99)}

@@ -29,8 +29,6 @@ class ReplayResult:
         Wall time of each step of the scheduler, in seconds.
     rejected : list of tuple
         Requests that were not taken in, each with its error.
-    wasted_seconds : float
-        Work that was done twice, where the executor knows it.
     alone : callable
         Seconds that a task takes alone.
     """
@@ -40,11 +38,10 @@ class ReplayResult:
     alone: Callable[[Task], float | None]
     steps: array[float] = field(default_factory=lambda: array("d"))
     rejected: list[tuple[Request, errors.WarpwellError]] = field(default_factory=list)
-    wasted_seconds: float = 0.0
 
     def metrics(self) -> Metrics:
         """Return the metrics of the run."""
-        return measure(self.jobs, self.log, alone=self.alone, steps=self.steps, wasted_seconds=self.wasted_seconds)
+        return measure(self.jobs, self.log, alone=self.alone, steps=self.steps)
 
 
 def replay(
@@ -102,6 +99,4 @@ def replay(
         executor.wait(until)
         if progress is not None and len(steps) % 4096 == 0:
             progress(sum(job.ended is not None for job in result.jobs), total)
-    if isinstance(executor, Simulator):
-        result.wasted_seconds = executor.lost_seconds
     return result

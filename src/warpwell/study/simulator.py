@@ -212,8 +212,6 @@ class Simulator(Executor):
     ----------
     saved_seconds : float
         Time spent on saving and restoring, summed over jobs.
-    lost_seconds : float
-        Work that was flushed and done again, in seconds alone.
     """
 
     def __init__(
@@ -236,12 +234,11 @@ class Simulator(Executor):
         for what, seconds in host._asdict().items():
             if not (seconds >= 0 and math.isfinite(seconds)):
                 raise errors.ArgumentError(f"{what} of the host takes {seconds} s: give 0 or more", name="host")
-        modes = ("switch", "drain", "flush") if mode == "switch" else ("drain", "flush")
+        modes = ("switch", "drain") if mode == "switch" else ("drain",)
         self.rates = rates
         self.model = model or SourceModel()
         self.mode = mode
         self.saved_seconds = 0.0
-        self.lost_seconds = 0.0
         self._capacity = dataclasses.replace(capacity or rates.capacity, modes=modes)
         self._flag = flag
         self._host = host
@@ -299,8 +296,6 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
-        if mode == "flush" and not job.task.idempotent:
-            mode = "drain"
         run.easy = False
         run.mode = mode if mode in self._capacity.modes else "drain"
         if run.mode == "switch":
@@ -468,13 +463,7 @@ class Simulator(Executor):
                     self._leave(run, Stopped(run.job, now, min(run.blocks - 1, int(run.position + 1e-9))))
             elif run.stop_at <= now:
                 run.stop_at = run.resize_at = run.resize_goal = NEVER
-                if run.mode == "flush":
-                    done = max(run.said, run.wave_begin())
-                    self.lost_seconds += (run.position - done) * run.per_block
-                    wasted = min(run.width, run.blocks - done) if run.position > done else 0
-                    self._leave(run, Stopped(run.job, now, done, wasted))
-                else:
-                    run.stop_goal = run.wave_end()
+                run.stop_goal = run.wave_end()
             elif run.resize_at <= now:
                 run.resize_at = NEVER
                 if self.mode == "switch":

@@ -75,13 +75,13 @@ class ExecutorConformance:
         """Return a new executor."""
         raise NotImplementedError
 
-    def task(self, executor: Executor, *, idempotent: bool = False, rounds: int | None = None) -> Task:
+    def task(self, executor: Executor, *, rounds: int | None = None) -> Task:
         """Return a new task of `BLOCKS` blocks."""
         n = 256 * self.BLOCKS - 37
         launch = count_and_mix[n]
         arguments = (np.zeros(n, np.int64), np.zeros(n, np.int64), self.ROUNDS if rounds is None else rounds)
         blocks = BlockLaunch(launch, arguments, self.device).blocks
-        return Task("count_and_mix", blocks, launch=launch, arguments=arguments, idempotent=idempotent)
+        return Task("count_and_mix", blocks, launch=launch, arguments=arguments)
 
     def counts(self, task: Task) -> NDArray[np.int64] | None:
         """Return how often each index of a task has run; None where nothing runs."""
@@ -126,15 +126,13 @@ class ExecutorConformance:
                 return False
         return True
 
-    def stop(
-        self, executor: Executor, mode: str = "drain", *, asks: int = 1, idempotent: bool = False
-    ) -> tuple[Job, Stopped]:
+    def stop(self, executor: Executor, mode: str = "drain", *, asks: int = 1) -> tuple[Job, Stopped]:
         """Return a job that was launched and has stopped, with blocks done and blocks left.
 
         A machine that is busy with other things may let a task end before it is asked: then a longer one is tried.
         """
         for attempt in range(6):
-            job = self.job(executor, idempotent=idempotent, rounds=self.ROUNDS * 4**attempt)
+            job = self.job(executor, rounds=self.ROUNDS * 4**attempt)
             executor.launch(job, Placement())
             if self.until_some_are_done(executor, job):
                 for _ in range(asks):
@@ -193,7 +191,7 @@ class ExecutorConformance:
 
     def test_a_task_goes_on_where_it_stopped(self, executor: Executor) -> None:
         job, event = self.stop(executor)
-        assert 0 < event.done < job.task.blocks and event.wasted == 0
+        assert 0 < event.done < job.task.blocks
         assert executor.progress(job) == event.done
         self.silent(executor)
         assert executor.progress(job) == event.done  # nothing runs any more
@@ -341,20 +339,6 @@ class ExecutorConformance:
         executor.launch(other, Placement())
         self.finish(executor, other)
         self.silent(executor)
-
-    @pytest.mark.parametrize("idempotent", [False, True])
-    def test_a_flush_runs_again_only_what_may_run_again(self, executor: Executor, idempotent: bool) -> None:
-        job, event = self.stop(executor, "flush", idempotent=idempotent)
-        assert 0 <= event.done < job.task.blocks
-        assert event.wasted >= 0 and (idempotent or event.wasted == 0)
-        executor.launch(job, Placement())
-        ended = self.event(executor)
-        assert isinstance(ended, Ended) and ended.error is None
-        counts = self.counts(job.task)
-        if counts is not None:
-            assert (counts >= 1).all() and (idempotent or (counts == 1).all())
-            assert (counts > 1).sum() <= 256 * event.wasted
-            assert np.array_equal(job.task.arguments[1], mixed(counts.size, job.task.arguments[2]))
 
     def test_a_mode_that_is_not_there_is_no_loss(self, executor: Executor) -> None:
         job, _ = self.stop(executor, "switch")

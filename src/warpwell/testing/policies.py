@@ -62,7 +62,6 @@ _tasks = st.builds(
     memory=st.sampled_from([0, 0, 300, 600]),
     deadline=st.sampled_from([None, None, 0.004]),
     whole=st.sampled_from(["", "", "", "it has a barrier"]),
-    idempotent=st.booleans(),
 )
 _requests = st.lists(
     st.builds(

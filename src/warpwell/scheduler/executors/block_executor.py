@@ -108,8 +108,8 @@ class BlockExecutor(Executor, Generic[R]):
 
     @staticmethod
     def _check_mode(mode: str) -> None:
-        if mode not in ("drain", "flush", "switch"):
-            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain, flush or switch", name="mode")
+        if mode not in ("drain", "switch"):
+            raise errors.ArgumentError(f"mode {mode!r} is unknown: choose drain or switch", name="mode")
 
     @staticmethod
     def _check_quota(workers: int | None) -> None:

@@ -28,10 +28,6 @@ The life of a task, from its first launch to its end (a "run"). Every change is 
 - GONE: nothing more is said of it. Where threads are still inside, the last one to leave ends the arguments.
 - WHOLE: a task that is launched with ``placement.plain``, or that cannot be cut into blocks, has only this phase before
   ENDING. It cannot be preempted or resized.
-
-Flush (idempotent tasks only) is STOPPED at once. No thread can be taken out of a block, so those that have one end it,
-and then give up their slots, or go on where the task has been launched again. Nothing is run twice (`Stopped.wasted` is
-0), but the task may still write for the time of a block. It ends only when these threads have left.
 """
 
 from __future__ import annotations
@@ -223,7 +219,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
                 raise self._runs_already(job)
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
-        """See `Executor`. "switch" is a drain; for "flush" see the module."""
+        """See `Executor`. "switch" is a drain."""
         self._check_mode(mode)
         with self._lock:
             run = self._running(job)
@@ -231,8 +227,6 @@ class CpuExecutor(BlockExecutor[CpuRun]):
             if run.phase in (Phase.RUNNING, Phase.STOPPING):
                 run.phase = Phase.STOPPING
                 run.write(STOP, 1)
-                if mode == "flush" and job.task.idempotent and not run.over:
-                    self._stopped(run)
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """See `Executor`. A task that is leaving, or that runs whole, takes no notice; threads have no age."""
@@ -433,11 +427,6 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         run.leave = False
         run.phase = Phase.RUNNING
         run.mark(self.now())
-        if run.over:
-            # a flush let threads go that ended the last block, or failed, after it was said to have stopped
-            if not run.slots and self._ending(run):
-                self._pool.run(lambda: self._end(run))
-            return
         run.write(TARGET, quota)
         run.write(STOP, 0)
         self._fill(run)
@@ -456,8 +445,6 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         """Decide what follows when the last thread of a run has left."""
         if run.phase is Phase.GONE:
             return True
-        if run.phase is Phase.STOPPED:  # flushed: all was said
-            return False
         if run.over:
             return self._ending(run)
         if run.phase is Phase.STOPPING:

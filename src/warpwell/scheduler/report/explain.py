@@ -149,7 +149,6 @@ def _reason(event: Event) -> str:
 
 _MODES = {
     "drain": "at the end of the blocks that run",
-    "flush": "at once, its unfinished blocks to be run again",
     "switch": "at once, its state saved",
 }
 
@@ -182,13 +181,11 @@ def _resize(event: Event, names: Names) -> str:
 
 
 def _stop(event: Event, names: Names) -> str:
-    done, wasted = event.why.get("done"), event.why.get("wasted")
+    done = event.why.get("done")
     text = f"{_task(event, names)} has left"
     if event.why.get("rule") == "owner died":
         return f"{text}, because the process that owns the device died ({event.why.get('reason')}). It will run again."
-    if done is not None:
-        text += f" with {done} blocks done"
-    return text + (f", of which {wasted} will run again." if wasted else "; none of them will run again.")
+    return text + ("." if done is None else f" with {done} blocks done.")
 
 
 def _end(event: Event, names: Names) -> str:

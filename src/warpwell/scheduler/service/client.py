@@ -126,8 +126,7 @@ class Client:
         *args
             What it is called with.
         **options
-            priority, deadline, after (handles of this client), name, memory, idempotent, size, profile: as for
-            `Scheduler.submit`.
+            priority, deadline, after (handles of this client), name, memory, size, profile: as for `Scheduler.submit`.
 
         Raises
         ------
@@ -151,7 +150,6 @@ class Client:
         deadline: float | None = None,
         after: Future[Any] | Sequence[Future[Any]] = (),
         memory: int | None = None,
-        idempotent: bool = False,
         size: dict[str, float] | None = None,
         profile: Profile | None = None,
         tenant: str | None = None,
@@ -169,7 +167,7 @@ class Client:
         tasks = [packer.launch(launch, args) for launch, *args in launches]
         numbers = self._after(after)
         header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
-                  "deadline": deadline, "after": numbers, "memory": memory, "idempotent": idempotent,
+                  "deadline": deadline, "after": numbers, "memory": memory,
                   "size": size or {}, "profile": wire.profile_fields(profile), "lent": packer.lent,
                   "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
         handles: list[ServiceHandle] = []

@@ -278,7 +278,7 @@ class Owner:
             theirs = [request.borrow(self._scheduler.device, one) for one in lent]
             for task, (launch, arguments) in zip(tasks, made, strict=True):
                 task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer, theirs))
-            chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "idempotent", "size")}
+            chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "size")}
             profile = wire.profile_of(message.header["profile"])
             ready = [
                 self._scheduler.task(launch, *values, tenant=message.get("tenant", str), profile=profile, **chosen)

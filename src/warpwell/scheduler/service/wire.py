@@ -197,7 +197,6 @@ def options(message: ServiceMessage) -> dict[str, Any]:
         "deadline": message.get("deadline", (int, float, type(None)), None),
         "after": message.get("after", list, []),
         "memory": message.get("memory", (int, type(None)), None),
-        "idempotent": message.get("idempotent", bool, False),
         "size": message.get("size", dict, {}),
         "readonly": message.get("readonly", list, []),
         "profile": message.get("profile", (dict, type(None)), None),

@@ -18,7 +18,7 @@ from .trace import Arrival, Trace, TracedApplication, TracedKernel
 
 REQUIRED = ("request", "arrival", "kernel", "seconds")
 OPTIONAL = (
-    "application", "tenant", "priority", "deadline", "blocks", "memory", "idempotent", "kind", "instructions",
+    "application", "tenant", "priority", "deadline", "blocks", "memory", "kind", "instructions",
     "registers", "shared", "threads", "resident", "miss_rate", "bandwidth", "compute", "need",
 )  # fmt: skip
 COLUMNS = REQUIRED + OPTIONAL
@@ -28,7 +28,6 @@ their default."""
 
 _COUNTS = ("registers", "shared", "threads", "resident")
 _RATIOS = ("miss_rate", "bandwidth", "compute", "need")
-_TRUTH = {"": False, "0": False, "no": False, "false": False, "1": True, "yes": True, "true": True}
 
 
 def read(path: str | os.PathLike[str], capacity: Capacity | None = None) -> Trace:
@@ -82,7 +81,7 @@ def write(workload: Trace, path: str | os.PathLike[str]) -> None:
                 writer.writerow([
                     number, repr(arrival.time), kernel.name, repr(profile.seconds), arrival.application.name,
                     arrival.tenant, arrival.priority, _text(kernel.deadline), kernel.blocks, kernel.memory,
-                    int(kernel.idempotent), "" if profile.kind is None else profile.kind.value,
+                    "" if profile.kind is None else profile.kind.value,
                     _text(profile.instructions), profile.registers, profile.shared, profile.threads, profile.resident,
                     *(repr(getattr(profile, name)) for name in _RATIOS),
                 ])  # fmt: skip
@@ -110,16 +109,13 @@ def _kernel(row: rows.Row) -> TracedKernel:
     deadline = row.number("deadline") if row.has("deadline") else None
     if deadline == 0:
         raise row.wrong("deadline", "a positive time, or nothing")
-    idempotent = _TRUTH.get(row.get("idempotent", "").strip().lower())
-    if idempotent is None:
-        raise row.wrong("idempotent", "0 or 1")
     blocks = row.whole("blocks", least=1) if row.has("blocks") else profile.resident or 1
     memory = row.whole("memory") if row.has("memory") else 0
-    return TracedKernel(row["kernel"], profile, blocks, memory, idempotent, deadline)
+    return TracedKernel(row["kernel"], profile, blocks, memory, deadline)
 
 
 def _identity(kernel: TracedKernel) -> tuple[Any, ...]:
-    return (kernel.name, kernel.profile, kernel.blocks, kernel.memory, kernel.idempotent, kernel.deadline)
+    return (kernel.name, kernel.profile, kernel.blocks, kernel.memory, kernel.deadline)
 
 
 def _default(name: str) -> str:

@@ -36,7 +36,6 @@ class TracedKernel:
     profile: Profile
     blocks: int = 1
     memory: int = 0
-    idempotent: bool = False
     deadline: float | None = None
     size: dict[str, float] = field(default_factory=dict)
 
@@ -155,7 +154,7 @@ class Trace:
                 predicted[id(application)] = believed
             tasks = [
                 Task(kernel.name, kernel.blocks, profile, tenant=arrival.tenant, priority=arrival.priority,
-                     deadline=kernel.deadline, memory=kernel.memory, idempotent=kernel.idempotent, size=kernel.size)
+                     deadline=kernel.deadline, memory=kernel.memory, size=kernel.size)
                 for kernel, profile in zip(kernels, believed, strict=True)
             ]  # fmt: skip
             requests.append(Request(application.name, tasks, arrival.time))
