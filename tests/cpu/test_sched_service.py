@@ -251,8 +251,8 @@ def request(number: int, kernel: dict[str, str]) -> protocol.ServiceMessage:
 def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:
     owner._submit(request(1, references.reference(kernels.double)))
     owner._tasks[1][0].result(BOUND)
-    items = [owner._events.get() for _ in range(owner._events.qsize())]
-    owner._tell(items)
+    while not owner._events.empty():
+        owner._tell([owner._events.get() for _ in range(owner._events.qsize())])
     told = [(m["task"], m["now"]) for m in owner._connection.messages if m["type"] == "taking"]  # type: ignore[attr-defined]
     assert told == [(1, True), (1, False)]
 

@@ -296,7 +296,7 @@ class Owner:
                 self._tasks[task["id"]] = (handle, request)
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
-            self._taken(first, handles[0])
+            self._events.put(functools.partial(self._taken, first, handles[0]))  # later: most have begun by then
         except BaseException as error:
             failure = self._scheduler.failure
             if failure is not None:
