@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,82 @@ sys.stdin.readline()
     holder.tell()
     assert waiter.hears() == "inside"
     free(name)
+
+
+OTHER = """
+while sys.stdin.readline():
+    began = time.monotonic()
+    with ww.turn("other", device=D, priority={priority:d}, timeout=8):
+        pass
+    say(time.monotonic() - began)
+"""
+
+
+class Interrupt:
+    """Raise KeyboardInterrupt at one place in turns where Python looks for signals; `came` says whether there was one.
+
+    It looks when a function begins, after calls, and when a loop goes back.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._left, self.came, self.where = at, False, ""
+        self._called: set[Any] = set()
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if "warpwell/turns/" not in code.co_filename or code.co_name == "__del__" or self.came:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        looks = event == "call" or frame in self._called
+        self._called.discard(frame)
+        if event == "opcode":
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            looks = looks or name.startswith("JUMP_BACKWARD")
+            if name.startswith("CALL"):
+                self._called.add(frame)
+        elif event != "call":
+            return self
+        self._left -= looks
+        if looks and self._left < 0:
+            self.came, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_an_interrupt_at_any_point_leaves_no_lease_behind(start: Any, name: str, meets: bool) -> None:
+    other = start(OTHER.format(priority=meets))
+    with ww.turn("here", device=name):
+        mine = seat.seat_of(name)
+
+    told: list[int] = []
+
+    def one_turn() -> None:
+        with ww.turn("here", device=name) as its:
+            if meets:
+                told.append(at)
+                other.tell()
+                until(mine.station.board.anyone)
+            its.pause()
+
+    at, came = 0, True
+    before = sys.gettrace()
+    while came:
+        interrupt = Interrupt(at)
+        sys.settrace(interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                one_turn()
+            finally:
+                sys.settrace(before)
+        assert mine.depth == 0 and not mine.inside, (at, interrupt.where)
+        other.tell()
+        for _ in range(told.count(at) + 1):
+            seconds = float(other.hears() or "inf")
+            assert seconds < 5.0, (at, interrupt.where)  # far below choice.HOLD
+        came = interrupt.came
+        at += 1
+    assert at > 50
 
 
 def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
@@ -610,10 +688,6 @@ class Gpu:
         self.calls.append("synchronize")
         return 0
 
-    def cuStreamSynchronize(self, stream: int) -> int:
-        self.calls.append(f"stream {stream}")
-        return 0
-
     def cuEventCreate(self, where: Any, flags: int) -> int:
         self._events += 1
         where._obj.value = self._events
@@ -728,11 +802,15 @@ def test_streams_narrow_what_is_waited_for(gpu: Gpu, name: str) -> None:
     with ww.turn("here", device=name, stream=[Torch(), Numba(), Core(), 8]):
         pass
     assert gpu.calls == [f"record {k} in {k + 4}" for k in range(1, 5)]
+    kept = Torch()
+    where, turn = weakref.ref(kept), ww.turn("here", device=name, stream=[kept])
+    del kept
+    assert where() is not None and turn is not None  # a turn keeps its streams
     work = seat.seat_of(name).work
     gpu.calls.clear()
     gpu.context = 0  # of another thread
     work.drain()
-    assert gpu.calls == ["context 77", "stream 5", "stream 6", "stream 7", "stream 8", "context None"]
+    assert gpu.calls == ["context 77", "wait 1", "wait 2", "wait 3", "wait 4", "context None"]
 
 
 def test_another_context_has_events_of_its_own(gpu: Gpu, name: str) -> None:

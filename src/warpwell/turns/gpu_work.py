@@ -33,7 +33,7 @@ def driver() -> Any:
         library.cuCtxGetCurrent.argtypes = [ctypes.c_void_p]
         library.cuEventCreate.argtypes = [ctypes.c_void_p, ctypes.c_uint]
         library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        for function in ("cuEventSynchronize", "cuStreamSynchronize", "cuCtxSetCurrent", "cuEventDestroy_v2"):
+        for function in ("cuEventSynchronize", "cuCtxSetCurrent", "cuEventDestroy_v2"):
             getattr(library, function).argtypes = [ctypes.c_void_p]
     except (OSError, AttributeError):
         return None
@@ -114,7 +114,7 @@ class Work:
 
     def __init__(self) -> None:
         self._context = 0
-        self._streams: tuple[int, ...] = ()
+        self._reached: list[Any] = []
         self._marks: list[list[Any]] = [[] for _ in range(_MARKS)]
         self._count = 0
         self._mean = 4 * AHEAD
@@ -123,7 +123,7 @@ class Work:
     def mark(self, streams: tuple[int, ...]) -> None:
         """Note that all that was enqueued until now belongs to turns, or parts of one, that have ended."""
         context = current_context()
-        self._streams = streams
+        self._reached = []
         if context != self._context:
             self._forget()
             self._context = context
@@ -137,8 +137,9 @@ class Work:
             if library.cuEventCreate(ctypes.byref(event), _QUIET) != 0:
                 return
             marks.append(event)
-        for event, stream in zip(marks, streams or (0,), strict=False):
-            library.cuEventRecord(event, stream)
+        status = [library.cuEventRecord(event, stream) for event, stream in zip(marks, streams or (0,), strict=False)]
+        if streams and not any(status):
+            self._reached = marks[:count]
         self._count += 1
         now = time.monotonic()
         self._mean += _LEARN * (min(now - self._last, 4 * AHEAD) - self._mean)
@@ -151,12 +152,19 @@ class Work:
             for event in self._marks[(self._count - 1 - deep) % _MARKS]:
                 driver().cuEventSynchronize(event)
 
+    def forget_mark(self) -> None:
+        """Have `drain` wait for all of the context: the last mark may not stand behind what was enqueued."""
+        self._reached = []
+
     def resume(self) -> None:
         """Note that the thread has waited for the lease: that is no part of the time between two marks."""
         self._last = time.monotonic()
 
     def drain(self) -> None:
-        """Wait until all turns have ended on the GPU; any thread may call it."""
+        """Wait until all turns have ended on the GPU; any thread may call it.
+
+        By the events of the last mark, if streams were named: the streams may be no more by now.
+        """
         if not self._context:
             return
         library = driver()
@@ -164,9 +172,9 @@ class Work:
         if before != self._context:
             library.cuCtxSetCurrent(self._context)
         try:
-            for stream in self._streams:
-                library.cuStreamSynchronize(stream)
-            if not self._streams:
+            for event in self._reached:
+                library.cuEventSynchronize(event)
+            if not self._reached:
                 library.cuCtxSynchronize()
         finally:
             if before != self._context:

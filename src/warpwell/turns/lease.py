@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from types import TracebackType
 from typing import Any
@@ -22,25 +23,49 @@ _names: dict[int | None, str] = {}
 class Turn:
     """A block in which this thread alone uses a GPU, among the programs that take turns. See `turn`."""
 
-    __slots__ = ("_device", "_priority", "_seat", "_streams", "_tenant", "_timeout")
+    __slots__ = ("_device", "_priority", "_seat", "_stream", "_streams", "_tenant", "_timeout")
 
-    def __init__(
-        self, tenant: str, priority: int, device: Any, streams: tuple[int, ...], timeout: float | None
-    ) -> None:
+    def __init__(self, tenant: str, priority: int, device: Any, stream: Any, timeout: float | None) -> None:
         self._tenant, self._priority, self._device = tenant, priority, device
-        self._streams, self._timeout = streams, timeout
+        self._stream, self._streams = stream, () if stream is None else handles(stream)  # who has them keeps them alive
+        self._timeout = timeout
         self._seat: Seat | None = None
 
     def __enter__(self) -> Turn:
-        self._seat = seat = seat_of(_name_of(self._device))
-        seat.begin(self._tenant, self._priority, self._streams, self._timeout)
-        return self
+        # Ctrl-C may come at any point: what follows is undone wherever it stopped
+        seat, before = None, 0
+        try:
+            seat = seat_of(_name_of(self._device))
+            before, self._seat = seat.depth, seat
+            if not before:
+                seat.owner = id(self)
+            seat.begin(self._tenant, self._priority, self._streams, self._timeout)
+            return self
+        except BaseException:
+            if seat is not None:
+                seat.cancel(before)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._seat is not None:
-            self._seat.end()
+        left = None
+        try:
+            if self._seat is not None:
+                left = self._seat.depth - 1
+                self._seat.end()
+        except BaseException:
+            if self._seat is not None:
+                left = self._seat.depth - 1 if left is None else left
+                if left >= 0:
+                    self._seat.cancel(left)
+            raise
+
+    def __del__(self) -> None:
+        # Ctrl-C before the first line of __exit__
+        with contextlib.suppress(Exception):
+            if self._seat is not None and self._seat.depth and self._seat.owner == id(self):
+                self._seat.cancel(0)
 
     def pause(self) -> None:
         """Let others have the GPU here, inside the turn, if they come first; return when it is this thread's again.
@@ -119,7 +144,7 @@ def turn(
         priority = checked_integer(priority, "priority", least=-_MOST, most=_MOST)
     if timeout is not None:
         timeout = checked_timeout(timeout)
-    return Turn(tenant, priority, device, () if stream is None else handles(stream), timeout)
+    return Turn(tenant, priority, device, stream, timeout)
 
 
 def _name_of(device: Any) -> str:

@@ -109,17 +109,22 @@ class Station:
             if self.seat is not None and not self.lost():
                 return False
             epoch = board.words[EPOCH]
-            if not board.lock(board.lease(epoch)):
-                return False
-            if board.words[EPOCH] != epoch:
+            try:
+                if not board.lock(board.lease(epoch)):
+                    return False
+                if board.words[EPOCH] != epoch:
+                    board.unlock(board.lease(epoch))
+                    return False
+                self.epoch, self.seat, seat.inside = epoch, seat, True
+                seat.came += 1
+                board.held = board.lease(epoch)
+                self.kept_since = board.words[YIELDED] = _clock()
+                board.words[HOLDER], board.words[GRANT] = seat.slot, 0
+                return True
+            except BaseException:
+                self.seat, board.held, seat.inside = None, 0, False
                 board.unlock(board.lease(epoch))
-                return False
-            self.epoch, self.seat, seat.inside = epoch, seat, True
-            seat.came += 1
-            board.held = board.lease(epoch)
-            self.kept_since = board.words[YIELDED] = _clock()
-            board.words[HOLDER], board.words[GRANT] = seat.slot, 0
-            return True
+                raise
 
     def hand_over(self, seat: Seat | None, stays: bool) -> bool:
         """Hand over to whoever comes before a thread that has the lease and is outside; return whether that was done.
@@ -131,34 +136,43 @@ class Station:
         stays : bool
             Whether it would go on.
         """
-        board = self.board
-        with self.lock:
-            held = self.seat
-            if held is None or held.inside or (seat is not None and held is not seat) or self.lost():
-                return False
-            if not next_of(board, held.slot if stays else 0, self.kept_since, _clock()):
-                return False
-            held.inside = True  # so that no other thread does the same
-            came = held.came
+        board, marked, came = self.board, None, 0
         try:
-            held.work.drain()
-        finally:
             with self.lock:
-                chosen = 0
-                if held.came == came:  # else it has begun a turn meanwhile
-                    held.inside = False
-                    if self.seat is held and not self.lost():
-                        chosen = next_of(board, held.slot if stays else 0, self.kept_since, _clock())
-                        if chosen:
-                            self.release(chosen)
-        return chosen > 0
+                held = self.seat
+                if held is None or held.inside or (seat is not None and held is not seat) or self.lost():
+                    return False
+                if not next_of(board, held.slot if stays else 0, self.kept_since, _clock()):
+                    return False
+                came, marked = held.came, held
+                held.inside = True  # so that no other thread does the same
+            held.work.drain()
+            with self.lock:
+                if held.came != came:  # it has begun a turn meanwhile
+                    return False
+                held.inside = False
+                if self.seat is not held or self.lost():
+                    return False
+                chosen = next_of(board, held.slot if stays else 0, self.kept_since, _clock())
+                if chosen:
+                    self.release(chosen)
+                return chosen > 0
+        except BaseException:
+            if marked is not None and marked.came == came:
+                marked.inside = False
+            raise
 
     def release(self, chosen: int) -> None:
         """Free the lease, and wake the slot that is next (0: none)."""
         board = self.board
-        self.seat, board.held = None, 0
-        board.words[HOLDER], board.words[GRANT], board.words[GRANTED] = 0, chosen, _clock()
-        board.unlock(board.lease(self.epoch))
+        try:
+            self.seat, board.held = None, 0
+            board.words[HOLDER], board.words[GRANT], board.words[GRANTED] = 0, chosen, _clock()
+            board.unlock(board.lease(self.epoch))
+        except BaseException:
+            self.seat, board.held = None, 0
+            board.unlock(board.lease(self.epoch))
+            raise
         if chosen:
             board.ring(chosen)
 
@@ -186,7 +200,9 @@ class Station:
         while True:
             heard = self.board.heard(self._home)
             held = self.seat
-            if held is not None and not held.inside and self.board.anyone() and not self.hand_over(None, True):
+            if held is None or held.inside or not self.board.anyone():
+                pass
+            elif not self.hand_over(None, True):
                 turns = held.turns
                 time.sleep(LINGER)
                 if held.turns == turns:
@@ -201,6 +217,8 @@ class Seat:
     ----------
     inside : bool
         Whether it is in a turn, so that nobody else may hand over.
+    owner : int
+        Whose turn is open: the identity of the outermost `Turn`.
     came : int
         How often it has begun a turn or a part of one.
     turns : int
@@ -211,6 +229,7 @@ class Seat:
         self.station = station
         self.work = Work()
         self.inside = False
+        self.owner = 0
         self.came = 0
         self.depth = 0
         self.turns = 0
@@ -228,27 +247,20 @@ class Seat:
         if self.depth:
             self.depth += 1
             return
-        station = self.station
-        if tenant != self._tenant or priority != self._priority or self._version != station.board.words[LIMITS]:
-            self._introduce(tenant, priority)
+        self._introduce(tenant, priority)
         self._streams = streams
-        try:
-            self._enter(timeout)
-        except BaseException:
-            self.inside = False
-            raise
+        self._enter(timeout)
         self.depth = 1
 
     def pause(self, timeout: float | None) -> None:
         """Hand over inside a turn, if another comes first, and go on when the lease is back."""
         if self.depth == 0 or (_clock() - self._began < OFTEN * 1e9 and not self.station.board.anyone()):
             return
-        self._leave()
         try:
+            self._leave()
             self._enter(timeout)
         except BaseException:
-            self.inside = False
-            self.depth = 0  # the turn is over: whatever it does now is without the lease
+            self.cancel(0)  # the turn is over: whatever it does now is without the lease
             raise
 
     def end(self) -> None:
@@ -261,9 +273,26 @@ class Seat:
         elif self.depth:
             self.depth -= 1
 
+    def cancel(self, depth: int) -> None:
+        """Undo what began or ended and was interrupted, whatever of it was done; `depth` turns are open then."""
+        self.depth = depth
+        if depth:
+            return
+        board = self.station.board
+        self.work.forget_mark()
+        board.flag(self.slot, False)
+        board.words[self._at + STATE] = IDLE
+        if board.words[GRANT] == self.slot:
+            board.words[GRANT] = 0
+        self.inside = False
+        if board.anyone():
+            board.ring(self.station.home)  # it may have the lease: another thread hands over
+
     def _introduce(self, tenant: str, priority: int) -> None:
-        """Write who has this seat from now on."""
+        """Write who has this seat from now on, if it is somebody else."""
         station = self.station
+        if tenant == self._tenant and priority == self._priority and self._version == station.board.words[LIMITS]:
+            return
         station.refresh()
         station.board.words[self._at + PRIORITY] = station.limits.priority(tenant, priority)
         station.board.set_name(self.slot, tenant.encode())
