@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.harness.driver.calls import INVALID_VALUE, NON_BLOCKING, NOT_SUPPORTED, OUT_OF_MEMORY, PER_THREAD, Cuda
 from tests.harness.driver.checks import Held, fresh, words
-from tests.harness.driver.graphs import DEVICE_LOCATION, HOST_LOCATION, Pool
+from tests.harness.driver.graphs import DEVICE_LOCATION, FUNCTION, HOST_LOCATION, Pool
 from tests.harness.until import until
 
 MIB = 1 << 20
@@ -262,7 +262,22 @@ def the_worker_dies(cuda: Cuda) -> None:
     cuda.cuMemFreeAsync(block, stream)
 
 
+def freed_beside_a_stream_that_is_stuck(cuda: Cuda) -> None:
+    """What a stream frees of the host's memory goes when it gets there; host functions behind it run meanwhile."""
+    held, stream, ran = Held(cuda), cuda.stream(NON_BLOCKING), threading.Semaphore(0)
+    run = FUNCTION(lambda _: ran.release())
+    cuda.cuMemFreeAsync(take(cuda, pool(cuda, location=HOST_LOCATION), 4096, stream), stream)
+    seen = []
+    for _ in range(2):  # when the first one runs the memory is due
+        cuda.cuLaunchHostFunc(stream, run, None)
+        seen.append(ran.acquire(timeout=5))
+    held.let_go()
+    assert seen == [True, True]
+    cuda.cuCtxSynchronize()
+
+
 CHECKS = (
+    freed_beside_a_stream_that_is_stuck,
     quota,
     attributes,
     trim,

@@ -48,7 +48,7 @@ enum ww_hand_op {
     WW_OP_MEM_INFO,      /* asked  -> ww_mem_info */
     WW_OP_PIN,           /* asked  ww_args_pin -> nothing. First WW_PINNED with the memfd goes over the socket, then the answer.
                                    ALREADY_MAPPED: the address is taken in the worker, the client tries another */
-    WW_OP_UNPIN,         /* asked  ww_args_free; answer when all that was posted before is done and the memory is let go */
+    WW_OP_UNPIN,         /* asked, or sent: ww_args_free; answer when all that was posted before is done and the memory is let go */
     WW_OP_MEMSET,        /* sent, or asked with WW_DONE: stream, ww_args_memset */
     WW_OP_LINK,          /* asked  ww_args_link; the packet WW_LINK went over the socket first. NOT_READY: what the peer before
                                    it shared is still in use here */

@@ -100,13 +100,14 @@ struct unpinning {
     uint64_t life;
 };
 
+/* In the thread of host functions, which must not wait: other streams may wait for it. */
 static void unpin_later(void *data, int code)
 {
     struct unpinning *u = data;
-    if (!code && u->life == atomic_load(&u->device->life))
-        ww_unpin_taken(u->device, &u->range);
-    else
-        munmap((void *)(uintptr_t)u->range.start, u->range.size);
+    struct ww_args_free args = {u->range.start};
+    if (!code && u->life == atomic_load(&u->device->life) && !u->device->facts.remote)
+        ww_send(u->device, WW_OP_UNPIN, 0, &args, sizeof args);
+    munmap((void *)(uintptr_t)u->range.start, u->range.size);
     free(u);
 }
 

@@ -9,7 +9,7 @@
  *     worker_images.c    modules, functions
  *     worker_graphs.c    graphs with conditional nodes, which the driver keeps
  *     worker_links.c     workers of this client on other devices: memory of theirs, events of theirs
- *     worker_heavy.c     one more thread for calls of the driver that may wait
+ *     worker_heavy.c     two more threads for calls of the driver that may wait
  *
  * The executor alone changes what stands here, unless a comment says that it is the heavy thread's.
  */
@@ -263,6 +263,7 @@ struct ww_job {
     size_t nbytes;
     uint64_t a, b, c;
     int fd;
+    int waits;                        /* for all work of the device */
     void *with;
     struct ww_call *call;             /* a copy, freed with the job, or NULL */
 };

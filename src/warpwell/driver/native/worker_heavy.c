@@ -1,4 +1,7 @@
-/* One more thread: carries out, in order, calls of the driver that may wait (load, unload, map, pin, queries). */
+/* Two more threads: each carries out, in order, calls of the driver that may wait. One has those that wait for all work of the
+ * device, and so, with a stream that never becomes ready, for ever (unpin); the other one all else (load, unload, map, pin,
+ * queries).
+ */
 #include "worker.h"
 
 #include <pthread.h>
@@ -6,23 +9,26 @@
 #include <stdlib.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t some = PTHREAD_COND_INITIALIZER;
-static struct ww_job *wanted, **wanted_end = &wanted, *done, **done_end = &done;
+static struct lane {
+    pthread_cond_t some;
+    struct ww_job *wanted, **end;
+} lanes[2] = {{PTHREAD_COND_INITIALIZER, NULL, &lanes[0].wanted}, {PTHREAD_COND_INITIALIZER, NULL, &lanes[1].wanted}};
+static struct ww_job *done, **done_end = &done;
 static _Atomic int any_done;
 static uint32_t jobs; /* the executor's: not yet done */
 
 #define JOBS_MOST 4096u /* an honest client waits for one in each slot, and sends few others */
 
-static void *work(void *unused) {
-    (void)unused;
+static void *work(void *its) {
+    struct lane *lane = its;
     CUresult code = native.cuCtxSetCurrent(ww.context);
-    if (code) ww_die("the second thread cannot enter the context");
+    if (code) ww_die("another thread cannot enter the context");
     for (;;) {
         pthread_mutex_lock(&lock);
-        while (!wanted) pthread_cond_wait(&some, &lock);
-        struct ww_job *job = wanted;
-        wanted = job->next;
-        if (!wanted) wanted_end = &wanted;
+        while (!lane->wanted) pthread_cond_wait(&lane->some, &lock);
+        struct ww_job *job = lane->wanted;
+        lane->wanted = job->next;
+        if (!lane->wanted) lane->end = &lane->wanted;
         pthread_mutex_unlock(&lock);
         job->work(job);
         fflush(stdout);
@@ -39,18 +45,21 @@ static void *work(void *unused) {
 
 void ww_heavy_start(void) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, work, NULL)) ww_die("there is no second thread");
-    pthread_detach(thread);
+    for (int i = 0; i < 2; i++) {
+        if (pthread_create(&thread, NULL, work, lanes + i)) ww_die("there is no thread for calls that wait");
+        pthread_detach(thread);
+    }
 }
 
 void ww_heavy(struct ww_job wish) {
     if (++jobs > JOBS_MOST) ww_die("more calls wait than a client can have");
     struct ww_job *job = ww_memory(sizeof *job);
+    struct lane *lane = lanes + (wish.waits != 0);
     *job = wish;
     pthread_mutex_lock(&lock);
-    *wanted_end = job;
-    wanted_end = &job->next;
-    pthread_cond_signal(&some);
+    *lane->end = job;
+    lane->end = &job->next;
+    pthread_cond_signal(&lane->some);
     pthread_mutex_unlock(&lock);
 }
 

@@ -354,7 +354,7 @@ static int send_pin(uint64_t at, uint64_t n, int fd) {
 static void was_pinned(struct ww_job *job) {
     if (!job->c && !job->result && send_pin(job->a, job->b, job->fd)) {
         close(job->fd); /* the client does not read its socket */
-        ww_heavy((struct ww_job){.work = unpin, .done = job->done, .a = job->a, .b = job->b, .fd = -1, .c = 1,
+        ww_heavy((struct ww_job){.work = unpin, .waits = 1, .done = job->done, .a = job->a, .b = job->b, .fd = -1, .c = 1,
                                  .slot = job->slot, .seq = job->seq});
         return;
     }
@@ -400,7 +400,7 @@ static void was_unpinned(struct ww_job *job) {
 static void start_unpin(struct ww_barrier *barrier) {
     struct pin *p = pins + find_pin(barrier->what);
     p->state = GOING;
-    ww_heavy((struct ww_job){.work = unpin, .done = was_unpinned, .a = p->at, .b = p->nbytes, .slot = barrier->slot,
+    ww_heavy((struct ww_job){.work = unpin, .waits = 1, .done = was_unpinned, .a = p->at, .b = p->nbytes, .slot = barrier->slot,
                              .seq = barrier->seq});
 }
 
