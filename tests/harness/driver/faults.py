@@ -214,7 +214,7 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     ),
     "memory of the host that a stream frees holds up host functions": (
         "pool_checks", {"layer_memory.c": {"        ww_send(u->device, WW_OP_UNPIN, 0, &args, sizeof args);":
-                                           "        ww_call(u->device, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"}}
+                        "        ww_call(u->device, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"}}
     ),
     "a synchronous copy to pinned memory is not waited for": (
         "managed_checks", {"layer_copy.c": {"bool others = k->seen || k->stream": "bool others = k->stream"}}
