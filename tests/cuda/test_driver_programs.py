@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver import calls, natives
+from tests.harness.driver.managed_checks import CHECKS
 
 from warpwell.driver.server import DriverServer
 
@@ -64,6 +65,12 @@ def test_random_programs_on_the_gpu_are_right_where_all_is_scarce() -> None:
     with natives.changed(natives.TIGHT), DriverServer(["0", "0"]) as server:
         arguments = "--seeds", "100:160", "--devices", "2", "--threads", "4"
         assert said("programs", server.environ(), *arguments) == "60 programs are right\n"
+
+
+def test_managed_memory_is_that_of_program_and_kernels() -> None:
+    with DriverServer(1) as server:
+        lines = said("checks", server.environ(), "managed_checks").splitlines()
+    assert [line for line in lines if not line.startswith("warpwell: ")] == [f"{c.__name__}: right" for c in CHECKS]
 
 
 @pytest.mark.parametrize(("kernel", "code"), [("fault", 700), ("fail", 710)])
