@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import operator
 import threading
 import weakref
 from concurrent.futures import CancelledError
@@ -105,6 +106,20 @@ def test_a_function_is_measured_and_known_again() -> None:
             assert 0.015 < (again.task.profile.seconds or 0) < 1
     names = [identity(Call(what, None, ()), ()) for what in (work, one.forward, one.forward, other.forward)]
     assert names[1] == names[2] and len(set(names)) == 3
+
+
+def test_each_function_of_a_module_or_an_object_is_known_by_itself() -> None:
+    class Model:
+        def step(self, stream: object) -> None: ...
+        def other(self, stream: object) -> None: ...
+
+    def known(what: Any) -> Any:
+        return as_launch(what, ())[0].kernel
+
+    one, two = Model(), Model()
+    kinds = (lambda: operator.add), (lambda: operator.mul), (lambda: one.step), (lambda: one.other), (lambda: two.step)
+    assert all(known(what()) is known(what()) for what in kinds)
+    assert len({id(known(what())) for what in kinds}) == len(kinds)
 
 
 def test_what_is_no_launch_is_refused() -> None:

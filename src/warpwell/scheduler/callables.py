@@ -74,11 +74,13 @@ class _Callee:
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, _Callee]] = weakref.WeakKeyDictionary()
+"""By what has them, for two objects' methods do different work, and by the function."""
 
 
 def _callee(what: Any) -> _Callee:
     """Return the same for the same function, method or graph."""
-    owner, inside = getattr(what, "__self__", what), getattr(what, "__func__", None)
+    owner = getattr(what, "__self__", what)  # of a method, or the module of a function in C
+    inside = getattr(what, "__func__", None) or getattr(what, "__name__", None)
     with contextlib.suppress(TypeError):  # some can be neither referred to nor hashed
         found = _known.setdefault(owner, {})
         return found.get(inside) or found.setdefault(inside, _Callee(what))
