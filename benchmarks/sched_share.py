@@ -233,7 +233,7 @@ def measure_all(device: str, dry: bool, window: float) -> tuple[Any, Any, Any, l
     from warpwell.targets.gpu.gpu import Gpu
 
     bench = Bench()
-    bench.gpu = Gpu(0, ())
+    bench.gpu = Gpu()
     bench.gpu.enter()
     made, profiles = measured(bench, found)
     blocks_by_name.update({n: m.blocks.blocks for n, m in made.items()})
