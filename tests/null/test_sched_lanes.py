@@ -133,8 +133,29 @@ def test_a_higher_priority_takes_its_lane() -> None:
     assert order[0] == "urgent"
 
 
+@pytest.mark.parametrize("kind", [M, C])
+def test_beside_a_short_urgent_kernel_nothing_long_begins_that_cannot_leave(kind: Kind) -> None:
+    core = core_of(host=HostDelays(decision=0.1e-3, launch=50e-6))
+    urgent = [(5e-3 + 7e-3 * k, task(kind, 0.1, "urgent", priority=8)) for k in range(12)]
+    ran = run(core, *[(0.0, task(its, 12.0)) for its in (M, C) for _ in range(5)], *urgent)
+    assert not [name for name, why in told(core, "launch") if why.get("plain") and name != "urgent"]
+    waits = [job.started - job.arrival for job in ran.jobs if job.task.name == "urgent" and job.started is not None]
+    assert len(waits) == 12
+    assert max(waits) < 2.2e-3
+
+
+def test_blocks_of_a_kernel_of_higher_priority_get_room_first() -> None:
+    core = core_of(host=HostDelays(decision=0.1e-3, launch=50e-6))
+    places: dict[str, Any] = {}
+    launch = core.executor.launch
+    core.executor.launch = lambda job, place: (places.setdefault(job.task.name, place), launch(job, place))[1]  # type: ignore[method-assign]
+    run(core, (0.0, task(M, 12.0)), (0.0, task(C, 12.0)), (5e-3, task(M, 0.1, "urgent", priority=3)))
+    assert places["urgent"].priority == 3
+    assert places["memory"].priority == 0
+
+
 def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -> None:
-    pairs = [Pair("memory", name, rates, (s, 1 - s)) for name, rates in (("good", (0.95, 0.9)), ("bad", (0.6, 0.5)))
+    pairs = [Pair("memory", name, rates, (s, 1 - s)) for name, rates in (("good", (0.95, 0.9)), ("bad", (0.7, 0.5)))
              for s in (0.25, 0.5, 0.75)]  # fmt: skip
     core = core_of(Matrix(pairs, ClassTable(CAPACITY)))
     known = [(0.0, task(M, 10.0)), (0.0, task(C, 10.0, "good")), (0.1, task(M, 10.0)), (0.1, task(C, 10.0, "bad"))]

@@ -12,8 +12,8 @@ from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
 from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Kind, Placement
 from .live import Live, in_order
-from .order import ARRIVAL, PLAIN, at_least_one
-from .sharing import age, at_most, demand, gentlest_mode, preemptible, quota, rest_of, stopping
+from .order import ARRIVAL, at_least_one
+from .sharing import age, at_most, demand, gentlest_mode, plainly, preemptible, quota, rest_of, stopping
 from .standing import Standing, due
 
 NAMES = 8
@@ -34,8 +34,6 @@ LONGEST = 10e-3
 
 LONG = 0.25
 """Seconds from which a kernel always runs as workers, so that it can leave and is found if it is stuck."""
-
-_WHOLE = Placement()
 
 WAITS = 12
 """Times that it takes to make room, for which a kernel may wait for another one that it gains little beside."""
@@ -194,7 +192,7 @@ class Lanes(Policy):
         """Give the idle device to the first, and to one of the other class."""
         first = self._best(view, heads)
         if _unknown(first):
-            return [Launch(first, Placement(), {"rule": "unknown"})]
+            return [Launch(first, self._place(view, first), {"rule": "unknown"})]
         company = [job for job in heads if job.task.profile.kind not in (None, first.task.profile.kind)]
         if company and view.limit > 1:
             mate = self._best(view, company, first)
@@ -204,7 +202,7 @@ class Lanes(Policy):
             return [self._launch(view, job, share, why) for job, share in self._divide(view, first, mate)]
         if self._short(view, first) or (view.waiting.count > 1 and not self._waits_for_others(view)):
             return self._behind(view, first)
-        return [Launch(first, Placement(), {"rule": "alone"})]
+        return [Launch(first, self._place(view, first), {"rule": "alone"})]
 
     def _waits_for_others(self, view: View) -> bool:
         """Whether somebody may come for whom a kernel should make room, or leave."""
@@ -212,7 +210,8 @@ class Lanes(Policy):
 
     def _join(self, view: View, job: Job, mate: Job) -> list[Decision]:
         """Launch a job beside one of the other class, which makes room for it and is relieved if it is in the way."""
-        if self._alone(view, job, mate):
+        kind = job.task.profile.kind
+        if self._alone(view, job, mate) and (kind is MEMORY or self._short(view, job) or self._poor(view, job, mate)):
             return self._behind(view, job)
         why = {"rule": "lanes", "beside": [mate.number]}
         shares = dict(self._divide(view, job, mate))
@@ -220,7 +219,7 @@ class Lanes(Policy):
         if not preemptible(mate):
             return [launch]
         place = self._place(view, mate, shares[mate])
-        older = job.task.profile.kind is MEMORY and not launch.placement.plain
+        older = kind is MEMORY and not launch.placement.plain
         room = Resize(mate, place.workers, {"rule": "makes room", "for": job.number}, older)
         # A memory-intensive newcomer waits for the room that the other one leaves, and is older than who comes back.
         return [launch, room] if older else [room, launch]
@@ -234,7 +233,7 @@ class Lanes(Policy):
             if self._mixed(view.now):
                 return self._ease(view)
             if self._waits_for_others(view):
-                return [Launch(job, Placement(), {"rule": "arrival"})]
+                return [Launch(job, self._place(view, job), {"rule": "arrival"})]
         return self._behind(view, job)
 
     def _full(self, view: View, heads: list[Job], first: Job) -> list[Decision]:
@@ -254,12 +253,18 @@ class Lanes(Policy):
 
     def _launch(self, view: View, job: Job, share: float, why: dict[str, Any]) -> Launch:
         if self._short(view, job):
-            return Launch(job, PLAIN, why)
+            return Launch(job, self._plain(view, job), why)
         return Launch(job, self._place(view, job, share), {**why, "share": share})
 
-    @staticmethod
-    def _place(view: View, job: Job, share: float) -> Placement:
-        return at_most(quota(job, share, view.capacity))
+    def _place(self, view: View, job: Job, share: float = 1.0) -> Placement:
+        return at_most(quota(job, share, view.capacity), self._priority(view, job))
+
+    def _plain(self, view: View, job: Job) -> Placement:
+        return plainly(self._priority(view, job))
+
+    def _priority(self, view: View, job: Job) -> int:
+        """Return the priority of a job's stream: where blocks of several wait for room, the highest get it."""
+        return max(0, self._standing.of(view, job))
 
     def _divide(self, view: View, one: Job, two: Job) -> list[tuple[Job, float]]:
         """Return the share of each, memory-intensive first, and measure what comes of it."""
@@ -276,7 +281,7 @@ class Lanes(Policy):
         one is over before long; or nothing was gained lately.
         """
         memory, compute = in_order(job, mate)
-        if self._short(view, memory) or self._live.poor(job, mate, self.least, view.now - self.rest):
+        if self._short(view, memory) or self._poor(view, job, mate):
             return True
         seconds = memory.task.profile.seconds
         if seconds is None or not preemptible(compute):
@@ -285,11 +290,15 @@ class Lanes(Policy):
         # It may wait for one that is over soon, but not for one that runs for long.
         return (self._live.sum(job, mate) - 1.0) * seconds < cost and (rest_of(compute, view.now) or 0.0) < WAITS * cost
 
+    def _poor(self, view: View, job: Job, mate: Job) -> bool:
+        return self._live.poor(job, mate, self.least, view.now - self.rest)
+
     def _behind(self, view: View, first: Job) -> list[Decision]:
         """Launch a job as it is, and those that wait behind it, as far as they are short; many at once cost less."""
         running = view.running
         trained = sum(map(len, view.trains.values()))
         there = len(running) + trained
+        ranked = view.now - self._ranked < self.rest  # then what is long must be able to leave
         soon = max(TRAIN, AHEAD * view.overhead)
         most = soon if self._waits_for_others(view) else LONGEST
         seconds = sum([_rest(job, view.now) for job in running])
@@ -305,7 +314,7 @@ class Lanes(Policy):
         for job in line:
             short = self._short(view, job)
             longest = most if short else soon
-            place = PLAIN if _may_stay(view, job) else _WHOLE
+            place = self._plain(view, job) if short or (_may_stay(view, job) and not ranked) else self._place(view, job)
             ahead = self.ahead if seconds < longest and place.plain else 0
             if there + len(found) >= view.limit + ahead or (found and not short):
                 break

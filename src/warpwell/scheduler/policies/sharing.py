@@ -20,6 +20,12 @@ def at_most(workers: int | None, priority: int = 0) -> Placement:
     return Placement(workers, priority)
 
 
+@functools.lru_cache(maxsize=64)
+def plainly(priority: int) -> Placement:
+    """Return the placement of what is launched as it is."""
+    return Placement(priority=priority, plain=True)
+
+
 def rank(kinds: Iterable[Kind | None]) -> tuple[int, int]:
     """Return the rank of a combination, smallest best: memory + compute, compute + compute, memory + memory.
 
