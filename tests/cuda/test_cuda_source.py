@@ -353,7 +353,7 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["count", "early"])
-def test_an_executor_drains_and_resumes_it(name: str) -> None:
+def test_an_executor_drains_and_resumes_what_can_leave(name: str) -> None:
     from warpwell.scheduler.executors.cuda_executor import CudaExecutor
     from warpwell.targets.arrays import to_host, zeros
 
@@ -378,7 +378,7 @@ def test_an_executor_drains_and_resumes_it(name: str) -> None:
             if any(isinstance(event, Stopped) for event in events):
                 stops += 1
                 executor.launch(job, Placement(workers=100 if stops == 1 else None))
-        assert stops > 0
+        assert (stops > 0) == (name == "count"), "what may return before a barrier runs whole"
         assert next(e for e in events if isinstance(e, Ended)).error is None
         assert (to_host(ran) == 1).all()
     finally:
