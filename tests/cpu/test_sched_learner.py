@@ -330,16 +330,3 @@ def test_a_scheduler_that_is_dropped_is_freed():
     del thread
     gc.collect()
     assert [p() for p in parts] == [None] * 4
-
-
-def test_a_measurement_of_an_older_file_gets_the_bytes_of_its_arrays():
-    first, second = learner(), learner()
-    task = task_of(first)
-    first.learn(task, 10e-6)
-    old = task.known.sample
-    old.moving = 0.0  # as a file has it that was written before the bytes were kept
-    second.history.record(old)
-    again = task_of(second)
-    assert again.profile.source == "measured"
-    second.learn(again, 10e-6)
-    assert again.known.profile.kind is Kind.MEMORY and again.known.sample.moving > 0

@@ -176,19 +176,6 @@ def test_damaged_histories_are_refused_and_stop_nothing(tmp_path, text):
     assert len(History.load("d", tmp_path / "h.json")) == 1
 
 
-def test_a_history_by_bare_names_is_not_used(tmp_path):
-    old = '{"format": "warpwell-history/1", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 1}]}'
-    (tmp_path / "h.json").write_text(old)
-    assert len(History.load("d", tmp_path / "h.json")) == 0
-
-
-def test_a_history_with_static_counts_is_read_without_them(tmp_path):
-    old = {"kernel": "k@1", "size": {"n": 1.0}, "warps": 1, "static": {"instructions": 5.0}, "seconds": 2.0,
-           "family": "f"}  # fmt: skip
-    (tmp_path / "h.json").write_text(json.dumps({"format": "warpwell-history/2", "device": "d", "samples": [old]}))
-    assert [s.seconds for s in History.load("d", tmp_path / "h.json").samples] == [2.0]
-
-
 def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
     path = tmp_path / "h.json"
     one, other = History.load("d", path), History.load("d", path)

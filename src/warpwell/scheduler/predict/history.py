@@ -31,9 +31,6 @@ LARGEST = 64 << 20
 _LEFT = 60.0
 """Seconds after which an unfinished file is deleted: the process that wrote it was killed."""
 
-_BEFORE = "warpwell-history/1"
-"""Format of older files, which name kernels without a hash of their code: their times may be of other kernels."""
-
 
 def default_path(device: str) -> Path:
     """Return where the history of a device is kept.
@@ -136,7 +133,7 @@ class History:
 
     @classmethod
     def load(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:
-        """Read a device's history; empty where there is no file yet, or one of an older format.
+        """Read a device's history; empty where there is no file yet.
 
         Raises
         ------
@@ -154,8 +151,6 @@ class History:
             return history
         except (ValueError, RecursionError) as error:
             raise errors.FormatError(_damaged(history.path, str(error)), path=history.path) from error
-        if isinstance(content, dict) and content.get("format") == _BEFORE:
-            return history
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise errors.FormatError(_damaged(history.path, f'its format is not "{FORMAT}"'), path=history.path)
         if content.get("device") != device:

@@ -172,9 +172,7 @@ class Learner:
             found = self._known.get(key)
             if found is None:
                 sample = Sample(key[0], size, warps, moving)
-                measured = self.history.find(sample)
-                if measured is not None:
-                    sample = replace(measured, moving=moving)  # older files do not have it
+                sample = self.history.find(sample) or sample
                 found = self._known[key] = Known(sample, self._profile(task.launch, sample))
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]

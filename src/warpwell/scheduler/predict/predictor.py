@@ -187,7 +187,7 @@ class _Local:
     def __init__(self, rows: Sequence[Sample], field: str, *, trees: bool) -> None:
         self.field = field
         self.names = sorted({name for row in rows for name in row.size})
-        self.based = bool(rows[-1].moving)  # older measurements may lack it
+        self.based = bool(rows[-1].moving)  # some measurements lack it
         rows = [r for r in rows if set(r.size) == set(self.names) and bool(r.moving) == self.based]
         self.x = np.array([self._logarithms(row) for row in rows]).reshape(len(rows), len(self.names))
         self.low, self.high = self.x.min(axis=0, initial=math.inf), self.x.max(axis=0, initial=-math.inf)

@@ -95,8 +95,6 @@ class Sample:
         wrong = f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}"
         if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry):
             raise errors.FormatError(wrong)
-        # older files have these two
-        entry = {name: value for name, value in entry.items() if name not in ("static", "family")}
         if not set(entry) <= names:
             raise errors.FormatError(wrong)
         try:
