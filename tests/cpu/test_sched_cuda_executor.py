@@ -330,6 +330,24 @@ def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile()
     executor.close()
 
 
+def test_the_end_of_a_kernel_that_is_relieved_when_it_has_ended_is_noticed() -> None:
+    executor = fake_executor()
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.stop(executor)  # so it is compiled, and begins when it is launched again
+    job = conformance.job(executor)
+    executor.launch(job, Placement(workers=2))
+    until = time.monotonic() + 60
+    while not executor._runs[job].arrived(executor._gpu):
+        assert time.monotonic() < until
+        time.sleep(1e-3)
+    executor.resize(job, 1, younger=True)
+    began = time.monotonic()
+    executor.wait(executor.now() + 5.0)
+    assert [type(event) for event in executor.poll()] == [Ended]
+    assert time.monotonic() < began + 4, "nobody looked until something else happened"
+    executor.close()
+
+
 def test_many_launches_that_are_alike_run_each_once_unless_they_are_cancelled() -> None:
     x, y = np.zeros(1000), np.zeros(1000)
     gpu = FakeGpu()

@@ -501,6 +501,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         claimed = int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0])
         if claimed < run.blocks.blocks:
             self._work(run, claimed)
+        elif not run.events:  # it has ended since it was polled: something must still say so
+            run.events.append(run.mark(self._gpu))
 
     def _look(self, run: CudaRun) -> None:
         """Read the progress of a run, and act on it."""
