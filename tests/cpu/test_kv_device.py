@@ -450,7 +450,7 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
     path, records = numbers
     faults: list[KeyValueFaulty] = []
     # seconds of a thread on the one, a thousand steps each millionth on the other
-    timeout, duration = (0.4, 4 * 10**9) if device == "cpu" else (0.02, 2 * 10**8)
+    timeout, duration = (0.2, 2 * 10**9) if device == "cpu" else (0.02, 2 * 10**8)
     keys = np.arange(8)
     with opened(path, device, timeout=timeout, drive=drive(faults)) as store:
         load.check_batch(*store.get_async(keys).wait(), keys.tolist(), records, 512)

@@ -12,9 +12,9 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
 
 
 @pytest.mark.parametrize(("way", "ranks"), [
-    ("tcp", 3), ("shared memory", 4),
+    ("tcp", 3), ("shared memory", 2),
     *[pytest.param(way, ranks, marks=pytest.mark.long)
-      for way, ranks in (("shared memory", 2), ("tcp", 2), ("shared memory", 3), ("tcp", 4))],
+      for way, ranks in (("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))],
 ])  # fmt: skip
 def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "mpi") -> None:
     ended = job(ranks, "checks.py", kind, options=WAYS[way], timeout=100)

@@ -120,13 +120,9 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SEED", "7")
 
 
-def test_random_programs_are_right_over_mpi(delays: None) -> None:
-    assert over_mpi.programs(0, 60, "--threads", "2", seconds=60) == "60 programs are right\n"
-
-
-def test_a_program_that_begins_at_once_waits_for_the_communicator(delays: None) -> None:
+def test_random_programs_are_right_over_mpi_and_wait_for_a_late_communicator(delays: None) -> None:
     late = {"communicator_main.py": {"near.begin(tr": "threading.Event().wait(1.0)\n        near.begin(tr"}}
-    assert over_mpi.programs(0, 1, changes=late, seconds=60) == "1 programs are right\n"
+    assert over_mpi.programs(0, 40, "--threads", "2", changes=late, seconds=60) == "40 programs are right\n"
 
 
 @pytest.mark.long

@@ -10,7 +10,6 @@ from tests.harness.interrupts_pool import POOL, left
 from tests.harness.until import Stopwatch
 
 from warpwell.testing.marked import command_of
-from warpwell.testing.pool_losing import MOMENTS
 
 from .runs import LIMIT, PROGRAMS, Start, planted, start
 
@@ -160,11 +159,13 @@ def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_devices_that_are_lost_in_the_middle(start: Start, moment: str) -> None:
-    run = start("--agents", "3", "-m", "warpwell.testing.pool_losing", moment, "1")
+@pytest.mark.parametrize(("moment", "seed", "hows"), [
+    ("copy", "1", ["stop", "exit"]), ("kernel", "2", ["exit", "kill"]),
+])  # fmt: skip
+def test_devices_that_are_lost_in_the_middle(start: Start, moment: str, seed: str, hows: list[str]) -> None:
+    run = start("--agents", "3", "-m", "warpwell.testing.pool_losing", moment, seed)
     assert run.end(100) == 0, run.errors
-    assert len(json.loads(run.output)) == 2
+    assert [each["how"] for each in json.loads(run.output)] == hows
     assert run.nothing_is_left() < 1.0
 
 

@@ -44,18 +44,6 @@ def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
     assert expected[1]
 
 
-def test_the_first_example_of_the_page_about_clusters_runs(start: Start, tmp_path: Path) -> None:
-    text = (PROGRAMS.parents[2] / "docs" / "how-to" / "use-a-cluster.md").read_text()
-    program = tmp_path / "app.py"
-    program.write_text(text.partition("```python\n")[2].partition("```")[0])
-    assert "ww.devices()" in program.read_text()
-    expected = under_python(str(program), folder=tmp_path)
-    assert expected[0] == 0, expected[2]
-    run = start("--agents", "2", str(program))
-    assert run.end() == 0, run.errors
-    assert run.nothing_is_left() < 1.0
-
-
 def test_an_application_may_use_mpi_itself(start: Start) -> None:
     text = "import sys, warpwell as ww; c = ww.pool.communicator(); print(c.allreduce(5), c.size, sys.argv)"
     run = start("--agents", "2", "-c", text, "-x")

@@ -11,7 +11,8 @@ from .runs import PROGRAMS, SOURCES, Start, start
 
 __all__ = ["start"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = ("services", "placing", "pool_matrix")
+QUICK = {"services": 2, "placing": 2, "pool_matrix": 4}
+"""Programs that run in `make test`, and with how many agents: each compiles anew. Four are for `make thorough`."""
 
 
 def under_python(program: Path, folder: Path) -> str:
@@ -22,14 +23,16 @@ def under_python(program: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "program", [
-        pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.long, id=path.stem)
+    ("program", "agents"), [
+        pytest.param(path, agents, marks=[] if agents == QUICK.get(path.stem) else pytest.mark.long,
+                     id=f"{path.stem}-{agents}")
         for path in (PROGRAMS / "services.py", PROGRAMS / "placing.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
+        for agents in sorted({QUICK.get(path.stem, 4), 4})
     ],
-)
-def test_the_same_as_under_python(start: Start, program: Path, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_the_same_as_under_python(start: Start, program: Path, agents: int, tmp_path: Path) -> None:
     expected = under_python(program, tmp_path)
-    run = start("--agents", "4", str(program), folder=tmp_path)
+    run = start("--agents", str(agents), str(program), folder=tmp_path)
     assert run.end(110) == 0, run.errors
     assert run.output == expected
     assert expected
