@@ -127,14 +127,14 @@ def _why_not(environ: Mapping[str, str], target: str, away: bool, gpus: bool) ->
 
 
 def refused(folder: Path) -> str:
-    """Return a sentence about the driver's functions that the application called and that the pool does not serve."""
+    """Return a sentence about what the application asked the driver for and the pool does not serve."""
     if not (folder / "cuda").is_dir():
         return "the program had the GPUs of this machine: --cuda pool says why"
     try:
-        names = sorted(set((folder / "cuda" / "refused").read_text().split()))
+        names = sorted(set((folder / "cuda" / "refused").read_text().splitlines()))  # some are sentences
     except OSError:
         return "all functions of the driver that the program called are served"
-    return f"the program called functions of the driver that the pool does not serve: {', '.join(names)}"
+    return f"the program asked the driver for what the pool does not serve: {', '.join(names)}"
 
 
 def ordinals(agents: Sequence[tuple[int, str]]) -> dict[int, int]:
