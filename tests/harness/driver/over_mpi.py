@@ -96,11 +96,13 @@ def programs(
         line = [sys.executable, *command]
         with subprocess.Popen(line, env=environ, stdout=out, stderr=subprocess.STDOUT, text=True) as job:
             try:
-                return job.communicate(timeout=seconds)[0]
+                said = job.communicate(timeout=seconds)[0].splitlines(keepends=True)
             finally:
                 for pid in marked(mark) if job.returncode is None else ():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+    # PRRTE warns on busy cores, where the shell that it started has begun before its group was set
+    return "".join(line for line in said if "Warning: setpgid" not in line)
 
 
 def main(arguments: list[str] | None = None) -> int:
