@@ -2,9 +2,11 @@
 
 import ctypes
 import gc
+import itertools
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -69,6 +71,18 @@ def small_heap() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+
+
+_tests = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def own_history(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let a test's schedulers find nothing that those of others have learnt; programs have their own cache folder."""
+    history = sys.modules.get("warpwell.scheduler.predict.history")
+    if history is not None:
+        folder = tmp_path_factory.getbasetemp() / f"history{next(_tests)}"
+        monkeypatch.setattr(history, "default_path", lambda device: folder / "device.json")
 
 
 @cache

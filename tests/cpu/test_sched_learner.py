@@ -285,7 +285,8 @@ def test_many_threads_ask_while_one_teaches():
 
 
 def test_a_learner_that_saves_begins_with_what_was_measured_before(tmp_path, monkeypatch):
-    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    kept = tmp_path / "warpwell" / "scheduler" / "device.json"
+    monkeypatch.setattr("warpwell.scheduler.predict.history.default_path", lambda device: kept)
     first = Learner(saves=True)
     with Scheduler("cpu", executor=CpuExecutor, analyzer=first) as scheduler:
         scheduler.submit(add[1000], np.zeros(1000)).result(60)
@@ -300,6 +301,20 @@ def test_a_learner_that_saves_begins_with_what_was_measured_before(tmp_path, mon
     path.write_text("{")
     with Scheduler("cpu", analyzer=Learner(saves=True)) as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
+
+
+def test_a_scheduler_keeps_what_it_learnt_with_no_set_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("warpwell.scheduler.predict.history.default_path", lambda device: tmp_path / "device.json")
+    with Scheduler("cpu") as scheduler:
+        assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
+        scheduler.submit(add[1000], np.zeros(1000)).result(60)
+    with Scheduler("cpu") as scheduler:
+        assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "measured"
+    (tmp_path / "device.json").unlink()
+    (tmp_path / "device.json").mkdir()  # cannot be written: nothing is kept, and nobody is told
+    with Scheduler("cpu") as scheduler:
+        assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
+        scheduler.submit(add[1000], np.zeros(1000)).result(60)
 
 
 # -- what a scheduler leaves ----------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ class Scheduler:
         Weights and quotas; see `warpwell.scheduler.tenants`.
     analyzer : callable, optional
         ``analyzer(task)`` returns the `Profile` of a task that was submitted without one. By default a `Learner`, which
-        measures kernels that run alone. A kernel that it has not measured yet runs alone once.
+        measures kernels that run alone, and keeps what was measured on this device in the user's cache folder, from
+        one scheduler to the next. A kernel that it has not measured yet runs alone once.
     executor : Executor or callable, optional
         An executor instead of the device's, or a function that makes one in the scheduler's thread. The scheduler
         closes it.
@@ -130,8 +131,8 @@ class Scheduler:
             if not fits:
                 raise errors.ArgumentError(f"{name} is {given!r:.60}: give {wanted}", name=name)
         self.log = Log(most=KEPT) if log is None else log
-        self._analyzer: Callable[[Task], Profile] | None = Learner() if analyzer is None else analyzer
-        learner = self._analyzer if isinstance(self._analyzer, Learner) else None
+        self._analyzer: Callable[[Task], Profile] | None = Learner(saves=True) if analyzer is None else analyzer
+        self._learner = learner = self._analyzer if isinstance(self._analyzer, Learner) else None
         made = executor if executor is not None else executor_of(self.device)
 
         def make(feed: Log) -> Core:
@@ -363,7 +364,12 @@ class Scheduler:
             raise
 
     def _end(self, cancel: bool) -> None:
-        self._dispatcher.close(cancel=cancel)
+        if not self._dispatcher.close(cancel=cancel) or self._learner is None:
+            return
+        # what cannot be kept can be measured again; at a fork another thread may have held the learner's lock
+        with contextlib.suppress(OSError, errors.ForkError):
+            self._dispatcher.require_process()
+            self._learner.save()
 
     def __enter__(self) -> Scheduler:
         return self
