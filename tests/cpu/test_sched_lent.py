@@ -51,8 +51,11 @@ def mix(x, rounds):
     x[i] = v
 
 @ww.kernel
-def wild(x, far):
-    x[far + ww.grid(1)] = 1
+def forever(x):
+    i = 0
+    while x[0] < 100:  # it goes to memory each time
+        i += 1
+        x[i & 3] = i & 7
 
 if __name__ == "__main__":
     from tests.harness.fake_ipc import GPU, FakeIpc
@@ -86,7 +89,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("lent")
     command = (sys.executable, str(ROOT / "tests" / "harness" / "fake_ipc.py"), str(folder))
-    with Service(folder / "run" / "s.sock", device="cpu", command=command) as made:
+    with Service(folder / "run" / "s.sock", device="cpu", command=command, stuck=4.0) as made:
         yield made
 
 
@@ -297,6 +300,18 @@ def test_tasks_on_lent_memory_do_not_run_twice(service: Service, client: Client,
     other.result(BOUND)
     waits.result(BOUND)
     assert np.array_equal(y.numpy(), 2 * np.arange(16384))
+
+
+def test_memory_is_not_closed_under_a_kernel_that_is_stuck(client: Client, gpu: FakeIpc, kernels: Any) -> None:
+    x = gpu.array(np.zeros(4, np.int64))
+    with pytest.raises(errors.StallError):  # and not the loss of a process that met no memory
+        client.submit(kernels.forever[1], x).result(BOUND)
+    logs = [path.read_text() for path in gpu.folder.glob("log-*")]
+    assert sum(f"open {gpu.name_of(x)}" in log for log in logs) == 1
+    assert not any(f"close {gpu.name_of(x)}" in log for log in logs)
+    x = gpu.array(np.arange(8))
+    client.submit(kernels.add[8], x, x).result(BOUND)
+    assert np.array_equal(x.numpy(), 2 * np.arange(8))
 
 
 @ww.kernel

@@ -49,6 +49,12 @@ class FakeIpc:
         self._mapped[address] = size, path.name
         return int(address)
 
+    def name_of(self, array: FakeArray) -> str:
+        """Return what the log calls the memory of an array."""
+        found = self._at(array.address)
+        assert found is not None
+        return found[2]
+
     def _at(self, address: int) -> tuple[int, int, str] | None:
         found = [(b, *about) for b, about in self._mapped.items() if b <= address < b + about[0]]
         return found[0] if found else None
@@ -88,8 +94,8 @@ class FakeIpc:
 
     def cuIpcCloseMemHandle(self, address: int) -> int:
         size, name = self._mapped.pop(address)
-        _libc.munmap(address, size)
         self._note(f"close {name}")
+        _libc.munmap(address, size)
         return 0
 
     def cuCtxSynchronize(self) -> int:

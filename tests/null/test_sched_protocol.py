@@ -600,6 +600,18 @@ def test_what_was_cancelled_does_not_run_again() -> None:
     assert ledger.ended(request.pieces[0].number) is not None and not ledger.requests
 
 
+def test_what_may_have_changed_memory_of_its_client_does_not_run_again() -> None:
+    ledger = Ledger()
+    begun, sent = held(ledger, lent=[{}]), held(ledger, lent=[{}])
+    unsent = held(ledger, lent=[{}], waits={sent.pieces[0].number})
+    assert ledger.sendable() == [begun, sent]
+    for now in (True, False):
+        ledger.taking(begun.pieces[0].number, now)
+    gone = ledger.owner_died(None, "r")
+    assert [g.held for g in gone] == [begun] and "may have changed memory" in str(gone[0].error)
+    assert list(ledger.requests) == [sent, unsent] and ledger.sendable() == [sent]
+
+
 def test_a_request_is_taken_back_from_a_task_on() -> None:
     ledger = Ledger()
     request = held(ledger, tasks=3)

@@ -52,6 +52,7 @@ class HeldRequest:
     waits: set[int] = field(default_factory=set)  # tasks that it comes after
     sent: bool = False
     taking: bool = False  # the owner imports its kernels, or looks at it
+    begun: bool = False  # it has done so
     acquitted: bool = False
     left: bool = False  # its client has gone; the owner has not told its end yet
     results: dict[int, NDArray[Any]] = field(default_factory=dict)  # results that its client has not been sent yet
@@ -147,7 +148,8 @@ class Ledger:
     def taking(self, number: int, now: bool) -> None:
         """Note that the owner has begun to take a task's request in, or (not `now`) has done so."""
         if number in self._pieces:
-            self._pieces[number][0].taking = now
+            held = self._pieces[number][0]
+            held.taking, held.begun = now, True
 
     def launched(self, number: int, now: bool) -> None:
         """Note that a task has got onto the device, or (not `now`) has left it."""
@@ -255,7 +257,7 @@ class Ledger:
             cancelled = next((p for p in held.pieces if p.cancelled and not p.ended), None)
             if held.left or cancelled is not None:
                 gone += self.withdraw(held, None if held.left else cancelled)
-        for held in [h for h in self.requests if h is culprit or h.buffers or (h.lent and h in sent)]:
+        for held in [h for h in self.requests if h is culprit or h.buffers or (h.lent and h.begun)]:
             gone += self._give_up(held, reason, guilty=held is culprit)
         if guilty is not None or culprit is not None:
             suspects = []

@@ -114,6 +114,11 @@ class _RequestArrays:
             )
         return at_address(device, address + lent["offset"], tuple(lent["shape"]), np.dtype(lent["dtype"]))
 
+    @property
+    def borrows(self) -> bool:
+        """Whether there is memory of the client among them."""
+        return bool(self._handles)
+
     def task_ended(self) -> None:
         """Count the end of a task; after the last one what was borrowed is given back."""
         self._left -= 1
@@ -171,6 +176,7 @@ class Owner:
         )  # fmt: skip
         self._buffers: dict[int, Any] = {}
         self._borrowed = Borrowed()
+        self._closing = ThreadPoolExecutor(1, "warpwell-closing")
         self._tasks: dict[int, tuple[Handle, _RequestArrays]] = {}
         self._loading: dict[int, tuple[float, int]] = {}
         self._lines: dict[str, ThreadPoolExecutor] = {}
@@ -317,8 +323,20 @@ class Owner:
         # after what was launched meanwhile
         self._events.put(functools.partial(self._send, {"type": "taking", "task": number, "now": False}))
 
-    def _done(self, number: int, _: Any) -> None:
-        self._events.put(functools.partial(self._end, number))
+    def _done(self, number: int, handle: Any) -> None:
+        request = self._tasks[number][1]
+        runs_on = not handle.cancelled() and isinstance(handle.exception(), errors.StallError | errors.TaskLostError)
+        if request.borrows and not runs_on:  # nothing closes memory under a kernel that is stuck: this process ends
+            self._closing.submit(self._give_back, number, request)
+        else:
+            self._events.put(functools.partial(self._end, number))
+
+    def _give_back(self, number: int, request: _RequestArrays) -> None:
+        """End a task once its client's memory is closed, in a thread of its own: that may wait for all that runs."""
+        try:
+            request.task_ended()
+        finally:
+            self._events.put(functools.partial(self._end, number))
 
     def _make(self, message: protocol.ServiceMessage, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
         made = []
@@ -357,7 +375,6 @@ class Owner:
     def _end(self, number: int) -> None:
         handle, request = self._tasks[number]
         del self._tasks[number]
-        request.task_ended()
         if handle.cancelled():
             self._send({"type": "ended", "task": number, "cancelled": True})
             return
@@ -365,18 +382,21 @@ class Owner:
         if isinstance(error, errors.TaskLostError):
             self._fault(self._stuck, str(error))
         elif error is not None:
-            self._send({"type": "ended", "task": number, "error": wire.error_fields(error)})
+            told = {"type": "ended", "task": number, "error": wire.error_fields(error)}
             if isinstance(error, errors.StallError):
                 # this process cannot stop its threads, or the GPU
                 self._stuck = number
-                self._fault(number, str(error))
+                self._fault(number, str(error), told)
+            self._send(told)
         else:
             places, copies = request.changes(number)
             self._send({"type": "ended", "task": number, "changed": places}, copies)
 
-    def _fault(self, task: int | None, why: str) -> None:
-        """Report a fault and end the process now."""
+    def _fault(self, task: int | None, why: str, then: dict[str, Any] | None = None) -> None:
+        """Report a fault, so that nothing more is sent here, `then` something else, and end the process now."""
         self._send({"type": "fault", "task": task, "message": why[:4096]})
+        if then is not None:
+            self._send(then)
         os._exit(FAULT)
 
     def _send(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:

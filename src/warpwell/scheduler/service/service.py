@@ -32,6 +32,8 @@ MAX_CLIENTS = 64
 SILENT = 16
 """Connections of a user that have not said who they are yet. One more, and the oldest of them is dropped."""
 
+_STOPPED = "the service was stopped: start it again with `warpwell sched serve`"
+
 _OWNER, _SOON = 5.0, 0.25
 """Seconds that the owner has to end by itself, usually and where somebody waits."""
 
@@ -166,7 +168,7 @@ class Service:
             self.path.unlink(missing_ok=True)
         if self._broker is not None:
             for session in list(self._broker.sessions.values()):
-                session.refuse("the service was stopped: start it again with `warpwell sched serve`")
+                session.refuse(_STOPPED)
             self._broker.close(_SOON if soon else _OWNER)
         with self._lock:
             for connection in [c for its in self._silent.values() for c in its]:
@@ -258,6 +260,7 @@ class Service:
                     session.outbox.put({"type": "pong"})
                 else:
                     self.broker.take(session, message)
+            session.refuse(_STOPPED)
         except EOFError:
             pass  # the client has closed, or was killed
         except errors.WarpwellError as error:
