@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -34,12 +35,13 @@ class TaskFuture(Future[None]):
     """
 
     # What a Future has to be waited for with is made when somebody does: it is most of a task's memory, and of the work
-    # of the garbage collector where thousands of tasks wait.
+    # of the garbage collector where thousands of tasks wait. `result` and `exception` make nothing but a lock.
     _state = "PENDING"
     _result = _exception = None
     _own_condition: threading.Condition | None = None
     _own_waiters: list[Any] | None = None
     _own_callbacks: list[Any] | None = None
+    _gate: Any = None
 
     def __init__(self, runner: Runner, name: str) -> None:
         self.name = name
@@ -105,13 +107,32 @@ class TaskFuture(Future[None]):
         seconds = _seconds(timeout)
         if self._state == "FINISHED" and self._exception is None:
             return None
-        self._require_process()
-        return super().result(seconds)
+        self._await(seconds)
+        return super().result(0.0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end, `timeout` seconds at most, and return what `result` would raise, or None."""
+        self._await(_seconds(timeout))
+        return super().exception(0.0)
+
+    def _await(self, seconds: float | None) -> None:
+        """Return at the end, or after some seconds."""
+        if self.done():
+            return
         self._require_process()
-        return super().exception(_seconds(timeout))
+        with _gates:
+            if self._gate is None:
+                self._gate = threading.Lock()
+                self._gate.acquire()
+            gate = self._gate
+        until = None if seconds is None else time.monotonic() + seconds
+        # `settle` looks for a gate behind the end, so one of both sees the other
+        while not self.done():
+            left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
+            if left <= 0:
+                return
+            if gate.acquire(timeout=left):
+                gate.release()  # for the next who waits; one whom Ctrl-C keeps from it costs the others a look
 
     def running(self) -> bool:
         """Return whether the task has a place on the device now."""
@@ -145,9 +166,12 @@ class TaskFuture(Future[None]):
         if cancelled:
             super().cancel()
             self.set_running_or_notify_cancel()
+            self._open()
             return
         self._exception = error
         self._state = "FINISHED"
+        if self._gate is not None:
+            self._open()
         # Who comes to wait makes the condition first and looks at the state then, so one of both sees the other.
         if self._own_condition is not None:
             with self._condition:
@@ -156,6 +180,19 @@ class TaskFuture(Future[None]):
                 self._condition.notify_all()
             self._invoke_callbacks()  # type: ignore[attr-defined] # of Future, but not of its stub
 
+
+    def _open(self) -> None:
+        """Let those go who wait."""
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.release()
+
+
+_gates = threading.Lock()
+"""Held to make the gate of a task."""
+
+_LOOK = 1.0
+"""Seconds after which who waits looks for itself."""
 
 _CANCELLED = ("CANCELLED", "CANCELLED_AND_NOTIFIED")
 _OVER = ("FINISHED", *_CANCELLED)

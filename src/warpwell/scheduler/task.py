@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .. import errors
@@ -196,19 +196,22 @@ class Pattern:
         What an executor launched one of them by, and launches more by (`Executor.launch_train`); None until then.
     """
 
-    __slots__ = ("_fields", "forms")
+    __slots__ = ("_known", "_task", "forms")
 
     def __init__(self, task: Task) -> None:
-        self._fields = {**task.__dict__, "arguments": (), "cut": None, "number": -1, "pattern": self}
+        shared = {its.name: getattr(task, its.name) for its in fields(task)}
+        shared |= {"arguments": (), "cut": None, "number": -1, "pattern": self}
+        # Where their class has the fields, a task is one object that the garbage collector looks at, and not two.
+        self._task: type[Task] = type("Task", (Task,), shared)
+        self._known = task.known
         self.forms: Any = None
 
     def task(self, arguments: tuple[Any, ...]) -> Task:
         """Return one more such task. Its fields were checked when the first one was made."""
-        task = Task.__new__(Task)
-        task.__dict__.update(self._fields)
+        task = self._task.__new__(self._task)
         task.arguments = arguments
-        if task.known is not None:
-            task.profile = task.known.profile
+        if self._known is not None:
+            task.profile = self._known.profile
         return task
 
 
@@ -323,11 +326,16 @@ class Job:
     def alike(cls, task: Task, arrival: float, number: int, priority: int) -> Job:
         """Return the record of one of many tasks that are alike, which is a request of its own."""
         task.number = number
-        job, request = cls.__new__(cls), Request.__new__(Request)  # their other fields are as their classes have them
-        request.name, request.tasks, request.arrival = task.name, (task,), arrival
-        job.task, job.request, job.arrival, job.since = task, request, arrival, arrival
+        job = cls.__new__(cls)  # its other fields are as the class has them
+        job.task, job.arrival, job.since = task, arrival, arrival
         job.number, job.priority = number, priority
         return job
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "request":
+            raise AttributeError(name)
+        self.request = Request(self.task.name, (self.task,), self.arrival)  # of one of many, when somebody asks
+        return self.request
 
     @property
     def needs(self) -> int:

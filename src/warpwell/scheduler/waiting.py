@@ -9,7 +9,8 @@ from typing import Any
 
 from .task import Job
 
-Entry = tuple[float, int, Job]
+Entry = tuple[float, int, Job, Hashable]
+"""Key, number, job, and its bucket."""
 
 _GONE: Any = None
 
@@ -47,14 +48,14 @@ class Waiting:
         self.unrestricted = False
         self._line: _Bucket | None = None
         self._lines: dict[Hashable, _Bucket] = {}
-        self._places: dict[Job, tuple[Hashable, Entry]] = {}
+        self._places: dict[Job, Entry] = {}
 
     @property
     def _order(self) -> _Bucket:
         """All, in order of arrival; many policies never ask, so it is kept only from the first time on."""
         if self._line is None:
             self._line = _Bucket()
-            self._line.entries = sorted((job.arrival, job.number, job) for job in self._places)
+            self._line.entries = sorted((job.arrival, job.number, job, None) for job in self._places)
         return self._line
 
     def __iter__(self) -> Iterator[Job]:
@@ -110,8 +111,8 @@ class Waiting:
 
     def behind(self, job: Job) -> Iterator[Job]:
         """Return those of its bucket that may be launched after it, in order."""
-        bucket, entry = self._places[job]
-        line = self._lines[bucket]
+        entry = self._places[job]
+        line = self._lines[entry[3]]
         entries = line.entries
         at = line.start if entries[line.start][2] is job else bisect_left(entries, entry, line.start)
         every = (entries[k][2] for k in range(at + 1, len(entries)))
@@ -122,19 +123,19 @@ class Waiting:
 
         This is what waiting ages by: it needs no unit of time, and grows only where others are preferred.
         """
-        return self._lines[self._places[job][0]].passed
+        return self._lines[self._places[job][3]].passed
 
     def add(self, job: Job) -> bool:
         """Take a job in; return whether it is the first of its bucket."""
         bucket = self._bucket(job)
-        entry = (self._key(job), job.number, job)
+        entry = (self._key(job), job.number, job, bucket)
         line = self._lines.get(bucket)
         if line is None:
             line = self._lines[bucket] = _Bucket()
         line.add(entry)
         if self._line is not None:
-            self._line.add((job.arrival, job.number, job))
-        self._places[job] = bucket, entry
+            self._line.add((job.arrival, job.number, job, None))
+        self._places[job] = entry
         return line.entries[line.start][2] is job
 
     def add_alike(self, jobs: Sequence[Job]) -> bool:
@@ -144,11 +145,11 @@ class Waiting:
         line = self._lines.get(bucket)
         if line is None:
             line = self._lines[bucket] = _Bucket()
-        entries = [(key, its.number, its) for its in jobs]
+        entries: list[Entry] = [(key, its.number, its, bucket) for its in jobs]
         line.add_all(entries)
         if self._line is not None:
-            self._line.add_all([(its.arrival, its.number, its) for its in jobs])
-        self._places.update({entry[2]: (bucket, entry) for entry in entries})
+            self._line.add_all([(its.arrival, its.number, its, None) for its in jobs])
+        self._places.update(zip(jobs, entries, strict=True))
         return line.entries[line.start][2] is job
 
     def alike(self, job: Job, most: int) -> list[Job]:
@@ -156,8 +157,8 @@ class Waiting:
         pattern = job.task.pattern
         if pattern is None or job.preemptions or not self.unrestricted:
             return []
-        bucket, entry = self._places[job]
-        line = self._lines[bucket]
+        entry = self._places[job]
+        line = self._lines[entry[3]]
         at = 1 + (line.start if line.entries[line.start][2] is job else bisect_left(line.entries, entry, line.start))
         found = []
         for its in islice(line.entries, at, at + most):
@@ -168,7 +169,7 @@ class Waiting:
 
     def launched_alike(self, jobs: Sequence[Job]) -> None:
         """Let jobs go that were launched, the first of their bucket, in order; see `launched`."""
-        bucket = self._places[jobs[0]][0]
+        bucket = self._places[jobs[0]][3]
         mine, count = self._lines[bucket], len(jobs)
         order = mine if self._line is None else self._line
         if len(self._lines) > 1 or not (mine.begins_with(jobs) and order.begins_with(jobs)):
@@ -186,17 +187,18 @@ class Waiting:
 
     def remove(self, job: Job) -> None:
         """Let a job go that does not want to run any more."""
-        bucket, entry = self._places.pop(job)
+        entry = self._places.pop(job)
+        bucket = entry[3]
         line = self._lines[bucket]
         line.remove(entry)
         if line.start == len(line.entries):
             del self._lines[bucket]
         if self._line is not None:
-            self._line.remove((job.arrival, job.number, job))
+            self._line.remove((job.arrival, job.number, job, None))
 
     def launched(self, job: Job) -> None:
         """Let a job go that was launched, and count it for the older ones that it passed."""
-        mine = self._lines[self._places[job][0]]
+        mine = self._lines[self._places[job][3]]
         mine.passed = 0
         if len(self._lines) > 1:
             arrival, number = job.arrival, job.number
