@@ -1,7 +1,7 @@
 """What does the scheduler cost a task: a decision with its launch, and short kernels one after the other?
 
 *Decision*: from the end that was noticed (or, on an idle device, from the call of `submit`) to the driver's launch
-having returned. As it is: `first-come`, one kernel at a time; as workers: the same with workers in place of the plain
+having returned; negative where the next kernel was launched behind the one that ran. As it is: `first-come`, one kernel at a time; as workers: the same with workers in place of the plain
 kernel. Besides, what the GPU idles between two of them. *Train*: many short kernels by a loop of `submit` and a wait
 for all, beside plain launches in one stream, in turn, in one run.
 """
@@ -148,6 +148,8 @@ def main() -> None:
     rows = [
         row("as it is, 2 ms", decisions("first-come", x, longer, 2e-3, 300)),
         row("as it is, 50 us", decisions("first-come", x, rounds, 50e-6, 2000)),
+        row("lanes, 2 ms", decisions("lanes", x, longer, 2e-3, 300)),
+        row("lanes, 50 us", decisions("lanes", x, rounds, 50e-6, 2000)),
         row("workers, 2 ms", decisions(Workers(), x, longer, 2e-3, 300)),
         row("idle for 0.2 ms", arrivals(x, rounds, 50e-6, 2e-4, 300)),
         row("idle for 5 ms", arrivals(x, rounds, 50e-6, 5e-3, 100)),

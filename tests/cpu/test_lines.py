@@ -41,11 +41,11 @@ class Driver:
         self._used = 0
         self._streams = 0
         self._calls = [ctypes.CFUNCTYPE(*WORDS)(call) for call in (self._launch, self._record)]
-        self.lines = Lines([*map(address_of, self._calls), query.address], self.event, self.stream, lambda: None)
+        self.lines = Lines([*map(address_of, self._calls), query.address], self.events, self.stream, lambda: None)
 
-    def event(self) -> int:
-        self._used += 1
-        return int(self._words.ctypes.data) + 8 * self._used
+    def events(self, count: int) -> list[int]:
+        first, self._used = self._used, self._used + count
+        return [int(self._words.ctypes.data) + 8 * k for k in range(first, first + count)]
 
     def stream(self, priority: int) -> Stream:
         self._streams += 1
@@ -207,14 +207,23 @@ def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:
     thread = threading.Thread(target=runs)
     thread.start()
     ends: list[tuple[Any, int]] = []
-    for k in range(3 * module.SLOTS):
+    launched: list[int] = []
+    k = 0
+    while k < 3 * module.SLOTS:
         if not line.room:
             ends += reaped(line, 1)
-        line.push(kernel(k), 1e-6, k)
+        count = min(line.room, 3 * module.SLOTS - k, k % 100 + 1)
+        if count > 1:
+            assert line.push_alike(kernel(k), 1e-6, range(k, k + count)) == k
+        else:
+            line.push(kernel(k), 1e-6, k)
+        launched += [k] * count
+        k += count
     ends += reaped(line, 3 * module.SLOTS - len(ends))
     stop.set()
     thread.join()
     assert ends == [(k, 0) for k in range(3 * module.SLOTS)]
+    assert [function for _, function in driver.launched] == launched
 
 
 def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driver) -> None:
@@ -228,6 +237,15 @@ def test_who_waits_is_woken_by_an_end_and_by_others_and_by_the_time(driver: Driv
     lines.watch(lines.news, time.perf_counter() + 60, 0.0)
     assert lines.woken
     lines.watch(lines.news, time.perf_counter() + 60, 0.0)  # it is remembered
+    timer.join()
+    lines.rest()
+    lines.nudge()
+    begun = time.perf_counter()
+    lines.watch(lines.news - 1, 0.0, 0.0, begun + 0.05)  # news that may wait
+    assert begun + 0.05 <= time.perf_counter() < begun + 30
+    timer = threading.Timer(0.05, lines.wake)
+    timer.start()
+    lines.watch(lines.news - 1, 0.0, 0.0, time.perf_counter() + 60)
     timer.join()
     lines.rest()
     line.push(kernel(0), 0.0, None)

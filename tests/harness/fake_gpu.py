@@ -172,13 +172,17 @@ class FakeGpu:
     def lines(self) -> Lines:
         """See `Gpu`."""
         functions = [address_of(_launch), address_of(_record), _reached.address]
-        return Lines(functions, self.new_event, lambda priority: self.stream(priority), self.enter)
+        return Lines(functions, self.new_events, lambda priority: self.stream(priority), self.enter)
 
     def new_event(self, timing: bool = False) -> int:
         """See `Gpu`."""
         words = np.zeros(2, np.int64)
         self._events.append(words)
         return int(words.ctypes.data)
+
+    def new_events(self, count: int) -> list[int]:
+        """See `Gpu`."""
+        return [self.new_event() for _ in range(count)]
 
     def between(self, first: int, last: int) -> float:
         """See `Gpu`."""

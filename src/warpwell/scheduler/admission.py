@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .. import errors
 from .task import Job
 from .tenants import Account, Tenants
@@ -82,6 +84,22 @@ class Admission:
         for other in self._crowded:
             if self._stands_in_the_way(job, other):
                 self._crowded[other] += 1
+
+    def admit_alike(self, jobs: Sequence[Job]) -> None:
+        """Give jobs that differ in nothing but their number their memory; none of them has it."""
+        if self._crowded:
+            for job in jobs:
+                self.admit(job)
+            return
+        self._admitted.update(jobs)
+        self.free -= len(jobs) * jobs[0].needs
+        self._tenants[jobs[0].task.tenant].held += len(jobs) * jobs[0].task.memory
+
+    def gone_alike(self, jobs: Sequence[Job]) -> None:
+        """Take back the memory of such jobs, which have all been admitted, and have ended."""
+        self._admitted.difference_update(jobs)
+        self.free += len(jobs) * jobs[0].needs
+        self._tenants[jobs[0].task.tenant].held -= len(jobs) * jobs[0].task.memory
 
     def gone(self, job: Job) -> None:
         """Take back the memory of a job that has ended."""

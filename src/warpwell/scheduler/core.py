@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -219,10 +220,12 @@ class Core:
         jobs = [Job.alike(task, now, number, priority) for number, task in enumerate(tasks, first)]
         self._number = first + len(jobs)
         self._jobs.update(zip(range(first, self._number), jobs, strict=True))
-        if task.known is not None:
-            profile = task.known.profile
-            for task in tasks:
-                task.profile = profile
+        shared = task.arguments
+        for task in tasks:
+            if task.known is not None:
+                task.profile = task.known.profile  # what was measured since it was submitted
+            if all(map(operator.is_, task.arguments, shared)):
+                task.arguments = shared  # one tuple for the garbage collector to look at
         for job in jobs:
             self.executor.prepare(job)
         self.tenants.wants(account)
@@ -416,8 +419,7 @@ class Core:
         if train:
             self._trains[job] = train
         if task.memory:
-            for its in ended:
-                self.admission.gone(its)
+            self.admission.gone_alike(ended)
         if not keep:
             for its in ended:
                 del self._jobs[its.number]
@@ -696,14 +698,8 @@ class Core:
         account.waiting -= len(jobs)
         account.running += len(jobs)
         if jobs[0].task.memory:
-            for job in jobs:
-                self.admission.admit(job)
-        lengths = [len(trains.get(head, ())) for head in heads]
-        parts: list[list[Job]] = [[] for _ in heads]
-        for job in jobs:
-            k = lengths.index(min(lengths)) if len(heads) > 1 else 0
-            parts[k].append(job)
-            lengths[k] += 1
+            self.admission.admit_alike(jobs)
+        parts = _dealt(jobs, [len(trains.get(head, ())) for head in heads])
         told = "launch" in self.log.kinds
         for head, part in zip(heads, parts, strict=True):
             if not part:
@@ -795,3 +791,18 @@ class Core:
 
     def _wrong(self, what: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
+
+
+def _dealt(jobs: Sequence[Job], lengths: list[int]) -> list[list[Job]]:
+    """Return what of `jobs` goes into trains of these lengths, one after the other into the shortest."""
+    parts: list[list[Job]] = [[] for _ in lengths]
+    for k, job in enumerate(jobs):
+        least = min(lengths)
+        if max(lengths) == least:
+            for part, n in zip(parts, range(len(parts)), strict=True):
+                part += jobs[k + n :: len(parts)]
+            break
+        shortest = lengths.index(least)
+        parts[shortest].append(job)
+        lengths[shortest] += 1
+    return parts

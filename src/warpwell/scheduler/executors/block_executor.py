@@ -42,14 +42,15 @@ class BlockRun:
         What the kernel took, without copies; None where that was not measured.
     """
 
-    def __init__(self, job: Job, phase: Phase = Phase.PREPARING) -> None:
+    phase = Phase.PREPARING
+    quota = 0
+    leave = False
+    error: BaseException | None = None
+    since = 0.0
+    seconds: float | None = None
+
+    def __init__(self, job: Job) -> None:
         self.job = job
-        self.phase = phase
-        self.quota = 0
-        self.leave = False
-        self.error: BaseException | None = None
-        self.since = 0.0
-        self.seconds: float | None = None
 
 
 R = TypeVar("R", bound=BlockRun)

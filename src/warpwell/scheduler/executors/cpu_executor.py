@@ -76,7 +76,8 @@ class CpuRun(BlockRun):
     """
 
     def __init__(self, job: Job, blocks: BlockLaunch, quota: int, whole: bool) -> None:
-        super().__init__(job, Phase.WHOLE if whole else Phase.PREPARING)
+        super().__init__(job)
+        self.phase = Phase.WHOLE if whole else Phase.PREPARING
         self.blocks = blocks
         self.quota = quota
         self.slots: set[int] = set()

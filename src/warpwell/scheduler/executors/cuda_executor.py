@@ -24,6 +24,7 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -51,6 +52,10 @@ SPIN = 2e-3
 
 LINGER = 1e-3
 """Seconds for which `wait` is called although nothing runs."""
+
+GATHER = 200e-6
+"""Seconds between two returns of `wait`, while lines have ten times as much to do: who waits for a task of a train
+hears so much later of its end, and the device is not kept from anything."""
 
 PAUSE, PATIENT = 20e-6, 2e-3
 """Seconds between two looks after that, at the least, and as a part of what has been waited; a millisecond at most."""
@@ -99,7 +104,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._seen = 0
         self._timers: list[tuple[int, int]] = []
         self._looked: dict[CudaRun, None] = {}
-        self._told = 0.0
+        self._told = self._returned = 0.0
         self._lost: BaseException | None = None
         self._thread = -1
         self._ahead = Ahead(gpu, self._begin)
@@ -123,6 +128,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         asked = self._time()
         self._check_quota(placement.workers)
         run = self._runs.get(job)
+        if run is not None and run.alike and self._may_launch_again(run):
+            run = None  # what it shared with others says nothing of workers
         if run is None:
             run = self._runs[job] = self._ahead.take(job, placement)
             if run.blocks is not None:
@@ -178,8 +185,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         first = line.push_alike(forms.plain_row(), task.profile.seconds or 0.0, runs)
         for ticket, run in enumerate(runs, first):
             run.blocks, run.forms, run.line, run.ticket = blocks, forms, line, ticket
-            run.phase, run.behind = Phase.RUNNING, True
-            self._ahead.drop(run.job)
+            run.phase, run.behind, run.alike = Phase.RUNNING, True, True
+        self._ahead.drop(*jobs)
         self._runs.update(zip(jobs, runs, strict=True))
         return len(jobs)
 
@@ -294,12 +301,16 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if self._lines.news == self._seen:
             return None
         self._seen = self._lines.news
-        began, told = self._began, self._told
+        began, told, last = self._began, self._told, None
         for line in list(self._busy):
             for run, status, _, ended in line.reap():
                 if status < 0:
                     continue  # it was withdrawn, and may be in another line by now
                 run.line = None
+                if run.alike and not status:
+                    run.phase, last = Phase.ENDING, max(told, ended - began)
+                    self._events.append(Ended(run.job, last))
+                    continue
                 if status:
                     failure = self._gpu.failure(status, run.job.task.name)
                     if not isinstance(failure, errors.ArgumentError):
@@ -322,12 +333,17 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if line.empty:
                 self._busy.remove(line)
                 self._lines.give(line)
+        if last is not None:
+            self._pace.freed(last)
         return None
 
     def wait(self, until: float | None) -> None:
         """See `Executor`. Ends of kernels that run whole wake it; for the others it looks often."""
         self._enter()
         lines, began = self._lines, self._time()
+        if not self._looked and self._busy and min([line.seconds for line in self._busy]) > 10 * GATHER:
+            # the device is busy for long: many ends together cost little more than one
+            lines.watch(self._seen, 0.0, 0.0, self._began + min(self._returned + GATHER, until or math.inf))
         while not lines.woken:
             if (
                 lines.news != self._seen or self._prepared or self._finished
@@ -349,6 +365,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 pause = min(1e-3, max(PAUSE, PATIENT * (now - began)))
                 lines.watch(self._seen, self._began + min(latest, now + pause), 0.0)
         lines.rest()
+        self._returned = self._time()
 
     def wake(self) -> None:
         """See `Executor`."""
@@ -486,7 +503,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """Launch workers as the placement says, behind all that the run's stream has; `claimed` blocks are not left."""
         assert run.blocks is not None
         run.start_workers(min(run.quota, -(-(run.blocks.blocks - claimed) // run.chunk)), run.stream)
-        run.events.append(run.mark(self._gpu))
+        run.events = [*run.events, run.mark(self._gpu)]
 
     def _relieve(self, run: CudaRun) -> None:
         """Make all workers leave at the end of their blocks, and those that the placement wants now come after them."""
@@ -542,7 +559,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.target = run.quota
         if missing > 0:
             run.start_workers(missing, run.side)
-        run.events.append(self._gpu.mark(run.side))
+        run.events = [*run.events, self._gpu.mark(run.side)]
 
     def _leave(self, run: CudaRun) -> None:
         self._release(run)

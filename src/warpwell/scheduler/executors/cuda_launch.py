@@ -63,9 +63,11 @@ class Ahead:
         if len(self._made) < MOST:
             self._made[run.job] = run
 
-    def drop(self, job: Job) -> None:
-        """Forget a job that was cancelled before its launch."""
-        self._made.pop(job, None)
+    def drop(self, *jobs: Job) -> None:
+        """Forget jobs that were cancelled before their launch, or are launched as others were."""
+        if self._made:
+            for job in jobs:
+                self._made.pop(job, None)
 
     def take(self, job: Job, placement: Placement) -> CudaRun:
         """Return the run of a job, prepared or not."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from ... import errors
@@ -15,45 +16,54 @@ WHOLE = 100e-6
 """Seconds: a kernel that is shorter runs untransformed, because it is over before a flag and a launch would be."""
 
 
+_NONE: list[Any] = []
+"""Of runs whose stream has no event of theirs; nobody adds to it."""
+
+
 class CudaRun(BlockRun):
     """A task on the GPU."""
 
+    # Of thousands of short ones, most fields are never set: they are the class's.
+    blocks: BlockLaunch | None = None
+    forms: Any = None
+    control = 0
+    """Address of its control record, 0 before it has one."""
+    stream: Any = None
+    line: Any = None
+    """What it was given to, if it runs as it is: a `targets.gpu.lines.Line`."""
+    ticket = 0
+    """Its number there."""
+    behind = False
+    """Whether it was given to its line behind others, so that it may leave before it begins."""
+    alike = False
+    """Whether it shares `blocks` with others, which were never begun."""
+    pair: tuple[int, int] | None = None
+    """Events before and behind it in its line, if its time is to be measured."""
+    events: list[Any]
+    timer: Any = None
+    """An event before its first block, if the time of the kernel is to be measured."""
+    last: Any = None
+    """The last of `events` that was reached."""
+    side: Any = None
+    """A second stream: the first is busy until all workers that were launched there have left."""
+    launched = 0
+    """Workers that have been launched and not been told to leave, or of whom not all have left yet."""
+    base = 0
+    """`LEFT` when there were no others."""
+    target = 0
+    """Workers that are to stay."""
+    floor = 0
+    """`FLOOR` as it was last set."""
+    top = 0
+    """Number of the next worker."""
+    chunk = 1
+    done = 0
+    resources: Mapping[str, int] = MappingProxyType({})
+
     def __init__(self, job: Job, placement: Placement) -> None:
-        super().__init__(job)
+        self.job = job
         self.placement = placement
-        self.blocks: BlockLaunch | None = None
-        self.forms: Any = None
-        self.control = 0
-        """Address of its control record, 0 before it has one."""
-        self.stream: Any = None
-        self.line: Any = None
-        """What it was given to, if it runs as it is: a `targets.gpu.lines.Line`."""
-        self.ticket = 0
-        """Its number there."""
-        self.behind = False
-        """Whether it was given to its line behind others, so that it may leave before it begins."""
-        self.pair: tuple[int, int] | None = None
-        """Events before and behind it in its line, if its time is to be measured."""
-        self.events: list[Any] = []
-        self.timer: Any = None
-        """An event before its first block, if the time of the kernel is to be measured."""
-        self.last: Any = None
-        """The last of `events` that was reached."""
-        self.side: Any = None
-        """A second stream: the first is busy until all workers that were launched there have left."""
-        self.launched = 0
-        """Workers that have been launched and not been told to leave, or of whom not all have left yet."""
-        self.base = 0
-        """`LEFT` when there were no others."""
-        self.target = 0
-        """Workers that are to stay."""
-        self.floor = 0
-        """`FLOOR` as it was last set."""
-        self.top = 0
-        """Number of the next worker."""
-        self.chunk = 1
-        self.done = 0
-        self.resources: dict[str, int] = {}
+        self.events = _NONE
 
     @property
     def runs(self) -> bool:

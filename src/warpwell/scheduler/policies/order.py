@@ -12,6 +12,9 @@ from .sharing import age, highest, standing
 PLAIN = Placement(plain=True)
 ARRIVAL = {"rule": "arrival"}
 
+SOON = 10e-3
+"""Seconds of kernels that wait on the device behind each other, at most."""
+
 
 class LeftOver(Policy):
     """Everything at once in streams, in order of arrival: a kernel gets what those before it leave."""
@@ -31,14 +34,32 @@ class LeftOver(Policy):
 
 
 class FirstCome(LeftOver):
-    """One kernel at a time, in order of arrival, as a queue of whole GPUs does."""
+    """One kernel at a time, in order of arrival, as a queue of whole GPUs does.
+
+    Who comes next is known before the one that runs has ended. So where the limit is one kernel, too, those whose time
+    is known wait on the device, as far as they are over in `SOON` seconds.
+    """
 
     name = "first-come"
     conserves = False
+    ahead = 512
 
     def decide(self, view: View) -> list[Decision]:
-        """Launch the oldest on an idle device."""
-        return [] if view.running else super().decide(view)
+        """Launch the oldest on an idle device, or behind the one that runs."""
+        running, job = view.running, view.waiting.first()
+        if job is None:
+            return []
+        if not running:
+            return [Launch(job, PLAIN, ARRIVAL)]
+        each = job.task.profile.seconds
+        if view.limit > 1 or not each or job.preemptions or running[0].placement != PLAIN:
+            return []
+        train = view.trains.get(running[0], ())
+        free = int((SOON - sum([its.task.profile.seconds or SOON for its in (running[0], *train)])) / each)
+        free = min(free, self.ahead - len(train))
+        if free <= 0:
+            return []
+        return [Launch(job, PLAIN, ARRIVAL, view.waiting.alike(job, free - 1))]
 
 
 class StreamPriority(Policy):

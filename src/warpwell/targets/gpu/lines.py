@@ -56,6 +56,9 @@ It costs the GPU nothing, and this thread 1.3 and 1.7 us (H200); a word that the
 MANY = 32
 """Rows of a line that are launched before the others are looked at."""
 
+MADE = 64
+"""Events of a line that are made at a time, when the first one is needed."""
+
 SPIN_NS = 2_000_000
 """Nanoseconds without news for which the thread asks without a pause."""
 
@@ -269,11 +272,17 @@ def serve(state, _a, _b, _c, _d, _e):
 
 
 @native
-def watch(state, seen, until, spin, _d, _e):
-    """Return when there is news since `seen`, when `WOKEN` was set, or at a time (`clock_ns`)."""
+def watch(state, seen, until, spin, soonest, _e):
+    """Return when there is news since `seen`, when `WOKEN` was set, or at a time (`clock_ns`).
+
+    News is not looked at before the time `soonest`, so that several ends come together.
+    """
     bell = state + WAITER
     since = clock_ns()
     attempt = 0
+    while clock_ns() < soonest and load_acquire(state + WOKEN, SYSTEM) == 0:
+        backoff(attempt & 15)
+        attempt += 1
     while load_acquire(state + NEWS, SYSTEM) == seen and load_acquire(state + WOKEN, SYSTEM) == 0:
         now = clock_ns()
         if now >= until:
@@ -342,6 +351,7 @@ class Line:
         self._pushed = 0
         self._reaped = 0
         self._owners: deque[Any] = deque()
+        self._expected = 0.0
         self._events = np.zeros(SLOTS, np.int64)
 
     @property
@@ -353,6 +363,11 @@ class Line:
     def room(self) -> int:
         """How many more it takes now."""
         return SLOTS - (self._pushed - self._reaped)
+
+    @property
+    def seconds(self) -> float:
+        """What it has not ended, in seconds as they were expected of the last one."""
+        return self._expected * (self._pushed - int(self._words[ENDED // 8]))
 
     def push(self, kernel: NDArray[np.int64], expected: float, owner: Any, timer: tuple[int, int] = (0, 0)) -> int:
         """Give it a kernel; return its number, for `withdraw`.
@@ -368,7 +383,7 @@ class Line:
         timer : (int, int)
             Handles of events to record before and behind it; 0 for none.
         """
-        number = self._pushed
+        number, self._expected = self._pushed, expected
         row = self._rows[number & (SLOTS - 1)]
         row[: CONFIGURATION + 2] = kernel
         row[HANDLE_WORD] = self._handle
@@ -384,14 +399,14 @@ class Line:
     def push_alike(self, kernel: NDArray[np.int64], expected: float, owners: Sequence[Any]) -> int:
         """Give it a kernel once for each owner, as `push` does; there must be `room`. Return the first number."""
         first = number = self._pushed
+        self._expected = expected
         last = first + len(owners)
         self._owners.extend(owners)
         while number < last:
             slot = number & (SLOTS - 1)
             end = min(SLOTS, slot + last - number)
-            for k in range(slot, end):
-                if not self._events[k]:
-                    self._event(k)
+            for k in range(slot, end + MADE - 1, MADE):
+                self._event(min(k, end - 1))
             rows = self._rows[slot:end]
             rows[:, : CONFIGURATION + 2] = kernel
             rows[:, HANDLE_WORD] = self._handle
@@ -407,7 +422,8 @@ class Line:
     def _event(self, slot: int) -> int:
         """Return the handle of a row's own event."""
         if not self._events[slot]:
-            self._events[slot] = self._lines.new_event()
+            first = slot - slot % MADE
+            self._events[first : first + MADE] = self._lines.new_events(MADE)
         return int(self._events[slot])
 
     def withdraw(self, number: int) -> bool:
@@ -439,8 +455,8 @@ class Lines:
     ----------
     functions : sequence of int
         Addresses of cuLaunchKernelEx, cuEventRecord and cuEventQuery, or of what stands for them.
-    new_event : callable
-        Returns the handle of an event without a time.
+    new_events : callable
+        ``new_events(count)`` returns handles of events without a time.
     new_stream : callable
         ``new_stream(priority)`` returns a stream.
     enter : callable
@@ -450,11 +466,11 @@ class Lines:
     def __init__(
         self,
         functions: Sequence[int],
-        new_event: Callable[[], int],
+        new_events: Callable[[int], Sequence[int]],
         new_stream: Callable[[int], Any],
         enter: Callable[[], None],
     ) -> None:
-        self.new_event = new_event
+        self.new_events = new_events
         self._new_stream = new_stream
         self._state = np.zeros((TABLE + 8 * MOST) // 8, np.int64)
         self._address = int(self._state.ctypes.data)
@@ -531,12 +547,14 @@ class Lines:
         """Let `news` change: there is something to look at (any thread)."""
         self._nudge(self._address)
 
-    def watch(self, seen: int, until: float, spin: float) -> None:
+    def watch(self, seen: int, until: float, spin: float, soonest: float = 0.0) -> None:
         """Return when `news` is not `seen`, after `wake`, or at a time of `time.perf_counter`.
 
-        It looks without a pause for `spin` seconds, and then sleeps. It holds no interpreter lock.
+        It looks without a pause for `spin` seconds, and then sleeps. It holds no interpreter lock. Before the time
+        `soonest` only `wake` ends it.
         """
-        self._watch(self._address, seen, int(min(until, time.perf_counter() + 1e6) * 1e9), int(spin * 1e9), 0, 0)
+        until, soonest = (int(min(at, time.perf_counter() + 1e6) * 1e9) for at in (until, soonest))
+        self._watch(self._address, seen, until, int(spin * 1e9), soonest, 0)
 
     def close(self) -> None:
         """End the thread; what runs is not waited for."""
