@@ -1,9 +1,10 @@
 """What does the scheduler cost a task: a decision with its launch, and short kernels one after the other?
 
 *Decision*: from the end that was noticed (or, on an idle device, from the call of `submit`) to the driver's launch
-having returned; negative where the next kernel was launched behind the one that ran. As it is: `first-come`, one kernel at a time; as workers: the same with workers in place of the plain
-kernel. Besides, what the GPU idles between two of them. *Train*: many short kernels by a loop of `submit` and a wait
-for all, beside plain launches in one stream, in turn, in one run.
+having returned; negative where the next kernel was launched behind the one that ran. As it is: `first-come`, one
+kernel at a time; as workers: the same with workers in place of the plain kernel. Besides, what the GPU idles between
+two of them. *Train*: many short kernels by a loop of `submit` and a wait for all, beside plain launches in one
+stream, in turn, in one run.
 """
 
 from __future__ import annotations

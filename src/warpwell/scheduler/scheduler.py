@@ -151,7 +151,6 @@ class Scheduler:
         self._executor = self.inspect(lambda core: core.executor)
         if learner is not None:
             learner.meets(self._executor.capacity, self._executor.machine)
-        self._learner = learner
         if learner is not None:
             self._patterns = {}
         weakref.finalize(self, self._dispatcher.retire).atexit = False
