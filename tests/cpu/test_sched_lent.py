@@ -64,7 +64,7 @@ if __name__ == "__main__":
     fake = FakeIpc(Path(sys.argv[2]))
     ipc.driver, client.device_name = lambda: fake, lambda _: GPU
     found = client.connect(sys.argv[1], tenant="killed")
-    handle = found.submit(mix[64 * 256], fake.array(np.arange(64 * 256)), 200_000)
+    handle = found.submit(mix[64 * 256], fake.array(np.arange(64 * 256)), 3_000_000)
     while not handle.running():
         time.sleep(0.01)
     print("running", flush=True)
@@ -291,10 +291,12 @@ def test_a_client_that_is_killed_while_its_memory_is_written_to(service: Service
 
 def test_tasks_on_lent_memory_do_not_run_twice(service: Service, client: Client, gpu: FakeIpc, kernels: Any) -> None:
     x, y, here = gpu.array(np.arange(16384)), gpu.array(np.arange(16384)), np.arange(16384)
-    first, other = client.submit(kernels.mix[16384], x, 300_000), client.submit(kernels.mix[16384], here, 200_000)
-    until(lambda: first.running() or first.done())
+    owner = client.status()["owner_pid"]
+    first = client.submit(kernels.mix[16384], x, 5_000_000)
+    until(first.running)
+    other = client.submit(kernels.mix[16384], here, 200_000)
     waits = client.submit(kernels.add[16384], y, y, after=other)  # at the service, so it has changed nothing
-    os.kill(client.status()["owner_pid"], signal.SIGKILL)
+    os.kill(owner, signal.SIGKILL)
     with pytest.raises(errors.TaskLostError, match="may have changed memory of your process"):
         first.result(BOUND)
     other.result(BOUND)
