@@ -36,11 +36,13 @@ _FORMAT, EPOCH, HOLDER, GRANT, GRANTED, YIELDED, LIMITS = range(7)
 """Words of the head: format; number of the lease; slots (from 1) of who has it and who is to have it, since when; when
 the holder could last have handed over; version of the limits, odd while they are written."""
 
-PRIORITY, SINCE, STATE, USE, TURNS, HOME, BELL, NAMED = range(8)
+PRIORITY, SINCE, STATE, USE, TURNS, HOME, BELL, NAMED, OPEN, AT, CAPTURED, BEGUN, ENDED = range(13)
 """Words of a slot: effective priority; since when it waits, or is inside (ns); see `IDLE`; ns inside so far; turns;
-slot whose bell its process listens to; bell; bytes of its tenant's name."""
+slot whose bell its process listens to; bell; bytes of its tenant's name; and of `ahead.py`: whether the GPU may pass a
+gate; twice the gates that it has passed, odd where it stands at one; whether it stands at one of a graph; turns that
+have begun on the host; turns that have ended on the GPU."""
 
-IDLE, WAITING, INSIDE = range(3)
+IDLE, WAITING, INSIDE, AHEAD = range(4)
 
 _FLAGS = 256
 """Offset of a byte a slot: whether it waits."""
@@ -147,6 +149,11 @@ class Board:
     def forget(cls) -> None:
         """Forget all boards, in a forked child: the locks are its parent's."""
         cls._open, cls._opening = {}, threading.Lock()
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Where this process has the file: address, bytes in whole pages."""
+        return self._address, -(-_SIZE // mmap.PAGESIZE) * mmap.PAGESIZE
 
     # -- locks of the kernel -------------------------------------------------------------------------------------
 

@@ -35,6 +35,12 @@ def driver() -> Any:
         library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         for function in ("cuEventSynchronize", "cuCtxSetCurrent", "cuEventDestroy_v2"):
             getattr(library, function).argtypes = [ctypes.c_void_p]
+        library.cuStreamQuery.argtypes = [ctypes.c_void_p]
+        library.cuStreamIsCapturing.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+        library.cuMemHostGetDevicePointer_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
+        if hasattr(library, "cuStreamBatchMemOp_v2"):
+            library.cuStreamBatchMemOp_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
     except (OSError, AttributeError):
         return None
     return library

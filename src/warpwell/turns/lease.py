@@ -9,6 +9,8 @@ from typing import Any
 
 from .. import errors
 from ..errors.options import checked_integer, checked_timeout
+from .ahead import AheadSeat, gates
+from .board import Board
 from .gpu_work import current_context, device_name, handles
 from .seat import Seat, seat_of
 
@@ -23,19 +25,23 @@ _names: dict[int | None, str] = {}
 class Turn:
     """A block in which this thread alone uses a GPU, among the programs that take turns. See `turn`."""
 
-    __slots__ = ("_device", "_priority", "_seat", "_stream", "_streams", "_tenant", "_timeout")
+    __slots__ = ("_ahead", "_device", "_priority", "_seat", "_stream", "_streams", "_tenant", "_timeout")
 
-    def __init__(self, tenant: str, priority: int, device: Any, stream: Any, timeout: float | None) -> None:
+    def __init__(
+        self, tenant: str, priority: int, device: Any, stream: Any, timeout: float | None, ahead: bool
+    ) -> None:
         self._tenant, self._priority, self._device = tenant, priority, device
         self._stream, self._streams = stream, () if stream is None else handles(stream)  # who has them keeps them alive
-        self._timeout = timeout
+        self._timeout, self._ahead = timeout, ahead
         self._seat: Seat | None = None
 
     def __enter__(self) -> Turn:
         # Ctrl-C may come at any point: what follows is undone wherever it stopped
         seat, before = None, 0
         try:
-            seat = seat_of(_name_of(self._device))
+            name = _name_of(self._device)
+            kind = AheadSeat if self._ahead and gates(Board.of(name)) else Seat
+            seat = seat_of(name, kind)
             before, self._seat = seat.depth, seat
             if not before:
                 seat.owner = id(self)
@@ -89,6 +95,7 @@ def turn(
     device: Any = None,
     stream: Any = None,
     timeout: float | None = None,
+    ahead: bool = False,
 ) -> Turn:
     """Take turns at a GPU with other threads and processes of this host, whatever library they use it by.
 
@@ -144,7 +151,10 @@ def turn(
         priority = checked_integer(priority, "priority", least=-_MOST, most=_MOST)
     if timeout is not None:
         timeout = checked_timeout(timeout)
-    return Turn(tenant, priority, device, stream, timeout)
+    made = Turn(tenant, priority, device, stream, timeout, ahead)
+    if ahead and (timeout is not None or len(made._streams) > 1):
+        raise errors.ArgumentError("a turn with `ahead` waits for nothing, and has one stream", name="ahead")
+    return made
 
 
 def _name_of(device: Any) -> str:

@@ -146,7 +146,7 @@ class Station:
                     return False
                 came, marked = held.came, held
                 held.inside = True  # so that no other thread does the same
-            held.work.drain()
+            held.drain()
             with self.lock:
                 if held.came != came:  # it has begun a turn meanwhile
                     return False
@@ -200,7 +200,7 @@ class Station:
         while True:
             heard = self.board.heard(self._home)
             held = self.seat
-            if held is None or held.inside or not self.board.anyone():
+            if held is None or held.gated or held.inside or not self.board.anyone():
                 pass
             elif not self.hand_over(None, True):
                 turns = held.turns
@@ -215,6 +215,8 @@ class Seat:
 
     Attributes
     ----------
+    gated : bool
+        Whether its work waits at gates (`ahead.py`).
     inside : bool
         Whether it is in a turn, so that nobody else may hand over.
     owner : int
@@ -224,6 +226,8 @@ class Seat:
     turns : int
         Turns, and parts of turns, that have ended.
     """
+
+    gated = False
 
     def __init__(self, station: Station) -> None:
         self.station = station
@@ -287,6 +291,14 @@ class Seat:
         self.inside = False
         if board.anyone():
             board.ring(self.station.home)  # it may have the lease: another thread hands over
+
+    def drain(self) -> None:
+        """Wait until what it has enqueued is done; any thread may call it."""
+        self.work.drain()
+
+    def retire(self) -> None:
+        """Give its slot back: its thread has ended."""
+        self.station.retire(self.slot)
 
     def _introduce(self, tenant: str, priority: int) -> None:
         """Write who has this seat from now on, if it is somebody else."""
@@ -405,7 +417,7 @@ class _Seats(threading.local):
     """Seats of the calling thread, by device."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Seat] = {}
+        self.found: dict[tuple[str, type[Seat]], Seat] = {}
         self.tickets: list[_Ticket] = []
 
 
@@ -427,15 +439,18 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def seat_of(name: str) -> Seat:
-    """Return the calling thread's seat at a device."""
-    found = _seats.found.get(name)
+def seat_of(name: str, kind: type[Seat] = Seat) -> Seat:
+    """Return the calling thread's seat at a device, of a kind: while it is in a turn there, the seat of that turn."""
+    for other, one in _seats.found.items():
+        if one.depth and other[0] == name:
+            return one
+    found = _seats.found.get((name, kind))
     if found is None:
         with _making:
             station = _stations.get(name) or _stations.setdefault(name, Station(Board.of(name)))
-        found = _seats.found[name] = Seat(station)
+        found = _seats.found[name, kind] = kind(station)
         _all.add(found)
         ticket = _Ticket()
         _seats.tickets.append(ticket)
-        weakref.finalize(ticket, station.retire, found.slot).atexit = False
+        weakref.finalize(ticket, found.retire).atexit = False
     return found
