@@ -17,6 +17,7 @@ from tests.null import test_turns
 from tests.null.test_turns import WAITS, Gpu, rows
 
 import warpwell as ww
+from warpwell import errors
 from warpwell.turns import ahead, gpu_work, seat
 
 LONG = 30.0
@@ -99,6 +100,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
     made.did.put(lambda: None)
 
 
+def enqueue(gpu: Stream, its: ww.turns.Turn, seconds: float) -> None:
+    gpu.kernel(seconds)
+    time.sleep(2 * ahead.CLOSE)
+    its.pause()
+
+
 def mine(name: str) -> ahead.AheadSeat:
     found = seat._seats.found[name, ahead.AheadSeat]
     assert isinstance(found, ahead.AheadSeat)
@@ -119,27 +126,129 @@ def test_work_goes_on_while_the_host_only_enqueues(gpu: Stream, name: str) -> No
     assert rows(name)["here"]["turns"] == 5
 
 
-def test_the_gpu_stands_at_a_gate_while_another_has_the_lease(
-    gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ahead, "HOST", LONG)
-    waiter = start(WAITS.format(priority=1))
-    assert waiter.hears() == "begins"
-    parts, told = 0, threading.Event()
-    threading.Thread(target=lambda: told.set() if waiter.hears() == "inside" else None, daemon=True).start()
-    with ww.turn("here", device=name, ahead=True) as its:
-        while not told.is_set() or parts < 20:
-            gpu.kernel(5e-3)
-            parts += 1
-            time.sleep(2e-4)
-            its.pause()
-        done = len(gpu.ended)
+class Meeting:
+    """A waiter of higher priority that comes into an open turn, beside kernels of 2 ms."""
+
+    def __init__(self, gpu: Stream, name: str, start: Any, its: ww.turns.Turn) -> None:
+        self.waiter = start(WAITS.format(priority=1))
+        assert self.waiter.hears() == "begins"
+        inside = threading.Event()
+        threading.Thread(target=lambda: inside.set() if self.waiter.hears() == "inside" else None, daemon=True).start()
+        self.parts = 0
+        began = time.monotonic()
+        while not inside.is_set():
+            assert time.monotonic() - began < 5.0  # below choice.HOLD
+            enqueue(gpu, its, 2e-3)
+            self.parts += 1
+        self.gpu, self.done = gpu, len(gpu.ended)
         for _ in range(5):
-            gpu.kernel(1e-3)
-            time.sleep(2e-4)
-            its.pause()  # the host goes on
+            enqueue(gpu, its, 1e-3)  # the host goes on
         time.sleep(0.1)
-        assert len(gpu.ended) == done < parts
+        assert len(gpu.ended) == self.done < self.parts + 5
+
+    def leave(self) -> None:
+        self.waiter.tell()
+        until(lambda: len(self.gpu.ended) == self.parts + 5, 5.0)
+
+
+@pytest.fixture(params=["keeper", "other"])
+def hands_over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By whom the lease changes hands: the keeper, or the other where the keeper does not come to run."""
+    monkeypatch.setattr(ahead, "HOST", LONG)
+    if request.param == "other":
+        go = threading.Event()
+        request.addfinalizer(go.set)
+        monkeypatch.setattr(ahead.AheadSeat, "_offer", lambda self: go.wait(LONG))
+    return str(request.param)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_gpu_stands_at_a_gate_while_another_has_the_lease(
+    gpu: Stream, name: str, start: Any, hands_over: str, graph: bool
+) -> None:
+    with ww.turn("here", device=name, ahead=True) as its:
+        gpu.captures = graph
+        Meeting(gpu, name, start, its).leave()
+        gpu.captures = 0
+    until(lambda: not mine(name)._gate.pending())
+    assert rows(name)["here"]["turns"] == 1
+
+
+def test_an_equal_waits_for_the_quantum_and_then_comes_in(gpu: Stream, name: str, start: Any) -> None:
+    waiter = start(WAITS.format(priority=0))
+    with ww.turn("here", device=name, ahead=True) as its:
+        until(lambda: "waiter" in rows(name) or not enqueue(gpu, its, 1e-3))
+        inside = threading.Event()
+        threading.Thread(target=lambda: (waiter.hears(), waiter.hears(), inside.set()), daemon=True).start()
+        began = time.monotonic()
+        while not inside.is_set() and time.monotonic() - began < 5.0:
+            enqueue(gpu, its, 1e-3) if mine(name)._gate.gates - mine(name)._gate.passed() < 5 else time.sleep(1e-3)
+        assert inside.is_set()
         waiter.tell()
-        until(lambda: len(gpu.ended) == parts + 5)
-    assert waiter.hears() == "out"
+
+
+def test_a_host_is_not_too_far_ahead(gpu: Stream, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "HOST", 0.0)
+    with ww.turn("here", device=name, ahead=True) as its:
+        for count in range(1, 6):
+            enqueue(gpu, its, 0.02)
+            assert len(gpu.ended) >= count - 1
+
+
+def test_a_context_that_failed_holds_up_nobody(gpu: Stream, name: str, start: Any) -> None:
+    with ww.turn("here", device=name, ahead=True) as its:
+        gpu.status = 700
+        enqueue(gpu, its, 0.0)
+        waiter = start(WAITS.format(priority=0))
+        assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]
+        waiter.tell()
+    assert mine(name)._gate.broken
+
+
+def test_gates_open_when_the_program_ends(gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "HOLD", 0.2)
+    monkeypatch.setattr(ahead, "HOST", LONG)
+    with ww.turn("here", device=name, ahead=True) as its:
+        met = Meeting(gpu, name, start, its)
+    mine(name).finish()
+    until(lambda: len(gpu.ended) == met.parts + 5, 5.0)  # though the other is inside
+
+
+def test_a_thread_that_ends_gives_its_slot_back_once_the_gpu_is_done(gpu: Stream, name: str) -> None:
+    def work() -> None:
+        with ww.turn("here", device=name, ahead=True):
+            gpu.kernel(0.3)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not gpu.ended and "here" in rows(name)
+    until(lambda: "here" not in rows(name))
+    assert gpu.ended
+
+
+def test_where_the_gpu_cannot_wait_the_host_does(gpu: Stream, name: str) -> None:
+    gpu.status = 1
+    with ww.turn("here", device=name, ahead=True), ww.turn("here", device=name):
+        assert seat.seat_of(name).depth == 2
+        assert type(seat.seat_of(name)) is seat.Seat
+
+
+def test_a_turn_in_one_that_is_ahead_is_part_of_it(gpu: Stream, name: str) -> None:
+    with ww.turn("here", device=name, ahead=True), ww.turn("there", device=name):
+        assert mine(name).depth == 2
+    assert rows(name)["here"]["turns"] == 1
+
+
+@pytest.mark.parametrize("options", [{"timeout": 1.0}, {"stream": [1, 2]}])
+def test_what_makes_no_sense_together_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(errors.ArgumentError, match="ahead"):
+        ww.turn("here", ahead=True, **options)
+
+
+def test_no_turn_begins_in_a_capture(gpu: Stream, name: str) -> None:
+    gpu.captures = 1
+    with pytest.raises(errors.ArgumentError, match="captured"), ww.turn("here", device=name, ahead=True):
+        pass
+    gpu.captures = 0
+    assert mine(name).depth == 0

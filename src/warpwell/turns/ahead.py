@@ -9,6 +9,10 @@ keeper, takes the lease when there is work behind a gate, and hands it over::
     another comes first: OPEN = 0 ──► the GPU stands at a gate, or ENDED is BEGUN ──► the lease is freed
     a turn ends: the GPU writes ENDED
 
+The keeper needs Python, for which a busy program may let it wait for milliseconds. So who comes first may shut the gate
+himself, and counts the number of the lease up once the GPU stands there; and who hands over to a slot with gates opens
+them.
+
 No gate stays shut for ever: the keeper waits as all do, opens all when it fails or the program ends, and calls nothing
 of the driver, which may have the host wait in a launch for the very gate.
 """
@@ -25,7 +29,24 @@ import time
 import weakref
 
 from .. import errors
-from .board import AHEAD, AT, BEGUN, CAPTURED, ENDED, EPOCH, HOME, IDLE, OPEN, SINCE, STATE, TURNS, USE, YIELDED, Board
+from .board import (
+    AHEAD,
+    AT,
+    BEGUN,
+    CAPTURED,
+    ENDED,
+    EPOCH,
+    GRANT,
+    HOME,
+    IDLE,
+    OPEN,
+    SINCE,
+    STATE,
+    TURNS,
+    USE,
+    YIELDED,
+    Board,
+)
 from .choice import HOLD
 from .gpu_work import current_context, driver
 from .seat import LATE, LINGER, QUIET, Seat, Station
@@ -34,11 +55,11 @@ HOST = 4e-3
 """Seconds of the host's work that may be enqueued before a gate which the GPU has not passed: less than the driver's
 queue of some thousand launches, in which the host would be held up."""
 
-CLOSE = 5e-5
+CLOSE = 1e-4
 """Seconds after which a pause makes another gate."""
 
 _LOOK = 2e-5
-"""Seconds between two looks whether the GPU stands at a gate: longer than it takes from its look at `OPEN` to `AT`."""
+"""Seconds between two looks how far the GPU is."""
 
 _WAIT, _WRITE = 4, 5
 _DEVICE_AND_PORTABLE = 3
@@ -77,6 +98,7 @@ class _Gate:
 
     def __init__(self, board: Board, slot: int) -> None:
         self._library = driver()
+        self._board, self._slot = board, slot
         self._words, self._at = board.words, board.at(slot)
         first = _addresses[board] + 8 * self._at
         at, captured, opened = (first + 8 * word for word in (AT, CAPTURED, OPEN))
@@ -115,6 +137,7 @@ class _Gate:
     def fail(self) -> None:
         """Hold up nothing from now on."""
         self.broken = True
+        self._words[self._at + STATE] = IDLE  # nobody shuts the gate of an idle slot
         self._words[self._at + OPEN] = 1
 
     def capturing(self, stream: int) -> bool:
@@ -131,14 +154,9 @@ class _Gate:
             self.fail()
         return self.broken
 
-    def stands(self) -> bool:
-        """Return whether the GPU stands at a gate, or was through it some microseconds ago."""
-        return self._words[self._at + AT] % 2 != 0 or self._words[self._at + CAPTURED] != 0
-
     def pending(self) -> bool:
         """Return whether there are turns that have begun, and not ended on the GPU."""
-        begun, ended = self._words[self._at + BEGUN], self._words[self._at + ENDED]
-        return not self.broken and (begun != ended or self.stands())
+        return not self.broken and self._board.pending(self._slot)
 
     def open(self, opened: bool = True) -> None:
         """Let the GPU pass, or not."""
@@ -147,11 +165,8 @@ class _Gate:
     def drain(self) -> None:
         """Shut the gate, and wait until the GPU stands there, has done all, or the lease is lost."""
         epoch = self._words[EPOCH]
-        self.open(False)
-        looks = 0
-        while self.pending() and looks < 2 and self._words[EPOCH] == epoch:
-            looks = looks + 1 if self.stands() else 0
-            time.sleep(_LOOK)
+        while not self.broken and not self._board.shut(self._slot, epoch, 1.0) and self._words[EPOCH] == epoch:
+            pass
 
 
 class AheadSeat(Seat):
@@ -261,13 +276,16 @@ class AheadSeat(Seat):
             while not self._over or gate.pending():
                 heard = board.heard(self.slot)
                 if station.seat is self and not station.lost():
-                    if board.anyone():
-                        self._offer()
+                    if not board.anyone():
+                        gate.open()  # whoever shut it is gone
+                    elif self._offer():
+                        continue
                 else:
                     gate.open(False)
                     if gate.pending():
                         self._acquire()
                         continue
+                    self._clear()
                 busy = gate.pending() or self.depth
                 board.listen(self.slot, heard, LATE if busy else 1.0 if gate.in_graphs else QUIET)
             with station.lock:
@@ -287,18 +305,26 @@ class AheadSeat(Seat):
         self.inside = False
         self._gate.open()
 
-    def _offer(self) -> None:
-        """Hand over to whoever comes first."""
+    def _clear(self) -> None:
+        """Note that it does not wait, whatever was noted in its place."""
+        board = self.station.board
+        board.flag(self.slot, False)
+        board.words[self._at + STATE] = IDLE
+        if board.words[GRANT] == self.slot:
+            board.words[GRANT] = 0
+
+    def _offer(self) -> bool:
+        """Hand over to whoever comes first; return whether the lease is gone."""
         stays = self._gate.pending()
         if not stays:
             time.sleep(LINGER)
             stays = self._gate.pending()
         if stays:
             self._count()
-        if self.station.hand_over(self, stays):
-            self.station.board.words[self._at + STATE] = IDLE
-        elif self.station.seat is self:
+        if not self.station.hand_over(self, stays) and self.station.seat is self:
             self._gate.open()
+            return False
+        return True
 
     def finish(self) -> None:
         """Wait until the GPU has done all turns, for as long as a lease may take, and hold up nothing after that."""

@@ -18,6 +18,7 @@ import stat
 import struct
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from .. import errors
@@ -57,6 +58,9 @@ TEXT_BYTES = 65536
 _SIZE = _TEXT + 8 + TEXT_BYTES
 _NAME = SLOT - 8 * WORDS
 _NOBODY = bytes(SLOTS)
+
+_BETWEEN = 2e-5
+"""Seconds between two looks whether the GPU stands at a gate: longer than it takes from its look at `OPEN` to `AT`."""
 
 # bytes that the kernel locks; none of them is ever read
 _LOCKS = 1 << 40
@@ -265,6 +269,32 @@ class Board:
                 self._map[_FLAGS + slot] = 0
             slot = flags.find(1, slot + 1)
         return found
+
+    # -- gates -------------------------------------------------------------------------------------------------
+
+    def stands(self, slot: int) -> bool:
+        """Return whether the GPU stands at a gate of a slot, or was through it some microseconds ago."""
+        at = self.at(slot)
+        return self.words[at + AT] % 2 != 0 or self.words[at + CAPTURED] != 0
+
+    def pending(self, slot: int) -> bool:
+        """Return whether turns have begun and not ended on the GPU, or a graph stands at a gate."""
+        at = self.at(slot)
+        return self.words[at + BEGUN] != self.words[at + ENDED] or self.stands(slot)
+
+    def shut(self, slot: int, epoch: int, seconds: float) -> bool:
+        """Shut the gate of a slot; return whether the GPU came to stand there, or has nothing to do, in time.
+
+        Not where the lease gets another number meanwhile.
+        """
+        self.words[self.at(slot) + OPEN] = 0
+        end, looks = time.monotonic() + seconds, 0
+        while self.pending(slot) and looks < 2:
+            if self.words[EPOCH] != epoch or time.monotonic() > end:
+                return False
+            looks = looks + 1 if self.stands(slot) else 0
+            time.sleep(_BETWEEN)
+        return True
 
     # -- bells ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import weakref
 
 from .. import errors
 from .board import (
+    AHEAD,
     EPOCH,
     GRANT,
     GRANTED,
@@ -29,6 +30,7 @@ from .board import (
     IDLE,
     INSIDE,
     LIMITS,
+    OPEN,
     PRIORITY,
     SEIZE,
     SINCE,
@@ -166,9 +168,13 @@ class Station:
         """Free the lease, and wake the slot that is next (0: none)."""
         board = self.board
         try:
+            if self.seat is not None and board.words[HOLDER] == self.seat.slot:  # else somebody has overtaken
+                board.words[HOLDER] = 0
             self.seat, board.held = None, 0
-            board.words[HOLDER], board.words[GRANT], board.words[GRANTED] = 0, chosen, _clock()
+            board.words[GRANT], board.words[GRANTED] = chosen, _clock()
             board.unlock(board.lease(self.epoch))
+            if chosen and board.words[board.at(chosen) + HOME] == chosen:  # it has gates
+                board.words[board.at(chosen) + OPEN] = 1
         except BaseException:
             self.seat, board.held = None, 0
             board.unlock(board.lease(self.epoch))
@@ -402,10 +408,34 @@ class Seat:
         at = board.at(holder)
         if board.words[at + STATE] != INSIDE:
             board.ring(board.words[at + HOME] % SLOTS)
+        if board.words[at + STATE] == AHEAD and next_of(board, holder, now, now) == self.slot:
+            self._overtake(holder)
+            return
         if overstays(board, since, now, station.limits.holds(board.tenant(holder))) and board.lock(SEIZE):
-            if board.words[HOLDER] == holder and overstays(board, since, now, 0.0):
+            try:
+                if board.words[HOLDER] == holder and overstays(board, since, now, 0.0):
+                    board.words[EPOCH] += 1
+                    board.words[HOLDER] = 0
+            finally:
+                board.unlock(SEIZE)
+
+    def _overtake(self, holder: int) -> None:
+        """Take the lease away from a holder once its work stands at a gate; its process need not run for that."""
+        board = self.station.board
+        at, epoch = board.at(holder), board.words[EPOCH]
+        if not board.shut(holder, epoch, LOOK) or not board.lock(SEIZE):
+            if board.words[at + STATE] == IDLE:
+                board.words[at + OPEN] = 1  # it holds up nothing any more
+            return
+        try:
+            if board.words[HOLDER] == holder and board.words[EPOCH] == epoch and board.words[at + STATE] == AHEAD:
+                if board.pending(holder):
+                    board.words[at + STATE], board.words[at + SINCE] = WAITING, _clock()
+                    board.flag(holder, True)
                 board.words[EPOCH] += 1
                 board.words[HOLDER] = 0
+                board.ring(self.slot)  # so that it does not sleep now
+        finally:
             board.unlock(SEIZE)
 
 
