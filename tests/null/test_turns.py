@@ -757,7 +757,7 @@ def test_a_turn_that_begins_while_another_thread_hands_over_keeps_the_lease(
     mine = seat.seat_of(name)
     draining, go = threading.Event(), threading.Event()
 
-    def drain() -> None:
+    def drain(alone: bool) -> None:
         if not draining.is_set():
             draining.set()
             go.wait(LONG)

@@ -252,3 +252,21 @@ def test_no_turn_begins_in_a_capture(gpu: Stream, name: str) -> None:
         pass
     gpu.captures = 0
     assert mine(name).depth == 0
+
+
+def test_a_thread_may_take_both_kinds_of_turns(gpu: Stream, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize() -> int:  # of the context: whatever stands at a gate, too
+        until(lambda: gpu.did.empty() and not mine(name)._gate.pending(), LONG)
+        return 0
+
+    began = time.monotonic()
+    with ww.turn("here", device=name):
+        pass
+    monkeypatch.setattr(gpu, "cuCtxSynchronize", synchronize, raising=False)
+    for _ in range(3):
+        with ww.turn("here", device=name, ahead=True):
+            gpu.kernel(0.01)
+        with ww.turn("here", device=name):  # has its work behind that of the other turn
+            done = len(gpu.ended)
+    assert done == 3
+    assert time.monotonic() - began < 5.0  # below choice.HOLD

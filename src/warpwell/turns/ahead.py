@@ -177,6 +177,7 @@ class AheadSeat(Seat):
     def __init__(self, station: Station) -> None:
         super().__init__(station)
         self._gate = _Gate(station.board, self.slot)
+        station.gates = True
         self._stream = 0
         self._over = False
         self._parts: collections.deque[tuple[int, float]] = collections.deque()
@@ -325,6 +326,11 @@ class AheadSeat(Seat):
             self._gate.open()
             return False
         return True
+
+    def settle(self) -> None:
+        """Wait until the GPU has done all turns."""
+        while self._gate.pending() and self._keeper.is_alive():
+            time.sleep(_LOOK)
 
     def finish(self) -> None:
         """Wait until the GPU has done all turns, for as long as a lease may take, and hold up nothing after that."""

@@ -121,6 +121,7 @@ class Work:
     def __init__(self) -> None:
         self._context = 0
         self._reached: list[Any] = []
+        self._whole = True
         self._marks: list[list[Any]] = [[] for _ in range(_MARKS)]
         self._count = 0
         self._mean = 4 * AHEAD
@@ -129,7 +130,7 @@ class Work:
     def mark(self, streams: tuple[int, ...]) -> None:
         """Note that all that was enqueued until now belongs to turns, or parts of one, that have ended."""
         context = current_context()
-        self._reached = []
+        self._reached, self._whole = [], True
         if context != self._context:
             self._forget()
             self._context = context
@@ -144,8 +145,7 @@ class Work:
                 return
             marks.append(event)
         status = [library.cuEventRecord(event, stream) for event, stream in zip(marks, streams or (0,), strict=False)]
-        if streams and not any(status):
-            self._reached = marks[:count]
+        self._reached, self._whole = marks[:count], not streams or any(status)
         self._count += 1
         now = time.monotonic()
         self._mean += _LEARN * (min(now - self._last, 4 * AHEAD) - self._mean)
@@ -160,16 +160,17 @@ class Work:
 
     def forget_mark(self) -> None:
         """Have `drain` wait for all of the context: the last mark may not stand behind what was enqueued."""
-        self._reached = []
+        self._whole = True
 
     def resume(self) -> None:
         """Note that the thread has waited for the lease: that is no part of the time between two marks."""
         self._last = time.monotonic()
 
-    def drain(self) -> None:
+    def drain(self, alone: bool = True) -> None:
         """Wait until all turns have ended on the GPU; any thread may call it.
 
-        By the events of the last mark, if streams were named: the streams may be no more by now.
+        By the events of the last mark, if streams were named: the streams may be no more by now. Also if the thread is
+        not `alone` in its context with work that stands at gates, for that waits for this one.
         """
         if not self._context:
             return
@@ -178,10 +179,11 @@ class Work:
         if before != self._context:
             library.cuCtxSetCurrent(self._context)
         try:
-            for event in self._reached:
-                library.cuEventSynchronize(event)
-            if not self._reached:
+            if self._whole and alone:
                 library.cuCtxSynchronize()
+            else:
+                for event in self._reached:
+                    library.cuEventSynchronize(event)
         finally:
             if before != self._context:
                 library.cuCtxSetCurrent(before or None)

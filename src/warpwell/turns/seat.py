@@ -70,12 +70,15 @@ class Station:
     ----------
     seat : Seat or None
         Of the thread that has the lease, inside a turn or between two.
+    gates : bool
+        Whether some thread's work waits at gates, or did.
     """
 
     def __init__(self, board: Board) -> None:
         self.board = board
         self.lock = threading.RLock()  # a handler of signals may begin a turn, too
         self.process = os.getpid()
+        self.gates = False
         self.seat: Seat | None = None
         self.epoch = 0
         self.kept_since = 0
@@ -300,7 +303,10 @@ class Seat:
 
     def drain(self) -> None:
         """Wait until what it has enqueued is done; any thread may call it."""
-        self.work.drain()
+        self.work.drain(not self.station.gates)
+
+    def settle(self) -> None:
+        """Have no work waiting at a gate, behind which other work of the thread would be."""
 
     def retire(self) -> None:
         """Give its slot back: its thread has ended."""
@@ -472,8 +478,11 @@ os.register_at_fork(after_in_child=_after_fork)
 def seat_of(name: str, kind: type[Seat] = Seat) -> Seat:
     """Return the calling thread's seat at a device, of a kind: while it is in a turn there, the seat of that turn."""
     for other, one in _seats.found.items():
-        if one.depth and other[0] == name:
-            return one
+        if other[0] == name:
+            if one.depth:
+                return one
+            if kind is not other[1]:
+                one.settle()
     found = _seats.found.get((name, kind))
     if found is None:
         with _making:
