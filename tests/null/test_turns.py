@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import errno
 import itertools
 import json
 import os
@@ -630,6 +631,19 @@ def test_commands(start: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert answer("end", "waiter", "--grace", "2")["processes"] == [waiter.process.pid]
     assert waiter.process.wait(LONG) == -signal.SIGTERM
     main(["sched", "status"])
+
+
+def test_a_folder_without_room_or_rights_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(errors.SchedulerError, match=r"No space left.*WARPWELL_TURNS.*KiB"), ww.turn("a", device=name):
+        pass
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path / "file"))
+    with pytest.raises(errors.SchedulerError, match="File exists"), ww.turn("a", device=name):
+        pass
 
 
 def test_the_folder_must_be_its_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:

@@ -8,7 +8,6 @@ again. So nothing here needs an atomic operation, and no process can leave the f
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -90,8 +89,12 @@ def folder() -> Path:
     chosen = os.environ.get("WARPWELL_TURNS")
     base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     path = Path(chosen or os.path.join(base, f"warpwell-{os.getuid()}"))
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700, parents=bool(chosen))
+    try:
+        path.mkdir(mode=0o700, parents=bool(chosen), exist_ok=True)
+    except OSError as error:
+        raise errors.SchedulerError(
+            f"{path} cannot be made ({error.strerror}): name a folder in the variable WARPWELL_TURNS"
+        ) from error
     found = os.lstat(path)
     if not chosen and (
         not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -128,7 +131,8 @@ class Board:
         if shared and os.fstat(self._file).st_uid == os.getuid():
             os.fchmod(self._file, 0o660)
         if os.fstat(self._file).st_size < _SIZE:
-            os.ftruncate(self._file, _SIZE)  # by several at once, too: what is new is zero
+            # by several at once, too: what is new is zero. Without its room a write to the map would kill the process
+            os.posix_fallocate(self._file, 0, _SIZE)
         self._map = mmap.mmap(self._file, _SIZE)
         self.words = memoryview(self._map).cast("B")[: _SIZE // 8 * 8].cast("q")
         self._halves = memoryview(self._map).cast("B")[: _SIZE // 8 * 8].cast("I")
@@ -144,10 +148,22 @@ class Board:
 
     @classmethod
     def of(cls, name: str) -> Board:
-        """Return the board of a device."""
+        """Return the board of a device.
+
+        Raises
+        ------
+        SchedulerError
+            The file cannot be made or opened, or is of another version.
+        """
         path = folder() / f"{name}.turns"
         with cls._opening:
-            return cls._open.get(path) or cls._open.setdefault(path, cls(path))
+            try:
+                return cls._open.get(path) or cls._open.setdefault(path, cls(path))
+            except OSError as error:
+                raise errors.SchedulerError(
+                    f"{path} cannot be used ({error.strerror}): name a folder in the variable WARPWELL_TURNS that is "
+                    f"in memory, writable, and has {_SIZE >> 10} KiB free, the same for all programs"
+                ) from error
 
     @classmethod
     def forget(cls) -> None:
