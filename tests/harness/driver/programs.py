@@ -108,7 +108,8 @@ class Program:
         self.gone: dict[int, Clock] = {device: {} for device in range(devices)}  # of streams that were destroyed
         self.peers = self.reach(devices)
         self.pools: dict[int, int] = {}
-        self.recorder = Recorder(self) if self.has_graphs() else None
+        # a graph copies to and from plain memory when its stream gets there: the layer alone tells what becomes of it
+        self.recorder = Recorder(self) if self.relies == LAYER and self.has_graphs() else None
         for device in range(devices):
             cuda.use(device)
             if legacy:
