@@ -177,6 +177,8 @@ def test_the_log_says_what_was_lost() -> None:
         time.sleep(1e-3)
     assert "running" in {event.name for event in scheduler.log.events if event.kind == "lost"}
     scheduler.close()
+    gpu.lines._thread.join(20)
+    assert not gpu.lines._thread.is_alive()  # nobody closes a lost device
     x[0] = 1
     gpu.close()
 

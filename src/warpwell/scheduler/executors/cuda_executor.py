@@ -519,7 +519,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if claimed < run.blocks.blocks:
             self._work(run, claimed)
         elif not run.events:  # it has ended since it was polled: something must still say so
-            run.events.append(run.mark(self._gpu))
+            run.events = [run.mark(self._gpu)]
 
     def _look(self, run: CudaRun) -> None:
         """Read the progress of a run, and act on it."""
@@ -610,3 +610,4 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         told = {event.job for event in self._events}
         self._runs = {job: run for job, run in self._runs.items() if job in told}
         self._looked.clear()
+        self._lines.stop()

@@ -556,11 +556,16 @@ class Lines:
         until, soonest = (int(min(at, time.perf_counter() + 1e6) * 1e9) for at in (until, soonest))
         self._watch(self._address, seen, until, int(spin * 1e9), soonest, 0)
 
+    def stop(self) -> None:
+        """Let the thread end, which launches no more. It is not waited for: a lost GPU's driver may not answer."""
+        if self._handles:
+            self.publish(self._address + STOP, 1)
+
     def close(self) -> None:
         """End the thread; what runs is not waited for."""
         if not self._handles:
             return
-        self.publish(self._address + STOP, 1)
+        self.stop()
         self._thread.join(5.0)
         if self._thread.is_alive():
             return  # a driver that does not answer; its words stay
