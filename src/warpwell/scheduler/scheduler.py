@@ -178,7 +178,8 @@ class Scheduler:
             scheduler's thread calls it, so that nothing else is decided meanwhile. Or a captured graph of PyTorch,
             CuPy, cuda.core or the driver. Functions and graphs run whole and are never preempted.
         *args
-            The arguments of the launch, or of the function after the stream.
+            The arguments of the launch, or of the function after the stream. Arrays of other libraries that say by
+            DLPack alone where they lie are used there.
         tenant, priority, deadline, size
             See `Task`.
         after : Handle or sequence of handles
