@@ -27,6 +27,7 @@ from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.study.bound import bound
 from warpwell.study.rates import Matrix, Pair
@@ -36,7 +37,8 @@ from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 
 ONE = np.float32(1)
-POLICIES = ("left-over", "first-come", "stream-priority", "source", "lanes")
+POLICIES = ("left-over", "first-come", "stream-priority", "source", "lanes", "known")
+"""`known` is `lanes` with the pairs that it measured in earlier traces; `lanes` begins each trace with none."""
 
 LATER = 5e-3
 """Seconds by which the second class comes later, where the order matters."""
@@ -201,6 +203,8 @@ def bits(real: Any, bench: Any, made: Any, found: Any, profiles: Any, count: int
 
 blocks_by_name: dict[str, int] = {}
 
+BRIEFLY = 3
+
 SIGNAL = 15e-6
 """Seconds of the host for a word that tells workers to leave."""
 
@@ -272,6 +276,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=32, help="kernels of a trace")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--policies", nargs="+", default=POLICIES)
+    parser.add_argument("--briefly", nargs="*", default=(), metavar="POLICY", help=f"in the first {BRIEFLY} seeds only")
     parser.add_argument("--traces", nargs="+", default=None)
     parser.add_argument("--window", type=float, default=5e-3, help="seconds in which a pair is measured")
     parser.add_argument("--logs", default=None, metavar="DIR", help="write the logs of the first seed")
@@ -306,6 +311,7 @@ def main() -> None:
         print("bits of logistic as by plain launches:", bits(real, bench, made, found, profiles, 5), flush=True)
     figures: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     makers = traces_of(found, profiles, options.count)
+    kept_pairs = Learner()
     result["pairs"] = [[p.first, p.second, p.rates, p.shares] for p in found_pairs]
     result["work"] = work = {}
     for seed in range(options.seeds):
@@ -317,11 +323,14 @@ def main() -> None:
             asked = [task.name for one in maker(seed, 0.0) for task in one.tasks]
             work.setdefault(title, []).append(dict(Counter(asked)))
             for name in options.policies:
-                core = Core(real, name, rates=rates)
+                if name in options.briefly and seed >= BRIEFLY:
+                    continue
+                learner = kept_pairs if name == "known" else None
+                core = Core(real, "lanes" if learner else name, rates=rates, learner=learner)
                 ran = replay(maker(seed, real.now() + 1e-3), core, alone=lambda task: profiles[task.name].seconds)
                 steps = float(np.median(np.asarray(ran.steps)))
                 simulated = Simulator(rates, capacity, mode="drain", host=host_of(steps, real), workers=WORKERS)
-                guess = replay(maker(seed, 0.0), Core(simulated, name, rates=rates))
+                guess = replay(maker(seed, 0.0), Core(simulated, core.policy.name, rates=rates))
                 m = ran.metrics()
                 figures[title, name].append([
                     m.stp, both(ran, profiles), m.antt, float(m.failed),
@@ -334,7 +343,8 @@ def main() -> None:
     if options.peers:
         played = {
             title: [[(one.tasks[0].name, found[one.tasks[0].name][2].value, one.arrival)
-                     for one in makers[title](seed, 0.0)] for seed in range(options.seeds)] for title in options.peers
+                     for one in makers[title](seed, 0.0)] for seed in range(min(5, options.seeds))]
+            for title in options.peers
         }  # fmt: skip
         seconds = {name: its.seconds for name, its in profiles.items()}
         nan = float("nan")

@@ -175,13 +175,20 @@ def test_shares_follow_the_rates() -> None:
         memory.done = compute.done = 0
         live.begin(memory, compute, now)
         live.look([memory, compute], now + 1e-3)
-        now += 5e-3
+        now += 8e-3
         for job, rate in zip((memory, compute), rates[share], strict=True):
-            job.done = int(0.5 * rate * job.task.blocks)
+            job.done = int(0.8 * rate * job.task.blocks)
+        live.look([], now)
+        live.begin(memory, compute, now)  # a window in which both only begin says nothing
+        now += 2e-3
         live.look([], now)
     assert chosen == [0.5, 0.75, 0.75, 0.75, 0.75]
     assert live.sum(compute, memory) == 1.7
-    assert live.poor(memory, compute, 1.75, now - 1.0) and not live.poor(memory, compute, 1.75, now)
+    assert live.poor(memory, compute, 1.75, now, 1.0) and not live.poor(memory, compute, 1.69, now, 1.0)
+    assert not live.poor(memory, compute, 1.75, now + 1.1, 1.0)
+    later = Live()
+    later.pairs = live.pairs  # of another process: it is tried when it has rested once
+    assert later.poor(memory, compute, 1.75, 5.0, 1.0) and not later.poor(memory, compute, 1.75, 6.1, 1.0)
 
 
 def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:

@@ -291,7 +291,7 @@ class Lanes(Policy):
         return (self._live.sum(job, mate) - 1.0) * seconds < cost and (rest_of(compute, view.now) or 0.0) < WAITS * cost
 
     def _poor(self, view: View, job: Job, mate: Job) -> bool:
-        return self._live.poor(job, mate, self.least, view.now - self.rest)
+        return self._live.poor(job, mate, self.least, view.now, self.rest)
 
     def _behind(self, view: View, first: Job) -> list[Decision]:
         """Launch a job as it is, and those that wait behind it, as far as they are short; many at once cost less."""

@@ -17,6 +17,9 @@ WINDOW = 50e-3
 WAVES = 2
 """Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
 
+LEAST = 0.5
+"""Part of the shorter one's time alone that a window must last: in the beginning of one, a kernel makes room."""
+
 UNTRIED, USUAL = 1.3, 0.1
 """Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
 
@@ -41,7 +44,7 @@ class Live:
         self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
-        self._since = 0.0
+        self._since = self._least = 0.0
         self._begun: dict[Job, int] = {}
         self._found: dict[Kind, float] = {}
 
@@ -49,6 +52,7 @@ class Live:
         """Begin a window: these two run together from now on, with the share that was chosen for them."""
         self._key, self._since, self._found = _key(memory, compute), now, {}
         self._begun = {memory: memory.done, compute: compute.done}
+        self._least = LEAST * min([job.task.profile.seconds or 0.0 for job in (memory, compute)])
 
     def look(self, running: Sequence[Job], now: float) -> None:
         """See what runs, with fresh counts of blocks: end the window where the pair has parted, or it was long."""
@@ -60,7 +64,7 @@ class Live:
             return
         for job in pair:
             self._measure(job, now)
-        if len(self._found) == 2:
+        if len(self._found) == 2 and now - self._since > self._least:
             self._note(self._key, (self._found[MEMORY], self._found[COMPUTE]), now)
         if together:
             self.begin(*in_order(*pair), now)
@@ -118,9 +122,15 @@ class Live:
         rates = self.rates(one, two)
         return self._usual if rates is None else round(sum(rates), 2)
 
-    def poor(self, one: Job, two: Job, least: float, since: float) -> bool:
-        """Whether a pair was measured since then, and all shares that were tried added up to less than `least`."""
-        return self._times.get(_key(*in_order(one, two)), since) > since and self.sum(one, two) < least
+    def poor(self, one: Job, two: Job, least: float, now: float, rest: float) -> bool:
+        """Whether all shares of a pair that were tried added up to less than `least`, the last within `rest` seconds.
+
+        What was measured in another process counts as if it were measured when it is first asked for.
+        """
+        rates = self.rates(one, two)
+        if rates is None or sum(rates) >= least:
+            return False
+        return now - self._times.setdefault(_key(*in_order(one, two)), now) < rest
 
 
 def in_order(one: Job, two: Job) -> tuple[Job, Job]:
