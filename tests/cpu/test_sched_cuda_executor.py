@@ -20,6 +20,7 @@ from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.task import Pattern, State
+from warpwell.targets.gpu.gpu import Gpu
 from warpwell.testing.executors import ExecutorConformance
 
 
@@ -404,6 +405,28 @@ def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> Non
             scheduler.submit(add[1000], x, priority=0.0, profile=Profile(seconds=1e-3))  # type: ignore[arg-type]
         more = first.task(())
     assert more.arguments == () and more.cut is None  # what is remembered holds no array
+
+
+class _Array:
+    def __init__(self, address: int, shape: tuple[int, ...] = (4,)) -> None:
+        self.address, self.shape = address, shape
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if not self.address:
+            raise RuntimeError("as of a tensor with gradients")
+        return {"data": (self.address, False), "shape": self.shape, "typestr": "<f4", "version": 3}
+
+
+def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> None:
+    def words(*given: Any) -> Any:
+        return Gpu.words(Any, given)  # type: ignore[arg-type]
+
+    assert words(1, 2.0, _Array(64)) == words(1, 2.0, _Array(64)) and words() == ()
+    different = [words(1), words(True), words(1.0), words(0.0), words(-0.0), words(_Array(64)), words(_Array(128)),
+                 words(_Array(64, (2, 2))), words(1, 1)]  # fmt: skip
+    assert len(set(different)) == len(different)
+    assert [words(its) for its in (np.zeros(3), "text", _Array(0), None, np.float32(1))] == [None] * 5
 
 
 def test_what_left_a_train_of_its_like_may_come_again_as_workers() -> None:

@@ -175,10 +175,12 @@ class Gpu(GpuDevice):
             elif (memory := getattr(value, "gpu_data", None)) is not None:  # an array of numba-cuda's
                 pointer = memory.device_ctypes_pointer.value
                 found += kind, pointer, value.shape, value.strides, value.dtype
-            elif (about := getattr(value, "__cuda_array_interface__", None)) is not None:
-                found += kind, about["data"], about["shape"], about["strides"], about["typestr"]
             else:
-                return None
+                try:
+                    about = value.__cuda_array_interface__
+                except Exception:  # no array; or a tensor of PyTorch with gradients, which raises its own
+                    return None
+                found += kind, about["data"], about["shape"], about.get("strides"), about["typestr"]
         return tuple(found)
 
     def allocate(self, nbytes: int) -> Block:
