@@ -43,8 +43,8 @@ os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -Werror".strip()
 # Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.
 gc.set_threshold(20_000, 20, 50)
 
-# Two workers begin at both ends of this list. What compiles nothing comes first, so that one compiles what all kernels
-# need while the other has enough to do until it can load that; the shortest come last, so that both end together.
+# Workers begin at equal distances along this list. What compiles nothing comes first, so that one compiles what all
+# kernels need while others have enough to do until they can load that; the shortest come last: all end together.
 ORDER = ["null", "cpu", "examples", "mpi", "cuda", "interp"]
 
 NATIVE = ("test_driver_", "test_run_cuda_program")
