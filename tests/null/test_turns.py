@@ -615,8 +615,12 @@ def answer(*command: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_commands(start: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands(
+    start: Any, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "nobody.sock"))
+    assert main(["sched", "status"]) == 2
+    assert "nobody takes turns at a GPU here, and no scheduler service" in "".join(capsys.readouterr())
     holder, waiter = start(HOLDS), None
     assert holder.hears() == "inside"
     waiter = start(WAITS.format(priority=2))

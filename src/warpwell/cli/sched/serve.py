@@ -161,9 +161,11 @@ def _status(arguments: argparse.Namespace) -> int:
     asked = arguments.socket or arguments.prometheus or arguments.log
     try:
         found = _service_status(arguments, output)
-    except ServiceError:
-        if asked or not rows:
+    except ServiceError as error:
+        if asked:
             raise
+        if not rows:
+            raise ServiceError(f"nobody takes turns at a GPU here, and {error}") from None
         found = {}  # turns need no service
     if arguments.json:
         output.result("", {"command": "status", **found, "turns": rows})
