@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -270,3 +272,33 @@ def test_a_thread_may_take_both_kinds_of_turns(gpu: Stream, name: str, monkeypat
             done = len(gpu.ended)
     assert done == 3
     assert time.monotonic() - began < 5.0  # below choice.HOLD
+
+
+def test_an_interrupt_at_any_point_leaves_no_gate_shut(
+    gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "CLOSE", 0.0)
+    other = start(test_turns.OTHER.format(priority=0))
+
+    def one_turn() -> None:
+        with ww.turn("here", device=name, ahead=True) as its:
+            gpu.kernel(0.0)
+            its.pause()
+            gpu.kernel(0.0)
+
+    one_turn()
+    before, at, came = sys.gettrace(), 0, True
+    while came:
+        interrupt = test_turns.Interrupt(at)
+        sys.settrace(interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                one_turn()
+            finally:
+                sys.settrace(before)
+        assert mine(name).depth == 0, (at, interrupt.where)
+        other.tell()
+        assert float(other.hears() or "inf") < 5.0, (at, interrupt.where)  # far below choice.HOLD
+        came, at = interrupt.came, at + 1
+    assert at > 50
+    until(lambda: not mine(name)._gate.pending())
