@@ -106,6 +106,16 @@ def test_short_kernels_are_launched_as_they_are() -> None:
     assert 4 <= most <= 7  # those of a millisecond, and the last one
 
 
+@pytest.mark.parametrize(("blocks", "beside"), [(264, True), (1056, False)])
+def test_two_of_one_class_run_beside_each_other_if_neither_fills_the_device(blocks: int, beside: bool) -> None:
+    core = core_of()
+    first, second = (task(M, 3.0, name, blocks=blocks) for name in ("first", "second"))
+    one = run(core, (0.0, task(C, 1.0)), (1e-4, first), (2e-4, second))
+    ended = {job.task.name: job.ended for job in one.jobs}
+    began = {job.task.name: job.started for job in one.jobs}
+    assert (began["second"] < ended["first"] - 1e-3) is beside
+
+
 def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:
     core = core_of()
     run(core, (0.0, task(C, 50.0)), (5e-3, task(M, 5.0)))

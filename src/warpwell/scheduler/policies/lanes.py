@@ -230,6 +230,8 @@ class Lanes(Policy):
         As it is, unless that one can be asked to leave because priorities differ: then this one can, too.
         """
         if preemptible(mate) and not self._short(view, mate):
+            if demand(mate, view.capacity) + demand(job, view.capacity) <= 1.0:
+                return [Launch(job, self._place(view, job), {"rule": "room"})]  # neither fills the device
             if self._mixed(view.now):
                 return self._ease(view)
             if self._waits_for_others(view):

@@ -77,6 +77,7 @@ _LAUNCH_RULES = {
     "arrival": "it has waited longest",
     "best combination": "of the waiting tasks, it makes the best combination",
     "lanes": "it is of the other class than what runs beside it",
+    "room": "neither it nor what runs fills the device",
     "alone": "no waiting task would gain by running with it",
     "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
