@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from tests.harness.driver.calls import INVALID_DEVICE, INVALID_VALUE, NON_BLOCKING, NOT_SUPPORTED, SUCCESS, Cuda
-from tests.harness.driver.checks import Held, fresh
+from tests.harness.driver.checks import fresh
 from tests.harness.driver.graphs import DEVICE_LOCATION, HOST_LOCATION, Alloc, Graph, Pool
 from tests.harness.driver.pool_checks import USED, get, take
 
@@ -125,21 +125,19 @@ def pools(cuda: Cuda) -> None:
         return
     default = cuda.out("cuMemGetDefaultMemPool", ctypes.byref(ctypes.c_uint64(0)), ctypes.c_int(MANAGED))
     own = cuda.out("cuMemPoolCreate", ctypes.byref(Pool(MANAGED, 0, 0, 0, None, 2 << 20)))
-    held = Held(cuda)
+    stream = cuda.stream(NON_BLOCKING)
     for pool in (default, own):
-        address = take(cuda, pool, 5000, held.stream)
-        cuda.launch(0, held.stream, "fill", address, 4, 8)
-        cuda.cuMemFreeAsync(address, held.stream)
-        kept = take(cuda, pool, 4096, held.stream)
-        cuda.launch(0, held.stream, "fill", kept, 2, 3)
-        held.let_go()
-        cuda.cuStreamSynchronize(held.stream)
+        cuda.launch(0, stream, "nap", 20_000)
+        address = take(cuda, pool, 5000, stream)
+        cuda.launch(0, stream, "fill", address, 4, 8)
+        cuda.cuMemFreeAsync(address, stream)
+        kept = take(cuda, pool, 4096, stream)
+        cuda.launch(0, stream, "fill", kept, 2, 3)
+        cuda.cuStreamSynchronize(stream)
         assert ctypes.c_uint.from_address(kept + 4).value == 3 and said(cuda, kept, IS_MANAGED) == 1
         assert get(cuda, pool, USED) == 4096
-        cuda.cuMemFreeAsync(kept, held.stream)
+        cuda.cuMemFreeAsync(kept, stream)
         assert get(cuda, pool, USED) == 0
-        held.hold()
-    held.let_go()
     assert not take(cuda, own, 3 << 20, 0)
     cuda.cuMemPoolDestroy(own)
     graph = Graph(cuda)
