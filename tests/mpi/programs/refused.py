@@ -7,6 +7,7 @@ import time
 import weakref
 
 import numpy as np
+from tests.harness.until import Stopwatch
 
 import warpwell as ww
 from warpwell import errors
@@ -64,11 +65,11 @@ print("kept:", sum(array() is not None for array in arrays))
 array = np.ones(NBYTES, np.uint8)
 second.call(nap)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-begun = time.monotonic()
+watch = Stopwatch()
 try:
     target.copy_from(array)
 except KeyboardInterrupt:
-    print("interrupted:", time.monotonic() - begun < 0.9)
+    print("interrupted:", watch.seconds < 0.9)
 second.synchronize()
 print("told: nobody")
 for _ in range(TAGS // 2 - 1):  # as so many copies would
