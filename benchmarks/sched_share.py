@@ -375,6 +375,8 @@ def report(result: Any) -> None:
     figures = {(title, name): its for title, name, its in result["figures"]}
     rows = []
     for (title, name), its in figures.items():
+        if not its:  # the time was over before its first seed
+            continue
         left = figures.get((title, "left-over"), its)
         over = [mine[0] / other[0] for mine, other in zip(its, left, strict=False)]
         part = [mine[0] / its for mine, its in zip(its, most.get(title, []), strict=False)] or [float("nan")]
