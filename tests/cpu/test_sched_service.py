@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -255,6 +256,20 @@ def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:
         owner._tell([owner._events.get() for _ in range(owner._events.qsize())])
     told = [(m["task"], m["now"]) for m in owner._connection.messages if m["type"] == "taking"]  # type: ignore[attr-defined]
     assert told == [(1, True), (1, False)]
+
+
+def test_an_owner_whose_service_is_stopped_while_it_begins_says_nothing(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    connection = protocol.ServiceConnection(ours, "the owner")
+    settings = {"device": "cpu", "policy": "lanes", "limit": None, "tenants": None, "spool": str(tmp_path)}
+    connection.send({"type": "settings", "max_message": 1 << 20, **settings})
+    connection.close()
+    with theirs:
+        done = subprocess.run(
+            [sys.executable, "-m", "warpwell.scheduler.service.owner", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], timeout=60, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_import_that_takes_long_holds_up_its_own_client_alone(

@@ -191,7 +191,10 @@ class Owner:
                  "limit": self._scheduler.inspect(lambda core: core.limit), "memory": capacity.memory,
                  "processors": capacity.processors,
                  "gpu": device_name(0) if self._scheduler.device == "cuda" else ""}  # fmt: skip
-        protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
+        try:
+            protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
+        except errors.ServiceError as error:
+            raise EOFError(str(error)) from error  # it was stopped while this process began
         while True:
             message = self._connection.receive()
             if message is None:
