@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -408,14 +409,15 @@ def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> Non
 
 
 class _Array:
-    def __init__(self, address: int, shape: tuple[int, ...] = (4,)) -> None:
-        self.address, self.shape = address, shape
+    def __init__(self, address: int, shape: tuple[int, ...] = (4,), stream: int | None = None) -> None:
+        self.address, self.shape, self.stream = address, shape, stream
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if not self.address:
             raise RuntimeError("as of a tensor with gradients")
-        return {"data": (self.address, False), "shape": self.shape, "typestr": "<f4", "version": 3}
+        about = {"data": (self.address, False), "shape": self.shape, "typestr": "<f4", "version": 3}
+        return about if self.stream is None else {**about, "stream": self.stream}
 
 
 def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> None:
@@ -427,16 +429,44 @@ def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> Non
                  words(_Array(64, (2, 2))), words(1, 1)]  # fmt: skip
     assert len(set(different)) == len(different)
     assert [words(its) for its in (np.zeros(3), "text", _Array(0), None, np.float32(1))] == [None] * 5
+    assert words(_Array(64, stream=1)) == words(_Array(64))
+    assert words(_Array(64, stream=2)) is words(_Array(64, stream=4096)) is None  # each launch must wait for it
+
+
+def alike(x: Any, seconds: float, count: int) -> list[Job]:
+    """Return jobs of one pattern."""
+    profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured", resident=4)
+    task = Task("add", -(-x.size // 256), profile, add[x.size], (x,))
+    task.pattern = Pattern(task)
+    tasks = [task, *[task.pattern.task(task.arguments) for _ in range(count - 1)]]
+    return [Job(task, Request("add", [task]), 0.0, number=k) for k, task in enumerate(tasks)]
+
+
+def test_a_train_comes_behind_what_the_default_stream_was_given_before() -> None:
+    x, gpu = np.zeros(1000), FakeGpu()
+    executor, jobs, plain = fake_executor_over(gpu), alike(x, 5e-3, 6), Placement(plain=True)
+
+    def wait_for(done: Callable[[], bool]) -> None:
+        until = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < until
+            time.sleep(1e-3)
+
+    executor.launch(jobs[0], plain)
+    wait_for(lambda: bool(executor.poll()))
+    executor.launch(jobs[1], plain)
+    wait_for(lambda: bool((x == 2).all()))
+    gpu.default.append(lambda: x.fill(100))
+    assert executor.launch_train(jobs[2:], plain, jobs[1]) == 4 and not gpu.default
+    wait_for(lambda: executor.poll() is not None and not executor._runs)
+    assert (x == 104).all()
+    executor.close()
 
 
 def test_what_left_a_train_of_its_like_may_come_again_as_workers() -> None:
     executor = fake_executor()
     x = np.zeros(4000)
-    profile = Profile(kind=Kind.COMPUTE, seconds=5e-3, source="measured", resident=4)  # so two are on the device
-    task = Task("add", 16, profile, add[4000], (x,))
-    task.pattern = Pattern(task)
-    tasks = [task, *[task.pattern.task(task.arguments) for _ in range(8)]]
-    jobs = [Job(task, Request("add", [task]), 0.0, number=k) for k, task in enumerate(tasks)]
+    jobs = alike(x, 5e-3, 9)  # of their length, two are on the device
     found: dict[Job, Ended | Stopped] = {}
 
     def wait_for(*jobs: Job) -> None:
@@ -449,7 +479,8 @@ def test_what_left_a_train_of_its_like_may_come_again_as_workers() -> None:
     plain = Placement(plain=True)
     executor.launch(jobs[0], plain)
     wait_for(jobs[0])
-    assert task.pattern.forms is not None
+    pattern = jobs[0].task.pattern
+    assert pattern is not None and pattern.forms is not None
     executor.launch(jobs[1], plain)
     assert executor.launch_train(jobs[2:], plain, jobs[1]) == 7
     for job in reversed(jobs[5:]):

@@ -167,6 +167,8 @@ class FakeGpu:
         self._streams: list[_Stream] = []
         self._idle: list[_Stream] = []
         self._events: list[Any] = []
+        self.default: list[Callable[[], object]] = []
+        """What the default stream has not done yet: nobody waits for it but `wait_default`."""
 
     @functools.cached_property
     def lines(self) -> Lines:
@@ -200,7 +202,8 @@ class FakeGpu:
         return 1 << 30
 
     def forms(self, blocks: BlockLaunch) -> FakeForms:
-        """See `Gpu`."""
+        """See `Gpu`. As where arguments begin on a GPU, the default stream is waited for."""
+        self.wait_default()
         self.made.append(FakeForms(blocks, self.resident))
         return self.made[-1]
 
@@ -240,6 +243,11 @@ class FakeGpu:
         event = _Mark()
         stream.operations.put(event.set)
         return event
+
+    def wait_default(self) -> None:
+        """See `Gpu`."""
+        while self.default:
+            self.default.pop(0)()
 
     def after(self, stream: _Stream, event: _Mark) -> None:
         """See `Gpu`."""

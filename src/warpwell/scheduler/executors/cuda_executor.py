@@ -182,6 +182,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         jobs = jobs[: line.room]
         runs = [CudaRun(job, placement) for job in jobs]
         blocks = task.launch.cut(task.arguments, self._gpu.device)
+        self._gpu.wait_default()  # as `begin` does for each of the others
         first = line.push_alike(forms.plain_row(), task.profile.seconds or 0.0, runs)
         for ticket, run in enumerate(runs, first):
             run.blocks, run.forms, run.line, run.ticket = blocks, forms, line, ticket

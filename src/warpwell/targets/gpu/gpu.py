@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..memory import Block, memory_for
+from . import memory
 from .device import GpuDevice
 from .lines import Lines, address_of
 from .prepared import check_kernel
@@ -75,6 +76,10 @@ class Gpu(GpuDevice):
     def release(self, stream: Any) -> None:
         """Give an idle stream back."""
         self._idle.setdefault(self._levels[stream], []).append(stream)
+
+    def wait_default(self) -> None:
+        """Wait for what the default stream was given: the streams here do not."""
+        memory.wait_default()
 
     @functools.cached_property
     def lines(self) -> Lines:
@@ -179,6 +184,8 @@ class Gpu(GpuDevice):
                 try:
                     about = value.__cuda_array_interface__
                 except Exception:  # no array; or a tensor of PyTorch with gradients, which raises its own
+                    return None
+                if about.get("stream") not in (None, 1):  # each launch waits for it, not for the default one alone
                     return None
                 found += kind, about["data"], about["shape"], about.get("strides"), about["typestr"]
         return tuple(found)
