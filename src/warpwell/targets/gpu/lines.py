@@ -401,7 +401,6 @@ class Line:
         first = number = self._pushed
         self._expected = expected
         last = first + len(owners)
-        self._owners.extend(owners)
         while number < last:
             slot = number & (SLOTS - 1)
             end = min(SLOTS, slot + last - number)
@@ -415,6 +414,7 @@ class Line:
             rows[:, EVENT // 8] = self._events[slot:end]
             rows[:, STATE // 8] = READY
             number += end - slot
+        self._owners.extend(owners)  # now that nothing can fail any more
         self._pushed = last
         self._lines.publish(self.address + PUSHED, last)
         return first
