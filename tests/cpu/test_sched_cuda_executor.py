@@ -7,12 +7,13 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.harness.fake_gpu import FakeGpu, fake_executor
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
@@ -20,6 +21,7 @@ from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, R
 from warpwell.scheduler.dispatcher import Watchdog
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.task import Pattern, State
 from warpwell.targets.gpu.gpu import Gpu
 from warpwell.testing.executors import ExecutorConformance
@@ -408,6 +410,39 @@ def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> Non
     assert more.arguments == () and more.cut is None  # what is remembered holds no array
 
 
+class Breaks(FirstCome):
+    """A policy with an error that some task brings out."""
+
+    broken = False
+
+    def bucket(self, job: Job) -> Any:
+        if self.broken:
+            raise ValueError("a policy broke")
+        return None
+
+
+def test_a_policy_that_fails_at_many_that_are_alike_leaves_nobody_waiting() -> None:
+    x, policy = np.zeros(1000), Breaks()
+    scheduler = Scheduler("cpu", policy, executor=fake_executor())
+    pair: list[Any] = []
+    for its in (short := {"profile": Profile(seconds=1e-3)}), {**short, "name": "other"}:
+        scheduler.submit(add[1000], x, **its).result(20)
+        pair.append(its)
+    held, free = threading.Event(), threading.Event()
+    scheduler.submit(add[1000], x, memory=9000).add_done_callback(lambda _: held.set() or free.wait(20))
+    assert held.wait(20)
+    handles = [scheduler.submit(add[1000], x, **pair[k // 3]) for k in range(6)]
+    asked = ThreadPoolExecutor(1).submit(scheduler.inspect, lambda core: core.limit)
+    until(lambda: scheduler._dispatcher._calls.qsize() == 7)
+    policy.broken = True
+    free.set()
+    for handle in handles:
+        with pytest.raises((errors.TaskLostError, errors.SchedulerError), match="a policy broke"):
+            handle.result(5)
+    assert asked.result(5) == 2  # it was taken out with them
+    scheduler.close()
+
+
 class _Array:
     def __init__(self, address: int, shape: tuple[int, ...] = (4,), stream: int | None = None) -> None:
         self.address, self.shape, self.stream = address, shape, stream
@@ -445,20 +480,13 @@ def alike(x: Any, seconds: float, count: int) -> list[Job]:
 def test_a_train_comes_behind_what_the_default_stream_was_given_before() -> None:
     x, gpu = np.zeros(1000), FakeGpu()
     executor, jobs, plain = fake_executor_over(gpu), alike(x, 5e-3, 6), Placement(plain=True)
-
-    def wait_for(done: Callable[[], bool]) -> None:
-        until = time.monotonic() + 20
-        while not done():
-            assert time.monotonic() < until
-            time.sleep(1e-3)
-
     executor.launch(jobs[0], plain)
-    wait_for(lambda: bool(executor.poll()))
+    until(executor.poll)
     executor.launch(jobs[1], plain)
-    wait_for(lambda: bool((x == 2).all()))
+    until(lambda: (x == 2).all())
     gpu.default.append(lambda: x.fill(100))
     assert executor.launch_train(jobs[2:], plain, jobs[1]) == 4 and not gpu.default
-    wait_for(lambda: executor.poll() is not None and not executor._runs)
+    until(lambda: executor.poll() is not None and not executor._runs)
     assert (x == 104).all()
     executor.close()
 

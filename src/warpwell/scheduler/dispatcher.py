@@ -397,7 +397,14 @@ class Dispatcher:
             for handle in handles:
                 self._refuse(handle)
             return
-        self._keep(handles, self.core.submit_alike([handle.task for handle in handles]))
+        try:
+            jobs = self.core.submit_alike([handle.task for handle in handles])
+        except BaseException as error:  # of the policy: the thread ends of it when all that was sent has its place
+            self._held.update((handle, ([handle], set())) for handle in handles)
+            failure = error
+            self._calls.put((lambda: _raise(failure), None))
+            return
+        self._keep(handles, jobs)
 
     def _refuse(self, handle: Handle) -> None:
         """Fail a task that came too late."""
@@ -549,6 +556,10 @@ class Dispatcher:
             why = f"the scheduler has ended ({self._failure}): make another one"
             raise errors.SchedulerError(why) from self._failure
         raise errors.ClosedError("the scheduler is closed: make another one")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 @atexit.register
