@@ -90,3 +90,31 @@ def test_who_comes_to_wait_at_the_end_hears_of_it(when: str) -> None:
     for thread in threads:
         thread.join(20)
     assert called == [made] and len(ended) == 2 and not made.comes
+
+
+def test_the_end_may_come_while_who_waits_makes_what_it_waits_for() -> None:
+    failed: list[BaseException] = []
+
+    def settles(made: TaskFuture, *, cancelled: bool) -> None:
+        try:
+            made.settle(None, cancelled)
+        except BaseException as error:  # it would end the scheduler's thread, and all of its tasks
+            failed.append(error)
+
+    class Ends(TaskFuture):
+        cancelled_then = False
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name == "_gate" and value is not None:
+                thread = threading.Thread(target=settles, args=(self,), kwargs={"cancelled": self.cancelled_then})
+                thread.start()
+                thread.join(10)
+
+    made = Ends(Runner(), "task")
+    assert made.result(10) is None and failed == []
+    made = Ends(Runner(), "task")
+    made.cancelled_then = True
+    with pytest.raises(CancelledError):
+        made.result(10)
+    assert failed == []

@@ -121,10 +121,11 @@ class TaskFuture(Future[None]):
             return
         self._require_process()
         with _gates:
-            if self._gate is None:
-                self._gate = threading.Lock()
-                self._gate.acquire()
             gate = self._gate
+            if gate is None:
+                gate = threading.Lock()
+                gate.acquire()  # before `settle`, which takes no lock, may see it and open it
+                self._gate = gate
         until = None if seconds is None else time.monotonic() + seconds
         # `settle` looks for a gate behind the end, so one of both sees the other
         while not self.done():
