@@ -18,7 +18,7 @@ from warpwell import errors
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service import protocol, references, wire
 from warpwell.scheduler.service.client import Client, connect
-from warpwell.scheduler.service.owner import Owner
+from warpwell.scheduler.service.owner import LINES, Owner
 from warpwell.scheduler.service.service import Service
 
 BOUND = 60.0
@@ -184,6 +184,15 @@ def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, ke
     handles[-1].result(BOUND)
     assert all(h.done() for h in handles)
     assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
+
+
+def test_clients_that_have_gone_leave_no_threads_in_the_owner(service: Service) -> None:
+    threads = Path(f"/proc/{service.broker.status()['owner_pid']}/task")
+    before = len(list(threads.iterdir()))
+    for k in range(LINES + 24):
+        with connect(service.path, tenant=f"one of many {k}", timeout=20.0) as client:
+            client.to_device(np.arange(3))
+    until(lambda: len(list(threads.iterdir())) <= before + LINES)
 
 
 def test_a_task_that_cannot_be_fails_alone(

@@ -26,7 +26,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,9 @@ SAVING = 30.0
 
 LOADING = 120.0
 """Seconds that importing a file of kernels may take."""
+
+LINES = 32
+"""Lines of clients whose threads are kept while they have nothing to do: tenants, and with them lines, have no end."""
 
 Answer = tuple[dict[str, Any], list[NDArray[Any]]]
 """Header and arrays of an answer."""
@@ -179,7 +182,7 @@ class Owner:
         self._closing = ThreadPoolExecutor(1, "warpwell-closing")
         self._tasks: dict[int, tuple[Handle, _RequestArrays]] = {}
         self._loading: dict[int, tuple[float, int]] = {}
-        self._lines: dict[str, ThreadPoolExecutor] = {}
+        self._lines: dict[str, tuple[ThreadPoolExecutor, Future[None]]] = {}
         self._stuck: int | None = None
 
     def run(self) -> None:
@@ -205,9 +208,17 @@ class Owner:
             if not line:
                 self._take(message)
                 continue
-            if line not in self._lines:
-                self._lines[line] = ThreadPoolExecutor(1, f"warpwell-line-{line}")
-            self._lines[line].submit(self._take, message)
+            thread = self._line(line)
+            self._lines[line] = thread, thread.submit(self._take, message)
+
+    def _line(self, name: str) -> ThreadPoolExecutor:
+        """Return the thread of a line."""
+        if name not in self._lines:
+            if len(self._lines) >= LINES:
+                for idle in [its for its, (_, last) in self._lines.items() if last.done()]:
+                    self._lines.pop(idle)[0].shutdown(wait=False)
+            return ThreadPoolExecutor(1, f"warpwell-line-{name}")
+        return self._lines[name][0]
 
     def _take(self, message: protocol.ServiceMessage) -> None:
         """Handle a message, and answer it if it is a call."""
