@@ -16,7 +16,7 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler.scheduler import Scheduler
-from warpwell.scheduler.service import protocol, references, wire
+from warpwell.scheduler.service import protocol, references, session, wire
 from warpwell.scheduler.service.client import Client, connect
 from warpwell.scheduler.service.owner import LINES, Owner
 from warpwell.scheduler.service.service import Service
@@ -184,6 +184,19 @@ def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, ke
     handles[-1].result(BOUND)
     assert all(h.done() for h in handles)
     assert np.array_equal(there.numpy(), 4 * np.arange(1000)) and np.array_equal(x, 2 * np.arange(1000))
+
+
+def test_a_request_that_is_too_much_takes_nobody_s_room(
+    client: Client, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "MAX_TASKS", 3)
+    x = np.ones(10, np.int64)
+    for _ in range(2):
+        with pytest.raises(errors.ServiceError, match="3 tasks"):
+            client.submit_many([(kernels.double[10], x)] * 4)
+    for handle in client.submit_many([(kernels.double[10], x)] * 3):
+        handle.result(BOUND)
+    assert (x == 8).all()
 
 
 def test_clients_that_have_gone_leave_no_threads_in_the_owner(service: Service) -> None:

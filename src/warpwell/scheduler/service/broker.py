@@ -205,9 +205,10 @@ class Broker:
         self._admit(session, sum(a.nbytes for a in message.arrays))
         after = chosen.pop("after")
         waits = {session.tasks[theirs] for theirs in after if theirs in session.tasks}
+        session.new_tasks([task["id"] for task in tasks])
         pieces = []
         for task in tasks:
-            theirs = session.new_task(task["id"])
+            theirs = task["id"]
             task["id"] = session.tasks[theirs] = self._ledger.number()
             pieces.append(Piece(task["id"], theirs, task["kernel"]["name"]))
         held = HeldRequest(

@@ -60,20 +60,20 @@ class Session:
         self._last = -1
         self.outbox = SendQueue(connection, f"warpwell-to-client-{number}")
 
-    def new_task(self, theirs: int) -> int:
-        """Take the client's number of a new task; they ascend.
+    def new_tasks(self, theirs: Sequence[int]) -> None:
+        """Take the client's numbers of the tasks of a request; they ascend.
 
         Raises
         ------
         ServiceError
-            It was used before, or there are too many.
+            One was used before, or there are too many. None is taken.
         """
-        if theirs <= self._last:
-            raise errors.ServiceError(f"task {theirs} comes after {self._last}: numbers of tasks ascend")
-        if len(self.tasks) >= MAX_TASKS:
-            raise errors.ServiceError(f"you have {MAX_TASKS} tasks at the service: wait for some of them")
-        self._last = theirs
-        return theirs
+        for last, number in zip((self._last, *theirs), theirs, strict=False):
+            if number <= last:
+                raise errors.ServiceError(f"task {number} comes after {last}: numbers of tasks ascend")
+        if len(self.tasks) + len(theirs) > MAX_TASKS:
+            raise errors.ServiceError(f"you may have {MAX_TASKS} tasks at the service: wait for some of them")
+        self._last = theirs[-1]
 
     def ended(self, theirs: int, *, badly: bool) -> None:
         """Note that a task has ended; tasks that come after one that ended badly are cancelled."""
