@@ -20,7 +20,7 @@ from tests.null.test_turns import WAITS, Gpu, rows
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.turns import ahead, gpu_work, seat
+from warpwell.turns import ahead, board, gpu_work, operate, seat
 
 LONG = 30.0
 start = test_turns.start  # a fixture
@@ -42,6 +42,11 @@ class Stream(Gpu):
         while not self.closed.is_set():
             self.did.get()()
 
+    def cuStreamQuery(self, stream: int) -> int:
+        if self.captures:
+            self.calls.append("query in a capture")
+        return self.status or 600
+
     def kernel(self, seconds: float) -> None:
         """Launch a kernel; `ended` tells when it ran."""
 
@@ -62,9 +67,6 @@ class Stream(Gpu):
     def cuStreamIsCapturing(self, stream: int, where: Any) -> int:
         where._obj.value = self.captures
         return 0
-
-    def cuStreamQuery(self, stream: int) -> int:
-        return self.status or 600
 
     def cuStreamBatchMemOp_v2(self, stream: int, count: int, at: int, flags: int) -> int:
         for k in range(count):
@@ -112,6 +114,10 @@ def mine(name: str) -> ahead.AheadSeat:
     found = seat._seats.found[name, ahead.AheadSeat]
     assert isinstance(found, ahead.AheadSeat)
     return found
+
+
+def state(name: str) -> int:
+    return mine(name).station.board.words[mine(name)._at + board.STATE]
 
 
 def test_work_goes_on_while_the_host_only_enqueues(gpu: Stream, name: str) -> None:
@@ -176,7 +182,10 @@ def test_the_gpu_stands_at_a_gate_while_another_has_the_lease(
     assert rows(name)["here"]["turns"] == 1
 
 
-def test_an_equal_waits_for_the_quantum_and_then_comes_in(gpu: Stream, name: str, start: Any) -> None:
+def test_an_equal_waits_for_the_quantum_and_then_comes_in(
+    gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "HOST", LONG)  # the host must not wait for the other, which waits for it
     waiter = start(WAITS.format(priority=0))
     with ww.turn("here", device=name, ahead=True) as its:
         until(lambda: "waiter" in rows(name) or not enqueue(gpu, its, 1e-3))
@@ -214,6 +223,92 @@ def test_gates_open_when_the_program_ends(gpu: Stream, name: str, start: Any, mo
         met = Meeting(gpu, name, start, its)
     mine(name).finish()
     until(lambda: len(gpu.ended) == met.parts + 5, 5.0)  # though the other is inside
+    met.waiter.tell()
+    until(lambda: mine(name).station.seat is mine(name) and not mine(name).inside)
+    assert state(name) == board.IDLE  # so nobody shuts it again
+
+
+def test_a_gate_that_was_shut_after_its_program_gave_up_is_opened(
+    gpu: Stream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offers = threading.Event()  # the keeper does not come to run
+    monkeypatch.setattr(ahead.AheadSeat, "_offer", lambda self: offers.set() or threading.Event().wait(LONG))
+    with ww.turn("here", device=name, ahead=True):
+        until(lambda: state(name) == board.AHEAD)
+        other, its = seat.Seat(mine(name).station), mine(name).station.board
+        its.flag(other.slot, True)
+        its.ring(mine(name).slot)
+        assert offers.wait(5.0)
+        mine(name)._gate.fail()
+        assert not its.shut(mine(name).slot, its.words[board.EPOCH], 0.0)  # it had seen AHEAD before
+        mine(name)._gate.enqueue(0)
+        gpu.kernel(0.0)
+        until(lambda: its.stands(mine(name).slot))
+        other._overtake(mine(name).slot)
+        until(lambda: len(gpu.ended) == 1, 5.0)
+        its.flag(other.slot, False)
+
+
+def test_work_that_never_goes_on_takes_the_lease_once(
+    gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = threading.Event()
+    with ww.turn("here", device=name, ahead=True):
+        gpu.did.put(stuck.wait)  # a kernel of a context that has failed: the host does not ask
+    until(lambda: state(name) == board.AHEAD)
+    operate.limit(name, hold=0.5)
+    other = start(test_turns.OTHER.format(priority=0))
+    times = []
+    for _ in range(6):
+        other.tell()
+        times.append(float(other.hears() or "inf"))
+        time.sleep(0.05)  # the keeper could take it
+    assert times[0] > 0.4 and max(times[1:]) < 0.4, times
+    stuck.set()
+    until(lambda: not mine(name)._gate.pending())
+    with ww.turn("here", device=name, ahead=True):
+        gpu.kernel(0.0)
+    until(lambda: len(gpu.ended) == 1 and rows(name)["here"]["state"] == "holds")
+
+
+def test_another_kind_of_turn_does_not_wait_for_a_context_that_failed(gpu: Stream, name: str) -> None:
+    stuck = threading.Event()
+    with ww.turn("here", device=name, ahead=True):
+        gpu.did.put(stuck.wait)
+    gpu.status = 700
+    gpu.cuCtxSynchronize = lambda: 700  # type: ignore[method-assign]
+    done = threading.Event()
+    threading.Thread(target=lambda: (done.wait(5.0) or stuck.set(), None), daemon=True).start()
+    with ww.turn("here", device=name):
+        done.set()
+        assert not stuck.is_set()
+    stuck.set()
+
+
+def test_turns_in_another_stream_begin_when_those_before_have_ended(
+    gpu: Stream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Stream()
+    monkeypatch.setattr(
+        gpu, "cuStreamBatchMemOp_v2",
+        lambda stream, *rest: Stream.cuStreamBatchMemOp_v2(second if stream == 2 else gpu, stream, *rest),
+    )  # fmt: skip
+    with ww.turn("here", device=name, ahead=True, stream=1):
+        gpu.kernel(0.1)
+    with ww.turn("here", device=name, ahead=True, stream=2):
+        second.kernel(0.0)
+    until(lambda: second.did.empty() and len(gpu.ended) == 1)
+    until(lambda: not mine(name)._gate.pending(), 5.0)
+    second.closed.set()
+    second.did.put(lambda: None)
+
+
+def test_a_capture_is_not_asked_for_its_stream(gpu: Stream, name: str) -> None:
+    with ww.turn("here", device=name, ahead=True):
+        gpu.captures = 1
+        assert not mine(name)._gate.dead(0)
+        gpu.captures = 0
+    assert "query in a capture" not in gpu.calls
 
 
 def test_a_thread_that_ends_gives_its_slot_back_once_the_gpu_is_done(gpu: Stream, name: str) -> None:

@@ -63,7 +63,7 @@ _LOOK = 2e-5
 
 _WAIT, _WRITE = 4, 5
 _DEVICE_AND_PORTABLE = 3
-_NOT_READY = 600
+_NOT_READY, _CAPTURED_ELSEWHERE = 600, 906
 
 
 class _Operation(ctypes.Structure):
@@ -150,6 +150,9 @@ class _Gate:
 
     def dead(self, stream: int) -> bool:
         """Return whether the GPU will not go on."""
+        status = self._library.cuStreamIsCapturing(stream, ctypes.byref(self._status))
+        if status == _CAPTURED_ELSEWHERE or (status == 0 and self._status.value):
+            return self.broken  # the question would end the capture
         if self._library.cuStreamQuery(stream) not in (0, _NOT_READY):
             self.fail()
         return self.broken
@@ -157,6 +160,10 @@ class _Gate:
     def pending(self) -> bool:
         """Return whether there are turns that have begun, and not ended on the GPU."""
         return not self.broken and self._board.pending(self._slot)
+
+    def progress(self) -> tuple[int, ...]:
+        """Return how far host and GPU are."""
+        return tuple(self._words[self._at + word] for word in (BEGUN, ENDED, AT, CAPTURED))
 
     def open(self, opened: bool = True) -> None:
         """Let the GPU pass, or not."""
@@ -183,6 +190,7 @@ class AheadSeat(Seat):
         self._parts: collections.deque[tuple[int, float]] = collections.deque()
         self._host = 0.0
         self._since = self._last = time.monotonic()
+        self._stuck: tuple[int, ...] | None = None
         station.board.words[self._at + HOME] = self.slot
         _gated.add(self)
         self._keeper = threading.Thread(target=self._keep, name="warpwell-ahead", daemon=True)
@@ -201,6 +209,8 @@ class AheadSeat(Seat):
                 "a turn began while its stream is captured: begin it before, and pause in the capture", name="stream"
             )
         self._introduce(tenant, priority)
+        if stream != self._stream:
+            self.settle()  # of two streams that write where they are, neither would be known
         self._stream = stream
         self.depth = 1
         self.station.board.words[self._at + BEGUN] += 1
@@ -283,7 +293,8 @@ class AheadSeat(Seat):
                         continue
                 else:
                     gate.open(False)
-                    if gate.pending():
+                    self._note_stuck()
+                    if gate.pending() and gate.progress() != self._stuck:
                         self._acquire()
                         continue
                     self._clear()
@@ -297,11 +308,22 @@ class AheadSeat(Seat):
             if self._over and not gate.in_graphs:  # a graph writes there for as long as it is
                 board.rise(self.slot)
 
+    def _note_stuck(self) -> None:
+        """Note how far the GPU is, if the lease was taken away because it came to no gate for too long.
+
+        It may never go on, and would keep the others waiting as long with each lease.
+        """
+        words = self.station.board.words
+        lost = self.station.epoch != words[EPOCH] and words[self._at + STATE] == AHEAD
+        if lost and not self.station.board.stands(self.slot):
+            self._stuck = self._gate.progress()
+
     def _acquire(self) -> None:
         """Wait for the lease, and open the gate."""
+        self._stuck = None
         self._wait(None)
         words = self.station.board.words
-        words[self._at + SINCE], words[self._at + STATE] = time.monotonic_ns(), AHEAD
+        words[self._at + SINCE], words[self._at + STATE] = time.monotonic_ns(), IDLE if self._gate.broken else AHEAD
         self._since = time.monotonic()
         self.inside = False
         self._gate.open()
@@ -329,8 +351,12 @@ class AheadSeat(Seat):
 
     def settle(self) -> None:
         """Wait until the GPU has done all turns."""
+        looked = time.monotonic()
         while self._gate.pending() and self._keeper.is_alive():
             time.sleep(_LOOK)
+            if time.monotonic() - looked > 1.0:
+                looked = time.monotonic()
+                self._gate.dead(0)  # the turns' own stream may be no more
 
     def finish(self) -> None:
         """Wait until the GPU has done all turns, for as long as a lease may take, and hold up nothing after that."""

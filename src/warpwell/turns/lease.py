@@ -124,7 +124,8 @@ def turn(
         turn's stream, one at the beginning and one at each pause. So the GPU finds a full queue when the lease comes
         back, and others wait for one part between two gates at most, however much is enqueued. For loops that only
         enqueue, such as training. All of the turn's work must be in one stream (the default stream, or `stream`), or
-        behind it. The host is up to 4 ms of its own work ahead. Without a GPU, or where the driver has no operations
+        behind it; a turn in another stream than the thread's last one waits until that has ended. The host is up to
+        4 ms of its own work ahead. Without a GPU, or where the driver has no operations
         on memory in streams, the turn is an ordinary one.
 
     Returns

@@ -429,9 +429,10 @@ class Seat:
         """Take the lease away from a holder once its work stands at a gate; its process need not run for that."""
         board = self.station.board
         at, epoch = board.at(holder), board.words[EPOCH]
-        if not board.shut(holder, epoch, LOOK) or not board.lock(SEIZE):
-            if board.words[at + STATE] == IDLE:
-                board.words[at + OPEN] = 1  # it holds up nothing any more
+        stands = board.shut(holder, epoch, LOOK)
+        if board.words[at + STATE] == IDLE:
+            board.words[at + OPEN] = 1  # it holds up nothing any more, and nobody there may be left to open
+        if not stands or not board.lock(SEIZE):
             return
         try:
             if board.words[HOLDER] == holder and board.words[EPOCH] == epoch and board.words[at + STATE] == AHEAD:
