@@ -105,11 +105,7 @@ def test_turns_meet_by_the_name_of_the_gpu(tmp_path: Path, monkeypatch: pytest.M
         its.pause()
         with ww.turn("inner", device=0):
             double[SIZE](x)
-        code = (
-            "import warpwell as ww, time\n"
-            "with ww.turn('other', priority=1):\n"
-            "    print('inside', flush=True)\n"
-        )
+        code = "import warpwell as ww, time\nwith ww.turn('other', priority=1):\n    print('inside', flush=True)\n"
         with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as other:
             until = time.monotonic() + 60
             while not any(row["state"] == "waits" for row in operate.status()):
@@ -119,6 +115,60 @@ def test_turns_meet_by_the_name_of_the_gpu(tmp_path: Path, monkeypatch: pytest.M
             its.pause()
             assert other.stdout is not None and other.stdout.readline() == "inside\n"
     assert (x.copy_to_host() == 4).all()
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_work_waits_at_gates_while_another_program_has_the_gpu(
+    graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from warpwell.turns import ahead
+
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    x = torch.zeros(SIZE, device="cuda")
+    stream = torch.cuda.Stream() if graph else torch.cuda.current_stream()
+    captured = torch.cuda.CUDAGraph()
+    if graph:
+        with ww.turn("here", ahead=True, stream=stream) as its, torch.cuda.graph(captured, stream=stream):
+            x.add_(1)
+            its.pause()
+            x.add_(1)
+    code = (
+        "import sys, warpwell as ww\n"
+        "print('begins', flush=True)\n"
+        "with ww.turn('other', priority=1, device=0):\n"
+        "    print('inside', flush=True)\n"
+        "    sys.stdin.readline()\n"
+    )
+    turns = 0
+
+    def step() -> None:
+        with ww.turn("here", ahead=True, stream=stream) as its, torch.cuda.stream(stream):
+            if graph:
+                captured.replay()
+                return
+            x.add_(1)
+            time.sleep(2 * ahead.CLOSE)
+            its.pause()
+            x.add_(1)
+
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None and other.stdin is not None and other.stdout.readline() == "begins\n"
+        until = time.monotonic() + 5  # below choice.HOLD
+        while not any(row["tenant"] == "other" and row["state"] == "inside" for row in operate.status()):
+            assert time.monotonic() < until
+            step()
+            turns += 1
+        step()
+        turns += 1
+        done = torch.cuda.Event()
+        done.record(stream)
+        time.sleep(0.1)
+        assert not done.query()  # it stands at a gate
+        other.stdin.write("\n")
+        other.stdin.flush()
+        stream.synchronize()
+    assert bool((x == 2 * turns).all())
 
 
 def test_arrays_with_dlpack_alone() -> None:
