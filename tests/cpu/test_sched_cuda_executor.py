@@ -410,6 +410,25 @@ def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> Non
     assert more.arguments == () and more.cut is None  # what is remembered holds no array
 
 
+def test_callbacks_submit_in_order_whether_they_are_alike_or_not() -> None:
+    x, made = np.zeros(1000), []
+    with Scheduler("cpu", executor=fake_executor()) as scheduler:
+        for _ in range(2):
+            scheduler.submit(add[1000], x).result(20)
+
+        def more(_: Any) -> None:
+            made.append(scheduler.submit(add[1000], x))
+            made.append(scheduler.submit(add[1000], x, deadline=9.0))
+
+        before = scheduler.submit(add[1000], x, deadline=9.0)
+        before.add_done_callback(more)
+        until(lambda: len(made) == 2)
+        for handle in made:
+            handle.result(20)
+    assert made[0].task.pattern is not None is made[1].task.pattern
+    assert made[0].task.number < made[1].task.number
+
+
 class Breaks(FirstCome):
     """A policy with an error that some task brings out."""
 

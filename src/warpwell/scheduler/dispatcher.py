@@ -197,8 +197,13 @@ class Dispatcher:
             with self._gate:
                 if self._refuses:
                     self._raise_closed()
-                self._calls.put(handle)
-            self.core.executor.wake()
+                elsewhere = threading.get_ident() != self._thread.ident
+                if elsewhere:
+                    self._calls.put(handle)
+            if elsewhere:
+                self.core.executor.wake()
+            else:  # now, as all else that callbacks submit, and in one order with it
+                self.call(lambda: self._take_in_alike([handle]))
         except KeyboardInterrupt:
             self._calls_back(lambda: self._cancel_all([handle]))
             raise
