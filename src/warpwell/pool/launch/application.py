@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import ctypes
@@ -14,6 +15,8 @@ import os
 import runpy
 import signal
 import sys
+import threading
+import time
 import types
 from collections.abc import Iterable, Sequence
 from importlib.machinery import SourceFileLoader
@@ -29,8 +32,11 @@ from .lifeline import Lifeline, interrupt
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 _FLUSH_FAILED = 120  # as Python's own
+_SOON = 0.01
+"""Seconds until an interrupt is repeated: the finalizer in which it came is over by then."""
 
 _status = _INTERRUPTED  # until the program has ended: only an interrupt ends the process before that
+_ended = False
 
 
 def main(command: Sequence[str]) -> None:
@@ -74,7 +80,7 @@ def _restore_signals() -> None:
 
 def _run(command: Sequence[str]) -> int:
     """Run the program; return its exit status."""
-    global _status
+    global _status, _ended
     try:
         if command[0] == "-m":
             sys.argv = list(command[1:])
@@ -93,6 +99,7 @@ def _run(command: Sequence[str]) -> int:
         _status = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
         error.__traceback__ = _theirs(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
+    _ended = True
     return _status
 
 
@@ -137,11 +144,41 @@ def _status_of(code: Any) -> int:
 
 
 def _raise_again(unraisable: Any) -> None:
-    """Repeat an interrupt that came in a finalizer, where Python drops it; report all other exceptions as usual."""
-    if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        interrupt(signal.SIGINT)
-    else:
+    """Repeat an interrupt that came in a finalizer, where Python drops it; report all other exceptions as usual.
+
+    One that comes while Python reports would be dropped as well, often without a word.
+    """
+    came = issubclass(unraisable.exc_type, KeyboardInterrupt)
+    try:
+        if not came:
+            came = _report(unraisable)
+    except KeyboardInterrupt:
+        came = True
+    if came:
+        with contextlib.suppress(RuntimeError):  # no thread can be started as the process ends
+            # another one, and later: raised in here Python drops it again. `threading` would take locks for it
+            _thread.start_new_thread(_interrupt_soon, ())
+
+
+def _report(unraisable: Any) -> bool:
+    """Report an exception; say whether an interrupt came meanwhile."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.get_ident() != threading.main_thread().ident:
         sys.__unraisablehook__(unraisable)
+        return False
+    came: list[int] = []
+    try:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+        sys.__unraisablehook__(unraisable)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    return bool(came)
+
+
+def _interrupt_soon() -> None:
+    time.sleep(_SOON)
+    if not _ended:
+        interrupt(signal.SIGINT)
 
 
 def _theirs(trace: TracebackType | None) -> TracebackType | None:
@@ -192,13 +229,15 @@ def write_trace(path: str, devices: Iterable[Device]) -> None:
 def _finish() -> None:
     """End the process, as its last exit handler: MPI's own end might wait forever."""
     status = _status
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            status = status or _FLUSH_FAILED
-    os._exit(status)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream is not None:
+                    stream.flush()
+            except (OSError, ValueError):
+                status = status or _FLUSH_FAILED
+    finally:  # an interrupt may come in here, too
+        os._exit(status)
 
 
 if __name__ == "__main__":
