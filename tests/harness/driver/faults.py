@@ -213,8 +213,11 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         "condition_checks", {"layer_copy.c": {"if (k->stream == WW_RECORDED)": "if (0)"}}
     ),
     "memory of the host that a stream frees holds up host functions": (
-        "pool_checks", {"layer_memory.c": {"        ww_send(u->device, WW_OP_UNPIN, 0, &args, sizeof args);":
-                        "        ww_call(u->device, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"}}
+        "pool_checks", {"layer_memory.c": {"        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);":
+                        "        ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"}}
+    ),
+    "memory of the host that a graph leaves behind holds up host functions": (
+        "pool_checks", {"layer_node.c": {"m->on_host && ww_in_host_thread": "m->on_host && 0"}}
     ),
     "a synchronous copy to pinned memory is not waited for": (
         "managed_checks", {"layer_copy.c": {"bool others = k->seen || k->stream": "bool others = k->stream"}}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.harness.driver.calls import INVALID_VALUE, NON_BLOCKING, NOT_SUPPORTED, OUT_OF_MEMORY, PER_THREAD, Cuda
 from tests.harness.driver.checks import Held, fresh, words
-from tests.harness.driver.graphs import DEVICE_LOCATION, FUNCTION, HOST_LOCATION, Pool
+from tests.harness.driver.graphs import DEVICE_LOCATION, FUNCTION, HOST_LOCATION, Alloc, Graph, Pool
 from tests.harness.until import until
 
 MIB = 1 << 20
@@ -276,8 +276,30 @@ def freed_beside_a_stream_that_is_stuck(cuda: Cuda) -> None:
     cuda.cuCtxSynchronize()
 
 
+def a_graph_ends_beside_a_stream_that_is_stuck(cuda: Cuda) -> None:
+    """Host functions run, though the last launch of a graph that is no more has ended in their thread."""
+    held, stuck, stream, ran = Held(cuda), Held(cuda), cuda.stream(NON_BLOCKING), threading.Semaphore(0)
+    graph, run = Graph(cuda), FUNCTION(lambda _: ran.release())
+    wanted = Alloc(Pool(1, 0, HOST_LOCATION), None, 0, 4096)
+    node = graph.add("cuGraphAddMemAllocNode", [], ctypes.byref(wanted))
+    graph.host([graph.fill([node], wanted.address, 1, 4)], ran.release)
+    exec_ = graph.executable()
+    cuda.cuGraphLaunch(exec_, held.stream)
+    cuda.cuGraphExecDestroy(exec_)
+    graph.destroy()
+    held.let_go()
+    seen = [ran.acquire(timeout=5)]
+    for _ in range(2):  # when the first one runs the graph has ended
+        cuda.cuLaunchHostFunc(stream, run, None)
+        seen.append(ran.acquire(timeout=5))
+    stuck.let_go()
+    assert seen == [True, True, True]
+    cuda.cuCtxSynchronize()
+
+
 CHECKS = (
     freed_beside_a_stream_that_is_stuck,
+    a_graph_ends_beside_a_stream_that_is_stuck,
     quota,
     attributes,
     trim,

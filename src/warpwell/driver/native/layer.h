@@ -268,6 +268,7 @@ int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes
                 CUdeviceptr *address);
 int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */
+void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there); /* .. and nobody waits */
 
 bool ww_manages(const struct ww_device *d);      /* it may have managed memory .. */
 int ww_managed_check(const struct ww_device *d); /* .. or the code of its refusal; says once what such memory is */

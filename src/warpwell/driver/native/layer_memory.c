@@ -101,13 +101,18 @@ struct unpinning {
 };
 
 /* In the thread of host functions, which must not wait: other streams may wait for it. */
+void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there)
+{
+    struct ww_args_free args = {r->start};
+    if (there && !d->facts.remote)
+        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);
+    munmap((void *)(uintptr_t)r->start, r->size);
+}
+
 static void unpin_later(void *data, int code)
 {
     struct unpinning *u = data;
-    struct ww_args_free args = {u->range.start};
-    if (!code && u->life == atomic_load(&u->device->life) && !u->device->facts.remote)
-        ww_send(u->device, WW_OP_UNPIN, 0, &args, sizeof args);
-    munmap((void *)(uintptr_t)u->range.start, u->range.size);
+    ww_unpin_posted(u->device, &u->range, !code && u->life == atomic_load(&u->device->life));
     free(u);
 }
 

@@ -94,7 +94,9 @@ static void drop_memory(struct ww_graph_memory *m)
 void ww_graph_memory_free(struct ww_graph_memory *m)
 {
     struct ww_args_free args = {m->address};
-    if (m->range.size && m->on_host) {
+    if (m->range.size && m->on_host && ww_in_host_thread) { /* the end of a launch behind a host function */
+        ww_unpin_posted(m->device, &m->range, m->life == atomic_load(&m->device->life));
+    } else if (m->range.size && m->on_host) {
         ww_unpin_taken(m->device, &m->range);
     } else if (m->range.size && m->life == atomic_load(&m->device->life)) {
         ww_peers_done(m->device);
