@@ -197,6 +197,22 @@ def test_a_stopped_waiter_lets_others_pass(start: Any, name: str) -> None:
     assert second.hears() == "inside"
 
 
+def test_a_stopped_waiter_is_waited_for_once_only(start: Any, name: str) -> None:
+    waiter = start(WAITS.format(priority=5))
+    with ww.turn("here", device=name):
+        assert waiter.hears() == "begins"
+        until(lambda: waiting(name))
+        waiter.send(signal.SIGSTOP)
+        time.sleep(0.05)
+    began = time.monotonic()
+    for _ in range(40):
+        with ww.turn("here", device=name):
+            pass
+    assert time.monotonic() - began < 20 * seat.LATE
+    waiter.send(signal.SIGCONT)
+    assert waiter.hears() == "inside"
+
+
 @pytest.mark.parametrize("times", range(3))
 def test_an_interrupt_while_waiting_raises_and_leaves_nothing(start: Any, name: str, times: int) -> None:
     code = """

@@ -312,8 +312,11 @@ def test_a_capture_is_not_asked_for_its_stream(gpu: Stream, name: str) -> None:
 
 
 def test_a_thread_that_ends_gives_its_slot_back_once_the_gpu_is_done(gpu: Stream, name: str) -> None:
+    kept = []
+
     def work() -> None:
-        with ww.turn("here", device=name, ahead=True):
+        with ww.turn("here", device=name, ahead=True) as its:
+            kept.append(its)
             gpu.kernel(0.3)
 
     thread = threading.Thread(target=work)
@@ -322,6 +325,12 @@ def test_a_thread_that_ends_gives_its_slot_back_once_the_gpu_is_done(gpu: Stream
     assert not gpu.ended and "here" in rows(name)
     until(lambda: "here" not in rows(name))
     assert gpu.ended
+    (its,) = [one for one in ahead._gated if one.station.board.name == name]
+    until(lambda: not its._keeper.is_alive())
+    words, opened = its.station.board.words, its._at + board.OPEN
+    words[opened] = 0  # of whoever has the slot now
+    its.finish()  # the end of the program
+    assert words[opened] == 0
 
 
 def test_where_the_gpu_cannot_wait_the_host_does(gpu: Stream, name: str) -> None:

@@ -363,7 +363,8 @@ class AheadSeat(Seat):
         until = time.monotonic() + HOLD
         while self._gate.pending() and self._keeper.is_alive() and time.monotonic() < until:
             time.sleep(1e-3)
-        self._gate.fail()
+        if self._keeper.is_alive():  # else its slot may be somebody else's
+            self._gate.fail()
 
 
 _gated: weakref.WeakSet[AheadSeat] = weakref.WeakSet()

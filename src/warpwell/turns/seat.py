@@ -400,8 +400,10 @@ class Seat:
         granted = board.words[GRANT]
         if granted == self.slot:
             return True
-        if granted and now - board.words[GRANTED] < LATE * 1e9 and board.flagged(granted % SLOTS):
-            return False
+        if granted and board.flagged(granted % SLOTS):
+            if now - board.words[GRANTED] < LATE * 1e9:
+                return False
+            board.flag(granted % SLOTS, False)  # it is stopped: once it goes on it says again that it waits
         return next_of(board, 0, 0, now) == self.slot
 
     def _ask(self, now: int, since: int) -> None:
