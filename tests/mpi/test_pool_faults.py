@@ -1,9 +1,14 @@
 """A small campaign of kills and interrupts in jobs with unmodified CUDA programs, and what a campaign must find."""
 
+import itertools
 import os
 import random
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +27,7 @@ if what == "process":
 elif what == "memory":
     subprocess.Popen(sleep, env={"PATH": os.environ["PATH"]}, close_fds=False, **quiet)
 elif what == "shared":
-    open(f"/dev/shm/warpwell-pool-{os.getuid()}-{os.getpid()}x", "w").close()
+    os.mkdir(f"/dev/shm/warpwell-pool-{os.getuid()}-{os.getpid()}" + 8 * "a")
 elif what == "output":
     subprocess.Popen(sleep, env={"PATH": os.environ["PATH"]}, start_new_session=True)
 elif what == "socket":
@@ -58,7 +63,39 @@ def test_what_a_job_leaves_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 job.end(10)
     finally:
         job.kill()
-        Path(f"/dev/shm/warpwell-pool-{os.getuid()}-{job.process.pid}x").unlink(missing_ok=True)
+    assert not list(Path("/dev/shm").glob(f"warpwell-pool-{os.getuid()}-{job.process.pid}{8 * 'a'}"))
+
+
+STAYS = "import threading; print('ready', flush=True); threading.Event().wait(60)"
+
+
+def test_a_job_that_does_not_end_tells_where_its_application_is(tmp_path: Path) -> None:
+    job = pool_faults.Job([], str(tmp_path), before=[sys.executable, "-c", STAYS])
+    job.find = lambda who: [job.process.pid]  # type: ignore[method-assign]
+    job.line("ready")
+    with pytest.raises(AssertionError, match=r"the application is in: .*threading.py.* in wait"):
+        job.end(0.2)
+
+
+def test_an_interrupted_campaign_kills_its_jobs() -> None:
+    jobs: list[pool_faults.Job] = []
+    numbers = itertools.count()
+
+    def stays(place: pool_faults.Place, folder: str, draw: random.Random) -> list[dict[str, Any]]:
+        number = next(numbers)
+        jobs.append(job := pool_faults.Job([], folder, before=[sys.executable, "-c", STAYS]))
+        job.line("ready")
+        if number == 1:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        job.end(25)
+        return []
+
+    campaign = pool_faults.Campaign(pool_faults.Place(), 5, [("stays", stays, ())])
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        campaign.run(range(5), 2)
+    assert time.monotonic() < began + 20 and len(jobs) <= 2 and not campaign.failures
+    assert not [pid for job in jobs for pid in job.pids()]
 
 
 def test_a_seed_and_a_number_are_always_the_same_job() -> None:

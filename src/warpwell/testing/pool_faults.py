@@ -27,7 +27,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,12 @@ _PROCESSES: dict[str, Callable[[list[str]], bool]] = {
     "worker": lambda words: words[0].endswith("/ww_worker"),
 }
 """What the commands of a job's processes begin with."""
+_RANDOM = "[0-9a-f]" * 8
+"""Of a job's name, after the process: a longer number of a process is another job's."""
+_STACKS = 2.0
+"""Seconds in which an application that does not end writes where its threads are."""
+_under_way: dict[Path, Job] = {}
+"""By their folders."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,10 @@ class Job:
         self.process = subprocess.Popen(
             [*before, sys.executable, "-m", "warpwell", "run", *arguments], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True, text=True, errors="replace",
-            env={**os.environ, **environ, MARK: self.mark, "TMPDIR": folder}, preexec_fn=prepare,
+            env={**os.environ, **environ, MARK: self.mark, "TMPDIR": folder, "PYTHONFAULTHANDLER": "1"},
+            preexec_fn=prepare,
         )  # fmt: skip
+        _under_way[self.folder] = self
         self._readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in (
             (self.process.stdout, self.output, True), (self.process.stderr, self.errors, False))]  # fmt: skip
         for reader in self._readers:
@@ -167,8 +175,10 @@ class Job:
             status = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             left = [f"{pid} {command_of(pid)}" for pid in self.pids()]
+            said, stacks = self.said(), self._stacks()
             self.kill()
-            raise AssertionError(f"the job did not end within {timeout:g} s: {self.said()}; processes {left}") from None
+            raise AssertionError(f"the job did not end within {timeout:g} s: {said}; the application is in: {stacks};"
+                                 f" processes {left}") from None  # fmt: skip
         try:
             seconds = seconds_until_none_is_left(self.mark, LIMIT, self.folder)
             self._nothing_else_is_left()
@@ -178,6 +188,18 @@ class Job:
             reader.join(LIMIT)
             assert not reader.is_alive(), "somebody still has its output open"
         return status, "\n".join(self.output), "\n".join(self.errors), seconds
+
+    def _stacks(self) -> str:
+        """Have the application write where its threads are, which ends it; return that."""
+        first = len(self.errors)
+        for pid in (found := self.find("application")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        until = time.monotonic() + _STACKS
+        while set(found) & set(self.pids()) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.1)  # what it wrote last is read by a thread
+        return " | ".join(self.errors[first:][-60:])
 
     def _nothing_else_is_left(self) -> None:
         """Look for files, sockets and memory; who ends last may still be removing some."""
@@ -190,19 +212,28 @@ class Job:
         own = str(self.folder)
         left = [str(path) for path in self.folder.rglob("*") if path.parent != self.folder or not path.is_dir()]
         left += [str(path) for path in self.folder.iterdir() if not path.name.startswith("warpwell-pool-")]
-        shared = f"warpwell-pool-{os.getuid()}-{self.process.pid}"
-        left += [each for each in os.listdir("/dev/shm") if each.startswith(shared)]
+        left += [path.name for path in self._shared_memory()]
         sockets = Path("/proc/net/unix").read_text().splitlines()
         left += [f"socket {line.split()[-1]}" for line in sockets if own in line]
         if self._memory:
             left += [name for _, name in self._memory & memory_files()]
         return left
 
+    def _shared_memory(self) -> list[Path]:
+        return list(Path("/dev/shm").glob(f"warpwell-pool-{os.getuid()}-{self.process.pid}{_RANDOM}"))
+
     def kill(self) -> None:
-        """Kill all that is left of it."""
-        for pid in self.pids():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kill all that is left of it, and remove its shared memory, for none is left who would."""
+        until = time.monotonic() + LIMIT
+        while (left := self.pids()) and time.monotonic() < until:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LIMIT)
+        for path in self._shared_memory():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def lose_devices(place: Place, folder: str, draw: random.Random, moment: str) -> list[dict[str, Any]]:
@@ -479,6 +510,14 @@ def _grown(before: list[int]) -> str:
         time.sleep(0.2)
 
 
+def _kill_until_done(jobs: Sequence[Future[Any]]) -> None:
+    """Kill what is under way, and what threads begin that did not know yet."""
+    while not all(job.done() for job in jobs):
+        for each in list(_under_way.values()):
+            each.kill()
+        time.sleep(0.05)
+
+
 class Campaign:
     """Jobs with numbers: a seed and a number always make the same job.
 
@@ -494,14 +533,26 @@ class Campaign:
         self._place, self._seed, self._kinds = place, seed, kinds
         self.found: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.failures: list[str] = []
+        self._stopped = threading.Event()
 
     def run(self, numbers: Sequence[int], at_a_time: int = 1, seconds: float = float("inf")) -> int:
-        """Run jobs, so many at a time; begin none after so many seconds. Return how many ran."""
+        """Run jobs, so many at a time; begin none after so many seconds. Return how many ran.
+
+        Ctrl-C ends those that are under way, too: they are sessions of their own.
+        """
         end = time.monotonic() + seconds
         with ThreadPoolExecutor(at_a_time) as pool:
-            return sum(pool.map(lambda number: time.monotonic() < end and self._job(number), numbers))
+            jobs = [pool.submit(lambda n: time.monotonic() < end and self._job(n), number) for number in numbers]
+            try:
+                return sum(job.result() for job in jobs)
+            except BaseException:
+                self._stopped.set()
+                threading.Thread(target=_kill_until_done, args=(jobs,)).start()  # a second Ctrl-C does not stop it
+                raise
 
     def _job(self, number: int) -> bool:
+        if self._stopped.is_set():
+            return False
         name, act, words = self._kinds[number % len(self._kinds)]
         draw = random.Random(self._seed * 1_000_003 + number)
         began = time.monotonic()
@@ -510,8 +561,13 @@ class Campaign:
                 for each in act(self._place, folder, draw, *words):
                     self.found[each["what"]].append({**each, "took": time.monotonic() - began})
             except Exception as error:
+                if self._stopped.is_set():
+                    return False
                 self.failures.append(f"job {number} ({name}): {type(error).__name__}: {error}")
                 print(self.failures[-1], file=sys.stderr, flush=True)
+            finally:
+                if job := _under_way.pop(Path(folder), None):
+                    job.kill()
         return True
 
     def table(self) -> list[str]:
