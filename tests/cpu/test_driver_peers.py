@@ -36,6 +36,7 @@ RIGHT = {
     ],
     "frees": ["waits True", "another True", "right True True"],
     "graph_memory": ["waits True others False", "done 0 True"],
+    "graph_memory_behind": ["ran True True True freed False", "done 0 True"],
     "comes_back": ["codes 0 0 seen True again True"],
     "waits": ["posted True True {1}", "done {2}"],
     "synchronous": ["codes 0 0 wrong 0"],
@@ -93,7 +94,7 @@ def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monke
         assert said(server, "access") == [
             "can 0 [0, 0, 0, 0] 0", "wrong 1 201 201 705", "enabled 217 217 217", "disabled 705 705", "copied {5}",
         ]  # fmt: skip
-        assert programs(server, "--seeds", "0:20") == "20 programs are right\n"
+        assert programs(server, "--seeds", "0:8") == "8 programs are right\n"
 
 
 @pytest.mark.long

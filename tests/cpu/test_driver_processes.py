@@ -168,18 +168,13 @@ def test_a_fault_on_the_device_ends_one_context_until_a_reset(
     assert lines == ["before True True", "codes" + 5 * f" {code}", "other device True", "after reset True"]
 
 
-@pytest.fixture(params=["ours", "tight"])
-def parts(request: pytest.FixtureRequest) -> Iterator[DriverServer]:
-    """A server of our native parts, and one of parts with small limits."""
-    with natives.changed(natives.TIGHT if request.param == "tight" else {}) as built:
-        with DriverServer(2, driver=built.fake) as server:
-            yield server
-
-
-def test_a_stream_that_never_becomes_ready_leaves_others_alone(parts: DriverServer, start: Start) -> None:
-    lines = said(start(parts, "stuck_beside"))
-    assert lines.pop() == "released True 0 300 {0}"
-    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True"]
+@pytest.mark.parametrize("limits", ["ours", "tight"])
+def test_a_stream_that_never_becomes_ready_leaves_others_alone(limits: str, start: Start) -> None:
+    changes, words = (natives.TIGHT, [str(1 << 20)]) if limits == "tight" else ({}, [])
+    with natives.changed(changes) as built, DriverServer(2, driver=built.fake) as server:
+        lines = said(start(server, "stuck_beside", *words))
+    assert lines.pop() == "released True 0 260 {0}"
+    assert lines == ["beside [True, True, True] in time True still stuck True", "held back True"]
 
 
 def test_a_full_ring_holds_calls_back_and_loses_none(server: DriverServer, start: Start) -> None:

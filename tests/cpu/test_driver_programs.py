@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.harness.driver import faults, natives
@@ -29,6 +30,18 @@ def programs(server: DriverServer, *arguments: str, seconds: float = SECONDS) ->
     return done.stdout
 
 
+def are_right(server: DriverServer, seeds: range, *arguments: str) -> None:
+    """Run the random programs of some seeds."""
+    said = programs(server, "--seeds", f"{seeds.start}:{seeds.stop}", *arguments)
+    assert said == f"{len(seeds)} programs are right\n"
+
+
+def few_and_more(first: int, middle: int, end: int) -> list[Any]:
+    """Return seeds for `make test`, and more for `make thorough`."""
+    return [pytest.param(range(first, middle), id="few"),
+            pytest.param(range(middle, end), id="more", marks=pytest.mark.long)]  # fmt: skip
+
+
 @pytest.fixture
 def blocked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the file in which the fake writes calls that waited for others; set the seed of its delays."""
@@ -49,27 +62,31 @@ def waited_on_main(blocked: Path) -> list[str]:
     return [line for line in blocked.read_text().splitlines() if line.endswith(" main")] if blocked.exists() else []
 
 
-def test_random_programs_are_right(blocked: Path) -> None:
+@pytest.mark.parametrize("seeds", few_and_more(0, 40, 100))
+def test_random_programs_are_right(seeds: range, blocked: Path) -> None:
     with DriverServer(2, driver=build.build().fake) as server:
-        assert programs(server, "--seeds", "0:100") == "100 programs are right\n"
+        are_right(server, seeds)
     assert not waited_on_main(blocked)
 
 
-def test_random_programs_are_right_where_all_is_scarce(tight: build.Built, blocked: Path) -> None:
+@pytest.mark.parametrize("seeds", few_and_more(100, 150, 250))
+def test_random_programs_are_right_where_all_is_scarce(seeds: range, tight: build.Built, blocked: Path) -> None:
     with DriverServer(2, driver=tight.fake) as server:
-        assert programs(server, "--seeds", "100:250") == "150 programs are right\n"
+        are_right(server, seeds)
     assert not waited_on_main(blocked)
 
 
-def test_eight_threads_run_programs_side_by_side(blocked: Path) -> None:
+@pytest.mark.parametrize("seeds", few_and_more(1000, 1032, 1064))
+def test_eight_threads_run_programs_side_by_side(seeds: range, blocked: Path) -> None:
     with DriverServer(2, driver=build.build().fake) as server:
-        assert programs(server, "--seeds", "1000:1064", "--threads", "8") == "64 programs are right\n"
+        are_right(server, seeds, "--threads", "8")
     assert not waited_on_main(blocked)
 
 
-def test_threads_that_hold_places_wait_for_no_others(tight: build.Built, blocked: Path) -> None:
+@pytest.mark.parametrize("seeds", few_and_more(1100, 1140, 1200))
+def test_threads_that_hold_places_wait_for_no_others(seeds: range, tight: build.Built, blocked: Path) -> None:
     with DriverServer(2, driver=tight.fake) as server:
-        assert programs(server, "--seeds", "1100:1200", "--threads", "8") == "100 programs are right\n"
+        are_right(server, seeds, "--threads", "8")
     assert not waited_on_main(blocked)
 
 

@@ -90,8 +90,8 @@ def test_streams_that_never_become_ready_leave_others_on_the_gpu_alone() -> None
     connections = os.environ | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # by itself the driver has 8, for 9 stuck streams
     with DriverServer(["0", "0"], environ=connections) as server:
         lines = said("acts", server.environ(), "stuck_beside").splitlines()
-    assert lines.pop() == "released True 0 300 {0}"
-    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True"]
+    assert lines.pop() == "released True 0 260 {0}"
+    assert lines == ["beside [True, True, True] in time True still stuck True", "held back True"]
 
 
 def test_random_programs_on_two_gpus_equal_the_model(two_gpus: DriverServer) -> None:

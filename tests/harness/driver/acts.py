@@ -293,7 +293,8 @@ def stuck_beside() -> None:
     """Streams that never become ready leave all others alone, whatever is posted to them and however many wait."""
     cuda = Cuda()
     cuda.start()
-    big = cuda.alloc(8 << 20)
+    size = int(sys.argv[2]) if len(sys.argv) > 2 else 8 << 20  # an eighth of all places
+    big = cuda.alloc(size)
     stream, word = stuck(cuda)
     more = [cuda.stream(NON_BLOCKING) for _ in range(8)]
     for each in more:
@@ -303,7 +304,7 @@ def stuck_beside() -> None:
 
     def fill(stream: int, times: int) -> None:
         cuda.use(0)
-        data = ctypes.create_string_buffer(8 << 20)
+        data = ctypes.create_string_buffer(size)
         for _ in range(times):
             cuda.cuMemcpyHtoDAsync_v2(big, data, len(data), stream)
         if times > 1:
@@ -315,13 +316,13 @@ def stuck_beside() -> None:
 
     def launches() -> None:
         cuda.use(0)
-        for _ in range(20_000):
+        for _ in range(6000):  # more than a stream may be ahead
             cuda.launch(0, stream, "nap", 0)
 
-    threads = [threading.Thread(target=fill, args=(stream, 40))]  # many times all places
+    threads = [threading.Thread(target=fill, args=(stream, 12))]  # more than all places hold
     threads += [threading.Thread(target=launches)]
     threads += [threading.Thread(target=fill, args=(each, 1)) for each in more]
-    threads += [threading.Thread(target=wait) for _ in range(300)]  # more than there are slots
+    threads += [threading.Thread(target=wait) for _ in range(260)]  # more than there are slots
     for thread in threads:
         thread.start()
     time.sleep(0.2)
@@ -338,7 +339,7 @@ def stuck_beside() -> None:
     cuda.cuEventRecord(event, other)
     cuda.cuEventSynchronize(event)
     good.append(target.raw[: len(data)] == data)
-    say("beside", good, "quick", time.monotonic() - start < 5, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
+    say("beside", good, "in time", time.monotonic() - start < 20, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
     say("held back", not posted.is_set())
     one = (ctypes.c_uint32 * 1)(1)
     cuda.cuMemcpyHtoDAsync_v2(word, one, 4, other)
@@ -355,7 +356,8 @@ def backlog() -> None:
     streams = [cuda.stream(NON_BLOCKING) for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 24)]
     address = cuda.alloc(4 * len(streams) * 100)
     cuda.cuCtxSynchronize()
-    rounds = range(840 // len(streams) * 100)  # of one stream, fewer than it may be ahead
+    # of one stream, fewer than it may be ahead
+    rounds = range(int(sys.argv[3]) if len(sys.argv) > 3 else 840 // len(streams) * 100)
     count = [0]
 
     def post() -> None:

@@ -137,6 +137,9 @@ PEERS: dict[str, tuple[str, Changes]] = {
             "        memory = next;\n    }\n": "        memory = next;\n    }\n    pthread_mutex_unlock(&ww_graphs);\n",
         }}
     ),
+    "host functions wait while memory of a graph waits for the other device": (
+        "graph_memory_behind", {"layer_node.c": {"if (ww_in_host_thread && !is_unused(m))": "if (0)"}}
+    ),
     "a synchronous copy between devices passes the other's legacy stream": (
         "synchronous",
         {"layer_copy.c": {"k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
@@ -242,6 +245,16 @@ CHECKED: dict[str, tuple[str, Changes]] = {
     ),
     "the legacy stream posts while a blocking one records": (
         "capture_checks", {"layer_capture.c": {"if (m->blocking) {": "if (m->blocking && !m->stream) {"}}
+    ),
+    "calls do not know host memory of a graph": (
+        "pool_checks", {"layer_memory.c": {"    if (r->flags & WW_OF_GRAPH)\n        return d;": ""}}
+    ),
+    "memory of the host's pools is given back each time": (
+        "pool_checks", {"layer_memory.c": {"kept_bytes + r->size <= KEEP_BYTES": "0"}}
+    ),
+    "memory of the host's pools is kept before its stream is done": (
+        "pool_checks", {"layer_memory.c": {"    int error = ww_host_after(d, stream, unpin_later, u);\n":
+                                           "    int error = d == NULL && stream;\n    unpin_later(u, 0);\n"}}
     ),
     "a pool gives more than its most": ("pool_checks", {"layer_pool.c": {"(!p->props.most || ": "(1 || "}}),
     "what was allocated from a pool stays counted after a reset": (

@@ -12,7 +12,9 @@ import time
 
 from tests.harness.driver.acts import say, stuck, works
 from tests.harness.driver.calls import NON_BLOCKING, NOT_READY, Cuda
-from tests.harness.driver.graphs import Graph
+from tests.harness.driver.checks import Held
+from tests.harness.driver.graphs import FUNCTION, Graph
+from tests.harness.until import until
 
 NO_FLAGS = ctypes.c_uint(0)
 MIB = 1 << 20
@@ -134,7 +136,33 @@ def graph_memory() -> None:
     cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
     thread.join()
     other.join()
-    say("done", code, time.monotonic() - begin < 5)
+    say("done", code, time.monotonic() - begin < 20)
+
+
+def graph_memory_behind() -> None:
+    """The same where a launch's end behind a host function drops it: other host functions do not wait for that."""
+    cuda = started()
+    code = enable(cuda, 1)
+    held = Held(cuda)
+    graph, stream, ran = Graph(cuda), cuda.stream(NON_BLOCKING), threading.Semaphore(0)
+    node, address = graph.alloc([], 64 * MIB)
+    graph.host([graph.fill([node], address, 1, 4)], ran.release)
+    exec_ = graph.executable()
+    cuda.cuGraphLaunch(exec_, held.stream)
+    cuda.cuGraphExecDestroy(exec_)
+    graph.destroy()
+    _, word = stuck(cuda, 1)
+    held.let_go()
+    seen, run = [ran.acquire(timeout=5)], FUNCTION(lambda _: ran.release())
+    for _ in range(2):  # when the first one runs the launch has ended
+        cuda.cuLaunchHostFunc(stream, run, None)
+        seen.append(ran.acquire(timeout=5))
+    block = ctypes.c_uint64()
+    say("ran", *seen, "freed", cuda.code("cuMemAlloc_v2", ctypes.byref(block), 64 * MIB) == 0)
+    cuda.use(1)
+    cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))
+    cuda.use(0)
+    say("done", code, until(lambda: cuda.code("cuMemAlloc_v2", ctypes.byref(block), 64 * MIB) == 0, 5))
 
 
 def comes_back() -> None:
@@ -175,7 +203,7 @@ def waits() -> None:
     cuda.launch(1, late, "fill", there, 1024, 2)
     cuda.cuStreamWaitEvent(free, cuda.event(), NO_FLAGS)  # never recorded
     cuda.cuStreamSynchronize(free)
-    say("posted", time.monotonic() - begin < 5, cuda.code("cuStreamQuery", late) == NOT_READY, words(cuda, 1, there))
+    say("posted", time.monotonic() - begin < 20, cuda.code("cuStreamQuery", late) == NOT_READY, words(cuda, 1, there))
     cuda.use(0)
     cuda.cuEventDestroy_v2(event)  # the wait holds
     cuda.cuMemsetD32Async(word, ctypes.c_uint(1), 1, cuda.stream(NON_BLOCKING))

@@ -276,6 +276,30 @@ def freed_beside_a_stream_that_is_stuck(cuda: Cuda) -> None:
     cuda.cuCtxSynchronize()
 
 
+def memory_of_the_host_stays_pinned(cuda: Cuda) -> None:
+    """What a stream has freed is the next block of its size, at once, and not before; a trim gives it back."""
+    one, held, stream = pool(cuda, location=HOST_LOCATION), Held(cuda), cuda.stream(NON_BLOCKING)
+    first = take(cuda, one, 8192, held.stream)
+    cuda.cuMemsetD32Async(first, ctypes.c_uint(3), 2048, held.stream)
+    cuda.cuMemFreeAsync(first, held.stream)
+    assert take(cuda, one, 8192, stream) != first  # its stream is not there yet
+    held.let_go()
+    cuda.cuStreamSynchronize(held.stream)
+    stuck, found = Held(cuda), []
+    assert until(lambda: found.append(take(cuda, one, 8192, stream)) or found[-1] == first, 5)
+    assert take(cuda, one, 4096, stream) != first
+    cuda.cuMemsetD32Async(first, ctypes.c_uint(4), 2048, stream)
+    cuda.cuStreamSynchronize(stream)
+    assert set((ctypes.c_uint * 2048).from_address(first)) == {4}
+    cuda.cuMemFreeAsync(first, stream)
+    cuda.cuStreamSynchronize(stream)
+    stuck.let_go()
+    cuda.cuCtxSynchronize()
+    cuda.cuMemPoolTrimTo(one, 0)
+    assert take(cuda, one, 8192, stream) != first
+    cuda.cuCtxSynchronize()
+
+
 def a_graph_ends_beside_a_stream_that_is_stuck(cuda: Cuda) -> None:
     """Host functions run, though the last launch of a graph that is no more has ended in their thread."""
     held, stuck, stream, ran = Held(cuda), Held(cuda), cuda.stream(NON_BLOCKING), threading.Semaphore(0)
@@ -297,8 +321,38 @@ def a_graph_ends_beside_a_stream_that_is_stuck(cuda: Cuda) -> None:
     cuda.cuCtxSynchronize()
 
 
+def calls_free_host_memory_of_a_graph(cuda: Cuda) -> None:
+    """As they free a graph's memory on a device: once for each launch; and it is no memory of cuMemHostAlloc."""
+    stream = cuda.stream(NON_BLOCKING)
+    wanted = Alloc(Pool(1, 0, HOST_LOCATION), None, 0, 4096)
+    graph = Graph(cuda)
+    node = graph.add("cuGraphAddMemAllocNode", [], ctypes.byref(wanted))
+    graph.fill([node], wanted.address, 5, 4)
+    exec_ = graph.executable()
+    assert cuda.code("cuMemFreeAsync", wanted.address, stream) == INVALID_VALUE  # no launch has allocated it
+    for call in (("cuMemFreeAsync", wanted.address, stream), ("cuMemFree_v2", wanted.address)):
+        cuda.cuGraphLaunch(exec_, stream)
+        cuda.cuStreamSynchronize(stream)
+        assert (ctypes.c_uint * 4).from_address(wanted.address)[:] == [5] * 4
+        assert cuda.code("cuMemFreeHost", wanted.address) == INVALID_VALUE
+        assert [cuda.code(*call) for _ in range(2)] == [0, INVALID_VALUE]
+    other = Graph(cuda)  # another graph frees it, too
+    other.add("cuGraphAddMemFreeNode", [], wanted.address)
+    frees = other.executable()
+    cuda.cuGraphLaunch(exec_, stream)
+    cuda.cuGraphLaunch(frees, stream)
+    cuda.cuStreamSynchronize(stream)
+    assert cuda.code("cuMemFreeAsync", wanted.address, stream) == INVALID_VALUE
+    for one in (exec_, frees):
+        cuda.cuGraphExecDestroy(one)
+    graph.destroy()
+    other.destroy()
+
+
 CHECKS = (
     freed_beside_a_stream_that_is_stuck,
+    calls_free_host_memory_of_a_graph,
+    memory_of_the_host_stays_pinned,
     a_graph_ends_beside_a_stream_that_is_stuck,
     quota,
     attributes,

@@ -411,6 +411,7 @@ void ww_close(struct ww_device *d)
         shutdown(c->socket, SHUT_WR); /* the worker sees it, frees the device's memory, and goes */
         while (ww_receive(c->socket, &byte, 1, NULL, 0, GONE_MS) > 0 && now_ms() < until)
             ;
+        ww_unkeep(d);
         ww_ranges_clear(d);
         ww_release(c);
     }

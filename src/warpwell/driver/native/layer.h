@@ -178,6 +178,9 @@ int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args,
             uint32_t *got);
 /* As ww_call, for long answers: all bytes come in malloc'd `*all` (NULL: none), with an error, too. */
 int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall);
+/* As ww_call without arguments, for the thread of host functions, which must not wait; NOT_READY: ask again later. */
+int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p);
+bool ww_answered(struct ww_post *p); /* it has been answered, or will not be: p is done with */
 int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody has had, once; a sticky one always */
 
 /* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. waited: the stream has
@@ -202,8 +205,8 @@ void ww_ids_clear(struct ww_device *d);
 
 enum ww_what { WW_ON_DEVICE = 1, WW_GLOBAL, WW_PINNED_MEMORY, WW_REGISTERED };
 
-#define WW_OF_GRAPH 1u /* flag of memory on a device: a graph's node allocates it */
-#define WW_MANAGED 0x100u /* .. of pinned memory, beside those of cuMemHostAlloc: it is managed memory */
+#define WW_MANAGED 0x100u  /* flag of pinned memory, beside those of cuMemHostAlloc: it is managed memory */
+#define WW_OF_GRAPH 0x200u /* .. of any memory: a graph's node allocates it */
 
 int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags);
 int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
@@ -219,6 +222,13 @@ void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
 bool ww_reach(struct ww_device *user, struct ww_device *owner); /* all memory of the owner is mapped at the user */
 void ww_touch(struct ww_device *user, struct ww_device *owner); /* a copy of the user's was posted to memory of the owner */
 void ww_peers_done(struct ww_device *owner);                    /* waits for all who may use its memory: before a free */
+struct ww_peers {                                               /* the same for who must not wait: asks until it says true */
+    struct ww_device *owner;
+    int next;       /* the first that was not asked yet */
+    bool asked;     /* that before it was, and has not answered */
+    struct ww_post post;
+};
+bool ww_peers_are_done(struct ww_peers *p);
 void ww_peers_clear(struct ww_device *d);                       /* a life has ended */
 /* A stream waits for another device's event; *can: it does, or an error says why not. */
 int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can);
@@ -258,6 +268,8 @@ int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void 
 /* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays the
  * caller's. */
 int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data);
+/* Run `then` there when `due` says so, which is asked there again and again. */
+int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data);
 /* The same when all that was posted to the stream is done. */
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
 extern _Thread_local bool ww_in_host_thread;
@@ -269,6 +281,7 @@ int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes
 int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner);
 int ww_unpin_taken(struct ww_device *d, const struct ww_span *r); /* of memory that was taken out of the ranges */
 void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there); /* .. and nobody waits */
+bool ww_unkeep(struct ww_device *d); /* gives back what is kept pinned for a device, NULL: for all; false: nothing */
 
 bool ww_manages(const struct ww_device *d);      /* it may have managed memory .. */
 int ww_managed_check(const struct ww_device *d); /* .. or the code of its refusal; says once what such memory is */
@@ -316,7 +329,8 @@ struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a 
     bool on_host;
     uint64_t freed_in; /* how often its device's had been trimmed when it was freed, and 1 */
     struct ww_graph_memory *next; /* of those that nobody names any more .. */
-    struct ww_span range;         /* .. and what there is to free */
+    struct ww_span range;         /* .. what there is to free .. */
+    struct ww_peers users;        /* .. and who may use it still */
 };
 
 struct ww_twin { /* a graph, or an executable one, that the worker's driver has */

@@ -28,6 +28,7 @@ struct host { /* a function that has not run yet; in order of posting */
     CUstream handle;
     void (*run)(void *);
     void (*callback)(CUstream, CUresult, void *);
+    bool (*due)(void *); /* in place of an event; it holds nothing up */
     void (*then)(void *, int); /* posts what comes behind it, while the stream is held */
     void *data;
 };
@@ -66,7 +67,7 @@ static bool holds(const struct host *h, const struct ww_device *d, uint32_t stre
 static bool held(const struct ww_device *d, uint32_t stream, bool itself)
 {
     for (const struct host *h = first; h; h = h->next)
-        if ((!stream && h->device == d && h->life == atomic_load(&d->life)) ||
+        if ((!stream && !h->due && h->device == d && h->life == atomic_load(&d->life)) ||
             (stream && holds(h, d, stream) && (itself || h->stream != stream)))
             return true;
     return false;
@@ -108,8 +109,12 @@ void ww_host_wait(struct ww_device *d, uint32_t stream)
 static int is_due(const struct host *h)
 {
     struct ww_args_event args = {h->event, 0};
+    if (h->due && !h->due(h->data))
+        return CUDA_ERROR_NOT_READY;
     if (h->life != atomic_load(&h->device->life))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (h->due)
+        return 0;
     if (!h->event)
         return ww_context_code(h->device);
     return ww_call(h->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0, NULL);
@@ -323,6 +328,11 @@ int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void 
 int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data)
 {
     return add_to(d, 0, false, &(struct host){.then = then, .data = data, .event = event, .lent = true});
+}
+
+int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data)
+{
+    return add_to(d, 0, false, &(struct host){.due = due, .then = then, .data = data, .lent = true});
 }
 
 struct later {

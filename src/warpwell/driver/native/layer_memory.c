@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PITCH 512
@@ -11,6 +12,9 @@
 #define PIN_STEP (1ull << 16)   /* of addresses */
 #define PINNED_MS 10000         /* the packet with the memory is on its way when its answer is there */
 #define REGISTER_DEVICEMAP 2u
+#define KEEP_BLOCKS 32
+#define KEEP_BYTES (64u << 20)
+#define LOOKS 50                /* with 2 ms between two: for memory that is given back */
 
 /* -- on the device ------------------------------------------------------------------------------------------------- */
 
@@ -62,7 +66,7 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
     struct ww_device *d = ww_range_owner(address, r);
     if (!d || address != r->start)
         return NULL;
-    if (r->what == WW_ON_DEVICE && r->flags & WW_OF_GRAPH)
+    if (r->flags & WW_OF_GRAPH)
         return d;
     if (atomic_load(&d->holds))
         ww_host_wait(d, d == on ? stream : 0);
@@ -86,12 +90,78 @@ CUresult cuMemFree_v2(CUdeviceptr address)
         return error;
     if (!(d = take_block(address, NULL, 0, &r)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (r.what == WW_PINNED_MEMORY)
-        return ww_unpin_taken(d, &r);
     if (r.flags & WW_OF_GRAPH)
         return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return ww_unpin_taken(d, &r);
     ww_peers_done(d);
     return ww_send(d, WW_OP_FREE, 0, &args, sizeof args);
+}
+
+/* Memory of the host's pools whose stream is done with it stays pinned for the next block of its size. To give it back
+ * waits for all work of the device, and on some drivers whoever pins memory meanwhile waits for that. */
+static pthread_mutex_t keeping = PTHREAD_MUTEX_INITIALIZER;
+static struct kept {
+    struct ww_device *device; /* NULL: no block */
+    uint64_t life;
+    struct ww_span range;
+} kept[KEEP_BLOCKS];
+static uint64_t kept_bytes;
+
+static struct kept take_kept(struct kept *k)
+{
+    struct kept was = *k;
+    k->device = NULL;
+    kept_bytes -= was.range.size;
+    return was;
+}
+
+/* Say whether the block is kept. One of an earlier life of the device makes room. */
+static bool keep(struct ww_device *d, const struct ww_span *r)
+{
+    uint64_t life = atomic_load(&d->life);
+    struct kept *room = NULL;
+    pthread_mutex_lock(&keeping);
+    for (struct kept *k = kept; k < kept + KEEP_BLOCKS; k++) {
+        if (k->device == d && k->life != life) {
+            struct kept old = take_kept(k);
+            munmap((void *)(uintptr_t)old.range.start, old.range.size);
+        }
+        room = k->device ? room : k;
+    }
+    bool fits = room && r->owner && !d->facts.remote && kept_bytes + r->size <= KEEP_BYTES;
+    if (fits) {
+        *room = (struct kept){d, life, *r};
+        kept_bytes += r->size;
+    }
+    pthread_mutex_unlock(&keeping);
+    return fits;
+}
+
+/* A kept block of such a size, or NULL. */
+static void *pin_kept(struct ww_device *d, size_t whole, uint32_t flags)
+{
+    void *at = NULL;
+    pthread_mutex_lock(&keeping);
+    for (struct kept *k = kept; k < kept + KEEP_BLOCKS && !at; k++)
+        if (k->device == d && k->life == atomic_load(&d->life) && k->range.size == whole && k->range.flags == flags)
+            at = (void *)(uintptr_t)take_kept(k).range.start;
+    pthread_mutex_unlock(&keeping);
+    return at;
+}
+
+bool ww_unkeep(struct ww_device *d)
+{
+    bool any = false;
+    for (struct kept *k = kept; k < kept + KEEP_BLOCKS; k++) {
+        pthread_mutex_lock(&keeping);
+        struct kept was = k->device && (!d || k->device == d) ? take_kept(k) : (struct kept){0};
+        pthread_mutex_unlock(&keeping);
+        if (was.device)
+            ww_unpin_posted(was.device, &was.range, was.life == atomic_load(&was.device->life));
+        any |= was.device != NULL;
+    }
+    return any;
 }
 
 struct unpinning {
@@ -112,7 +182,9 @@ void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there)
 static void unpin_later(void *data, int code)
 {
     struct unpinning *u = data;
-    ww_unpin_posted(u->device, &u->range, !code && u->life == atomic_load(&u->device->life));
+    bool there = !code && u->life == atomic_load(&u->device->life);
+    if (!there || !keep(u->device, &u->range))
+        ww_unpin_posted(u->device, &u->range, there);
     free(u);
 }
 
@@ -135,7 +207,7 @@ static int unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_devic
 static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr address)
 {
     struct ww_span r;
-    if (!ww_range_owner(address, &r) || r.what != WW_ON_DEVICE || !(r.flags & WW_OF_GRAPH) || r.start != address)
+    if (!ww_range_owner(address, &r) || !(r.flags & WW_OF_GRAPH) || r.start != address)
         return CUDA_ERROR_INVALID_VALUE;
     struct ww_work work = {.kind = CU_NODE_FREE, .device = d, .of.memory = r.owner};
     atomic_fetch_add(&work.of.memory->refs, 1);
@@ -156,10 +228,10 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
     struct ww_args_free args = {address};
     if (!(owner = take_block(address, d, stream, &r)))
         return CUDA_ERROR_INVALID_VALUE;
-    if (r.what == WW_PINNED_MEMORY)
-        return unpin_in_stream(d, stream, owner, &r);
     if (r.flags & WW_OF_GRAPH)
         return ww_graph_memory_freed(r.owner) ? 0 : CUDA_ERROR_INVALID_VALUE;
+    if (r.what == WW_PINNED_MEMORY)
+        return unpin_in_stream(d, stream, owner, &r);
     if (owner != d) { /* a stream of another device says nothing about this one's work: as cuMemFree */
         ww_peers_done(owner);
         return ww_send(owner, WW_OP_FREE, 0, &args, sizeof args);
@@ -277,10 +349,18 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     if (c)
         atomic_fetch_add(&c->references, 1);
     pthread_mutex_unlock(&d->post);
-    int error = c ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    struct timespec step = {.tv_nsec = 2000000};
+    int error = c ? CUDA_ERROR_ALREADY_MAPPED : CUDA_ERROR_CONTEXT_IS_DESTROYED, looks = 0;
     void *at = NULL;
-    for (int i = 0; i < PIN_TRIES && error == CUDA_ERROR_ALREADY_MAPPED; i++)
+    if (c && owner && (at = pin_kept(d, whole, flags)))
+        error = 0;
+    for (int i = 0; i < PIN_TRIES && error == CUDA_ERROR_ALREADY_MAPPED; i++) {
         error = (at = reserve(whole)) ? pin_at(d, c, at, whole, flags) : CUDA_ERROR_OUT_OF_MEMORY;
+        if (error == CUDA_ERROR_OUT_OF_MEMORY && (looks ? looks++ < LOOKS : ww_unkeep(d) && ++looks)) {
+            nanosleep(&step, NULL); /* for what was kept to be there again */
+            error = CUDA_ERROR_ALREADY_MAPPED;
+        }
+    }
     if (c)
         ww_release(c);
     if (!error && (error = ww_range_add_of(&d->ranges, (uintptr_t)at, whole, WW_PINNED_MEMORY, flags, owner)))
@@ -334,7 +414,7 @@ CUresult cuMemHostGetFlags(unsigned *flags, void *address)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (!ww_range_owner((uintptr_t)address, &r) || r.what != WW_PINNED_MEMORY || r.flags & WW_MANAGED)
         return CUDA_ERROR_INVALID_VALUE;
-    *flags = r.flags;
+    *flags = r.flags & ~WW_OF_GRAPH;
     return 0;
 }
 
@@ -429,7 +509,7 @@ static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdevicept
     case 15: *(int *)to = 0; return 0;      /* capable of GPUDirect RDMA */
     case 16: *(int *)to = 3; return 0;      /* access: read and write */
     case 17: /* pool */
-        *(void **)to = r->owner && !(r->what == WW_ON_DEVICE && r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
+        *(void **)to = r->owner && !(r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
         return 0;
     default: return CUDA_ERROR_INVALID_VALUE;
     }

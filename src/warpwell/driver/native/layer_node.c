@@ -31,7 +31,7 @@ struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, 
     m->life = atomic_load(&d->life);
     m->nbytes = nbytes;
     m->on_host = on_host;
-    *error = on_host ? ww_pin(d, &at, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP, NULL)
+    *error = on_host ? ww_pin(d, &at, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP | WW_OF_GRAPH, m)
                      : ww_allocate(d, WW_OP_ALLOC, 0, nbytes, WW_OF_GRAPH, m, &m->address);
     if (*error) {
         free(m);
@@ -91,6 +91,20 @@ static void drop_memory(struct ww_graph_memory *m)
     ww_memory_due(m);
 }
 
+static bool is_unused(void *data)
+{
+    return ww_peers_are_done(&((struct ww_graph_memory *)data)->users);
+}
+
+static void free_unused(void *data, int code)
+{
+    struct ww_graph_memory *m = data;
+    struct ww_args_free args = {m->address};
+    if (!code)
+        ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
+    free(m);
+}
+
 void ww_graph_memory_free(struct ww_graph_memory *m)
 {
     struct ww_args_free args = {m->address};
@@ -99,6 +113,11 @@ void ww_graph_memory_free(struct ww_graph_memory *m)
     } else if (m->range.size && m->on_host) {
         ww_unpin_taken(m->device, &m->range);
     } else if (m->range.size && m->life == atomic_load(&m->device->life)) {
+        m->users = (struct ww_peers){.owner = m->device};
+        if (ww_in_host_thread && !is_unused(m)) { /* who uses it may wait for a host function */
+            ww_host_once(m->device, is_unused, free_unused, m); /* without memory for that it goes with the context */
+            return;
+        }
         ww_peers_done(m->device);
         ww_send(m->device, WW_OP_FREE, 0, &args, sizeof args);
     }
@@ -297,7 +316,7 @@ static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_wo
     struct ww_span r;
     struct ww_graph_memory *m = NULL;
     w->device = ww_range_owner(address, &r);
-    if (w->device && r.what == WW_ON_DEVICE && r.flags & WW_OF_GRAPH && r.start == address)
+    if (w->device && r.flags & WW_OF_GRAPH && r.start == address)
         m = r.owner;
     for (size_t i = 0; i < g->n; i++) {
         const struct ww_work *other = &g->nodes[i]->work;

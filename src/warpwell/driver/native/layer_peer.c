@@ -121,16 +121,44 @@ void ww_touch(struct ww_device *user, struct ww_device *owner)
     atomic_fetch_or(&user->touched, 1ull << index_of(owner));
 }
 
-void ww_peers_done(struct ww_device *owner)
+/* The next that may use the owner's memory, from *i on; NULL: no more. A lost one uses it no more. */
+static struct ww_device *next_user(const struct ww_device *owner, int *i)
 {
     uint64_t bit = 1ull << index_of(owner);
-    for (int i = 0; i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed); i++) {
-        struct ww_device *d = &layer.devices[i];
-        if (d == owner || !((atomic_load(&d->touched) | atomic_load(&d->peers)) & bit))
-            continue;
-        atomic_fetch_and(&d->touched, ~bit);
-        ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL); /* a lost one uses it no more */
+    while (*i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed)) {
+        struct ww_device *d = &layer.devices[(*i)++];
+        if (d != owner && (atomic_load(&d->touched) | atomic_load(&d->peers)) & bit)
+            return d;
     }
+    return NULL;
+}
+
+void ww_peers_done(struct ww_device *owner)
+{
+    struct ww_device *d;
+    for (int i = 0; (d = next_user(owner, &i));) {
+        atomic_fetch_and(&d->touched, ~(1ull << index_of(owner)));
+        ww_call(d, WW_OP_CTX_SYNC, 0, NULL, 0, NULL, 0, NULL);
+    }
+}
+
+bool ww_peers_are_done(struct ww_peers *p)
+{
+    struct ww_device *d;
+    while (!p->asked || ww_answered(&p->post)) {
+        p->asked = false;
+        int at = p->next;
+        if (!(d = next_user(p->owner, &p->next)))
+            return true;
+        int error = ww_ask_later(d, WW_OP_CTX_SYNC, &p->post);
+        if (error == CUDA_ERROR_NOT_READY) {
+            p->next = at;
+            return false;
+        }
+        atomic_fetch_and(&d->touched, ~(1ull << index_of(p->owner)));
+        p->asked = !error;
+    }
+    return false;
 }
 
 void ww_peers_clear(struct ww_device *d)

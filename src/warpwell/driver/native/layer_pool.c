@@ -182,6 +182,8 @@ CUresult cuMemPoolTrimTo(void *h, size_t keep)
     pthread_mutex_lock(&lock);
     shrink(p, keep);
     pthread_mutex_unlock(&lock);
+    if (!p->device)
+        ww_unkeep(NULL);
     return 0;
 }
 

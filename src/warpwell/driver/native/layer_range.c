@@ -124,7 +124,7 @@ void ww_ranges_clear(struct ww_device *d)
     for (size_t i = 0; i < t->n; i++) {
         if (t->all[i].what == WW_PINNED_MEMORY)
             munmap((void *)(uintptr_t)t->all[i].start, t->all[i].size);
-        if (t->all[i].owner && !(t->all[i].what == WW_ON_DEVICE && t->all[i].flags & WW_OF_GRAPH))
+        if (t->all[i].owner && !(t->all[i].flags & WW_OF_GRAPH))
             ww_pool_give(t->all[i].owner, t->all[i].size);
     }
     t->n = 0;

@@ -155,7 +155,7 @@ static int take_slot(struct ww_channel *c, uint16_t op, uint64_t kept, uint32_t 
     while ((*slot = try_slot(c, kept)) == WW_NO_SLOT) {
         if (atomic_load(&c->lost))
             return c->lost;
-        if (query_of(op))
+        if (query_of(op) || (kept && ww_in_host_thread))
             return NO_SLOT_NOW;
         nanosleep(&step, NULL);
     }
@@ -374,6 +374,23 @@ int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args,
     if (got)
         *got = n;
     return drop_slot(&p, s->result);
+}
+
+int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p)
+{
+    int error = ww_begin(d, op, 0, WW_ANSWERED, 0, p);
+    if (!error)
+        publish(p);
+    return error == NO_SLOT_NOW ? CUDA_ERROR_NOT_READY : error;
+}
+
+bool ww_answered(struct ww_post *p)
+{
+    const _Atomic uint32_t *seq = &p->channel->status->slots[p->slot].seq;
+    if (atomic_load_explicit(seq, memory_order_acquire) != p->seq && ww_alive(p->channel))
+        return false;
+    drop_slot(p, 0);
+    return true;
 }
 
 /* Fetch what is left of a longer answer, on its slot. */

@@ -21,6 +21,7 @@ from typing import Any
 
 from ...driver.environment import FOLDER as LAYER
 from ...errors import AgentError
+from ...libcuda import driver, uuid_of
 
 FOLDER = "WARPWELL_GPU_LOCKS"
 """Variable that names another folder than `HERE`; jobs see each other if they have the same folder."""
@@ -56,13 +57,7 @@ def list_gpus() -> list[str]:
 
 def has_driver(environ: Mapping[str, str]) -> bool:
     """Say whether this process finds the driver of this machine, and not the layer of another job."""
-    if environ.get(LAYER):
-        return False
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    return not environ.get(LAYER) and driver() is not None
 
 
 def visible(own: str, gpus: Sequence[str]) -> str:
@@ -118,17 +113,14 @@ def assign(
 
 
 def _ask() -> list[str]:
-    driver = ctypes.CDLL("libcuda.so.1")
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    library, count = driver(), ctypes.c_int(0)
+    if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
     found = []
     for k in range(count.value):
-        uuid, device = (ctypes.c_ubyte * 16)(), ctypes.c_int(0)
-        driver.cuDeviceGet(ctypes.byref(device), k)
-        of = getattr(driver, "cuDeviceGetUuid_v2", None) or driver.cuDeviceGetUuid  # v2: also parts of a GPU (MIG)
-        of(uuid, device)
-        digits = bytes(uuid).hex()
+        device = ctypes.c_int(0)
+        library.cuDeviceGet(ctypes.byref(device), k)
+        digits = (uuid_of(library, device) or bytes(16)).hex()
         found.append(f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}")
     return found
 
