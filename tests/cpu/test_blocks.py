@@ -16,7 +16,7 @@ from warpwell import errors
 from warpwell.targets.atomics import own_launch_flag
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
 from warpwell.targets.blocks import control as at
-from warpwell.targets.blocks.control import BEGUN, CURSOR, DONE, FLOOR, LEFT, STOP, TARGET
+from warpwell.targets.blocks.control import BEGUN, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, TARGET
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.compiler.virtual import returns_early, virtual_copy
 from warpwell.targets.memory import memory_for
@@ -90,7 +90,7 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     words[FLOOR] = 1
     blocks.work(control.address, 0)
     assert words[CURSOR] == 0 and words[LEFT] == 2
-    words[STOP] = 1
+    words[STOP] = NEVER
     blocks.work(control.address, 0)
     assert words[CURSOR] == 0 and not x.any()
     words[STOP] = 0
@@ -100,23 +100,21 @@ def test_a_worker_at_the_target_and_all_at_a_stop_leave() -> None:
     blocks.end()
 
 
-def test_the_pinned_record_tells_of_progress_and_of_each_launch() -> None:
+def test_the_host_is_told_of_progress() -> None:
     x = np.zeros(200_000)
     blocks = BlockLaunch(add[x.size], (x, x.size), "cpu")
     blocks.begin()
     control = blocks.new_control()
-    pinned = memory_for("cpu").allocate_shared(8 * at.PINNED_WORDS)
+    pinned = memory_for("cpu").allocate_shared(at.PINNED_BYTES)
     words, told = control.words, pinned.words
     words[:] = at.fresh(mirror=at.mirror_word(pinned.address, blocks.blocks))
     assert words[at.MIRROR] == pinned.address + 3, "782 blocks: every eighth"
-    for slot, block in ((2, 0), (5, 500)):
-        words[CURSOR] = words[DONE] = block
-        blocks.work(control.address, 0, 2, slot)
-        assert told[at.BEGAN + slot] > 0 and told[at.ENDED + slot] == 0, "one of two has left"
-        blocks.work(control.address, 1, 2, slot)
-        assert told[at.ENDED + slot] >= told[at.BEGAN + slot] and words[at.LEAVING + slot] == 0
-        assert told[at.PROGRESS] == words[DONE] // 8 * 8
-    assert words[DONE] == blocks.blocks and np.count_nonzero(told) == 5 and words[at.BEGUN] == 4
+    words[FLOOR] = 1
+    blocks.work(control.address, 0)
+    assert not told.any()
+    blocks.work(control.address, 1)
+    assert words[DONE] == blocks.blocks and words[BEGUN] == words[LEFT] == 2
+    assert told[0] == blocks.blocks // 8 * 8 and np.count_nonzero(told) == 1
     told[:] = 0
     words[:] = at.fresh()
     blocks.work(control.address, 0)

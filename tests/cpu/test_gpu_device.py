@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import subprocess
 import sys
 import textwrap
@@ -10,15 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.targets.gpu import device
+from warpwell.targets.gpu import device, memory
 from warpwell.targets.gpu.device import GpuDevice
 from warpwell.targets.gpu.gpu import Gpu
 from warpwell.targets.gpu.memory_pool import MemoryPool, PoolMemory
+from warpwell.targets.gpu.prepared import Prepared
 
 
 class CUDAError(Exception):
@@ -189,7 +192,7 @@ FORKED = """
     import os, sys
     import numpy as np
     import warpwell as ww
-    from warpwell.targets.gpu import device
+    from warpwell.targets.gpu import device, memory
     from numba import cuda
 
     @ww.kernel
@@ -253,11 +256,23 @@ def test_items_are_filled_as_columns(driver: Driver) -> None:
     ]
 
 
+def test_launches_with_arguments_of_their_own() -> None:
+    prepared = Prepared(SimpleNamespace(cuLaunchKernel=None), 77, "k", 2, [np.float64(2.5), 3], shared=40)
+    one, other = prepared.own_row((5,), (64,), (7, 8)), prepared.own_row((5,), (64,), (9, 10))
+    wide = prepared.own_row((4, 3), (8, 2, 2), (1, 2))
+    for row, grid, words in ((one, (5, 1, 1, 64, 1, 1), (7, 8)), (other, (5, 1, 1, 64, 1, 1), (9, 10)),
+                             (wide, (4, 3, 1, 8, 2, 2), (1, 2))):  # fmt: skip
+        assert row[:4].view(np.uint32)[:7].tolist() == [*grid, 40] and row[7] == 77
+        places = [ctypes.c_int64.from_address(a) for a in (ctypes.c_int64 * 4).from_address(int(row[8]))]
+        assert [p.value for p in places] == [*words, int(np.float64(2.5).view(np.int64)), 3]
+
+
 def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     from warpwell.targets import memory
 
     monkeypatch.setattr(memory, "CudaMemory", lambda: memory.HostMemory("cpu"))
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(cuStreamBatchMemOp_v2=SimpleNamespace()))
+    library = SimpleNamespace(cuStreamBatchMemOp_v2=None)
+    monkeypatch.setattr("warpwell.targets.gpu.gpu.driver", lambda: library)
     gpu = Gpu()
     assert gpu.bandwidth == 2e3 * 8
     first, other = gpu.stream(), gpu.stream(2)
@@ -293,3 +308,24 @@ def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeyp
     assert freeing.waited == [stream]
     with pytest.raises(MemoryError, match="no room for 2097152 bytes"):
         memory.allocate(2 << 20)
+
+
+@pytest.mark.parametrize("status", [0, 600, 201])
+def test_the_default_stream_is_waited_for_only_where_it_has_work(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, waited = [], []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    def query(stream: int | None) -> int:
+        asked.append(stream)
+        return status
+
+    monkeypatch.setattr(memory.libcuda, "driver", lambda: SimpleNamespace(cuStreamQuery=query))
+    stream = SimpleNamespace(synchronize=lambda: waited.append(status))
+    monkeypatch.setitem(sys.modules, "numba.cuda", SimpleNamespace(default_stream=lambda: stream))
+    monkeypatch.setattr(numba, "cuda", sys.modules["numba.cuda"], raising=False)
+    memory._asks_default.cache_clear()
+    try:
+        memory.wait_default()
+    finally:
+        memory._asks_default.cache_clear()
+    assert asked == [None] and waited == [status] * (status != 0)

@@ -53,6 +53,7 @@ class Driver:
         return Stream(100 * (1 + priority) + self._streams)
 
     def _launch(self, row: int, function: int, *_: int) -> int:
+        function -= 1
         stream = int(np.ctypeslib.as_array(ctypes.cast(row, ctypes.POINTER(ctypes.c_int64)), (7,))[4])
         if function in self.refused:
             return self.refused[function]
@@ -73,7 +74,7 @@ class Driver:
 
 def kernel(number: int) -> Any:
     words = np.zeros(9, np.int64)
-    words[7] = number
+    words[7] = 1 + number  # without a function, nothing is launched
     return words
 
 
@@ -124,6 +125,19 @@ def test_kernels_of_a_line_are_launched_and_end_in_order(driver: Driver) -> None
         driver.run()
         found += reaped(line, 1)
     assert found == [(f"task {k}", 0) for k in range(20)] and line.empty
+
+
+def test_what_others_gave_a_stream_ends_in_its_turn(driver: Driver) -> None:
+    line = taken(driver, 0)
+    for owner, words in enumerate((kernel(1), module.NOTHING, kernel(2))):
+        line.push(words, 0.0, owner)
+    assert line.follows(2, 2) and line.follows(1, 2) and not line.follows(0, 2) and not line.follows(1, 0)
+    until(lambda: len(driver.recorded) == 3)
+    assert [number for _, number in driver.launched] == [1, 2]
+    driver.run(2)
+    assert reaped(line, 2) == [(0, 0), (1, 0)] and not line.follows(2, 2)
+    driver.run()
+    assert reaped(line, 1) == [(2, 0)] and line.empty
 
 
 def test_an_end_is_told_once_with_its_times(driver: Driver) -> None:
@@ -193,7 +207,9 @@ def test_lines_are_given_back_and_there_are_not_endless_ones(
     first, second = taken(driver, 0), taken(driver, 1)
     assert driver.lines.take(0) is None
     driver.lines.give(first)
-    assert driver.lines.take(1) is None and driver.lines.take(0) is first and second is not first
+    assert driver.lines.take(0) is first and driver.lines.take(0) is None and second is not first
+    driver.lines.give(first)
+    assert driver.lines.take(1) is first  # of another priority, which is better than none
 
 
 def test_a_ring_of_rows_is_used_again(driver: Driver) -> None:

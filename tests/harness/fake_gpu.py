@@ -45,25 +45,16 @@ class _Stream:
 _numbers = itertools.count(1)
 
 
-class _Mark(threading.Event):
-    """An event that knows when it was reached."""
-
-    time = 0.0
-
-    def set(self) -> None:
-        self.time = time.perf_counter()
-        super().set()
-
-
 class FakeForms:
     """Stands for `Forms`: a launch's blocks, run by threads."""
 
-    def __init__(self, blocks: BlockLaunch, resident: int) -> None:
+    def __init__(self, blocks: BlockLaunch, resident: int, words: bool) -> None:
         self._blocks = blocks
         self._resident = resident
+        self._words = words
         self.most = 0
         """Most workers that ran at the same time."""
-        self._row: NDArray[np.int64] | None = None
+        self._rows: list[_Row] = []
         self._now = 0
         self._lock = threading.Lock()
 
@@ -75,16 +66,16 @@ class FakeForms:
         """See `Forms`."""
         return {"registers": 32, "shared": 0, "local": 0, "threads": 256, "resident": self._resident}
 
-    def start(
-        self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1, slot: int = 0
-    ) -> None:
+    def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1) -> None:
         """See `Forms`."""
+        stream.operations.put(self._workers(control, base, workers))
 
+    def _workers(self, control: int, base: int, workers: int) -> Callable[[], None]:
         def work(worker: int) -> None:
             with self._lock:
                 self._now += 1
                 self.most = max(self.most, self._now)
-            self._blocks.work(control, worker, workers, slot)
+            self._blocks.work(control, worker)
             with self._lock:
                 self._now -= 1
 
@@ -95,7 +86,17 @@ class FakeForms:
             for thread in threads:
                 thread.join()
 
-        stream.operations.put(operation)
+        return operation
+
+    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64] | None:
+        """See `Forms`."""
+        return self._row(self._workers(control, base, workers))
+
+    def _row(self, operation: Callable[[], None]) -> NDArray[np.int64] | None:
+        if not self._words:
+            return None
+        self._rows.append(_Row(operation))
+        return self._rows[-1].words
 
     def start_plain(self, stream: _Stream) -> None:
         """See `Forms`."""
@@ -106,22 +107,33 @@ class FakeForms:
 
     lasting = True
 
-    def plain_row(self) -> NDArray[np.int64]:
+    def plain_row(self) -> NDArray[np.int64] | None:
         """See `Forms`."""
-        if self._row is None:
-            self._row = np.zeros(9, np.int64)
-            self._row[7] = id(self)
-            _whole[id(self)] = self
-        return self._row
+        return self._row(self._run_whole)
 
 
-_whole: weakref.WeakValueDictionary[int, FakeForms] = weakref.WeakValueDictionary()
+class _Row:
+    """What a row of a line launches."""
+
+    def __init__(self, operation: Callable[[], None]) -> None:
+        self.operation = operation
+        self.words = np.zeros(9, np.int64)
+        self.words[7] = id(self)
+        _functions[id(self)] = self
+
+
+_functions: weakref.WeakValueDictionary[int, _Row] = weakref.WeakValueDictionary()
 """What rows of lines name as functions."""
 
 
 @native
 def _reached(event, _a, _b, _c, _d, _e):
-    return 0 if load_acquire(event, SYSTEM) != 0 else 600
+    word = load_acquire(event, SYSTEM)
+    return 0 if word > 0 else 600 if word == 0 else LOST
+
+
+LOST = 700
+"""CUDA_ERROR_ILLEGAL_ADDRESS."""
 
 
 _WORDS = (ctypes.c_int64,) * 7
@@ -130,18 +142,18 @@ _WORDS = (ctypes.c_int64,) * 7
 @ctypes.CFUNCTYPE(*_WORDS)
 def _launch(row: int, function: int, *_: int) -> int:
     stream = _Stream.streams[int(view_of(row, 56, np.int64)[4])]
-    stream.operations.put(_whole[function]._run_whole)
+    stream.operations.put(_functions[function].operation)
     return 0
 
 
 @ctypes.CFUNCTYPE(*_WORDS)
 def _record(event: int, stream: int, *_: int) -> int:
     word = view_of(event, 16, np.int64)
-    word[0] = 0
+    word[0] = min(word[0], 0)  # of a lost GPU it stays so
 
     def reach() -> None:
         word[1] = time.perf_counter_ns()
-        word[0] = 1
+        word[0] |= 1
 
     _Stream.streams[stream].operations.put(reach)
     return 0
@@ -154,6 +166,8 @@ class FakeGpu:
     ----------
     resident : int
         Workers that a kernel has at most.
+    words : bool
+        Whether arguments are words, so that lines launch the kernels.
     """
 
     device = "cpu"
@@ -161,8 +175,9 @@ class FakeGpu:
     clock = 1e9
     name, bandwidth, cache = "stand-in", 1e10, 0
 
-    def __init__(self, resident: int = 4) -> None:
+    def __init__(self, resident: int = 4, words: bool = True) -> None:
         self.resident = resident
+        self._words = words
         self.made: list[FakeForms] = []
         self._streams: list[_Stream] = []
         self._idle: list[_Stream] = []
@@ -186,6 +201,15 @@ class FakeGpu:
         """See `Gpu`."""
         return [self.new_event() for _ in range(count)]
 
+    def lose(self) -> None:
+        """Let each event tell of a fault from now on."""
+        for words in self._events:
+            words[0] = -1
+
+    def record(self, event: int, stream: _Stream) -> None:
+        """See `Gpu`."""
+        _record(event, stream.handle, 0, 0, 0, 0)
+
     def between(self, first: int, last: int) -> float:
         """See `Gpu`."""
         return 1e-9 * float(view_of(last, 16, np.int64)[1] - view_of(first, 16, np.int64)[1])
@@ -204,7 +228,7 @@ class FakeGpu:
     def forms(self, blocks: BlockLaunch) -> FakeForms:
         """See `Gpu`. As where arguments begin on a GPU, the default stream is waited for."""
         self.wait_default()
-        self.made.append(FakeForms(blocks, self.resident))
+        self.made.append(FakeForms(blocks, self.resident, self._words))
         return self.made[-1]
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
@@ -227,6 +251,10 @@ class FakeGpu:
         """See `Gpu`."""
         return memory_for("cpu").allocate(nbytes)
 
+    def allocate_shared(self, nbytes: int) -> Block:
+        """See `Gpu`."""
+        return memory_for("cpu").allocate_shared(nbytes)
+
     def stream(self, priority: int = 0) -> _Stream:
         """See `Gpu`."""
         if self._idle:
@@ -238,40 +266,37 @@ class FakeGpu:
         """See `Gpu`."""
         self._idle.append(stream)
 
-    def mark(self, stream: _Stream, timing: bool = False) -> _Mark:
-        """See `Gpu`."""
-        event = _Mark()
-        stream.operations.put(event.set)
-        return event
-
     def wait_default(self) -> None:
         """See `Gpu`."""
         while self.default:
             self.default.pop(0)()
 
-    def after(self, stream: _Stream, event: _Mark) -> None:
-        """See `Gpu`."""
-        stream.operations.put(lambda: bool(event.wait()))
-
-    def done(self, event: _Mark) -> bool:
+    def done(self, event: threading.Event) -> bool:
         """See `Gpu`."""
         return event.is_set()
 
-    def elapsed(self, first: _Mark, last: _Mark) -> float:
-        """See `Gpu`."""
-        return last.time - first.time
-
     def synchronize(self, stream: _Stream) -> None:
         """See `Gpu`."""
-        self.mark(stream).wait()
+        event = threading.Event()
+        stream.operations.put(event.set)
+        event.wait()
 
     def set_word(self, address: int, value: int) -> None:
         """See `Gpu`."""
         view_of(address, 8, np.int64)[0] = value
 
-    def set_words(self, stream: _Stream, address: int, words: Sequence[int]) -> None:
+    def reset_words(self, addresses: Sequence[int], words: Sequence[int]) -> threading.Event:
         """See `Gpu`."""
-        view_of(address, 8 * len(words), np.int64)[:] = words
+        assert len(addresses) * len(words) < 256  # else the driver's cuStreamBatchMemOp refuses it
+        for address in addresses:
+            view_of(address, 8 * len(words), np.int64)[:] = words
+        event = threading.Event()
+        event.set()
+        return event
+
+    def write_word(self, stream: _Stream, address: int, value: int) -> None:
+        """See `Gpu`."""
+        stream.operations.put(lambda: view_of(address, 8, np.int64).fill(value))
 
     def wait_word(self, stream: _Stream, address: int, least: int) -> None:
         """See `Gpu`."""

@@ -9,6 +9,7 @@ import ctypes
 import os
 import secrets
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,11 @@ class FakeIpc:
         return 0
 
     def cuIpcCloseMemHandle(self, address: int) -> int:
-        size, name = self._mapped.pop(address)
+        size, name = self._mapped[address]
+        until = time.monotonic() + 20
+        while (self.folder / f"runs-{name}").exists() and time.monotonic() < until:
+            time.sleep(0.01)  # as the driver waits for all that runs
+        del self._mapped[address]
         self._note(f"close {name}")
         _libc.munmap(address, size)
         return 0

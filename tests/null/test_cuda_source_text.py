@@ -316,17 +316,17 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     forms._blocks, forms._source = blocks, one
     forms._grid, forms._threads, forms._shared = (3, 2, 1), (64, 2, 1), 16
     forms._forms = {name: (name, {}) for name in ("plain", "workers")}
-    expected = {"plain": 5, "workers": 15}
+    expected = {"plain": 5, "workers": 13}
     forms.start_plain(None)
     forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3, rounds=2)
     two = int(np.float32(2).view(np.int32))
     arguments = [4096, 8192, two, 5, 4096]
     assert called == [
         ("plain", (3, 2, 1, 64, 2, 1, 16, 0), arguments),
-        ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 9, 0, 3, 12, 6, 3, 2, 1, *arguments]),
+        ("workers", (9, 1, 1, 64, 2, 1, 16, 99), [1 << 40, 7, 3, 12, 6, 3, 2, 1, *arguments]),
     ]
     text = " ".join(around(one).split())
-    words = [f"ww_{name}" for name in "control base workers slot chunk blocks period x y z".split()]
+    words = [f"ww_{name}" for name in "control base chunk blocks period x y z".split()]
     assert f"{', long long '.join(words)}, const float *x, float *y, float a, int n, const float *z)" in text
     assert one.code in around(one), "the user's own text is as it was"
 

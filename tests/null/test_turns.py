@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import errno
 import itertools
 import json
@@ -14,11 +13,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness import turns
+from tests.harness.turns import HOLDS, OTHER, WAITS, Gpu, rows, waiting
 from tests.harness.until import until
 
 import warpwell as ww
@@ -28,80 +28,7 @@ from warpwell.turns import choice, gpu_work, operate, seat
 from warpwell.turns.board import GRANT, HOLDER, PRIORITY, SINCE, SLOTS, USE, Board
 
 LONG = 30.0
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A device of the test's own: this process keeps its boards."""
-    return f"d{abs(hash(request.node.name))}"
-
-
-class Program:
-    """A process that takes turns; it prints a line a step."""
-
-    def __init__(self, name: str, code: str) -> None:
-        head = "import os, signal, sys, time, threading\nimport warpwell as ww\n"
-        head += f"say = lambda *a: print(*a, flush=True)\nD = {name!r}\n"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", head + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-
-    def hears(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def tell(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-
-@pytest.fixture
-def start(name: str) -> Iterator[Callable[[str], Program]]:
-    made: list[Program] = []
-
-    def one(code: str) -> Program:
-        made.append(Program(name, code))
-        return made[-1]
-
-    yield one
-    for program in made:
-        with program.process:  # which closes the pipes
-            program.process.kill()
-
-
-HOLDS = """
-with ww.turn("holder", device=D):
-    say("inside")
-    sys.stdin.readline()
-say("out")
-sys.stdin.readline()
-"""
-
-WAITS = """
-say("begins")
-with ww.turn("waiter", device=D, priority={priority}):
-    say("inside")
-    sys.stdin.readline()
-say("out")
-sys.stdin.readline()
-"""
-
-
-def rows(name: str) -> dict[str, dict[str, Any]]:
-    return {row["tenant"]: row for row in operate.status() if row["device"] == name}
-
-
-def waiting(name: str, tenant: str = "waiter") -> bool:
-    return rows(name).get(tenant, {}).get("state") == "waits"
+folder, name, start = turns.folder, turns.name, turns.start
 
 
 def free(name: str, timeout: float = LONG) -> None:
@@ -132,8 +59,7 @@ say(*(f"{a}:{b}" for a, b in spans))
 
 
 def test_a_holder_between_two_turns_hands_over(start: Any, name: str) -> None:
-    holder = start(HOLDS)
-    assert holder.hears() == "inside"
+    holder = start.holder()
     holder.tell()
     assert holder.hears() == "out"
     assert rows(name)["holder"]["state"] == "holds"
@@ -142,11 +68,7 @@ def test_a_holder_between_two_turns_hands_over(start: Any, name: str) -> None:
 
 
 def test_a_killed_holder_frees_the_lease_at_once(start: Any, name: str) -> None:
-    holder, waiter = start(HOLDS), None
-    assert holder.hears() == "inside"
-    waiter = start(WAITS.format(priority=0))
-    assert waiter.hears() == "begins"
-    until(lambda: waiting(name))
+    holder, waiter = start.holder(), start.waiter()
     holder.send(signal.SIGKILL)
     began = time.monotonic()
     assert waiter.hears() == "inside"
@@ -156,10 +78,8 @@ def test_a_killed_holder_frees_the_lease_at_once(start: Any, name: str) -> None:
 
 
 def test_a_killed_waiter_is_forgotten(start: Any, name: str) -> None:
-    waiter = start(WAITS.format(priority=5))
     with ww.turn("here", device=name):
-        assert waiter.hears() == "begins"
-        until(lambda: waiting(name))
+        waiter = start.waiter(priority=5)
         waiter.send(signal.SIGKILL)
         waiter.process.wait(LONG)
     free(name, 2.0)
@@ -168,8 +88,7 @@ def test_a_killed_waiter_is_forgotten(start: Any, name: str) -> None:
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "between"])
 def test_a_stopped_holder_loses_the_lease_and_waits_again_afterwards(start: Any, name: str, inside: bool) -> None:
     operate.limit(name, hold=0.3)
-    holder = start(HOLDS + "with ww.turn('holder', device=D):\n    say('again')\n")
-    assert holder.hears() == "inside"
+    holder = start.holder("with ww.turn('holder', device=D):\n    say('again')\n")
     if not inside:
         holder.tell()
         assert holder.hears() == "out"
@@ -186,22 +105,15 @@ def test_a_stopped_holder_loses_the_lease_and_waits_again_afterwards(start: Any,
 
 
 def test_a_stopped_waiter_lets_others_pass(start: Any, name: str) -> None:
-    first = start(WAITS.format(priority=5))
     with ww.turn("here", device=name):
-        assert first.hears() == "begins"
-        until(lambda: waiting(name))
-        first.send(signal.SIGSTOP)
-        second = start(WAITS.format(priority=0).replace("waiter", "second"))
-        assert second.hears() == "begins"
-        until(lambda: waiting(name, "second"))
+        start.waiter(priority=5).send(signal.SIGSTOP)
+        second = start.waiter("second")
     assert second.hears() == "inside"
 
 
 def test_a_stopped_waiter_is_waited_for_once_only(start: Any, name: str) -> None:
-    waiter = start(WAITS.format(priority=5))
     with ww.turn("here", device=name):
-        assert waiter.hears() == "begins"
-        until(lambda: waiting(name))
+        waiter = start.waiter(priority=5)
         waiter.send(signal.SIGSTOP)
         time.sleep(0.05)
     began = time.monotonic()
@@ -226,8 +138,7 @@ with ww.turn("waiter", device=D):
     say("inside")
 sys.stdin.readline()
 """
-    holder = start(HOLDS)
-    assert holder.hears() == "inside"
+    holder = start.holder()
     waiter = start(code)
     assert waiter.hears() == "begins"
     until(lambda: waiting(name))
@@ -238,46 +149,6 @@ sys.stdin.readline()
     holder.tell()
     assert waiter.hears() == "inside"
     free(name)
-
-
-OTHER = """
-while sys.stdin.readline():
-    began = time.monotonic()
-    with ww.turn("other", device=D, priority={priority:d}, timeout=8):
-        pass
-    say(time.monotonic() - began)
-"""
-
-
-class Interrupt:
-    """Raise KeyboardInterrupt at one place in turns where Python looks for signals; `came` says whether there was one.
-
-    It looks when a function begins, after calls, and when a loop goes back.
-    """
-
-    def __init__(self, at: int) -> None:
-        self._left, self.came, self.where = at, False, ""
-        self._called: set[Any] = set()
-
-    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        if "warpwell/turns/" not in code.co_filename or code.co_name == "__del__" or self.came:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        looks = event == "call" or frame in self._called
-        self._called.discard(frame)
-        if event == "opcode":
-            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            looks = looks or name.startswith("JUMP_BACKWARD")
-            if name.startswith("CALL"):
-                self._called.add(frame)
-        elif event != "call":
-            return self
-        self._left -= looks
-        if looks and self._left < 0:
-            self.came, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-            raise KeyboardInterrupt
-        return self
 
 
 @pytest.mark.parametrize("meets", [False, True])
@@ -291,29 +162,17 @@ def test_an_interrupt_at_any_point_leaves_no_lease_behind(start: Any, name: str,
     def one_turn() -> None:
         with ww.turn("here", device=name) as its:
             if meets:
-                told.append(at)
+                told.append(1)
                 other.tell()
                 until(mine.station.board.anyone)
             its.pause()
 
-    at, came = 0, True
-    before = sys.gettrace()
-    while came:
-        interrupt = Interrupt(at)
-        sys.settrace(interrupt)
-        with contextlib.suppress(KeyboardInterrupt):
-            try:
-                one_turn()
-            finally:
-                sys.settrace(before)
-        assert mine.depth == 0 and not mine.inside, (at, interrupt.where)
+    for where in turns.interruptions(one_turn):
+        assert mine.depth == 0 and not mine.inside, where
         other.tell()
-        for _ in range(told.count(at) + 1):
-            seconds = float(other.hears() or "inf")
-            assert seconds < 5.0, (at, interrupt.where)  # far below choice.HOLD
-        came = interrupt.came
-        at += 1
-    assert at > 50
+        for _ in [*told, 1]:
+            assert float(other.hears() or "inf") < 5.0, where  # far below choice.HOLD
+        told.clear()
 
 
 def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
@@ -324,12 +183,7 @@ def test_an_interrupt_in_a_turn_ends_it(name: str) -> None:
 
 def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: str) -> None:
     with ww.turn("here", device=name):
-        low = start(WAITS.format(priority=0).replace("waiter", "low"))
-        assert low.hears() == "begins"
-        until(lambda: waiting(name, "low"))
-        high = start(WAITS.format(priority=3).replace("waiter", "high"))
-        assert high.hears() == "begins"
-        until(lambda: waiting(name, "high"))
+        low, high = start.waiter("low"), start.waiter("high", 3)
     assert high.hears() == "inside"
     assert rows(name)["low"]["state"] == "waits"
     high.tell()
@@ -339,15 +193,11 @@ def test_the_highest_priority_is_next_and_then_who_used_least(start: Any, name: 
 
 
 def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: str) -> None:
-    lower, higher = start(WAITS.format(priority=-1).replace("waiter", "lower")), None
     with ww.turn("here", device=name, timeout=LONG) as its:
-        lower.hears()
-        until(lambda: waiting(name, "lower"))
+        start.waiter("lower", -1)
         its.pause()
         assert rows(name)["lower"]["state"] == "waits"
-        higher = start(WAITS.format(priority=1).replace("waiter", "higher"))
-        higher.hears()
-        until(lambda: waiting(name, "higher"))
+        higher = start.waiter("higher", 1)
         threading.Timer(0.1, higher.tell).start()
         its.pause()
         assert higher.hears() == "inside"
@@ -358,20 +208,16 @@ def test_a_holder_that_does_not_come_back_hands_over_whatever_its_priority(
     start: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sooner than those who wait would look."""
-    waiter = start("from warpwell.turns import seat\nseat.LOOK = 20.0\n" + WAITS.format(priority=-3))
     with ww.turn("here", device=name, priority=3):
-        waiter.hears()
-        until(lambda: waiting(name))
+        waiter = start.waiter(priority=-3, before="from warpwell.turns import seat\nseat.LOOK = 20.0\n")
     began = time.monotonic()
     assert waiter.hears() == "inside"
     assert time.monotonic() - began < 5
 
 
 def test_a_loop_of_higher_priority_keeps_the_lease_between_its_turns(start: Any, name: str) -> None:
-    waiter = start(WAITS.format(priority=-3))
     with ww.turn("here", device=name, priority=3):
-        waiter.hears()
-        until(lambda: waiting(name))
+        waiter = start.waiter(priority=-3)
     for _ in range(200):
         with ww.turn("here", device=name, priority=3):
             pass
@@ -411,19 +257,16 @@ def test_a_thread_that_ends_gives_back_its_seat_and_the_lease(name: str, start: 
 
 
 def test_a_turn_within_a_turn_is_a_part_of_it(name: str, start: Any) -> None:
-    waiter = start(WAITS.format(priority=5))
     its = ww.turn("here", device=name)
     with its:
         with its, ww.turn("inner", device=name):
-            assert waiter.hears() == "begins"
-            until(lambda: waiting(name))
+            waiter = start.waiter(priority=5)
         assert waiting(name)
     assert waiter.hears() == "inside"
 
 
 def test_a_turn_that_does_not_come_in_time(start: Any, name: str) -> None:
-    holder = start(HOLDS)
-    assert holder.hears() == "inside"
+    holder = start.holder()
     with pytest.raises(errors.TurnTimeoutError, match="sched status") as raised, ww.turn(device=name, timeout=0.05):
         raise AssertionError
     assert raised.value.device == name and isinstance(raised.value, TimeoutError)
@@ -563,9 +406,7 @@ def test_a_thread_that_was_idle_has_no_credit(start: Any, name: str) -> None:
         board = Board.of(name)
         own = next(s for s in range(1, SLOTS) if board.tenant(s) == "here")
         board.words[board.at(own) + USE] = 10**15
-        waiter = start(WAITS.format(priority=0))
-        waiter.hears()
-        until(lambda: waiting(name))
+        waiter = start.waiter()
     assert waiter.hears() == "inside"
     assert rows(name)["waiter"]["used"] >= 1e6
 
@@ -637,16 +478,14 @@ def test_commands(
     monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "nobody.sock"))
     assert main(["sched", "status"]) == 2
     assert "nobody takes turns at a GPU here, and no scheduler service" in "".join(capsys.readouterr())
-    holder, waiter = start(HOLDS), None
-    assert holder.hears() == "inside"
-    waiter = start(WAITS.format(priority=2))
-    until(lambda: waiting(name))
+    start.holder()
+    waiter = start.waiter(priority=2)
     found = {row["tenant"]: row for row in answer("status")["turns"]}
     assert (found["holder"]["state"], found["waiter"]["state"]) == ("inside", "waits")
     assert found["waiter"]["process"] == waiter.process.pid and found["waiter"]["priority"] == 2
     (tmp_path / "tenants.json").write_text('{"holder": {"hold": 0.2}}')
     assert answer("limit", "--ceiling", "1", "--tenants", str(tmp_path / "tenants.json"))["devices"] == [name]
-    assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]  # the holder has lost it
+    assert waiter.hears() == "inside"  # the holder has lost it
     assert rows(name)["holder"]["state"] == "without"
     assert answer("end", "waiter", "--grace", "2")["processes"] == [waiter.process.pid]
     assert waiter.process.wait(LONG) == -signal.SIGTERM
@@ -702,44 +541,6 @@ def test_a_framework_needs_no_compiler_here() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-class Gpu:
-    """The driver's functions, which note what they were asked for."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.context = 77
-        self._events = 0
-
-    def cuCtxGetCurrent(self, where: Any) -> int:
-        where._obj.value = self.context
-        return 0
-
-    def cuCtxSetCurrent(self, context: Any) -> int:
-        self.calls.append(f"context {context}")
-        return 0
-
-    def cuCtxSynchronize(self) -> int:
-        self.calls.append("synchronize")
-        return 0
-
-    def cuEventCreate(self, where: Any, flags: int) -> int:
-        self._events += 1
-        where._obj.value = self._events
-        return 0
-
-    def cuEventRecord(self, event: Any, stream: int) -> int:
-        self.calls.append(f"record {event.value} in {stream}")
-        return 0
-
-    def cuEventSynchronize(self, event: Any) -> int:
-        self.calls.append(f"wait {event.value}")
-        return 0
-
-    def cuEventDestroy_v2(self, event: Any) -> int:
-        self.calls.append(f"destroy {event.value}")
-        return 0
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made = Gpu()
@@ -773,10 +574,8 @@ def test_short_parts_are_queued_for_as_long_as_a_long_one(gpu: Gpu, name: str, m
 
 
 def test_the_gpu_is_drained_before_the_lease_is_handed_over(gpu: Gpu, name: str, start: Any) -> None:
-    waiter = start(WAITS.format(priority=1))
     with ww.turn("here", device=name) as its:
-        waiter.hears()
-        until(lambda: waiting(name))
+        waiter = start.waiter(priority=1)
         threading.Timer(0.2, waiter.tell).start()
         its.pause()
         assert "synchronize" in gpu.calls

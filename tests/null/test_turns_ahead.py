@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import queue
-import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.harness import turns
+from tests.harness.turns import OTHER, WAITS, Gpu, rows, waiting
 from tests.harness.until import until
-from tests.null import test_turns
-from tests.null.test_turns import WAITS, Gpu, rows
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.turns import ahead, board, gpu_work, operate, seat
 
 LONG = 30.0
-start = test_turns.start  # a fixture
+folder, name, start = turns.folder, turns.name, turns.start
 
 
 class Stream(Gpu):
@@ -82,16 +81,6 @@ class Stream(Gpu):
         assert kind == 4
         while word.value < value and not self.closed.is_set():
             time.sleep(1e-5)
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    return f"a{abs(hash(request.node.name))}"
 
 
 @pytest.fixture
@@ -170,6 +159,33 @@ def hands_over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return str(request.param)
 
 
+def test_a_keeper_that_is_late_does_not_open_the_gate_of_a_lease_that_is_gone(
+    gpu: Stream, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ww.turn("here", device=name, ahead=True):
+        gpu.kernel(1e-3)
+    its = mine(name)
+    words = its.station.board.words
+    until(lambda: its.station.seat is its and not its._gate.pending())
+    late = threading.Event()
+
+    def nobody(self: board.Board) -> bool:
+        """Nobody waits; before the keeper has heard of it somebody comes, and takes the lease away."""
+        if threading.current_thread() is its._keeper and not late.is_set():
+            words[its._at + board.OPEN] = 0
+            words[board.EPOCH] += 1
+            late.set()
+        return False
+
+    monkeypatch.setattr(board.Board, "anyone", nobody)
+    opened = []
+    monkeypatch.setattr(ahead._Gate, "open", lambda self, opened_=True: opened.append(opened_ and late.is_set()))
+    its.station.board.ring(its.slot)
+    assert late.wait(5.0)
+    time.sleep(0.05)
+    assert not any(opened)
+
+
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_gpu_stands_at_a_gate_while_another_has_the_lease(
     gpu: Stream, name: str, start: Any, hands_over: str, graph: bool
@@ -207,13 +223,92 @@ def test_a_host_is_not_too_far_ahead(gpu: Stream, name: str, monkeypatch: pytest
 
 
 def test_a_context_that_failed_holds_up_nobody(gpu: Stream, name: str, start: Any) -> None:
-    with ww.turn("here", device=name, ahead=True) as its:
-        gpu.status = 700
-        enqueue(gpu, its, 0.0)
-        waiter = start(WAITS.format(priority=0))
-        assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]
-        waiter.tell()
-    assert mine(name)._gate.broken
+    with pytest.warns(RuntimeWarning, match=f"{name} run ahead no more: .* stream 0x0 .*700") as told:
+        with ww.turn("here", device=name, ahead=True) as its:
+            gpu.status = 700
+            enqueue(gpu, its, 0.0)
+            waiter = start(WAITS.format(priority=0))
+            assert [waiter.hears(), waiter.hears()] == ["begins", "inside"]
+            waiter.tell()
+    assert len(told) == 1 and mine(name)._gate.broken
+
+
+def test_where_the_driver_refuses_a_gate_the_turns_after_are_ordinary_ones(gpu: Stream, name: str, start: Any) -> None:
+    gpu.status = 801
+    ahead._addresses[board.Board.of(name)] = board.Board.of(name).extent[0]  # it has mapped the words
+    with pytest.warns(RuntimeWarning, match="801"), ww.turn("here", device=name, ahead=True):
+        pass
+    with ww.turn("here", device=name, ahead=True), ww.turn("there", device=name, ahead=True):
+        assert type(seat.seat_of(name)) is seat.Seat and seat.seat_of(name).depth == 2
+        waiter = start(WAITS.format(priority=1))
+        assert waiter.hears() == "begins"
+        until(lambda: waiting(name))
+    assert waiter.hears() == "inside"
+    waiter.tell()
+
+
+class OwnStream:
+    """A stream of a framework; the driver gives its handle to another one when it is no more."""
+
+    handle = 5
+
+
+def test_a_stream_lives_until_the_next_turn_of_its_thread(gpu: Stream, name: str) -> None:
+    kept = []
+    for _ in range(2):
+        stream = OwnStream()
+        with ww.turn("here", device=name, ahead=True, stream=stream):
+            gpu.kernel(0.01)
+        kept.append(weakref.ref(stream))
+        del stream
+    assert kept[0]() is None and kept[1]() is not None
+
+
+def test_an_interrupt_while_a_lease_is_taken_away_leaves_no_lock_behind(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its, held, call = board.Board.of(name), set(), board.fcntl.fcntl
+
+    def noting(file: int, what: int, argument: bytes) -> Any:
+        kind, _, byte, *_ = board._FLOCK.unpack(argument)
+        found = call(file, what, argument)
+        if what == board.fcntl.F_SETLK:
+            (held.add if kind == board.fcntl.F_WRLCK else held.discard)(byte)
+        return found
+
+    monkeypatch.setattr(board.fcntl, "fcntl", noting)
+    monkeypatch.setattr(seat, "overstays", lambda *arguments: True)
+    one, other = seat.Seat(seat.Station(its)), its.sit()
+
+    def take_away() -> None:
+        for state in (board.INSIDE, board.AHEAD):
+            its.words[board.HOLDER], its.words[its.at(other) + board.STATE] = other, state
+            one._ask(time.monotonic_ns(), 0) if state == board.INSIDE else one._overtake(other)
+            assert its.words[board.HOLDER] == 0
+
+    for where in turns.interruptions(take_away):
+        assert board.SEIZE not in held, where
+
+
+def test_threads_of_one_process_take_a_lease_away_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    its = board.Board.of(name)
+    one, two, other = seat.Seat(seat.Station(its)), seat.Seat(seat.Station(its)), its.sit()
+    met: list[int] = []
+
+    def overstays(its: board.Board, since: int, now: int, least: float) -> bool:
+        """Ask in another thread as soon as this one has the lock: a process gets its own locks again."""
+        if least == 0.0 and not met:
+            met.append(its.words[board.EPOCH])
+            asks = threading.Thread(target=two._ask, args=(now, since))
+            asks.start()
+            asks.join(5.0)
+            met.append(its.words[board.EPOCH])
+        return True
+
+    monkeypatch.setattr(seat, "overstays", overstays)
+    its.words[board.HOLDER], its.words[its.at(other) + board.STATE] = other, board.INSIDE
+    one._ask(time.monotonic_ns(), 0)
+    assert met[0] == met[1] == its.words[board.EPOCH] - 1 and its.words[board.HOLDER] == 0
 
 
 def test_gates_open_when_the_program_ends(gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +352,7 @@ def test_work_that_never_goes_on_takes_the_lease_once(
         gpu.did.put(stuck.wait)  # a kernel of a context that has failed: the host does not ask
     until(lambda: state(name) == board.AHEAD)
     operate.limit(name, hold=0.5)
-    other = start(test_turns.OTHER.format(priority=0))
+    other = start(OTHER.format(priority=0))
     times = []
     for _ in range(6):
         other.tell()
@@ -333,11 +428,14 @@ def test_a_thread_that_ends_gives_its_slot_back_once_the_gpu_is_done(gpu: Stream
     assert words[opened] == 0
 
 
-def test_where_the_gpu_cannot_wait_the_host_does(gpu: Stream, name: str) -> None:
-    gpu.status = 1
-    with ww.turn("here", device=name, ahead=True), ww.turn("here", device=name):
-        assert seat.seat_of(name).depth == 2
-        assert type(seat.seat_of(name)) is seat.Seat
+def test_where_the_gpu_cannot_wait_the_host_does_and_it_is_told_once(gpu: Stream, name: str, tmp_path: Path) -> None:
+    gpu.status = 801
+    with pytest.warns(RuntimeWarning, match=f"{tmp_path}.*801.*WARPWELL_TURNS") as told:
+        for _ in range(2):
+            with ww.turn("here", device=name, ahead=True), ww.turn("here", device=name):
+                assert seat.seat_of(name).depth == 2
+                assert type(seat.seat_of(name)) is seat.Seat
+    assert len(told) == 1 and told[0].filename == __file__
 
 
 def test_a_turn_in_one_that_is_ahead_is_part_of_it(gpu: Stream, name: str) -> None:
@@ -382,7 +480,7 @@ def test_an_interrupt_at_any_point_leaves_no_gate_shut(
     gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "CLOSE", 0.0)
-    other = start(test_turns.OTHER.format(priority=0))
+    other = start(OTHER.format(priority=0))
 
     def one_turn() -> None:
         with ww.turn("here", device=name, ahead=True) as its:
@@ -391,18 +489,8 @@ def test_an_interrupt_at_any_point_leaves_no_gate_shut(
             gpu.kernel(0.0)
 
     one_turn()
-    before, at, came = sys.gettrace(), 0, True
-    while came:
-        interrupt = test_turns.Interrupt(at)
-        sys.settrace(interrupt)
-        with contextlib.suppress(KeyboardInterrupt):
-            try:
-                one_turn()
-            finally:
-                sys.settrace(before)
-        assert mine(name).depth == 0, (at, interrupt.where)
+    for where in turns.interruptions(one_turn):
+        assert mine(name).depth == 0, where
         other.tell()
-        assert float(other.hears() or "inf") < 5.0, (at, interrupt.where)  # far below choice.HOLD
-        came, at = interrupt.came, at + 1
-    assert at > 50
+        assert float(other.hears() or "inf") < 5.0, where  # far below choice.HOLD
     until(lambda: not mine(name)._gate.pending())

@@ -26,9 +26,11 @@ import ctypes
 import os
 import threading
 import time
+import warnings
 import weakref
 
 from .. import errors
+from ..libcuda import driver
 from .board import (
     AHEAD,
     AT,
@@ -48,7 +50,7 @@ from .board import (
     Board,
 )
 from .choice import HOLD
-from .gpu_work import current_context, driver
+from .gpu_work import current_context
 from .seat import LATE, LINGER, QUIET, Seat, Station
 
 HOST = 4e-3
@@ -78,7 +80,10 @@ _mapping = threading.Lock()
 
 
 def gates(board: Board) -> bool:
-    """Return whether the calling thread's GPU can wait at words of a board."""
+    """Return whether the calling thread's GPU can wait at words of a board; warn once if it has a GPU that cannot.
+
+    A driver registers no memory of files on a disk: Linux does not let a device hold their pages.
+    """
     if not current_context():
         return False
     with _mapping:
@@ -90,6 +95,14 @@ def gates(board: Board) -> bool:
                 status = library.cuMemHostRegister_v2(begin, length, _DEVICE_AND_PORTABLE)
                 status = status or library.cuMemHostGetDevicePointer_v2(ctypes.byref(at), begin, 0)
             _addresses[board] = 0 if status else at.value
+            if status:
+                warnings.warn(
+                    f"turns do not run ahead: the GPU cannot wait at words of {board.path} (the driver says {status}). "
+                    "Name a folder in /dev/shm or of a tmpfs in WARPWELL_TURNS, or update a driver before CUDA 11.7; "
+                    "until then the host waits for each turn",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
     return _addresses[board] != 0
 
 
@@ -131,8 +144,15 @@ class _Gate:
 
     def _call(self, stream: int, operations: ctypes.Array[_Operation]) -> None:
         count = len(operations)
-        if self._library.cuStreamBatchMemOp_v2(stream, count, ctypes.addressof(operations), 0) != 0:
-            self.fail()  # the context is no more: what comes is the framework's to tell
+        status = self._library.cuStreamBatchMemOp_v2(stream, count, ctypes.addressof(operations), 0)
+        if status and not self.broken:
+            self.fail()
+            warnings.warn(
+                f"turns of this thread at {self._board.name} run ahead no more: the driver refused a gate in stream "
+                f"{stream:#x} (it says {status}). From its next turn on the host waits for each",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def fail(self) -> None:
         """Hold up nothing from now on."""
@@ -180,6 +200,10 @@ class AheadSeat(Seat):
     """A thread at one device, with gates. Its keeper waits, takes and hands over; the thread only enqueues."""
 
     gated = True
+
+    @property
+    def broken(self) -> bool:  # type: ignore[override]
+        return self._gate.broken
 
     def __init__(self, station: Station) -> None:
         super().__init__(station)
@@ -285,10 +309,11 @@ class AheadSeat(Seat):
         station, board, gate = self.station, self.station.board, self._gate
         try:
             while not self._over or gate.pending():
-                heard = board.heard(self.slot)
+                heard, shut = board.heard(self.slot), not board.words[self._at + OPEN]
                 if station.seat is self and not station.lost():
                     if not board.anyone():
-                        gate.open()  # whoever shut it is gone
+                        if shut:
+                            self._open()  # whoever did that is gone
                     elif self._offer():
                         continue
                 else:
@@ -326,7 +351,20 @@ class AheadSeat(Seat):
         words[self._at + SINCE], words[self._at + STATE] = time.monotonic_ns(), IDLE if self._gate.broken else AHEAD
         self._since = time.monotonic()
         self.inside = False
-        self._gate.open()
+        self._open()
+
+    def _open(self) -> None:
+        """Open the gate, unless the lease was taken away: that is done under the same lock, and where it is shut."""
+        board = self.station.board
+        while not self.station.lost():
+            try:
+                if board.seize():
+                    if not self.station.lost():
+                        self._gate.open()
+                    return
+            finally:
+                board.let_go()
+            time.sleep(_LOOK)
 
     def _clear(self) -> None:
         """Note that it does not wait, whatever was noted in its place."""
@@ -345,7 +383,7 @@ class AheadSeat(Seat):
         if stays:
             self._count()
         if not self.station.hand_over(self, stays) and self.station.seat is self:
-            self._gate.open()
+            self._open()
             return False
         return True
 

@@ -143,6 +143,7 @@ class Board:
             )
         self.words[_FORMAT] = VERSION
         self._own: set[int] = set()
+        self._seizes: dict[int, int] = {}  # the thread that has SEIZE
         self.held = 0
         self._lock = threading.Lock()
 
@@ -190,6 +191,17 @@ class Board:
     def unlock(self, byte: int) -> None:
         """Free a lock."""
         fcntl.fcntl(self._file, fcntl.F_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
+
+    def seize(self) -> bool:
+        """Take the lock SEIZE, if nobody has it: no other thread of this process either, which `lock` does not see."""
+        me = threading.get_ident()
+        return self._seizes.setdefault(SEIZE, me) == me and self.lock(SEIZE)
+
+    def let_go(self) -> None:
+        """Free the lock SEIZE, whatever `seize` said, unless another thread has it."""
+        if self._seizes.get(SEIZE) == threading.get_ident():
+            self.unlock(SEIZE)
+            self._seizes.pop(SEIZE, None)
 
     def owner(self, byte: int) -> int | None:
         """Return the process that has a lock, None where nobody but this one has; 0: one of another container."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import time
 from typing import Any
 
 from .. import errors
+from ..libcuda import driver, uuid_of
 
 AHEAD = 2e-3
 """Seconds of work that the host may have enqueued before a mark at which it waits."""
@@ -23,27 +23,6 @@ _MARKS, _LEARN = 32, 0.1
 
 _QUIET = 3
 """Flags of events: waits do not spin, and no times."""
-
-
-@functools.cache
-def driver() -> Any:
-    """Return the driver's library, None where there is none."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        library.cuCtxGetCurrent.argtypes = [ctypes.c_void_p]
-        library.cuEventCreate.argtypes = [ctypes.c_void_p, ctypes.c_uint]
-        library.cuEventRecord.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        for function in ("cuEventSynchronize", "cuCtxSetCurrent", "cuEventDestroy_v2"):
-            getattr(library, function).argtypes = [ctypes.c_void_p]
-        library.cuStreamQuery.argtypes = [ctypes.c_void_p]
-        library.cuStreamIsCapturing.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.cuMemHostRegister_v2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
-        library.cuMemHostGetDevicePointer_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint]
-        if hasattr(library, "cuStreamBatchMemOp_v2"):
-            library.cuStreamBatchMemOp_v2.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
-    except (OSError, AttributeError):
-        return None
-    return library
 
 
 def current_context() -> int:
@@ -66,20 +45,19 @@ def device_name(device: int | None) -> str:
     library = driver()
     number = ctypes.c_int()
     if library is not None and (device is None and library.cuCtxGetDevice(ctypes.byref(number)) == 0):
-        return _uuid(library, number)
+        return _named(library, number)
     if library is None or library.cuInit(0) != 0 or library.cuDeviceGet(ctypes.byref(number), device or 0) != 0:
         if device is not None:
             raise errors.DeviceNotFoundError(f"this process sees no GPU {device}: see `nvidia-smi`", device="cuda")
         return "host"
-    return _uuid(library, number)
+    return _named(library, number)
 
 
-def _uuid(library: Any, number: Any) -> str:
-    found = (ctypes.c_ubyte * 16)()
-    asked = getattr(library, "cuDeviceGetUuid_v2", library.cuDeviceGetUuid)  # of a MIG instance, too
-    if asked(found, number) != 0:
+def _named(library: Any, number: Any) -> str:
+    found = uuid_of(library, number)
+    if found is None:
         raise errors.DeviceNotFoundError("the driver does not name this GPU: see `nvidia-smi -L`", device="cuda")
-    return "gpu-" + bytes(found).hex()
+    return "gpu-" + found.hex()
 
 
 def handles(stream: Any) -> tuple[int, ...]:

@@ -42,9 +42,11 @@ class Turn:
             name = _name_of(self._device)
             kind = AheadSeat if self._ahead and gates(Board.of(name)) else Seat
             seat = seat_of(name, kind)
+            if seat.broken and not seat.depth:
+                seat = seat_of(name, Seat)
             before, self._seat = seat.depth, seat
             if not before:
-                seat.owner = id(self)
+                seat.owner, seat.stream = id(self), self._stream
             seat.begin(self._tenant, self._priority, self._streams, self._timeout)
             return self
         except BaseException:

@@ -32,7 +32,6 @@ from .board import (
     LIMITS,
     OPEN,
     PRIORITY,
-    SEIZE,
     SINCE,
     SLOTS,
     STATE,
@@ -226,6 +225,11 @@ class Seat:
     ----------
     gated : bool
         Whether its work waits at gates (`ahead.py`).
+    broken : bool
+        Whether it holds up nothing any more: the driver refused a gate.
+    stream : object
+        What the last turn named as its streams. They live until the next turn begins: a new stream could have the
+        handle of one that is no more, and would be taken for it.
     inside : bool
         Whether it is in a turn, so that nobody else may hand over.
     owner : int
@@ -237,9 +241,11 @@ class Seat:
     """
 
     gated = False
+    broken = False
 
     def __init__(self, station: Station) -> None:
         self.station = station
+        self.stream: object = None
         self.work = Work()
         self.inside = False
         self.owner = 0
@@ -419,13 +425,15 @@ class Seat:
         if board.words[at + STATE] == AHEAD and next_of(board, holder, now, now) == self.slot:
             self._overtake(holder)
             return
-        if overstays(board, since, now, station.limits.holds(board.tenant(holder))) and board.lock(SEIZE):
+        if overstays(board, since, now, station.limits.holds(board.tenant(holder))):
             try:
-                if board.words[HOLDER] == holder and overstays(board, since, now, 0.0):
+                if board.seize() and board.words[HOLDER] == holder and overstays(board, since, now, 0.0):
                     board.words[EPOCH] += 1
                     board.words[HOLDER] = 0
-            finally:
-                board.unlock(SEIZE)
+                board.let_go()
+            except BaseException:  # Ctrl-C as soon as the lock is taken, or before it is freed
+                board.let_go()
+                raise
 
     def _overtake(self, holder: int) -> None:
         """Take the lease away from a holder once its work stands at a gate; its process need not run for that."""
@@ -434,18 +442,25 @@ class Seat:
         stands = board.shut(holder, epoch, LOOK)
         if board.words[at + STATE] == IDLE:
             board.words[at + OPEN] = 1  # it holds up nothing any more, and nobody there may be left to open
-        if not stands or not board.lock(SEIZE):
+        if not stands:
             return
         try:
-            if board.words[HOLDER] == holder and board.words[EPOCH] == epoch and board.words[at + STATE] == AHEAD:
-                if board.pending(holder):
+            free = board.seize() and board.words[HOLDER] == holder and board.words[EPOCH] == epoch
+            waits = board.pending(holder)
+            if free and board.words[at + STATE] == AHEAD and not (waits and board.words[at + OPEN]):
+                board.words[at + OPEN] = 0  # nothing was behind the gate, which somebody has opened meanwhile
+                if board.words[at + STATE] == IDLE:
+                    board.words[at + OPEN] = 1
+                if waits:
                     board.words[at + STATE], board.words[at + SINCE] = WAITING, _clock()
                     board.flag(holder, True)
                 board.words[EPOCH] += 1
                 board.words[HOLDER] = 0
                 board.ring(self.slot)  # so that it does not sleep now
-        finally:
-            board.unlock(SEIZE)
+            board.let_go()
+        except BaseException:  # as in _ask
+            board.let_go()
+            raise
 
 
 class _Ticket:

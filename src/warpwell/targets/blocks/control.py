@@ -3,10 +3,9 @@
 A worker claims its next block by adding to `CURSOR`: `cuda.claim` on a GPU, the driver of `cpu.py` on the CPU. What
 workers only look at lies in one sector of 32 bytes, what they change in another.
 
-The host reads the record by a copy. To be told without one, it gives workers a *pinned record* of its own memory
-(`mirror_word`). They write there how many blocks have ended, now and then, and for each launch when it began and when
-its last worker left. Each launch in flight has a slot of its own, because stores of different workers arrive in any
-order: a word that is written once cannot be overwritten by an older one.
+The host reads the record by a copy. To be told of progress without one, it gives workers the address of a word of its
+own memory (`mirror_word`), where they write how many blocks have ended, now and then. Stores of different workers
+arrive in any order: the host keeps the largest number that it has seen.
 """
 
 from __future__ import annotations
@@ -14,14 +13,16 @@ from __future__ import annotations
 from ... import errors
 
 STOP = 0
-"""Word of the control record: not 0 when all workers are to leave at the end of their block."""
+"""Word of the control record: workers with a smaller number are to leave at the end of their block (`NEVER`: all)."""
 TARGET = 1
 """Workers with this number or a larger one are to leave."""
 FLOOR = 2
-"""Workers with a smaller number are to leave. The oldest are a GPU's first choice for what it issues next: they end
-their blocks soon, where the youngest of a kernel that keeps it busy may not for as long as the others run."""
+"""The same. On a GPU a stream sets `STOP`, and the host this word: neither takes the other's back.
+
+The oldest are a GPU's first choice for what it issues next: they end their blocks soon, where the youngest of a kernel
+that keeps it busy may not for as long as the others run."""
 MIRROR = 3
-"""Where the pinned record is (see `mirror_word`), 0 for none."""
+"""Where progress is told (see `mirror_word`), 0 for nowhere."""
 CURSOR = 4
 """The next block to claim; larger than the number of blocks when none is left."""
 DONE = 5
@@ -30,20 +31,10 @@ BEGUN = 6
 """Workers that have begun, ever."""
 LEFT = 7
 """Workers that have left, ever."""
-LEAVING = 8
-"""The first of `SLOTS` words: workers of the launch in this slot that have left; 0 again when all have."""
-SLOTS = 8
-"""Launches of one record that may be in flight together, if their ends are to be told."""
-CONTROL_WORDS = LEAVING + SLOTS
+CONTROL_WORDS = 8
 
-PROGRESS = 0
-"""Word of the pinned record: blocks that had ended at some time. The host keeps the largest that it has seen."""
-BEGAN = 8
-"""The first of `SLOTS` words: when the first worker of the launch began, in nanoseconds of the GPU's clock."""
-ENDED = 16
-"""The first of `SLOTS` words: when the last worker of the launch had left. Nothing of the launch, its results
-included, is written after it. The host sets it to 0 before a launch."""
-PINNED_WORDS = 24
+PINNED_BYTES = 64
+"""Between the words of two records where progress is told."""
 
 NEVER = 1 << 62
 """`TARGET` where no number reaches it."""
@@ -53,12 +44,12 @@ _OFTEN = 64
 
 
 def mirror_word(address: int, blocks: int) -> int:
-    """Return `MIRROR` for a pinned record at an address, a multiple of 64, and a launch of so many blocks.
+    """Return `MIRROR` for a word at an address, a multiple of 64, and a launch of so many blocks.
 
     The lowest six bits are k where progress is written as `DONE` passes multiples of 2^k.
     """
     if address & 63:
-        raise errors.ArgumentError(f"a pinned record at {address:#x}: give an address that is a multiple of 64")
+        raise errors.ArgumentError(f"progress is told at {address:#x}: give an address that is a multiple of 64")
     return address + max(0, (blocks // _OFTEN).bit_length() - 1)
 
 

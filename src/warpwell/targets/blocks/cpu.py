@@ -10,17 +10,15 @@ from ..fault import FLAG
 from . import control as at
 
 _DRIVER = """
-def driver(context, control, worker, workers, slot, total, threads{parameters}):
+def driver(context, control, worker, total, threads{parameters}):
     set_context(context)
     mirror = load_relaxed(control + 8 * MIRROR, DEVICE)
-    pinned, shift = mirror & -64, mirror & 63
+    shift = mirror & 63
     fetch_add(control + 8 * BEGUN, 1, DEVICE)
-    if mirror != 0 and load_relaxed(pinned + 8 * (BEGAN + slot), SYSTEM) == 0:
-        store_relaxed(pinned + 8 * (BEGAN + slot), clock_ns(), SYSTEM)
     blocks = (total + threads - 1) // threads
     while True:
         # the flags first and the claim second: what is claimed is always run
-        if load_acquire(control + 8 * STOP, DEVICE) != 0 or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
+        if worker < load_acquire(control + 8 * STOP, DEVICE) or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
             break
         if worker < load_relaxed(control + 8 * FLOOR, DEVICE):
             break
@@ -32,11 +30,8 @@ def driver(context, control, worker, workers, slot, total, threads{parameters}):
             function({arguments})
         done = fetch_add(control + 8 * DONE, 1, DEVICE)
         if mirror != 0 and done >> shift != (done + 1) >> shift:
-            store_relaxed(pinned + 8 * PROGRESS, done + 1, SYSTEM)
+            store_relaxed(mirror & -64, done + 1, SYSTEM)
     fetch_add(control + 8 * LEFT, 1, DEVICE)
-    if mirror != 0 and fetch_add(control + 8 * (LEAVING + slot), 1, DEVICE) == workers - 1:
-        store_relaxed(control + 8 * (LEAVING + slot), 0, DEVICE)
-        store_release(pinned + 8 * (ENDED + slot), clock_ns(), SYSTEM)
     set_context(0)
 """
 
@@ -51,11 +46,11 @@ def driver(blocks: Any) -> Any:
 
     values = host_arrays(blocks.values)
     compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
-    compile_for(blocks.kernel, compiled, (0,) * 7, values)
+    compile_for(blocks.kernel, compiled, (0,) * 5, values)
     return compiled
 
 
-def work(blocks: Any, control: int, worker: int, workers: int, slot: int) -> None:
+def work(blocks: Any, control: int, worker: int) -> None:
     """Run blocks until none is left; see `BlockLaunch.work`."""
     from ..compiler.run_cpu import host_arrays
     from ..compiler.symbols import forget_context  # imports LLVM
@@ -66,7 +61,7 @@ def work(blocks: Any, control: int, worker: int, workers: int, slot: int) -> Non
     values = host_arrays(blocks.values)
     try:
         driver(blocks)(
-            context.ctypes.data, control, worker, workers, slot, blocks.total, blocks.threads, *values
+            context.ctypes.data, control, worker, blocks.total, blocks.threads, *values
         )
     except BaseException:
         forget_context()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import atomics, block
-from ..atomics import DEVICE, SYSTEM, clock_ns, fence, load_pair, load_relaxed, store_relaxed
+from ..atomics import SYSTEM, load_pair, store_relaxed
 from ..block import add_relaxed, barrier, get_claim, put_claim, thread_index
 from ..compiler.compiling import compiling, explained
 from ..compiler.hooks import seam_for
@@ -21,23 +21,21 @@ from ..signature import configuration
 from . import control as at
 
 STOP, FLOOR, MIRROR, CURSOR = (8 * word for word in (at.STOP, at.FLOOR, at.MIRROR, at.CURSOR))
-DONE, BEGUN, LEFT, LEAVING = (8 * word for word in (at.DONE, at.BEGUN, at.LEFT, at.LEAVING))
+DONE, BEGUN, LEFT = (8 * word for word in (at.DONE, at.BEGUN, at.LEFT))
 """Offsets of words in the control record, in bytes. `STOP` and `TARGET` are one pair, `FLOOR` and `MIRROR` another."""
-PROGRESS, BEGAN, ENDED = (8 * word for word in (at.PROGRESS, at.BEGAN, at.ENDED))
-"""Offsets in the pinned record."""
 
 _WORKERS = """
 def {name}(
-    control, base, workers, slot, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}
+    control, base, chunk, blocks, period, across, rows, extent0, extent1, extent2{parameters}
 ):
     {begin}
     worker = base + own_block()
-    enter(control, worker - base, slot)
+    enter(control)
     ended = 0
     while True:
         first = claim(control, worker, chunk, ended)
         if first < 0 or first >= blocks:
-            leave(control, workers, slot)
+            leave(control)
             return
         ended = min(chunk, blocks - first)
         {start}
@@ -83,24 +81,15 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
-_WORDS = {"plain": 3, "workers": 12}
+_WORDS = {"plain": 3, "workers": 10}
 """Integers before the kernel's own parameters."""
 
 
 @device
-def pinned(mirror):
-    """Return the address of the pinned record."""
-    return mirror & -64
-
-
-@device
-def enter(control, number, slot):
-    """Note that a worker begins, the launch's own `number`-th (all threads of a block)."""
+def enter(control):
+    """Note that a worker begins (all threads of a block)."""
     if thread_index() == 0:
         add_relaxed(control + BEGUN, 1)
-        mirror = load_relaxed(control + MIRROR, DEVICE)
-        if mirror != 0 and number == 0:
-            store_relaxed(pinned(mirror) + BEGAN + 8 * slot, clock_ns(), SYSTEM)
 
 
 @device
@@ -117,32 +106,21 @@ def claim(control, worker, chunk, ended):
         stop, target = load_pair(control + STOP)
         floor, mirror = load_pair(control + FLOOR)
         first = -1
-        if stop == 0 and floor <= worker and worker < target:
+        if stop <= worker and floor <= worker and worker < target:
             first = add_relaxed(control + CURSOR, chunk)
         put_claim(first)
         # what was added to long ago is waited for last
         if mirror != 0 and before >> (mirror & 63) != (before + ended) >> (mirror & 63):
-            store_relaxed(pinned(mirror) + PROGRESS, before + ended, SYSTEM)
+            store_relaxed(mirror & -64, before + ended, SYSTEM)
     barrier()
     return get_claim()
 
 
 @device
-def leave(control, workers, slot):
-    """Note that one of a launch's `workers` leaves (all threads of a block, behind `claim`).
-
-    The last one tells the host, if there is a pinned record. Each has a fence before it counts itself, and the last
-    one another behind: so all that any of them wrote arrives before the word.
-    """
+def leave(control):
+    """Note that a worker leaves (all threads of a block, behind `claim`)."""
     if thread_index() == 0:
         add_relaxed(control + LEFT, 1)
-        mirror = load_relaxed(control + MIRROR, DEVICE)
-        if mirror != 0:
-            fence(SYSTEM)
-            if add_relaxed(control + LEAVING + 8 * slot, 1) == workers - 1:
-                store_relaxed(control + LEAVING + 8 * slot, 0, DEVICE)
-                fence(SYSTEM)
-                store_relaxed(pinned(mirror) + ENDED + 8 * slot, clock_ns(), SYSTEM)
 
 
 class Forms:
@@ -215,17 +193,27 @@ class Forms:
         """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
         return dict(self._forms[form][1])
 
-    def start(
-        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, slot: int = 0
-    ) -> None:
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
         """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
 
-        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured. `slot` is
-        where the pinned record is told of this launch; no other launch of the record in flight has it.
+        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
         """
-        blocks = self._count
-        words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid, *self._extents)
+        words = self._words(control, base, chunk, rounds)
         self._launch("workers", (workers,), stream, words)
+
+    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64] | None:
+        """Return what `start` launches as `gpu.lines.Line.push` takes it, to be kept until it has ended.
+
+        None where the kernel's arguments are no words.
+        """
+        prepared = self._prepared.get("workers")
+        if prepared is None:
+            return None
+        return prepared.own_row((workers,), self._threads, self._words(control, base, chunk))
+
+    def _words(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
+        blocks = self._count
+        return control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents
 
     def plain_row(self) -> NDArray[np.int64] | None:
         """Return the untransformed kernel as `gpu.lines.Line.push` takes it; None where its arguments are no words."""

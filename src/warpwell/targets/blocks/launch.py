@@ -179,7 +179,7 @@ class BlockLaunch:
 
         return kept_forms(self, ordinal)
 
-    def work(self, control: int, worker: int, workers: int = 1, slot: int = 0) -> None:
+    def work(self, control: int, worker: int) -> None:
         """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
 
         Parameters
@@ -188,9 +188,7 @@ class BlockLaunch:
             Address of a control record.
         worker : int
             Its number, from 0: it leaves where `TARGET` is not larger, or `FLOOR` is.
-        workers, slot : int
-            How many workers begin together, and where the pinned record is told of them; see `control`.
         """
         from .cpu import work
 
-        work(self, control, worker, workers, slot)
+        work(self, control, worker)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...libcuda import driver
 from ..memory import Block, memory_for
 from . import memory
 from .device import GpuDevice
@@ -56,8 +57,7 @@ class Gpu(GpuDevice):
         self.cache = int(about.l2_cache_size)
         _, self.memory = self.memory_info()
         # called by itself: the bindings want an object for each operation
-        self._batch = ctypes.CDLL("libcuda.so.1").cuStreamBatchMemOp_v2
-        self._batch.argtypes = (ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint)
+        self._batch = driver().cuStreamBatchMemOp_v2
         self._control = self.new_stream(priority=8)
         with self.on_device():
             self._mirror = memory_for("cuda").allocate_shared(8 * MIRROR_WORDS)
@@ -84,7 +84,7 @@ class Gpu(GpuDevice):
     @functools.cached_property
     def lines(self) -> Lines:
         """Streams whose kernels a native thread launches."""
-        library = ctypes.CDLL("libcuda.so.1")
+        library = driver()
         functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
         return Lines([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
 
@@ -100,7 +100,7 @@ class Gpu(GpuDevice):
     def new_events(self, count: int) -> list[int]:
         """Return the handles of new events without a time; by themselves, each takes ten times as long."""
         made = (ctypes.c_void_p * count)()
-        create = ctypes.CDLL("libcuda.so.1").cuEventCreate
+        create = driver().cuEventCreate
         untimed = int(self.driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         with self.on_device():
             for k in range(count):
@@ -116,6 +116,10 @@ class Gpu(GpuDevice):
             return error
         return errors.DeviceNotFoundError(f"kernel {name!r} ended with status {status}")
 
+    def record(self, event: int, stream: Any) -> None:
+        """Record an event of `new_event` behind all work that a stream has so far."""
+        self._check(self.driver.cuEventRecord(event, stream.handle))
+
     def between(self, first: int, last: int) -> float:
         """Return the seconds between two events of `new_event` that were reached."""
         return 1e-3 * float(self._check(self.driver.cuEventElapsedTime(first, last)))
@@ -129,23 +133,30 @@ class Gpu(GpuDevice):
         """
         self._check(self.driver.cuStreamWriteValue64(self._control.handle, address, value, 0))
 
+    def write_word(self, stream: Any, address: int, value: int) -> None:
+        """Set a word of device memory in a stream's order."""
+        self._check(self.driver.cuStreamWriteValue64(stream.handle, address, value, 0))
+
     def wait_word(self, stream: Any, address: int, least: int) -> None:
-        """Hold up a stream until a word has at least a value, as `set_word` and `set_words` before leave it."""
-        self.after(stream, self.mark(self._control))
+        """Hold up a stream until a word has at least a value."""
         at_least = self.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
         self._check(self.driver.cuStreamWaitValue64(stream.handle, address, least, int(at_least)))
 
-    def set_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
-        """Set words before what `stream` is given from now on, and before later `set_word` and `read_words`."""
-        self.write_words(self._control, address, words)
-        self.after(stream, self.mark(self._control))
+    def reset_words(self, addresses: Sequence[int], words: Sequence[int]) -> Any:
+        """Set the words at each address, behind `set_word` so far (fewer than 256); return an event behind it."""
+        places = np.asarray(addresses, np.uint64)[:, None] + 8 * np.arange(len(words), dtype=np.uint64)
+        self._write(self._control, places.ravel(), np.tile(np.asarray(words, np.int64), len(addresses)))
+        return self.mark(self._control)
 
     def write_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
         """Set words of device memory, in a stream's order, by one call."""
+        self._write(stream, np.arange(address, address + 8 * len(words), 8), np.asarray(words, np.int64))
+
+    def _write(self, stream: Any, places: NDArray[Any], words: NDArray[np.int64]) -> None:
         operations = np.zeros((len(words), 6), np.uint64)  # CUstreamBatchMemOpParams: a union of six words
         operations[:, 0] = _WRITE_WORD
-        operations[:, 1] = np.arange(address, address + 8 * len(words), 8)
-        operations[:, 2] = np.asarray(words, np.int64).view(np.uint64)
+        operations[:, 1] = places
+        operations[:, 2] = words.view(np.uint64)
         self._check((self._batch(int(stream.handle), len(words), operations.ctypes.data, 0),))
 
     def read_words(self, address: int, count: int) -> NDArray[np.int64]:
@@ -194,6 +205,11 @@ class Gpu(GpuDevice):
         """Return zeroed device memory."""
         with self.on_device():
             return memory_for("cuda").allocate(nbytes)
+
+    def allocate_shared(self, nbytes: int) -> Block:
+        """Return zeroed pinned memory."""
+        with self.on_device():
+            return memory_for("cuda").allocate_shared(nbytes)
 
     def free_memory(self) -> int:
         """Return bytes of device memory that nobody holds."""

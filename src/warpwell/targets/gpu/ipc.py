@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ... import errors
-
-HANDLE = 64
-"""Bytes that name an allocation to another process."""
+from ... import errors, libcuda
+from ...libcuda import IpcHandle
 
 _ORDINAL, _MAY_BE_LENT = 9, 10
 """Attributes of a pointer."""
 
 _LAZY_PEER = 1
 
-
-class _Handle(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE)]
+CLOSING = 600.0
+"""Seconds that who opens an allocation, or lent it, waits until its last user has closed it."""
 
 
 class Lent(NamedTuple):
@@ -36,25 +33,17 @@ class Lent(NamedTuple):
     ordinal: int
 
 
-@functools.cache
 def driver() -> Any:
     """Return the driver's library.
 
     Raises
     ------
     DeviceNotFoundError
-        There is none.
+        There is none, or it lends no memory.
     """
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        library.cuPointerGetAttribute.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-        library.cuMemGetAddressRange_v2.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-        library.cuIpcGetMemHandle.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.cuIpcOpenMemHandle_v2.argtypes = [ctypes.c_void_p, _Handle, ctypes.c_uint]
-        library.cuIpcCloseMemHandle.argtypes = [ctypes.c_void_p]
-        library.cuCtxPushCurrent_v2.argtypes = [ctypes.c_void_p]
-    except (OSError, AttributeError) as error:
-        raise errors.DeviceNotFoundError(f"there is no driver of a GPU here: {error}", device="cuda") from None
+    library = libcuda.driver()
+    if not hasattr(library, "cuIpcOpenMemHandle_v2"):
+        raise errors.DeviceNotFoundError("there is no driver of a GPU here that lends memory", device="cuda")
     return library
 
 
@@ -73,7 +62,7 @@ def lend(address: int, nbytes: int) -> Lent:
         raise errors.ArgumentError(f"address {address:#x} is not in the memory of a GPU", name="args")
     with _context(ordinal.value):
         library.cuPointerGetAttribute(ctypes.byref(may), _MAY_BE_LENT, address)
-        handle = _Handle()
+        handle = IpcHandle()
         base, size = _range(address)
         if not may.value or library.cuIpcGetMemHandle(ctypes.byref(handle), base):
             raise errors.ArgumentError(
@@ -92,13 +81,23 @@ def lend(address: int, nbytes: int) -> Lent:
     return Lent(bytes(handle.bytes), address - base, ordinal.value)
 
 
+class _Mapping:
+    """An allocation of another process that is open here."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+        self.nbytes = _range(address)[1]
+        self.users = 0
+        self.closed = threading.Event()
+
+
 class Borrowed:
     """Allocations of other processes that are open here, each one once, while somebody uses it."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self._ordinal = ordinal
         self._lock = threading.Lock()
-        self._open: dict[bytes, list[int]] = {}  # address, bytes, users
+        self._open: dict[bytes, _Mapping] = {}
 
     def open(self, handle: bytes) -> tuple[int, int]:
         """Return address and bytes of an allocation, until as many calls of `close`.
@@ -106,33 +105,46 @@ class Borrowed:
         Raises
         ------
         ArgumentError
-            There is no such allocation, or none of this GPU.
+            There is no such allocation, or none of this GPU; or its last user's `close` does not return.
         """
-        with self._lock, _context(self._ordinal):
-            if handle not in self._open:
-                address = ctypes.c_void_p()
-                status = driver().cuIpcOpenMemHandle_v2(
-                    ctypes.byref(address), _Handle.from_buffer_copy(handle), _LAZY_PEER
+        until = time.monotonic() + CLOSING
+        while True:
+            with self._lock:
+                found = self._open.get(handle)
+                if found is None or found.users:
+                    found = self._open[handle] = found or self._opened(handle)
+                    found.users += 1
+                    return found.address, found.nbytes
+            if not found.closed.wait(until - time.monotonic()):  # the driver opens an allocation once
+                raise errors.ArgumentError(f"the memory that was lent is being closed for over {CLOSING:g} s: wait for "
+                                           "the kernels that run", name="args")  # fmt: skip
+
+    def _opened(self, handle: bytes) -> _Mapping:
+        with _context(self._ordinal):
+            address = ctypes.c_void_p()
+            its = IpcHandle.from_buffer_copy(handle)
+            status = driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), its, _LAZY_PEER)
+            if status:
+                raise errors.ArgumentError(
+                    f"the memory that was lent cannot be opened (status {status} of the driver): was it freed?",
+                    name="args",
                 )
-                if status:
-                    raise errors.ArgumentError(
-                        f"the memory that was lent cannot be opened (status {status} of the driver): was it freed?",
-                        name="args",
-                    )
-                self._open[handle] = [address.value or 0, _range(address.value or 0)[1], 0]
-            found = self._open[handle]
-            found[2] += 1
-            return found[0], found[1]
+            return _Mapping(address.value or 0)
 
     def close(self, handle: bytes) -> None:
-        """Use an allocation no longer."""
+        """Use an allocation no longer. The last user waits for all that runs on the GPU, and holds up nobody else."""
         with self._lock:
             found = self._open[handle]
-            found[2] -= 1
-            if not found[2]:
+            found.users -= 1
+            if found.users:
+                return
+        try:
+            with _context(self._ordinal):
+                driver().cuIpcCloseMemHandle(found.address)
+        finally:
+            with self._lock:
                 del self._open[handle]
-                with _context(self._ordinal):
-                    driver().cuIpcCloseMemHandle(found[0])
+            found.closed.set()
 
 
 def _range(address: int) -> tuple[int, int]:

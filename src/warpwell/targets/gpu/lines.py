@@ -12,6 +12,7 @@ No wait is without a bound: a lost wake-up costs `NAP_NS`. While kernels run the
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
 import time
@@ -62,6 +63,9 @@ MADE = 64
 SPIN_NS = 2_000_000
 """Nanoseconds without news for which the thread asks without a pause."""
 
+SOON, SPIN_FOR = 1.0, 50e-6
+"""Seconds for which somebody waits for a launch, at most (on a machine that is busy), and without a pause."""
+
 NAP_NS = 100_000_000
 """Nanoseconds of a sleep, at most."""
 
@@ -91,6 +95,9 @@ HANDLE_WORD = 4
 """Of these, the stream."""
 
 READY, TAKEN, WITHDRAWN = 1, 2, 3
+
+NOTHING = np.zeros(CONFIGURATION + 2, np.int64)
+"""A kernel that is none."""
 
 
 @device
@@ -145,14 +152,14 @@ def mark(state, line):
 
 @device
 def launch(state, line, row):
-    """Launch the kernel of a row."""
+    """Launch the kernel of a row; one without a function stands for what the stream was given before."""
     stream = load_relaxed(line + STREAM, SYSTEM)
     before = load_relaxed(row + BEFORE, SYSTEM)
     status = 0
     if before != 0:
         status = status_of(call_native(load_relaxed(state + RECORD, SYSTEM), before, stream, 0, 0, 0, 0))
-    if status == 0:
-        function, arguments = load_relaxed(row + FUNCTION, SYSTEM), load_relaxed(row + ARGUMENTS, SYSTEM)
+    function, arguments = load_relaxed(row + FUNCTION, SYSTEM), load_relaxed(row + ARGUMENTS, SYSTEM)
+    if status == 0 and function != 0:
         status = status_of(call_native(load_relaxed(state + LAUNCH, SYSTEM), row, function, arguments, 0, 0, 0))
     store_relaxed(row + BEGUN_AT, clock_ns(), SYSTEM)
     store_relaxed(row + STATUS, status, SYSTEM)
@@ -360,6 +367,11 @@ class Line:
         return self._pushed == self._reaped
 
     @property
+    def told(self) -> int:
+        """The number of the first kernel of which `reap` has not told."""
+        return self._reaped
+
+    @property
     def room(self) -> int:
         """How many more it takes now."""
         return SLOTS - (self._pushed - self._reaped)
@@ -375,7 +387,8 @@ class Line:
         Parameters
         ----------
         kernel : array of words
-            See `Prepared.row`. What its arguments are at must stay until `reap` has told of it.
+            See `Prepared.row`. What its arguments are at must stay until `reap` has told of it. `NOTHING` launches
+            nothing: its end is that of what the stream was given by others.
         expected : float
             Seconds that it takes, as far as that is known; 0 where not.
         owner : object
@@ -385,7 +398,7 @@ class Line:
         """
         number, self._expected = self._pushed, expected
         row = self._rows[number & (SLOTS - 1)]
-        row[: CONFIGURATION + 2] = kernel
+        row[: CONFIGURATION + 2] = kernel[: CONFIGURATION + 2]
         row[HANDLE_WORD] = self._handle
         row[EXPECTED // 8] = int(min(expected, 1e6) * 1e9) or MARK_NS
         row[BEFORE // 8], last = timer
@@ -418,6 +431,32 @@ class Line:
         self._pushed = last
         self._lines.publish(self.address + PUSHED, last)
         return first
+
+    def launched(self, number: int) -> bool:
+        """Wait until a kernel was launched, which takes microseconds; return False where it is held back."""
+        words, begun = self._words, time.perf_counter()
+        while int(words[LAUNCHED // 8]) <= number:
+            waited = time.perf_counter() - begun
+            held = words[AHEAD // 8] >= AHEAD_NS and words[LAUNCHED // 8] - words[ENDED // 8] >= 2
+            if held or waited > SOON:
+                return False
+            if waited > SPIN_FOR:
+                time.sleep(SPIN_FOR)
+        return True
+
+    def withdrawable(self, number: int) -> bool:
+        """Return whether a kernel was not launched yet."""
+        return int(self._rows[number & (SLOTS - 1), STATE // 8]) == READY
+
+    def follows(self, number: int, owner: Any) -> bool:
+        """Return whether kernels of others, before this one of `owner`, have not ended yet."""
+        return any(other is not owner for other in itertools.islice(self._owners, number - self._reaped))
+
+    def change_owners(self, owner: Any, owners: Sequence[Any]) -> None:
+        """Give the rows of one owner, of which `reap` has not told, to others, each to one: the last to the last."""
+        left = list(owners)
+        changed = [left.pop() if its is owner else its for its in reversed(self._owners)]
+        self._owners = deque(reversed(changed))
 
     def _event(self, slot: int) -> int:
         """Return the handle of a row's own event."""
@@ -503,8 +542,8 @@ class Lines:
         idle = self._idle.setdefault(priority, [])
         if idle:
             return idle.pop()
-        if len(self._lines) == MOST:
-            return None
+        if len(self._lines) == MOST:  # one of another priority is better than none
+            return next((others.pop() for others in self._idle.values() if others), None)
         line = Line(self, self._new_stream(priority))
         self._kinds[line] = priority
         self._state[TABLE // 8 + len(self._lines)] = line.address

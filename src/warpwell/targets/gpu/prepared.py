@@ -14,6 +14,9 @@ from .device import check
 
 Grid = tuple[int, ...]
 
+_ROW = 9
+"""Words of a row: CUlaunchConfig, the function, and where its arguments are."""
+
 _SHAPE_ERRORS = (
     "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_NOT_FOUND",
     "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
@@ -58,6 +61,8 @@ class Prepared:
         self._shared = shared
         self._places, self._addresses = pack([0] * words + list(arguments))
         self._leading = self._places.view(np.int64)
+        self._like: tuple[Any, NDArray[np.int64]] = (None, self._leading)
+        """What the last `own_row` was made of, with distances for addresses."""
         self._start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
         self._extra = () if cooperative else (0,)
 
@@ -67,9 +72,30 @@ class Prepared:
         The arguments are this object's own, so all rows of it launch with the same `words`.
         """
         self._leading[: self._words] = words
-        row = np.zeros(9, np.int64)
+        row = self._configured(grid, threads, _ROW)
+        row[8] = self._addresses.ctypes.data
+        return row
+
+    def own_row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
+        """Return what `row` does, with arguments of its own behind it: keep it until its launch has ended."""
+        key, count = (grid, threads), self._places.size
+        if self._like[0] != key:
+            made = self._configured(grid, threads, _ROW + 2 * count)
+            made[_ROW : _ROW + count] = self._leading
+            made[8] = 8 * (_ROW + count)
+            made[_ROW + count :] = 8 * np.arange(_ROW, _ROW + count)
+            self._like = key, made
+        row = self._like[1].copy()
+        row[_ROW : _ROW + self._words] = words
+        at = row.__array_interface__["data"][0]
+        row[8] += at
+        row[_ROW + count :] += at
+        return row
+
+    def _configured(self, grid: Grid, threads: Grid, size: int) -> NDArray[np.int64]:
+        row = np.zeros(size, np.int64)
         row[:4].view(np.uint32)[:7] = (*(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared)
-        row[7:] = int(self._function), int(self._addresses.ctypes.data)
+        row[7] = int(self._function)
         return row
 
     def launch(self, grid: Grid, threads: Grid, stream: Any, words: Sequence[int]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ... import errors
 from ..gpu.device import current
 from ..gpu.prepared import Prepared, check_kernel
@@ -96,26 +99,38 @@ class SourceForms:
         """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
         return dict(self._forms[form][1])
 
-    def start(
-        self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1, slot: int = 0
-    ) -> None:
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
         """Launch workers; see `blocks.cuda.Forms.start`."""
+        words = self._words(control, base, chunk, rounds)
+        self._prepare("workers", len(words)).launch((workers,), self._threads, stream, words)
+
+    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64]:
+        """See `blocks.cuda.Forms.workers_row`."""
+        words = self._words(control, base, chunk)
+        return self._prepare("workers", len(words)).own_row((workers,), self._threads, words)
+
+    def _words(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
         blocks = self._blocks.blocks
-        words = (control, base, workers, slot, chunk, blocks * rounds, blocks, *self._grid)
-        self._launch("workers", (workers,), words, stream)
+        return control, base, chunk, blocks * rounds, blocks, *self._grid
+
+    def plain_row(self) -> NDArray[np.int64] | None:
+        """See `blocks.cuda.Forms.plain_row`; None where blocks wait for one another, so that all must be resident."""
+        if self._source.text.cooperative:
+            return None
+        return self._prepare("plain", 0).row(self._grid, self._threads, ())
 
     def start_plain(self, stream: Any) -> None:
         """Launch the kernel as it is, whole; return at once. Blocks that wait for one another are all resident."""
-        self._launch("plain", self._grid, (), stream)
+        self._prepare("plain", 0).launch(self._grid, self._threads, stream, ())
 
-    def _launch(self, form: str, grid: tuple[int, ...], words: tuple[int, ...], stream: Any) -> None:
+    def _prepare(self, form: str, words: int) -> Prepared:
         prepared = self._prepared.get(form)
         if prepared is None:
             prepared = self._prepared[form] = Prepared(
-                self._driver, self._forms[form][0], self._source.name, len(words), self._blocks.values,
+                self._driver, self._forms[form][0], self._source.name, words, self._blocks.values,
                 shared=self._shared, cooperative=form == "plain" and self._source.text.cooperative,
             )  # fmt: skip
-        prepared.launch(grid, self._threads, stream, words)
+        return prepared
 
     def _check(self, result: Any) -> Any:
         return check_kernel(result, self._source.name)

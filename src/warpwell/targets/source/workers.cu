@@ -33,15 +33,7 @@ static __device__ __forceinline__ dim3 ww_grid_dim()
 #undef __global__
 #define __global__ __attribute__((global))
 #line 1 "warpwell.cu"
-enum { WW_STOP, WW_TARGET, WW_FLOOR, WW_MIRROR, WW_CURSOR, WW_DONE, WW_BEGUN, WW_LEFT, WW_LEAVING };
-enum { WW_PROGRESS = 0, WW_BEGAN = 8, WW_ENDED = 16 };  // words of the pinned record
-
-static __device__ __forceinline__ long long ww_load(long long ww_address)
-{
-    long long ww_value;
-    asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(ww_value) : "l"(ww_address) : "memory");
-    return ww_value;
-}
+enum { WW_STOP, WW_TARGET, WW_FLOOR, WW_MIRROR, WW_CURSOR, WW_DONE, WW_BEGUN, WW_LEFT };
 
 static __device__ __forceinline__ void ww_load_pair(long long ww_address, long long *ww_one, long long *ww_other)
 {
@@ -49,17 +41,9 @@ static __device__ __forceinline__ void ww_load_pair(long long ww_address, long l
                  : "=l"(*ww_one), "=l"(*ww_other) : "l"(ww_address) : "memory");
 }
 
-static __device__ __forceinline__ void ww_tell(long long ww_mirror, int ww_at, long long ww_value)
+static __device__ __forceinline__ void ww_tell(long long ww_mirror, long long ww_value)
 {
-    const long long ww_address = (ww_mirror & -64) + 8 * ww_at;
-    asm volatile("st.relaxed.sys.global.s64 [%0], %1;" :: "l"(ww_address), "l"(ww_value) : "memory");
-}
-
-static __device__ __forceinline__ long long ww_clock()
-{
-    long long ww_value;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ww_value) :: "memory");
-    return ww_value;
+    asm volatile("st.relaxed.sys.global.s64 [%0], %1;" :: "l"(ww_mirror & -64), "l"(ww_value) : "memory");
 }
 
 static __device__ __forceinline__ long long ww_add(long long ww_control, int ww_at, long long ww_value)
@@ -96,53 +80,32 @@ static __device__ __forceinline__ long long ww_claim(
             ww_before = ww_add(ww_control, WW_DONE, ww_ended);
         ww_load_pair(ww_control + 8 * WW_STOP, &ww_stop, &ww_target);
         ww_load_pair(ww_control + 8 * WW_FLOOR, &ww_floor, &ww_mirror);
-        if (ww_stop == 0 && ww_floor <= ww_worker && ww_worker < ww_target)
+        if (ww_stop <= ww_worker && ww_floor <= ww_worker && ww_worker < ww_target)
             ww_first = ww_add(ww_control, WW_CURSOR, ww_chunk);
         ww_slots()->claimed = ww_first;
         const int ww_often = (int)(ww_mirror & 63);
         if (ww_mirror != 0 && ww_before >> ww_often != (ww_before + ww_ended) >> ww_often)
-            ww_tell(ww_mirror, WW_PROGRESS, ww_before + ww_ended);
+            ww_tell(ww_mirror, ww_before + ww_ended);
     }
     __syncthreads();
     return ww_slots()->claimed;
 }
 
-static __device__ __forceinline__ void ww_enter(long long ww_control, long long ww_number, long long ww_slot)
+static __device__ __forceinline__ void ww_count(long long ww_control, int ww_at)
 {
-    if (ww_thread() == 0) {
-        ww_add(ww_control, WW_BEGUN, 1);
-        const long long ww_mirror = ww_load(ww_control + 8 * WW_MIRROR);
-        if (ww_mirror != 0 && ww_number == 0)
-            ww_tell(ww_mirror, WW_BEGAN + (int)ww_slot, ww_clock());
-    }
-}
-
-// The last worker of a launch tells the host, behind all that any of them wrote.
-static __device__ __forceinline__ void ww_go(long long ww_control, long long ww_workers, long long ww_slot)
-{
-    if (ww_thread() == 0) {
-        ww_add(ww_control, WW_LEFT, 1);
-        const long long ww_mirror = ww_load(ww_control + 8 * WW_MIRROR);
-        if (ww_mirror != 0) {
-            __threadfence_system();
-            if (ww_add(ww_control, WW_LEAVING + (int)ww_slot, 1) == ww_workers - 1) {
-                ((volatile ww_word *)ww_control)[WW_LEAVING + ww_slot] = 0;
-                __threadfence_system();
-                ww_tell(ww_mirror, WW_ENDED + (int)ww_slot, ww_clock());
-            }
-        }
-    }
+    if (ww_thread() == 0)
+        ww_add(ww_control, ww_at, 1);
 }
 
 extern "C" __global__ void ww_workers_{name}(
-    long long ww_control, long long ww_base, long long ww_workers, long long ww_slot, long long ww_chunk,
-    long long ww_blocks, long long ww_period, long long ww_x, long long ww_y, long long ww_z{parameters})
+    long long ww_control, long long ww_base, long long ww_chunk, long long ww_blocks, long long ww_period,
+    long long ww_x, long long ww_y, long long ww_z{parameters})
 {
     const long long ww_worker = ww_base + ww_own_block();
     long long ww_ended = 0, ww_first = 0, ww_last = 0, ww_next = 0;
     unsigned ww_number = 0;
     ww_set_grid(ww_x, ww_y, ww_z);
-    ww_enter(ww_control, ww_worker - ww_base, ww_slot);
+    ww_count(ww_control, WW_BEGUN);
     // Never taken. A loop with two entries is none to a compiler, which so moves nothing of the kernel before it: a
     // product that was moved would be rounded by itself, where the kernel as it is adds to it in one step.
     if (ww_chunk < 1)
@@ -167,5 +130,5 @@ ww_behind:
     ww_ended = ww_last - ww_first;
     goto ww_more;
 ww_leave:
-    ww_go(ww_control, ww_workers, ww_slot);
+    ww_count(ww_control, WW_LEFT);
 }

@@ -1,0 +1,108 @@
+"""ClockGpu: a GPU whose kernels do nothing for a time that is set, so that what remains is the scheduler's own cost.
+
+Launches, events and queries are native and hold no interpreter lock: as on a GPU, only the scheduler's threads need it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from tests.harness.fake_gpu import FakeForms, FakeGpu
+
+from warpwell.targets.atomics import SYSTEM, clock_ns, load_relaxed, store_relaxed
+from warpwell.targets.gpu.gpu import Gpu
+from warpwell.targets.gpu.lines import FUNCTION, HANDLE_WORD, Lines
+from warpwell.targets.native import native
+
+
+@native
+def _launch(row, _a, _b, _c, _d, _e):
+    """Keep the stream of a row busy for some nanoseconds more."""
+    stream = load_relaxed(row + 8 * HANDLE_WORD, SYSTEM)
+    begins = max(clock_ns(), load_relaxed(stream, SYSTEM))
+    store_relaxed(stream, begins + load_relaxed(row + FUNCTION, SYSTEM), SYSTEM)
+    return 0
+
+
+@native
+def _record(event, stream, _a, _b, _c, _d):
+    store_relaxed(event, load_relaxed(stream, SYSTEM), SYSTEM)
+    return 0
+
+
+@native
+def _query(event, _a, _b, _c, _d, _e):
+    return 0 if clock_ns() >= load_relaxed(event, SYSTEM) else 600
+
+
+class ClockArray(np.ndarray):
+    """An array that a launch's words are taken of as of one in device memory."""
+
+    @property
+    def gpu_data(self) -> Any:
+        """What arrays of numba-cuda have."""
+        return _POINTER
+
+
+_POINTER = SimpleNamespace(device_ctypes_pointer=SimpleNamespace(value=4096))
+
+
+class ClockForms(FakeForms):
+    """A kernel of so many seconds, however it is launched."""
+
+    def __init__(self, blocks: Any, seconds: float) -> None:
+        super().__init__(blocks, 4, True)
+        self._kernel = np.zeros(9, np.int64)
+        self._kernel[FUNCTION // 8] = int(1e9 * seconds)
+
+    def plain_row(self) -> Any:
+        """See `Forms`."""
+        return self._kernel
+
+    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> Any:
+        """See `Forms`."""
+        return self._kernel
+
+
+class ClockGpu(FakeGpu):
+    """Stands for `Gpu`, for kernels whose results nobody wants.
+
+    Parameters
+    ----------
+    seconds : float
+        Of each kernel.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """See `Gpu`."""
+        functions = [its.address for its in (_launch, _record, _query)]
+        return Lines(functions, self.new_events, lambda priority: self._clock(), self.enter)
+
+    def _clock(self) -> Any:
+        return SimpleNamespace(handle=self.new_event())
+
+    def between(self, first: int, last: int) -> float:
+        """See `Gpu`."""
+        return self._seconds
+
+    def forms(self, blocks: Any) -> Any:
+        """See `Gpu`."""
+        return ClockForms(blocks, self._seconds)
+
+    def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
+        """See `Gpu`."""
+        return True
+
+    words = Gpu.words
+
+    def synchronize(self, stream: Any) -> None:
+        """See `Gpu`."""

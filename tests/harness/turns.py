@@ -1,0 +1,211 @@
+"""Programs that take turns, a driver that notes its calls, and KeyboardInterrupt at every point, for tests of turns.
+
+The fixtures are named by who wants them: ``folder, name, start = turns.folder, turns.name, turns.start``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warpwell.turns import operate
+
+from .until import until
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The boards are the test's own."""
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A device of the test's own: this process keeps its boards."""
+    return f"d{abs(hash(request.node.nodeid))}"
+
+
+@pytest.fixture
+def start(name: str) -> Iterator[Programs]:
+    """What starts programs, which end with the test."""
+    made = Programs(name)
+    yield made
+    for program in made.started:
+        with program.process:  # which closes the pipes
+            program.process.kill()
+
+
+class Program:
+    """A process that takes turns; it prints a line a step."""
+
+    def __init__(self, name: str, code: str) -> None:
+        head = "import os, signal, sys, time, threading\nimport warpwell as ww\n"
+        head += f"say = lambda *a: print(*a, flush=True)\nD = {name!r}\n"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", head + code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def hears(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+class Programs:
+    """Starts programs at a device."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.started: list[Program] = []
+
+    def __call__(self, code: str) -> Program:
+        self.started.append(Program(self._name, code))
+        return self.started[-1]
+
+    def holder(self, more: str = "") -> Program:
+        """Start `HOLDS`, which is inside."""
+        made = self(HOLDS + more)
+        assert made.hears() == "inside"
+        return made
+
+    def waiter(self, tenant: str = "waiter", priority: int = 0, *, before: str = "") -> Program:
+        """Start `WAITS`, which waits: somebody else is to have the lease."""
+        made = self(before + WAITS.format(priority=priority).replace("waiter", tenant))
+        assert made.hears() == "begins"
+        until(lambda: waiting(self._name, tenant))
+        return made
+
+
+HOLDS = """
+with ww.turn("holder", device=D):
+    say("inside")
+    sys.stdin.readline()
+say("out")
+sys.stdin.readline()
+"""
+
+WAITS = """
+say("begins")
+with ww.turn("waiter", device=D, priority={priority}):
+    say("inside")
+    sys.stdin.readline()
+say("out")
+sys.stdin.readline()
+"""
+
+OTHER = """
+while sys.stdin.readline():
+    began = time.monotonic()
+    with ww.turn("other", device=D, priority={priority:d}, timeout=8):
+        pass
+    say(time.monotonic() - began)
+"""
+
+
+def rows(name: str) -> dict[str, dict[str, Any]]:
+    return {row["tenant"]: row for row in operate.status() if row["device"] == name}
+
+
+def waiting(name: str, tenant: str = "waiter") -> bool:
+    return rows(name).get(tenant, {}).get("state") == "waits"
+
+
+class Interrupt:
+    """Raise KeyboardInterrupt at one place in turns where Python looks for signals; `came` says whether there was one.
+
+    It looks when a function begins, after calls, and when a loop goes back.
+    """
+
+    def __init__(self, at: int) -> None:
+        self._left, self.came, self.where = at, False, ""
+        self._called: set[Any] = set()
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if "warpwell/turns/" not in code.co_filename or code.co_name == "__del__" or self.came:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        looks = event == "call" or frame in self._called
+        self._called.discard(frame)
+        if event == "opcode":
+            name = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            looks = looks or name.startswith("JUMP_BACKWARD")
+            if name.startswith("CALL"):
+                self._called.add(frame)
+        elif event != "call":
+            return self
+        self._left -= looks
+        if looks and self._left < 0:
+            self.came, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+            raise KeyboardInterrupt
+        return self
+
+
+def interruptions(one: Callable[[], object]) -> Iterator[str]:
+    """Do something until it was interrupted at each of its points; yield which one it was, after each time."""
+    before = sys.gettrace()
+    for at in itertools.count():
+        interrupt = Interrupt(at)
+        sys.settrace(interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                one()
+            finally:
+                sys.settrace(before)
+        yield f"{at}: {interrupt.where}"
+        if not interrupt.came:
+            break
+    assert at > 50
+
+
+class Gpu:
+    """The driver's functions, which note what they were asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.context = 77
+        self._events = 0
+
+    def cuCtxGetCurrent(self, where: Any) -> int:
+        where._obj.value = self.context
+        return 0
+
+    def cuCtxSetCurrent(self, context: Any) -> int:
+        self.calls.append(f"context {context}")
+        return 0
+
+    def cuCtxSynchronize(self) -> int:
+        self.calls.append("synchronize")
+        return 0
+
+    def cuEventCreate(self, where: Any, flags: int) -> int:
+        self._events += 1
+        where._obj.value = self._events
+        return 0
+
+    def cuEventRecord(self, event: Any, stream: int) -> int:
+        self.calls.append(f"record {event.value} in {stream}")
+        return 0
+
+    def cuEventSynchronize(self, event: Any) -> int:
+        self.calls.append(f"wait {event.value}")
+        return 0
+
+    def cuEventDestroy_v2(self, event: Any) -> int:
+        self.calls.append(f"destroy {event.value}")
+        return 0
