@@ -24,7 +24,7 @@ from sched_forms import Bench, Made
 from sched_share import kernels
 
 from warpwell.scheduler import Kind
-from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, STOP, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh
 
 COUNTS = Path(__file__).parent / "results" / "sched_counts_h200.json"
 MISSES = {"stream": 1.0, "logistic": 0.0}
@@ -62,18 +62,18 @@ def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[flo
         other = bench.gpu.mark(one)
         bench.wait_seconds(3e-4)
         if bench.gpu.done(last) or bench.gpu.done(other):
-            bench.gpu.set_word(stays.control + 8 * STOP, 1)
-            bench.gpu.set_word(goes.control + 8 * STOP, 1)
+            bench.gpu.set_word(stays.control + 8 * STOP, NEVER)
+            bench.gpu.set_word(goes.control + 8 * STOP, NEVER)
             bench.wait(last)
             bench.wait(other)
             continue  # too short to be preempted
         first = ended(bench, stays)
         begun = time.perf_counter()
-        bench.gpu.set_word(goes.control + 8 * STOP, 1)
+        bench.gpu.set_word(goes.control + 8 * STOP, NEVER)
         bench.wait(last)
         drains.append(time.perf_counter() - begun)
         during += ended(bench, stays) - first
-        bench.gpu.set_word(stays.control + 8 * STOP, 1)
+        bench.gpu.set_word(stays.control + 8 * STOP, NEVER)
         bench.wait(other)
         # the same time again, with nobody leaving
         start(bench, stays, one)
@@ -86,7 +86,7 @@ def measure(bench: Bench, goes: Made, stays: Made, times: int) -> tuple[list[flo
             bench.gpu.done(last)
         beside += ended(bench, stays) - first
         for made, event in ((goes, last), (stays, other)):
-            bench.gpu.set_word(made.control + 8 * STOP, 1)
+            bench.gpu.set_word(made.control + 8 * STOP, NEVER)
             bench.wait(event)
     for stream in (one, two):
         bench.gpu.release(stream)

@@ -20,7 +20,7 @@ from measure import machine, save, table
 import warpwell as ww
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.gpu.gpu import Gpu
@@ -212,7 +212,7 @@ def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[A
                 after = bench.gpu.read_words(made.control, CONTROL_WORDS)[DONE]
                 lengths.append((time.perf_counter() - at) * resident / (after - before))
             begun = time.perf_counter()
-            bench.gpu.set_word(made.control + 8 * STOP, 1)
+            bench.gpu.set_word(made.control + 8 * STOP, NEVER)
             bench.wait(event)
             times.append(time.perf_counter() - begun)
             words = bench.gpu.read_words(made.control, CONTROL_WORDS)

@@ -17,7 +17,7 @@ from sched_forms import Bench, Made
 
 from warpwell.study.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
-from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, STOP, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh
 
 KERNELS = {
     "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536),
@@ -68,7 +68,7 @@ def together(bench: Bench, first: Made, second: Made, workers: tuple[int, int], 
         now = int(gpu.read_words(made.control, CONTROL_WORDS)[DONE])
         rates.append((now - was[k]) / (time.perf_counter() - at[k]))
     for made in (first, second):
-        gpu.set_word(made.control + 8 * STOP, 1)
+        gpu.set_word(made.control + 8 * STOP, NEVER)
     for event in events:
         bench.wait(event)
     return rates

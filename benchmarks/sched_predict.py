@@ -49,25 +49,25 @@ def order(sample: Sample) -> float:
     return sum(np.log(max(v, 1e-9)) for v in sample.size.values())
 
 
-def interpolated(samples: Sequence[Sample], trees: bool) -> Pairs:
+def interpolated(samples: Sequence[Sample]) -> Pairs:
     """Leave out each size but the ends, one at a time."""
     found = []
     for rows in by(samples, "kernel").values():
         rows = sorted(rows, key=order)
         for row in rows[1:-1]:
-            predictor = Predictor((r for r in rows if r is not row), trees=trees)
+            predictor = Predictor(r for r in rows if r is not row)
             found.append((row, predictor.predict(query(row))))
     # a search's frontier does not grow as its graph does, so an inner size may lie outside in one feature
     return [(row, p) for row, p in found if p.how == "interpolation"]
 
 
-def extrapolated(samples: Sequence[Sample], trees: bool) -> Pairs:
+def extrapolated(samples: Sequence[Sample]) -> Pairs:
     """Learn the smaller two thirds of the sizes, predict the others."""
     found = []
     for rows in by(samples, "kernel").values():
         rows = sorted(rows, key=order)
         cut = len(rows) * 2 // 3
-        predictor = Predictor(rows[:cut], trees=trees)
+        predictor = Predictor(rows[:cut])
         found += [(row, predictor.predict(query(row))) for row in rows[cut:]]
     return found
 
@@ -146,7 +146,6 @@ def lost(pairs: Pairs, policies: Sequence[str], kernels: int, seeds: int, scale:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("counts", nargs="?", default=str(KEPT), help="JSON of sched_counts.py parse")
-    parser.add_argument("--no-trees", action="store_true", help="without scikit-learn")
     parser.add_argument("--policies", nargs="*", default=["lanes", "source"])
     parser.add_argument("--kernels", type=int, default=400, help="of the simulated trace (default 400)")
     parser.add_argument("--seeds", type=int, default=3, help="traces (default 3)")
@@ -158,11 +157,10 @@ def main() -> int:
     except WarpwellError as error:
         print(f"{error}\nCount launches on a GPU first; the text at the top of sched_counts.py says how.")
         return 2
-    trees = not arguments.no_trees
     print(f"{len(samples)} launches of {len(by(samples, 'kernel'))} kernels in {len(by(samples, 'app'))} applications, "
           f"measured on {device}", flush=True)  # fmt: skip
     cases = {
-        "interpolation": interpolated(samples, trees), "extrapolation": extrapolated(samples, trees),
+        "interpolation": interpolated(samples), "extrapolation": extrapolated(samples),
         "first run": first_run(samples), "first run of 20 us": first_run([s for s in samples if s.seconds >= 2e-5]),
         "first run of 100 us": first_run([s for s in samples if s.seconds >= 1e-4]),
     }  # fmt: skip

@@ -5,13 +5,18 @@ having returned; negative where the next kernel was launched behind the one that
 kernel at a time; as workers: the same with workers in place of the plain kernel. Besides, what the GPU idles between
 two of them. *Train*: many short kernels by a loop of `submit` and a wait for all, beside plain launches in one
 stream, in turn, in one run.
+
+``--parts`` needs no GPU: it measures what a task of a train takes of a processor in Python, part by part, with a clock
+in the GPU's place (run as ``PYTHONPATH=src:. python benchmarks/sched_rate.py --parts``).
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import gc
 import statistics
+import threading
 import time
 from typing import Any
 
@@ -20,9 +25,13 @@ from measure import machine, save, table
 from sched_forms import Bench, Made, spin
 
 from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
+from warpwell.scheduler.core import Core
+from warpwell.scheduler.dispatcher import Dispatcher
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.policies.lanes import Lanes
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.targets.arrays import zeros
-from warpwell.targets.gpu.lines import Line
+from warpwell.targets.gpu.lines import Line, Lines
 
 BLOCKS = 132
 
@@ -88,8 +97,13 @@ class Watch:
 
         def reaps(line: Any) -> list[Any]:
             found = reap(line)
+            told: dict[Any, int] = {}
             for run, _, begun, ended in found:
-                self.launched[run.job.number], self.ended[run.job.number] = begun, ended
+                job = run.job
+                if run.jobs is not None:  # of a train
+                    told[run] = told.get(run, run.ended - 1) + 1
+                    job = run.jobs[told[run]]
+                self.launched[job.number], self.ended[job.number] = begun, ended
             return found
 
         executor.launch, executor.poll, Line.reap = launches, polls, reaps  # type: ignore[method-assign]
@@ -130,6 +144,77 @@ def arrivals(x: Any, rounds: int, seconds: float, pause: float, count: int) -> l
     return [watch.launched[number] - begun for number, begun in called.items()]
 
 
+class Parts:
+    """Seconds of a processor in functions of the scheduler, without those that they call which are measured, too."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = collections.defaultdict(float)
+        self._inner = threading.local()
+        for kind, names in (
+            (Dispatcher, ("_answer", "_settle")), (Core, ("submit_alike", "step", "_goes_on", "_launch_others")),
+            (CudaExecutor, ("launch_train", "poll", "_reap", "wait")), (Line, ("push_alike", "reap")),
+            (Lines, ("watch",)), (Lanes, ("decide",)),
+        ):  # fmt: skip
+            for name in names:
+                setattr(kind, name, self._measured(f"{kind.__name__}.{name}", getattr(kind, name)))
+        gc.callbacks.append(self._collects)
+
+    def _begin(self) -> float:
+        self._inner.__dict__.setdefault("stack", []).append(0.0)
+        return time.thread_time()
+
+    def _end(self, name: str, since: float) -> None:
+        took, stack = time.thread_time() - since, self._inner.stack
+        self.seconds[name] += took - stack.pop()
+        if stack:
+            stack[-1] += took
+
+    def _measured(self, name: str, function: Any) -> Any:
+        def called(*args: Any, **options: Any) -> Any:
+            since = self._begin()
+            try:
+                return function(*args, **options)
+            finally:
+                self._end(name, since)
+
+        return called
+
+    def _collects(self, phase: str, _: Any) -> None:
+        if phase == "start":
+            self._inner.since = self._begin()
+        else:
+            self._end("collector", self._inner.since)
+
+
+def parts(count: int, seconds: float, rounds: int) -> list[list[Any]]:
+    """Return rows of the processor's microseconds a task, without a GPU."""
+    from tests.harness.clock_gpu import ClockArray, ClockGpu
+
+    measured, launch = Parts(), spin[256 * BLOCKS]
+    x, rows = np.zeros(BLOCKS, np.int32).view(ClockArray), []
+    for _ in range(rounds):
+        with Scheduler("cpu", "lanes", executor=CudaExecutor(gpu=ClockGpu(seconds))) as scheduler:
+            for _ in range(8):
+                scheduler.submit(launch, x, 1).result(60)
+            gc.collect()
+            measured.seconds.clear()
+            thread = scheduler.inspect(lambda core: time.thread_time())
+            begun = time.thread_time()
+            handles = [scheduler.submit(launch, x, 1) for _ in range(count)]
+            submitted = time.thread_time()
+            for handle in handles:
+                handle.result(60)
+            ended = time.thread_time()
+            thread = scheduler.inspect(lambda core: time.thread_time()) - thread
+            found = dict(measured.seconds)
+        thread -= found.pop("Lines.watch", 0.0)  # native: it holds no interpreter lock
+        total = {"all": ended - begun + thread, "submit": submitted - begun, "result": ended - submitted}
+        for name, took in {**total, "scheduler's thread": thread, **found}.items():
+            rows.append([name, 1e6 * took / count])
+    names = dict.fromkeys(name for name, _ in rows)
+    return [[name, *sorted(took for its, took in rows if its == name)] for name in names]
+
+
 def row(name: str, times: list[float]) -> list[Any]:
     times = sorted(times)
     return [name, len(times), 1e6 * statistics.median(times), 1e6 * times[int(0.99 * len(times))], 1e6 * times[-1]]
@@ -140,9 +225,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=50e-6)
     parser.add_argument("--rounds", type=int, default=2, help="times that all of it is measured")
+    parser.add_argument("--parts", action="store_true", help="processor time in Python, without a GPU")
     parser.add_argument("--policies", default="left-over,lanes")
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
+    if options.parts:
+        rows = parts(options.count, options.seconds, options.rounds)
+        columns = ["part", *["us a task"] * options.rounds]
+        table(f"{options.count} kernels of {1e6 * options.seconds:g} us: a processor's time in Python", columns, rows)
+        save(options.json, {"machine": machine("cpu"), "parts": rows})
+        return
     bench = Bench()
     x = zeros("cuda", BLOCKS, np.int32)
     rounds, longer = rounds_for(bench, x, options.seconds), rounds_for(bench, x, 2e-3)

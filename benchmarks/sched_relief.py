@@ -17,7 +17,7 @@ from sched_forms import Bench, Made, spin
 from sched_share import logistic, ramp, stream
 
 from warpwell.targets.arrays import to_host, zeros
-from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, STOP, fresh
+from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, fresh
 
 ROUNDS = 4000
 SHARES = ((0.75, 0.25), (0.5, 0.5), (0.625, 0.375))
@@ -51,7 +51,7 @@ class Side:
         return int(self.bench.gpu.read_words(self.made.control, CONTROL_WORDS)[DONE])
 
     def stop(self) -> None:
-        self.bench.gpu.set_word(self.made.control + 8 * STOP, 1)
+        self.bench.gpu.set_word(self.made.control + 8 * STOP, NEVER)
 
 
 def window(bench: Bench, sides: tuple[Side, Side], seconds: float = 25e-3) -> list[float]:

@@ -177,6 +177,8 @@ def both(ran: ReplayResult, profiles: Any) -> float:
     """Return the sum of normalized rates while both classes have work; a kernel's progress counts as even."""
     sides: dict[Any, list[Any]] = defaultdict(list)
     for job in ran.jobs:
+        if job.started is None:
+            return float("nan")  # it failed, and is counted
         sides[job.task.profile.kind].append(job)
     if len(sides) < 2:
         return float("nan")
@@ -275,6 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=32, help="kernels of a trace")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--briefly", nargs="*", default=(), metavar="POLICY", help=f"in the first {BRIEFLY} seeds only")
     parser.add_argument("--traces", nargs="+", default=None)
@@ -314,7 +317,7 @@ def main() -> None:
     kept_pairs = Learner()
     result["pairs"] = [[p.first, p.second, p.rates, p.shares] for p in found_pairs]
     result["work"] = work = {}
-    for seed in range(options.seeds):
+    for k, seed in enumerate(range(options.first, options.first + options.seeds)):
         for title, maker in makers.items():
             if options.traces and title not in options.traces:
                 continue
@@ -323,7 +326,7 @@ def main() -> None:
             asked = [task.name for one in maker(seed, 0.0) for task in one.tasks]
             work.setdefault(title, []).append(dict(Counter(asked)))
             for name in options.policies:
-                if name in options.briefly and seed >= BRIEFLY:
+                if name in options.briefly and k >= BRIEFLY:
                     continue
                 learner = kept_pairs if name == "known" else None
                 core = Core(real, "lanes" if learner else name, rates=rates, learner=learner)
@@ -336,14 +339,14 @@ def main() -> None:
                     m.stp, both(ran, profiles), m.antt, float(m.failed),
                     float(sum(e.kind == "preempt" for e in ran.log)), 1e6 * steps, guess.metrics().stp / m.stp - 1,
                 ])  # fmt: skip
-                if options.logs and seed == 0:
+                if options.logs and k == 0:
                     with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.jsonl", "w", encoding="utf-8") as file:
                         ran.log.write(file)
         print(f"seed {seed} at {time.perf_counter() - begun:.1f} s", flush=True)
     if options.peers:
         played = {
             title: [[(one.tasks[0].name, found[one.tasks[0].name][2].value, one.arrival)
-                     for one in makers[title](seed, 0.0)] for seed in range(min(5, options.seeds))]
+                     for one in makers[title](options.first + k, 0.0)] for k in range(min(5, options.seeds))]
             for title in options.peers
         }  # fmt: skip
         seconds = {name: its.seconds for name, its in profiles.items()}

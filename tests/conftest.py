@@ -52,13 +52,14 @@ NATIVE = ("test_driver_", "test_run_cuda_program")
 
 # Items that differ from others in one thing, width or sign, that some third kind shares: each is compiled anew.
 LONG_ITEMS = {
-    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i2", "u1", "u4", "c8")),
+    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i2", "u1", "u4", "u8", "f4", "c8")),
     *(f"test_additions_are_atomic[{dtype}]" for dtype in ("u4", "i8")),
     "test_unaligned_items_may_straddle_pages[u2-5]",
 }
 # Besides, of mapped files, whose items are loads and stores of one machine instruction.
 LONG_MAPPED = {
-    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i4", "u2", "u8", "f4")),
+    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i4", "u2")),
+    "test_kernels_name_fields_of_records[host]",
     "test_unaligned_items_may_straddle_pages[i8-3]",
     "test_subscripts_of_several_dimensions[shape1-transfer3]",
     "test_record_arrays_and_their_fields[shape0-False]",

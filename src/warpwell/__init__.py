@@ -13,6 +13,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives
     registry     names of what upper folders add to lower ones: services
+    libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
     turns/       leases of a GPU between processes, whatever library they use it by
     nvme/        commands and completions as the NVMe specification lays them out

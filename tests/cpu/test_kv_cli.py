@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +189,22 @@ def test_bad_input_leaves_no_store(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "already a store" in failing(capsys, "load", filled(tmp_path / "t.npz", tmp_path / "f.kv"), store)
 
 
+ROWS = 3600
+
+
+@pytest.fixture(scope="module")
+def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("rows") / "rows.npz"
+    np.savez(path, x=np.ones((ROWS, 1 << 16), np.uint8))
+    yield str(path)
+    path.unlink()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_load_that_is_broken_off_leaves_a_store_that_opens(tmp_path: Path, number: signal.Signals) -> None:
-    rows = 5000
-    np.savez(tmp_path / "rows.npz", x=np.ones((rows, 1 << 16), np.uint8))
-    command = [sys.executable, "-m", "warpwell", "kv", "load", str(tmp_path / "rows.npz"), str(tmp_path / "s.kv")]
+def test_a_load_that_is_broken_off_leaves_a_store_that_opens(
+    many_rows: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "warpwell", "kv", "load", many_rows, str(tmp_path / "s.kv")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     deadline = time.monotonic() + 60
     # two commits of 64 MiB each have begun
@@ -206,13 +218,13 @@ def test_a_load_that_is_broken_off_leaves_a_store_that_opens(tmp_path: Path, num
     assert "Traceback" not in err
     assert out == ""
     with kv.open(tmp_path / "s.kv") as store:
-        assert 1000 <= len(store) < rows
+        assert 1000 <= len(store) < ROWS
         assert number == signal.SIGKILL or f"{len(store):,} records" in err
         assert store.keys_array().tolist() == list(range(len(store)))
         assert all(value["x"].all() for value in store.values())
-    assert main(["kv", "load", str(tmp_path / "rows.npz"), str(tmp_path / "s.kv"), "--append"]) == 0
+    assert main(["kv", "load", many_rows, str(tmp_path / "s.kv"), "--append"]) == 0
     with kv.open(tmp_path / "s.kv") as store:
-        assert len(store) == rows
+        assert len(store) == ROWS
 
 
 # --- get

@@ -194,8 +194,8 @@ def test_graphs_are_launched_as_their_library_wants(monkeypatch: pytest.MonkeyPa
     class Driver:
         status = 0
 
-        def cuGraphLaunch(self, graph: Any, stream: Any) -> int:
-            said.append((graph.value, stream.value))
+        def cuGraphLaunch(self, graph: int, stream: int) -> int:
+            said.append((graph, stream))
             return self.status
 
     made = Driver()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import collections
+import ctypes
+import functools
+import itertools
 import random
 import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,17 +23,35 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.scheduler import Ended, Executor, Job, Kind, Placement, Profile, Request, Scheduler, Stopped, Task
 from warpwell.scheduler.dispatcher import Watchdog
+from warpwell.scheduler.executor import EndedAlike
 from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.task import Pattern, State
+from warpwell.targets.blocks.control import BEGUN, STOP
 from warpwell.targets.gpu.gpu import Gpu
+from warpwell.targets.gpu.lines import LAUNCH, Line, Lines, address_of
 from warpwell.testing.executors import ExecutorConformance
+
+
+class TestCudaExecutorWithoutRows(ExecutorConformance):
+    """Kernels whose arguments are no words, so that Python launches them."""
+
+    def make(self) -> Executor:
+        return fake_executor(words=False)
 
 
 class TestCudaExecutorWithoutGpu(ExecutorConformance):
     def make(self) -> Executor:
         return fake_executor()
+
+    def test_workers_begin_when_each_control_record_was_used_once(self, executor: Any) -> None:
+        records = executor._records
+        records._used += [records._ready.popleft() for _ in range(len(records._ready) - 8)]
+        for _ in range(40):
+            job = self.job(executor)
+            executor.launch(job, Placement(workers=1))
+            self.finish(executor, job)
 
     def test_quotas_hold_while_they_change(self) -> None:
         gpu = FakeGpu(resident=6)
@@ -100,26 +122,19 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
         assert time.monotonic() < until
         executor.wait(executor.now() + 1e-3)
         ended += executor.poll()
+    urgent = conformance.job(executor)
     executor.launch(late, Placement(workers=1))
+    before = len(waited)
+    executor.launch(urgent, Placement(workers=1, priority=8))
+    assert len(waited) == before  # who is more urgent does not wait
     executor.launch(second, Placement(workers=1))
-    while len(ended) < 3:
+    while len(ended) < 4:
         assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)
         ended += executor.poll()
     assert all(event.error is None for event in ended)
     assert len(waited) >= 1 and all(least > 0 for _, least in waited)
     executor.close()
-
-
-class Losing(FakeGpu):
-    """Faults when it is told to."""
-
-    fault = False
-
-    def done(self, event: threading.Event) -> bool:
-        if self.fault:
-            raise errors.DeviceNotFoundError("the GPU refused a call (700): a kernel may have failed")
-        return super().done(event)
 
 
 def held(executor: Any) -> tuple[Job, Any]:
@@ -139,24 +154,25 @@ def held(executor: Any) -> tuple[Job, Any]:
 
 def until_there_is_word(executor: Any, count: int) -> None:
     """Wait until `poll` would tell of so many events."""
-    until = time.monotonic() + 60
+    limit = time.monotonic() + 60
     while len(executor._events) < count:
-        assert time.monotonic() < until
+        assert time.monotonic() < limit
         executor.wait(executor.now() + 1e-3)
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["poll", "wait"])
 def test_what_runs_is_lost_with_its_gpu_and_what_stopped_before_is_in_the_queue(waits: bool) -> None:
-    executor = fake_executor_over(gpu := Losing())
+    executor = fake_executor_over(gpu := FakeGpu())
     stopped, x = held(executor)
     executor.preempt(stopped)
     x[0] = 1
     until_there_is_word(executor, 1)
     assert [type(event) for event in executor.poll()] == [Stopped]
     running, y = held(executor)
-    gpu.fault = True
+    gpu.lose()
     if waits:
         executor.wait(executor.now() + 60)
+    until(lambda: executor._lines.news != executor._seen or executor._events)
     events = executor.poll()
     assert [(event.job, type(event.error)) for event in events] == [(running, errors.TaskLostError)]
     for call in (executor.poll, lambda: executor.wait(0.0), lambda: executor.launch(stopped, Placement())):
@@ -167,13 +183,13 @@ def test_what_runs_is_lost_with_its_gpu_and_what_stopped_before_is_in_the_queue(
 
 
 def test_the_log_says_what_was_lost() -> None:
-    gpu, x = Losing(), np.zeros(2, np.int64)
+    gpu, x = FakeGpu(), np.zeros(2, np.int64)
     scheduler = Scheduler("cpu", executor=lambda: fake_executor_over(gpu), limit=1)
     running = scheduler.submit(endless[4096], x, name="running")
     until = time.monotonic() + 60
     while not scheduler.inspect(lambda core: running.job is not None and core.executor.claimed(running.job)):
         assert time.monotonic() < until
-    gpu.fault = True
+    gpu.lose()
     with pytest.raises(errors.TaskLostError, match="was lost"):
         running.result(60)
     while scheduler.failure is None:  # it ends without being asked anything
@@ -277,9 +293,85 @@ def test_a_task_that_is_said_to_be_short_leaves_for_a_higher_priority() -> None:
             handle.cancel()
 
 
-@pytest.mark.alone
-def test_what_takes_long_is_looked_at_less_often() -> None:
-    """A look takes Python's lock, which the program's own threads want."""
+def test_workers_behind_others_begin_without_the_host_and_a_quota_holds_while_it_grows() -> None:
+    gpu = FakeGpu(resident=6)
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)  # compiled by now
+    job, x = held(executor)
+    second = conformance.job(executor)
+    executor.resize(job, 4)
+    until(lambda: gpu.made[1].most == 4)
+    assert executor.launch_behind(second, Placement(workers=3), job)
+    executor.resize(job, 2)
+    executor.resize(job, 4)  # two more, which come when two have left
+    executor.resize(job, 1, younger=True)
+    executor.resize(job, 3)
+    time.sleep(0.05)
+    assert executor.progress(second) == 0
+    x[0] = 1
+    until(lambda: (conformance.counts(second.task) == 1).all())
+    assert gpu.made[1].most == 4
+    events = conformance.ends(executor, 2)
+    assert [event.job for event in events] == [job, second]
+    executor.close()
+
+
+@pytest.mark.parametrize("placement", [Placement(plain=True), Placement(workers=2)], ids=["whole", "workers"])
+@pytest.mark.parametrize("words", [True, False], ids=["words", "no words"])
+def test_a_kernel_that_is_wanted_to_be_measured_is(words: bool, placement: Placement) -> None:
+    executor = fake_executor(words=words)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    job = conformance.job(executor)
+    job.task.known = SimpleNamespace(wants=True)  # type: ignore[assignment]
+    executor.launch(job, placement)
+    (event,) = conformance.ends(executor, 1)
+    assert isinstance(event, Ended) and event.error is None and event.seconds is not None and 0 < event.seconds < 30
+    executor.close()
+
+
+def test_a_mate_is_relieved_without_the_host() -> None:
+    gpu = FakeGpu()
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    (mate, x), (first, y) = held(executor), held(executor)
+    second = conformance.job(executor)
+    assert executor.launch_behind(second, Placement(workers=1), first)
+    assert executor.relieve_when(mate, second)
+    control = executor._runs[mate].control
+    time.sleep(0.05)
+    assert gpu.read_words(control + 8 * STOP, 1)[0] == 0 and gpu.read_words(control + 8 * BEGUN, 1)[0] == 1
+    y[0] = 1
+    until(lambda: gpu.read_words(control + 8 * STOP, 1)[0] == 1)
+    x[0] = 1  # so the old worker ends its block
+    until(lambda: gpu.read_words(control + 8 * BEGUN, 1)[0] == 2)
+    events = conformance.ends(executor, 3)
+    assert all(isinstance(event, Ended) and event.error is None for event in events)
+    assert not executor._runs and not executor._busy
+    executor.close()
+
+
+def test_a_closed_executor_leaves_no_worker_behind() -> None:
+    gpu = FakeGpu()
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    job, x = held(executor)
+    others = [conformance.job(executor) for _ in range(3)]
+    for before, other in itertools.pairwise([job, *others]):
+        assert executor.launch_behind(other, Placement(workers=2), before)
+    executor.resize(job, 3)
+    executor.resize(job, 2)
+    executor.resize(job, 3)  # waits for one to leave
+    threading.Timer(0.2, lambda: x.fill(1)).start()
+    executor.close()
+    assert all(forms._now == 0 for forms in gpu.made)
+
+
+def test_nobody_looks_at_what_takes_long() -> None:
+    """A look takes Python's lock, which the program's own threads want: the end wakes who waits."""
     executor: Any = fake_executor()
     x = np.zeros(2, np.int64)
     task = Task("endless", 1, Profile(), endless[1], (x,))
@@ -301,8 +393,8 @@ def test_what_takes_long_is_looked_at_less_often() -> None:
         executor.poll()
     looks[0] = 0
     executor.wait(executor.now() + 1.0)
+    assert looks[0] == 1
     x[0] = 1
-    assert 100 < looks[0] < 3000
     while not executor.poll():
         assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)
@@ -322,9 +414,9 @@ def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile()
     assert conformance.until_some_are_done(executor, turns)
     executor.launch(stays, Placement(workers=1))
     executor.resize(turns, 1, younger=True)  # all leave, and come back as one
-    assert (run.floor, run.top, run.quota) == (2, 3, 1)
+    assert (run.floor, run.top) == (2, 3)
     executor.resize(turns, 1, younger=True)
-    assert (run.floor, run.top, run.quota) == (3, 4, 1)
+    assert (run.floor, run.top) == (3, 4)
     executor.resize(turns, None)
     while len(ended) < 2:
         assert time.monotonic() < until
@@ -343,7 +435,7 @@ def test_the_end_of_a_kernel_that_is_relieved_when_it_has_ended_is_noticed() -> 
     job = conformance.job(executor)
     executor.launch(job, Placement(workers=2))
     until = time.monotonic() + 60
-    while not executor._runs[job].arrived(executor._gpu):
+    while executor._lines.news == executor._seen:
         assert time.monotonic() < until
         time.sleep(1e-3)
     executor.resize(job, 1, younger=True)
@@ -452,7 +544,7 @@ def test_a_policy_that_fails_at_many_that_are_alike_leaves_nobody_waiting() -> N
     assert held.wait(20)
     handles = [scheduler.submit(add[1000], x, **pair[k // 3]) for k in range(6)]
     asked = ThreadPoolExecutor(1).submit(scheduler.inspect, lambda core: core.limit)
-    until(lambda: scheduler._dispatcher._calls.qsize() == 7)
+    until(lambda: scheduler._dispatcher._calls.qsize() == 3)  # two series, and who asks
     policy.broken = True
     free.set()
     for handle in handles:
@@ -541,4 +633,195 @@ def test_what_left_a_train_of_its_like_may_come_again_as_workers() -> None:
         wait_for(job)
     assert all(isinstance(event, Ended) and event.error is None for event in found.values())
     assert (x == len(jobs)).all()
+    executor.close()
+
+
+def ends_of(executor: CudaExecutor) -> list[Ended | Stopped]:
+    """Return what was polled, with the end of each task of a train by itself."""
+    return [one for its in executor.poll() for one in (its.each() if isinstance(its, EndedAlike) else [its])]
+
+
+def train(count: int) -> tuple[CudaExecutor, list[Job], Any]:
+    """Return an executor with a train of one running job and so many behind it, which take no time."""
+    x = np.zeros(1000)
+    executor, jobs, plain = fake_executor(), alike(x, 1e-6, count + 2), Placement(plain=True)
+    executor.launch(jobs[0], plain)
+    until(executor.poll)
+    executor.launch(jobs[1], plain)
+    assert executor.launch_train(jobs[2:], plain, jobs[1]) == count
+    return executor, jobs, x
+
+
+def test_the_jobs_of_a_train_end_together_each_once_and_in_order() -> None:
+    executor, jobs, x = train(40)
+    assert len({id(executor._runs[job]) for job in jobs[2:]}) == 1
+    until(lambda: (x == 42).all())
+    time.sleep(0.01)
+    executor._advance()
+    executor.preempt(jobs[7])  # it has ended, which nobody was told yet
+    executor.resize(jobs[8], 2)
+    events = executor.poll()
+    assert len(events) < 42
+    found = [one for its in events for one in (its.each() if isinstance(its, EndedAlike) else [its])]
+    assert [event.job for event in found] == jobs[1:] and not executor._runs
+    times = [event.time for event in found]
+    assert times == sorted(times) and all(isinstance(event, Ended) and event.error is None for event in found)
+    executor.close()
+
+
+def test_a_job_of_a_train_that_is_refused_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor, jobs, x = train(9)
+    until(lambda: (x == 11).all())
+    reap, seen = Line.reap, [0]
+
+    def reaps(line: Line) -> list[Any]:
+        found = reap(line)
+        for k, (run, _, begun, ended) in enumerate(found):
+            if seen[0] + k == 4:
+                found[k] = run, 1, begun, ended
+        seen[0] += len(found)
+        return found
+
+    monkeypatch.setattr(Line, "reap", reaps)
+    monkeypatch.setattr(executor._gpu, "failure", lambda status, name: errors.ArgumentError("refused"))
+    found: list[Ended | Stopped] = []
+    until(lambda: found.extend(ends_of(executor)) or len(found) == 10)
+    assert [event.job for event in found if isinstance(event, Ended) and event.error is not None] == [jobs[5]]
+    assert {event.job for event in found} == set(jobs[1:]) and not executor._runs
+    executor.close()
+
+
+def test_of_a_train_on_a_lost_gpu_each_job_is_told_of_once() -> None:
+    executor, jobs, x = train(60)
+    until(lambda: x[0] > 5)
+    executor._advance()
+    executor._lose(errors.DeviceNotFoundError("gone"))
+    found = ends_of(executor)
+    assert sorted(event.job.number for event in found) == [job.number for job in jobs[1:]]
+    assert all(isinstance(event, Ended) for event in found)
+    executor.close()
+    for stream in executor._gpu._streams:
+        executor._gpu.synchronize(stream)  # what runs there has the arrays
+
+
+def test_ends_are_waited_for_the_longer_the_more_the_scheduler_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = fake_executor()
+    executor.poll()
+    executor._busy = [SimpleNamespace(seconds=0.5)]
+    until: list[float] = []
+    monkeypatch.setattr(executor._lines, "watch", lambda seen, late, spin, soonest=0.0: until.append(soonest))
+    for worked in (0.0, 5e-3, 1.0):
+        executor._returned = executor._time() - worked
+        executor._lines.wake()
+        executor.wait(None)
+        until[-1] -= executor._began + executor._time()
+    assert until[0] <= 2e-4 and 9e-3 < until[1] < 12e-3 and 0.04 < until[2] <= 0.05, until
+    executor._busy = []
+    executor.close()
+
+
+CALL = ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 7)
+
+
+class _Refuses(FakeGpu):
+    """Refuses the next launch."""
+
+    refuses = False
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        lines = super().lines
+        start = CALL(int(lines._state[LAUNCH // 8]))
+
+        def launch(*arguments: int) -> int:
+            refused, self.refuses = self.refuses, False
+            return 1 if refused else int(start(*arguments))
+
+        self.launch = CALL(launch)
+        lines._state[LAUNCH // 8] = address_of(self.launch)
+        return lines
+
+    def failure(self, status: int, name: str) -> BaseException:
+        return errors.ArgumentError(f"kernel {name!r} was refused ({status})")
+
+
+def test_nobody_waits_for_refused_workers_to_leave() -> None:
+    gpu = _Refuses()
+    executor = fake_executor_over(gpu)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    job = conformance.job(executor)
+    gpu.refuses = True
+    executor.launch(job, Placement(workers=4))
+    until(executor._runs[job].is_launched)
+    executor.resize(job, 2)
+    executor.resize(job, 4)  # two more, which wait until two have left that never were
+    (event,) = conformance.ends(executor, 1)
+    assert event.job is job and isinstance(event.error, errors.ArgumentError)
+    executor.close()
+
+
+def test_workers_are_relieved_in_another_line_where_theirs_has_no_room_for_all_behind_them() -> None:
+    executor = fake_executor_over(FakeGpu())
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    job, x = held(executor)
+    jobs = [job, *(conformance.job(executor) for _ in range(512))]
+    assert all(executor.launch_behind(its, Placement(workers=1), other) for other, its in itertools.pairwise(jobs))
+    executor.resize(job, 1, younger=True)
+    assert all(line.room >= 0 for line in executor._busy)
+    x[0] = 1
+    assert [event.job for event in conformance.ends(executor, len(jobs))] == jobs
+    executor.close()
+
+
+def test_what_cannot_be_put_behind_others_keeps_no_record() -> None:
+    executor = fake_executor(words=False)
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    job, x = held(executor)
+    records = executor._records
+    count = len(records._ready) + len(records._used)
+    refused = conformance.job(executor)
+    assert not executor.launch_behind(refused, Placement(workers=1), job)
+    executor.discard(refused)
+    assert len(records._ready) + len(records._used) == count
+    x[0] = 1
+    conformance.ends(executor, 1)
+    executor.close()
+
+
+@ww.kernel
+def gated(x):
+    while x[ww.grid(1) * x.size // 4096] == 0:
+        ww.backoff(100)
+
+
+def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:
+    executor = fake_executor_over(FakeGpu())
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    x = np.zeros(16, np.int64)
+    launch = gated[4096]
+    task = Task("gated", launch.cut((x,), "cpu").blocks, launch=launch, arguments=(x,))
+    first = Job(task, Request("gated", [task]), 0.0)
+    second, third = conformance.job(executor), conformance.job(executor)
+
+    def told() -> list[Ended | Stopped]:
+        executor.wait(executor.now() + 1e-3)
+        return executor.poll()
+
+    executor.launch(first, Placement(workers=1))
+    until(lambda: told() or executor.claimed(first) == 1)
+    assert executor.launch_behind(second, Placement(plain=True), first)
+    until(executor._runs[second].is_launched)
+    executor.resize(first, 2)  # the other worker is in a line of its own
+    assert executor.launch_behind(third, Placement(workers=2), second)
+    until(lambda: executor.claimed(first) == 2)
+    x[0] = 1
+    x[2:] = 1  # so one worker leaves, and those behind it come
+    until(lambda: (conformance.counts(third.task) == 1).all())
+    assert not any(told() for _ in range(20))
+    x[1] = 1
+    assert [event.job for event in conformance.ends(executor, 3)] == [first, second, third]
     executor.close()

@@ -140,7 +140,7 @@ def test_a_learner_without_a_scheduler_says_so():
 
 
 def learner():
-    predictor = Predictor(trees=False, sizes=8, kernels=4)
+    predictor = Predictor(sizes=8, kernels=4)
     return Learner(History("d", "unused"), predictor, machine=Machine(bandwidth=1e9))
 
 

@@ -156,8 +156,8 @@ def test_a_kernel_works_in_memory_of_the_client(service: Service, client: Client
     wanted[200:300] *= 8
     assert np.array_equal(x.numpy(), wanted)
     until(lambda: all_closed(service))
-    log = owners_log(service)[before:]
-    assert [line.split()[0] for line in log] == ["open", "close"] * 4
+    log = [line.split()[0] for line in owners_log(service)[before:]]
+    assert log == ["open", "close"] * (len(log) // 2) and 1 <= len(log) // 2 <= 4  # what is used again may stay open
     assert client.status()["held_bytes"] == 0
 
 
@@ -180,8 +180,28 @@ def test_memory_is_kept_until_its_task_has_ended(client: Client, gpu: FakeIpc, k
     gc.collect()
     assert handle.done() or there() is not None
     handle.result(BOUND)
-    gc.collect()
-    assert there() is None
+    until(lambda: gc.collect() is not None and there() is None)  # the owner has closed it
+
+
+def test_an_end_is_told_before_memory_is_closed(service: Service, client: Client, gpu: FakeIpc, kernels: Any) -> None:
+    """Closing waits for all that runs on the GPU, which may be long: it holds up no end and no other memory."""
+    x, y = gpu.array(np.arange(8)), gpu.array(np.arange(8))
+    there, runs = weakref.ref(x), gpu.folder / f"runs-{gpu.name_of(x)}"
+    runs.touch()
+    began = time.monotonic()
+    try:
+        client.submit(kernels.add[8], x, x).result(BOUND)
+        client.submit(kernels.add[8], y, y).result(BOUND)
+        assert time.monotonic() - began < 15 and np.array_equal(x.numpy(), 2 * np.arange(8))
+        again = client.submit(kernels.add[8], x, x)  # the driver opens an allocation once: this one waits
+        del x
+        gc.collect()
+        assert there() is not None and not again.done()  # who frees what is open elsewhere has undefined behaviour
+    finally:
+        runs.unlink()
+    again.result(BOUND)
+    until(lambda: gc.collect() is not None and there() is None and all_closed(service))
+    assert not client._open
 
 
 def test_memory_of_a_task_that_nobody_tells_of_is_kept(service: Service, gpu: FakeIpc, kernels: Any,
@@ -238,14 +258,11 @@ def test_made_up_handles_fail_alone(service: Service, client: Client, gpu: FakeI
     real = ipc.lend(x.address, 64).handle.hex()
     lent = {"handle": real, "offset": 64, "dtype": "<i8", "shape": [8]}
     task = {"kernel": references.reference(kernels.add), "shape": [8], "arguments": [["lent", 0], ["lent", 0]]}
-    number = iter(range(1000, 2000))
 
     def send(**changes: Any) -> Any:
-        one = next(number)
-        header = {"type": "submit", "tasks": [{**task, "id": one}], "lent": [{**lent, **changes}]}
-        found = client_module.ServiceHandle(client, one, "add", Packer())
-        client._handles[one] = found
-        client._call(header)
+        header = {"type": "submit", "tasks": [task], "lent": [{**lent, **changes}]}
+        found = client_module.ServiceHandle(client, "add", Packer())
+        client._answer(client._ask(header, handles=[found]))
         return found.exception(BOUND)
 
     assert send() is None
@@ -268,7 +285,7 @@ def test_lent_arrays_that_are_none(change: dict[str, Any]) -> None:
     for wrong in ([{**good, **change}], [good, 3], [good] * 1025):
         with pytest.raises(errors.ServiceError):
             wire.check_lent(wrong)
-    task = {"id": 1, "shape": [8], "arguments": [["lent", 1]], "kernel": {"module": "m", "name": "k", "sha256": ""}}
+    task = {"shape": [8], "arguments": [["lent", 1]], "kernel": {"module": "m", "name": "k", "sha256": ""}}
     assert wire.check_task(task, [], 2)
     with pytest.raises(errors.ServiceError):
         wire.check_task(task, [], 1)

@@ -638,6 +638,23 @@ def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
     gate.open()
 
 
+def test_a_callback_that_cancels_while_the_scheduler_fails_ends_no_task_twice():
+    class NoWayBack(CpuExecutor):
+        def abandon(self, job, error):
+            super(CpuExecutor, self).abandon(job, error)
+
+    scheduler = scheduler_of(limit=1, stuck_after=0.2, executor=lambda: NoWayBack(threads=2, patience=0.1))
+    gate = Gate(scheduler, 8, 3)
+    x, told = np.ones(BLOCK, np.int64), []
+    first, second = (scheduler.submit(double[BLOCK], x) for _ in range(2))
+    first.add_done_callback(lambda _: second.cancel())
+    second.add_done_callback(lambda its: told.append(its.state))
+    until(lambda: scheduler.failure is not None and first.done() and second.done())
+    scheduler.close()
+    gate.open()
+    assert len(told) == 1 and told == [second.state]
+
+
 # -- closing -------------------------------------------------------------------------------------------------------
 
 

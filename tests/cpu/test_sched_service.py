@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler.scheduler import Scheduler
-from warpwell.scheduler.service import protocol, references, session, wire
+from warpwell.scheduler.service import broker, protocol, references, wire
 from warpwell.scheduler.service.client import Client, connect
 from warpwell.scheduler.service.owner import LINES, Owner
 from warpwell.scheduler.service.service import Service
@@ -189,7 +190,7 @@ def test_arrays_that_stay_on_the_device_and_requests_in_order(client: Client, ke
 def test_a_request_that_is_too_much_takes_nobody_s_room(
     client: Client, kernels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "MAX_TASKS", 3)
+    monkeypatch.setattr(broker, "MAX_TASKS", 3)
     x = np.ones(10, np.int64)
     for _ in range(2):
         with pytest.raises(errors.ServiceError, match="3 tasks"):
@@ -274,10 +275,17 @@ def request(number: int, kernel: dict[str, str]) -> protocol.ServiceMessage:
 def test_an_owner_says_what_it_takes_in(owner: Owner, kernels: Any) -> None:
     owner._submit(request(1, references.reference(kernels.double)))
     owner._tasks[1][0].result(BOUND)
+    owner._tell_taken()  # it has ended, which says as much
+    waits: Any = types.SimpleNamespace(done=lambda: False, job=None)
+    owner._fresh.append((2, waits))
+    owner._tell_taken()
     while not owner._events.empty():
         owner._tell([owner._events.get() for _ in range(owner._events.qsize())])
-    told = [(m["task"], m["now"]) for m in owner._connection.messages if m["type"] == "taking"]  # type: ignore[attr-defined]
-    assert told == [(1, True), (1, False)]
+    messages = owner._connection.messages  # type: ignore[attr-defined]
+    assert [m["type"] for m in messages] == ["taking", "ended", "taken"]  # a chain waits for each of them
+    assert [e["kind"] for e in messages[1].pop("events")] == ["arrive", "launch", "end"]
+    told = [messages[0], messages[2]]
+    assert told == [{"type": "taking", "task": 1}, {"type": "taken", "tasks": [2]}]
 
 
 def test_an_owner_whose_service_is_stopped_while_it_begins_says_nothing(tmp_path: Path) -> None:
@@ -497,4 +505,5 @@ def test_a_service_keeps_what_its_kernels_took(tmp_path: Path) -> None:
         with Service(tmp_path / f"run{number}" / "s.sock", device="cpu") as made, connect(made.path) as client:
             client.submit(kernel[1000], np.zeros(1000, np.int64)).result(BOUND)
             rules += [e.why["rule"] for e in client.log() if e.kind == "launch"]
-    assert rules == ["unknown", "alone"], "the second service has read what the first one saved"
+    # By which rule a known kernel is launched depends on the time that it took.
+    assert len(rules) == 2 and rules[0] == "unknown" != rules[1], "the second service has read what the first one saved"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -92,10 +94,19 @@ def test_graphs_of_cupy_and_the_driver() -> None:
     assert (x == 16).all()
 
 
-def test_turns_meet_by_the_name_of_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def turns() -> Iterator[None]:
+    """A folder for turns: one for all, since a process keeps its boards; not on a disk, of which a GPU pins nothing."""
+    folder = tempfile.mkdtemp(dir="/dev/shm")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("WARPWELL_TURNS", folder)
+        yield
+    shutil.rmtree(folder)
+
+
+def test_turns_meet_by_the_name_of_the_gpu(turns: None) -> None:
     from numba import cuda
 
-    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
     with ww.turn("before"):  # before this thread has a context, perhaps
         pass
     x = cuda.to_device(np.ones(SIZE))
@@ -118,13 +129,10 @@ def test_turns_meet_by_the_name_of_the_gpu(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_work_waits_at_gates_while_another_program_has_the_gpu(
-    graph: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_waits_at_gates_while_another_program_has_the_gpu(graph: bool, turns: None) -> None:
     torch = pytest.importorskip("torch")
     from warpwell.turns import ahead
 
-    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
     x = torch.zeros(SIZE, device="cuda")
     stream = torch.cuda.Stream() if graph else torch.cuda.current_stream()
     captured = torch.cuda.CUDAGraph()

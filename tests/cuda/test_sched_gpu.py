@@ -29,6 +29,18 @@ class TestCudaExecutor(ExecutorConformance):
         return CudaExecutor()
 
 
+class TestCudaExecutorOnTheGpu(TestCudaExecutor):
+    """Arrays are there, so that tasks may be put behind others."""
+
+    BLOCKS = 3000  # two workers take 0.4 s
+
+    def zeros(self, n: int) -> Any:
+        return zeros("cuda", n, np.int64)
+
+    def host(self, array: Any) -> Any:
+        return to_host(array)
+
+
 @ww.kernel(block=64)
 def returns_before_barrier(x, n, rounds):
     value = 1.0
@@ -89,6 +101,19 @@ def test_short_kernels_go_in_trains_each_once_and_in_order() -> None:
     kinds = collections.Counter(event.kind for event in scheduler.log)
     assert kinds["end"] + kinds["cancel"] == count and kinds["launch"] >= kinds["end"]
     assert any("behind" in event.why for event in scheduler.log)
+
+
+def test_workers_begin_when_each_control_record_was_used_once() -> None:
+    executor = CudaExecutor()
+    records = executor._records
+    records._used += [records._ready.popleft() for _ in range(len(records._ready) - 8)]
+    x = zeros("cuda", 256, np.int64)
+    for k in range(40):
+        executor.launch(job_of(step[x.size], x, k), Placement(workers=1))
+        event = until_event(executor)
+        assert isinstance(event, Ended) and event.error is None
+    assert len(records._used) > 40
+    executor.close()
 
 
 def test_a_kernel_that_the_gpu_refuses_in_a_line_fails_alone() -> None:

@@ -7,12 +7,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import until
 
 from warpwell import errors
 from warpwell.cli import main
@@ -137,7 +139,26 @@ def test_arrays_of_other_libraries_are_used_where_they_lie(client: Client, kerne
     wanted[200:300] *= 2
     got = x.copy_to_host() if library == "numba" else x.cpu().numpy() if library == "torch" else x.get()
     assert np.array_equal(got, wanted)
-    assert client.status()["held_bytes"] == 0
+    until(lambda: client.status()["held_bytes"] == 0)  # memory is closed after the end was told
+
+
+@pytest.mark.timeout(200)
+def test_the_end_of_a_task_on_lent_memory_is_told_beside_a_long_kernel(client: Client, kernels: Any) -> None:
+    """The driver closes memory of others when all that runs has ended: nobody waits for that."""
+    cuda = pytest.importorskip("numba.cuda")
+    x, y = cuda.to_device(np.arange(1000)), np.arange(1 << 14)
+    for _ in range(2):  # what is not known yet runs alone
+        client.submit(kernels.double[1000], x).result(BOUND)
+        client.submit(kernels.count[y.size], y, 1000).result(BOUND)
+    long = client.submit(kernels.count[y.size], y, 200_000_000)
+    end = time.monotonic() + BOUND
+    while not long.running():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    client.submit(kernels.double[1000], x).result(BOUND)
+    assert not long.done()
+    assert np.array_equal(x.copy_to_host(), 8 * np.arange(1000))
+    long.result(BOUND)
 
 
 @pytest.mark.timeout(200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from warpwell.scheduler import Capacity, Ended, Executor, Job, Placement, Profile, Stopped, Task
@@ -51,6 +52,7 @@ class ScriptedExecutor(Executor):
         self._ends: dict[Job, float] = {}
         self._stops: dict[Job, float] = {}
         self._from: dict[Job, tuple[float, int]] = {}
+        self._after: dict[Job, Job] = {}
         self.calls: list[tuple[object, ...]] = []
 
     @property
@@ -68,27 +70,45 @@ class ScriptedExecutor(Executor):
         assert job not in self._ends, f"{job.task.name} was launched while it ran"
         if job.task.name in self._refuses:
             raise self._refuses[job.task.name]
-        self._from[job] = self._now, job.done
-        self._ends[job] = self._now + (self.truth(job.task).seconds or 0.0) * job.left
+        self._begin(job, self._now)
 
     def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
-        """Start a job at the end of another one."""
+        """Start a job when another one has ended or stopped."""
         if not self._queues:
             return False
         self.calls.append(("behind", job.number, other.number))
         if job.task.name in self._refuses:
             raise self._refuses[job.task.name]
-        self._from[job] = self._ends[other], 0
-        self._ends[job] = self._ends[other] + (self.truth(job.task).seconds or 0.0)
+        self._after[other] = job
+        self._begin(job, min(self._ends.get(other, self._now), self._stops.get(other, math.inf)))
         return True
+
+    def relieve_when(self, mate: Job, job: Job) -> bool:
+        """Note it, where it puts jobs behind others."""
+        self.calls.append(("relieve", mate.number, job.number))
+        return self._queues
+
+    def _begin(self, job: Job, time: float) -> None:
+        self._from[job] = time, job.done
+        self._ends[job] = time + (self.truth(job.task).seconds or 0.0) * job.left
+        if job in self._after:
+            self._begin(self._after[job], self._ends[job])
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Stop a job `cost` seconds from now, or at its end if that comes sooner."""
         self.calls.append(("preempt", job.number, mode))
         if self._from[job][0] > self._now:
             self._stops[job] = self._now
+            other = next((its for its, job_ in self._after.items() if job_ is job), None)
+            if other is not None:
+                del self._after[other]
+                if job in self._after:
+                    self._after[other] = self._after.pop(job)
+                    self._begin(self._after[other], self._from[job][0])
         elif not (job.placement and job.placement.plain):
-            self._stops[job] = self._now + self._cost
+            self._stops[job] = min(self._now + self._cost, self._ends[job])
+            if job in self._after:
+                self._begin(self._after[job], self._stops[job])
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Note it."""
@@ -102,7 +122,7 @@ class ScriptedExecutor(Executor):
         """Return blocks in proportion to time."""
         began, done = self._from[job]
         seconds = self._ends[job] - began
-        part = 1.0 if seconds <= 0 else min(1.0, (self._now - began) / seconds)
+        part = 1.0 if seconds <= 0 else max(0.0, min(1.0, (self._now - began) / seconds))
         return done + int((job.task.blocks - done) * part)
 
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
@@ -120,6 +140,7 @@ class ScriptedExecutor(Executor):
                 due.append((stop, job.number, Stopped(job, stop, min(self.progress(job), job.task.blocks - 1))))
         for _, _, event in due:
             del self._ends[event.job], self._from[event.job]
+            self._after.pop(event.job, None)
             self._stops.pop(event.job, None)
         return [event for _, _, event in sorted(due, key=lambda entry: entry[:2])]
 

@@ -24,8 +24,8 @@ from tests.harness.models.span_model import SpanModel
 
 from warpwell.cache import word
 
-CHUNKS = 8
-RUNS = 25
+CHUNKS = 14
+RUNS = 15
 
 
 @pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, CHUNKS))])
@@ -44,7 +44,7 @@ def test_a_planted_fault_is_found(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", HARMLESS, ids=lambda fault: fault.name)
 def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
-    assert find(fault, runs=30).violation is None
+    assert find(fault, runs=20).violation is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Placement, Profile, Request, Task
 from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.residency import ResidentKernel
 from warpwell.study.bound import bound
 from warpwell.study.rates import Matrix, Pair
 from warpwell.study.simulator import Simulator
@@ -53,5 +54,5 @@ def test_one_that_is_relieved_is_younger_in_a_simulation(mode: str, younger: boo
 
 def test_three_that_halve_each_other_have_a_third_each() -> None:
     pairs = Matrix([Pair("a", "a", (0.5, 0.5), shares) for shares in ((1.0, 1.0),)], ClassTable(CAPACITY))
-    residents = [pairs.resident("a", Profile(kind=Kind.MEMORY), 1.0) for _ in range(3)]
+    residents = [ResidentKernel("a", Profile(kind=Kind.MEMORY), 1.0)] * 3
     assert pairs.of(residents) == pytest.approx([1 / 3] * 3)

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from warpwell.cli import main
+from warpwell.scheduler.decision import SourceModel
+from warpwell.scheduler.events import Log
 from warpwell.scheduler.policies import POLICIES
 from warpwell.study.experiment import Experiment, chosen, run_to_dict
 from warpwell.study.traces import Recipe
@@ -149,3 +151,9 @@ def test_experiments_are_plain_data():
     timing = {"decision_mean", "decision_p99"}
     assert {k: v for k, v in one.items() if k not in timing} == {k: v for k, v in two.items() if k not in timing}
     assert chosen("all") == list(POLICIES) and chosen("left-over, left-over,source") == ["left-over", "source"]
+
+
+def test_the_policy_reckons_with_the_constants_that_were_fitted():
+    log = Log()
+    Experiment(Recipe(kernels=300, seed=2), model=SourceModel(memory_decay=0.25)).run("source", log=log)
+    assert {event.why["d"] for event in log if event.why.get("rule") == "worth"} == {0.25}

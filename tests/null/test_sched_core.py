@@ -9,12 +9,29 @@ from hypothesis import strategies as st
 from tests.harness.scripted_executor import ScriptedExecutor
 
 from warpwell import errors
-from warpwell.scheduler import Capacity, Job, Kind, Launch, Placement, Policy, Preempt, Profile, Request, State, Task
+from warpwell.scheduler import (
+    Capacity,
+    Job,
+    Kind,
+    Launch,
+    Placement,
+    Policy,
+    Preempt,
+    Profile,
+    Request,
+    Resize,
+    State,
+    Task,
+)  # fmt: skip
 from warpwell.scheduler.core import Core
+from warpwell.scheduler.executor import EndedAlike, Stopped
 from warpwell.scheduler.policies.order import LeftOver
+from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.series import Series
 from warpwell.scheduler.task import Pattern
 from warpwell.scheduler.tenants import Tenant, Tenants
 from warpwell.scheduler.waiting import Waiting
+from warpwell.study.simulator import Simulator
 
 SMALL = Capacity(memory=100)
 
@@ -673,6 +690,212 @@ def test_a_place_that_becomes_free_beside_a_train_is_given_at_once(queues: bool)
     assert [job.started for job in core.jobs if job.task.name == "long"] == [0.0, 2.25]
 
 
+class Behind(Policy):
+    """One as workers, and the next one behind it; `asked` are the times at which it was asked."""
+
+    name = "behind"
+    ahead = 2
+    adjusts = True
+    period = 0.25
+
+    def __init__(self, *others):
+        self.asked, self.others = [], list(others)
+
+    def decide(self, view):
+        self.asked.append(view.now)
+        for time, decide in self.others:
+            if view.now >= time:
+                self.others.remove((time, decide))
+                return decide(view)
+        job, running = view.waiting.first(), view.running
+        if job is None or view.trains or any(its.state is State.STOPPING for its in running):
+            return []
+        return [Launch(job, behind=running[0] if running else None)]
+
+
+def lane(*others, count=3, queues=True, fields=None, **options):
+    executor = ScriptedExecutor(options.pop("capacity", None), queues=queues, **options)
+    core = Core(executor, Behind(*others), limit=1)
+    for k in range(count):
+        core.submit(Request(f"t{k}", [task(f"t{k}", **(fields or {}))]))
+    core.step()
+    return core
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_workers_behind_workers_take_their_place(queues: bool) -> None:
+    core = lane(queues=queues)
+    assert [job.number for job in core.running] == [0] and [job.number for job in core.waiting] == [2]
+    finish(core)
+    assert [(job.started, job.ended, job.ran) for job in core.jobs] == [(k, k + 1, 1.0) for k in range(3)]
+    assert [event.why.get("behind") for event in core.log if event.kind == "launch"] == [None, 0, 1]
+    assert {1.0, 2.0} <= set(core.policy.asked)  # each turn is a decision
+    kinds = [call[0] for call in core.executor.calls]
+    assert kinds == (["launch", "behind", "behind"] if queues else ["launch"] * 3)
+    assert core.tenants["default"].used == 3 * 132
+
+
+@pytest.mark.parametrize("queues", [False, True])
+@pytest.mark.parametrize("cost", [0.0, 0.2])
+def test_who_is_behind_a_preempted_job_leaves_first_and_a_newcomer_takes_the_place(queues: bool, cost: float) -> None:
+    def replace(view):
+        first = view.running[0]
+        return [Preempt(first, newcomer=view.waiting[0]), Launch(view.waiting[0], behind=first)]
+
+    core = lane((0.25, replace), queues=queues, cost=cost)
+    core.executor.wait(0.25)
+    finish(core)
+    jobs = core.jobs
+    assert jobs[2].started == 0.25 + cost
+    told_ = [(event.kind, event.task) for event in core.log if event.kind in ("preempt", "stop")]
+    assert [task for kind, task in told_ if kind == "preempt"] == [1, 0]
+    assert {task for kind, task in told_ if kind == "stop"} == {0, 1}
+    assert [job.preemptions for job in jobs] == [1, 1, 0] and all(job.state is State.DONE for job in jobs)
+    assert [call[1] for call in core.executor.calls if call[0] == "preempt"] == ([1, 0] if queues else [0])
+    assert sum(job.ran for job in jobs) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_who_is_behind_a_cancelled_job_takes_its_place(queues: bool) -> None:
+    core = lane(queues=queues, cost=0.125)
+    core.executor.wait(0.25)
+    core.step()
+    assert core.cancel(core.jobs[0])
+    finish(core)
+    assert [job.state for job in core.jobs] == [State.CANCELLED, State.DONE, State.DONE]
+    assert [job.started for job in core.jobs] == [0, 0.375, 1.375]
+    assert not core.busy and core.tenants["default"].running == 0
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_one_behind_another_holds_its_memory_and_gives_it_back(queues: bool) -> None:
+    core = lane(queues=queues, capacity=SMALL, fields={"memory": 40})
+    assert core.free_memory == 20
+    assert core.cancel(core.jobs[1])
+    core.step()
+    core.executor.wait(core.executor.now())
+    core.step()
+    assert core.jobs[1].state is State.CANCELLED and core.jobs[2].state is State.RUNNING
+    finish(core)
+    assert core.free_memory == 100 and [job.ended for job in core.jobs[::2]] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("queues", [False, True])
+def test_a_failure_behind_another_or_before_it_stops_nobody_else(queues: bool) -> None:
+    core = lane(
+        count=4, queues=queues, refuses={"t1": errors.ArgumentError("no")}, fails={"t2": errors.KernelError("bad")}
+    )
+    finish(core)
+    assert [job.state for job in core.jobs] == [State.DONE, State.FAILED, State.FAILED, State.DONE]
+    assert not core.busy and core.tenants["default"].running == 0
+
+
+def test_who_is_relieved_when_another_begins_is_younger() -> None:
+    class Pair(Behind):
+        def decide(self, view):
+            if len(view.running) < 2 and not view.trains and view.waiting:
+                return [Launch(view.waiting[0])]
+            if view.waiting and not view.trains:
+                return [Launch(view.waiting[0], behind=view.running[0], relieves=view.running[1])]
+            return []
+
+    for queues in (False, True):
+        core = Core(ScriptedExecutor(queues=queues), Pair(), limit=2)
+        for name, seconds in (("short", 1.0), ("long", 5.0), ("next", 2.0)):
+            core.submit(Request(name, [task(name, seconds)]))
+        while core.executor.now() < 1.0:
+            core.executor.wait(core.step())
+        core.step()
+        assert [job.task.name for job in core.running] == (["next", "long"] if queues else ["long", "next"])
+        assert (("relieve", 1, 2) in core.executor.calls) is queues
+        finish(core)
+
+
+@pytest.mark.parametrize(
+    ("decide", "message"),
+    [
+        (lambda view: [Launch(view.waiting[0], behind=view.trains[view.running[0]][0])], "which is running"),
+        (lambda view: [Resize(view.trains[view.running[0]][0], 4)], "whose turn has not come"),
+    ],
+)
+def test_what_cannot_be_done_with_one_that_has_not_begun(decide, message) -> None:
+    core = lane((0.5, decide))
+    core.executor.wait(0.5)
+    with pytest.raises(errors.SchedulerError, match=message):
+        core.step()
+
+
+class Wild(Policy):
+    """Launches, preempts and resizes at random whatever it may."""
+
+    name = "wild"
+    ahead, adjusts, watches, period = 5, True, True, 0.125
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def decide(self, view):
+        rng, running = self.rng, view.running
+        behind = [its for train in view.trains.values() for its in train]
+        if running and rng.random() < 0.3:
+            its = rng.choice([*running, *behind])
+            may = its.state is State.RUNNING and (its in behind or not its.placement.plain)
+            if may and rng.random() < 0.5:
+                found = [Preempt(its)]
+                if its in running and view.waiting and len(behind) < self.ahead:
+                    found.append(Launch(view.waiting[0], Placement(3), behind=its))
+                return found
+            if its in running:
+                return [Resize(its, rng.randrange(1, 9), younger=rng.random() < 0.5)]
+        waiting = list(view.waiting)
+        if not waiting:
+            return []
+        job = rng.choice(waiting)
+        if len(running) < view.limit and (not running or rng.random() < 0.5):
+            return [Launch(job, rng.choice([PLAIN, Placement(), Placement(5)]))]
+        if len(behind) < self.ahead and rng.random() < 0.5:
+            return [Launch(job, rng.choice([PLAIN, Placement()]), behind=rng.choice(running),
+                           relieves=rng.choice(running))]  # fmt: skip
+        return []
+
+
+@pytest.mark.parametrize("device", ["queues", "refuses", "simulator"])
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=60, deadline=None)
+def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(device: str, seed: int) -> None:
+    rng = random.Random(seed)
+    if device == "simulator":
+        executor = Simulator(ClassTable(SMALL), SMALL, mode=rng.choice(["switch", "drain"]), seed=1)
+        unit = 1e-3
+    else:
+        fails = {"bad": errors.KernelError("bad")}
+        executor = ScriptedExecutor(SMALL, queues=device == "queues", cost=rng.choice([0.0, 0.1]), fails=fails)
+        unit = 1.0
+    core = Core(executor, Wild(rng), limit=rng.randrange(1, 4))
+    core.policy.period *= unit
+    for k in range(rng.randrange(1, 14)):
+        names = rng.choices(["good", "bad"], [4, 1], k=rng.randrange(1, 3))
+        tasks = [task(its, unit * rng.choice([0.25, 1.0, 2.0]), memory=rng.choice([0, 0, 30, 60])) for its in names]
+        core.submit(Request(f"r{k}", tasks, unit * rng.choice([0.0, 0.5, 3.0])))
+    for _ in range(4000):
+        until = core.step()
+        assert len(core.running) <= core.limit and len(set(core.running)) == len(core.running)
+        assert set(core._trains) <= set(core.running)
+        behind = [its for train in core._trains.values() for its in train]
+        assert len(set(behind)) == len(behind) and set(behind) == set(core._behind)
+        assert not set(behind) & set(core.running) and core._given <= set(behind)
+        if rng.random() < 0.03:
+            core.cancel(rng.choice(core.jobs))
+        if not core.busy:
+            break
+        executor.wait(until)
+    ends = (State.DONE, State.FAILED, State.CANCELLED)
+    assert not core.busy and all(job.state in ends for job in core.jobs)
+    assert all(job.done == job.task.blocks for job in core.jobs if job.state is State.DONE)
+    assert core.free_memory == 100 and not core._given and not core._relieves
+    assert all(its.running == its.waiting == its.held == 0 for its in core.tenants.values())
+
+
 class Alike(Ahead):
     """The oldest, and those that are like it behind it."""
 
@@ -692,6 +915,37 @@ class Alike(Ahead):
         return [launch]
 
 
+class Together(ScriptedExecutor):
+    """Tells of the ends of a train's jobs together, as far as they follow each other."""
+
+    def launch_train(self, jobs, placement, other):
+        count = super().launch_train(jobs, placement, other)
+        self.launched = getattr(self, "launched", {}) | dict.fromkeys(jobs[:count], object())
+        return count
+
+    def poll(self):
+        found: list = []
+        for event in super().poll():
+            train = getattr(self, "launched", {}).get(event.job)
+            if type(event) is Stopped or event.error is not None or train is None:
+                found.append(event)
+            elif found and type(found[-1]) is EndedAlike and self.launched[found[-1].job] is train:
+                found[-1].jobs.append(event.job)
+                found[-1].times.append(event.time)
+            else:
+                found.append(EndedAlike(event.job, event.time, jobs=[event.job], times=[event.time]))
+        self.most = max([getattr(self, "most", 0), *[len(e.jobs) for e in found if type(e) is EndedAlike]])
+        return found
+
+
+def submitted(core: Core, pattern: Pattern, count: int) -> list[Job]:
+    """Submit a series; return its records."""
+    series = Series(None, pattern, ())
+    handles = [series.add() for _ in range(count)]
+    core.submit_alike(series)
+    return [handle.job for handle in handles]
+
+
 @pytest.mark.parametrize("queues", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_tasks_that_are_alike_end_as_they_do_one_by_one(seed: int, queues: bool) -> None:
@@ -699,24 +953,27 @@ def test_tasks_that_are_alike_end_as_they_do_one_by_one(seed: int, queues: bool)
     results = []
     for together in (False, True):
         rng = random.Random(seed)
-        executor = ScriptedExecutor(queues=queues, fails={"bad": errors.KernelError("bad")} if seed % 3 == 0 else None)
+        fails = {"bad": errors.KernelError("bad")} if seed % 3 == 0 else None
+        executor = (Together if together else ScriptedExecutor)(queues=queues, fails=fails)
         tenants = [Tenant("a", 2.0, memory=40.0), Tenant("b")] if seed % 4 == 3 else None
         core = Core(executor, Alike(together), limit=1 + seed % 2, keep=seed % 5 != 0, tenants=tenants)
         core.ended = []
         jobs, kinds, held = [], [], []
         for k in range(3):
-            given = {"tenant": "ab"[k % 2], "priority": (0, 20, 0)[k], "memory": 10 * k, "there": 10 * k - k // 2}
+            there = 10 * k - (k // 2 if seed % 4 == 1 else 0)
+            given = {"tenant": "ab"[k % 2], "priority": (0, 20, 0)[k], "memory": 10 * k, "there": there}
             its = task("bad" if k == 2 else "good", (0.5, 1.0, 0.75)[k], **given)
             kinds.append((its, Pattern(its)))
         for _ in range(40):
             action = rng.random()
             if action < 0.5:
                 its, pattern = rng.choice(kinds)
-                tasks = [pattern.task(()) for _ in range(rng.randrange(1, 9))]
+                count = rng.randrange(1, 9)
                 if together:
-                    jobs += core.submit_alike(tasks)
+                    jobs += submitted(core, pattern, count)
                 else:
-                    for one in tasks:
+                    for _ in range(count):
+                        one = pattern.task(())
                         one.pattern = None
                         jobs += core.submit(Request(one.name, [one], executor.now()))
                     core._arrive_until(executor.now())
@@ -725,6 +982,7 @@ def test_tasks_that_are_alike_end_as_they_do_one_by_one(seed: int, queues: bool)
             else:
                 for _ in range(rng.randrange(1, 4)):  # several ends are seen at a time
                     executor.wait(executor.now() + rng.choice((0.25, 0.7, 2.0)))
+                executor._now += rng.choice((0.0, 0.0, 3.3))
                 core.step()
                 held.append([account.held for account in core.tenants.values()])
         finish(core)
@@ -736,6 +994,24 @@ def test_tasks_that_are_alike_end_as_they_do_one_by_one(seed: int, queues: bool)
         states = [(j.number, j.state, j.started, j.ended, j.ran, j.done, j.alone, j.since, j.priority) for j in jobs]
         results.append((events, states, held, [(j.request.tasks[0] is j.task, j.task.number) for j in jobs]))
         results[-1] += ([(name, round(used, 6), *rest[:-1], round(rest[-1], 6)) for name, used, *rest in accounts],)
+    assert executor.most > 2 or not queues or seed % 4 == 1 or tenants
     for one, other in zip(*results, strict=True):
         assert one == other
     assert len(results[0][0]) > 60
+
+
+class _NotYet(ScriptedExecutor):
+    """Puts nothing behind others at first; later it fails."""
+
+    def launch_behind(self, job, placement, other):
+        if self._now:
+            raise MemoryError("no more")
+        return False
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_that_cannot_be_put_behind_another_when_their_turn_comes_is_launched_at_its_own(count: int) -> None:
+    core = Core(_NotYet(), Ahead(), limit=1)
+    jobs = [core.submit(Request(f"t{k}", [task(f"t{k}")]))[0] for k in range(count)]
+    finish(core)
+    assert [(job.state, job.ended) for job in jobs] == [(State.DONE, k + 1) for k in range(count)]

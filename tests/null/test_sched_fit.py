@@ -302,7 +302,7 @@ def test_the_counts_that_are_kept_interpolate_within_the_goal():
     for kernel in {s.kernel for s in samples}:
         rows = sorted((s for s in samples if s.kernel == kernel), key=lambda s: s.warps * sum(s.size.values()))
         for left_out in rows[1:-1]:
-            predictor = Predictor((r for r in rows if r is not left_out), trees=False)
+            predictor = Predictor(r for r in rows if r is not left_out)
             got = predictor.predict(Sample(kernel, left_out.size, left_out.warps, left_out.moving))
             off.append(abs(got.instructions / left_out.instructions - 1))
             late.append(abs(got.seconds / left_out.seconds - 1))

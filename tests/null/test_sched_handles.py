@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, as_completed, wait
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler.handle import TaskFuture
+from warpwell.scheduler.series import Series, SeriesHandle
+from warpwell.scheduler.task import Pattern, Task
 
 
 class Runner:
@@ -22,23 +26,42 @@ class Runner:
         raise AssertionError("it has ended")
 
 
-def future() -> TaskFuture:
-    return TaskFuture(Runner(), "task")
+def future(kind: str) -> TaskFuture:
+    """Return a handle: of a task by itself, or the second one of a series."""
+    return TaskFuture(Runner(), "task") if kind == "one" else series(SeriesHandle)[1]
 
 
-def test_one_that_nobody_waits_for_has_no_lock() -> None:
-    made = future()
+def series(kind: type[SeriesHandle], count: int = 3) -> list[Any]:
+    made = Series(Runner(), Pattern(Task("task", 1)), ())
+    handles = [made.add() for _ in range(count)]
+    for handle in handles:
+        handle.__class__ = kind
+    return handles
+
+
+kinds = pytest.mark.parametrize("kind", ["one", "series"])
+
+
+@kinds
+def test_one_that_nobody_waits_for_has_no_lock(kind: str) -> None:
+    made = future(kind)
+    assert not made.done() and not made.cancelled()
     made.settle(None)
     assert made.done() and made.result() is None and made.result(1.0) is None and not made.cancelled()
-    assert made._own_condition is None and made._own_waiters is None and made._own_callbacks is None
+    assert made.exception() is None
     with pytest.raises(errors.ArgumentError, match="timeout"):
         made.result(float("nan"))
+    made = future(kind)
+    threading.Timer(0.05, made.settle, [None]).start()
+    assert made.result() is None
+    assert made._own_condition is None and made._own_waiters is None and made._own_callbacks is None
 
 
-def test_ends_are_told_in_every_way() -> None:
+@kinds
+def test_ends_are_told_in_every_way(kind: str) -> None:
     called: list[Any] = []
     for error, cancelled in ((None, False), (errors.KernelError("bad"), False), (None, True)):
-        before, after, none = future(), future(), future()
+        before, after, none = future(kind), future(kind), future(kind)
         for one in (before, none):
             one.add_done_callback(called.append)
         with pytest.raises(TimeoutError):
@@ -59,8 +82,34 @@ def test_ends_are_told_in_every_way() -> None:
                 assert one.exception(1) is error
 
 
+@kinds
+def test_asyncio_hears_of_ends(kind: str) -> None:
+    async def all_of(handles: list[Any]) -> list[Any]:
+        return await asyncio.gather(*map(asyncio.wrap_future, handles), return_exceptions=True)
+
+    handles, bad = [future(kind) for _ in range(3)], errors.KernelError("bad")
+    for k, how in enumerate(((None, False), (bad, False), (None, True))):
+        threading.Timer(0.02 * k, handles[k].settle, how).start()
+    found = asyncio.run(all_of(handles))
+    assert found[:2] == [None, bad] and isinstance(found[2], asyncio.CancelledError)
+
+
+def test_the_tasks_of_a_series_end_each_by_itself_and_are_kept_until_then() -> None:
+    handles = series(SeriesHandle, 5)
+    its, kept = handles[0]._series, [weakref.ref(handle) for handle in handles]
+    handles[3].settle(None)
+    handles[1].settle(None, cancelled=True)
+    assert [handle.done() for handle in handles] == [False, True, False, True, False]
+    handles.clear()
+    assert [ref() is None for ref in kept] == [False, True, False, True, False]  # by no collector: there is no cycle
+    assert wait([kept[2]()], timeout=0.01).not_done
+    for index in (0, 2, 4):
+        its.settle(index)
+    assert all(ref() is None for ref in kept) and not its.awaited
+
+
 class Watched(TaskFuture):
-    """Lets somebody come when its state changes, before or after."""
+    """Lets somebody come when its end is noted, before or after."""
 
     comes: dict[str, Callable[[], None]]
 
@@ -72,10 +121,27 @@ class Watched(TaskFuture):
             self.comes.pop("after", int)()
 
 
+class WatchedEnds(bytearray):
+    """The same for a series."""
+
+    comes: dict[str, Callable[[], None]]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.comes.pop("before", int)()
+        super().__setitem__(index, value)
+        self.comes.pop("after", int)()
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_who_comes_to_wait_at_the_end_hears_of_it(when: str) -> None:
-    made, called, ended = Watched(Runner(), "task"), [], []
+@kinds
+def test_who_comes_to_wait_at_the_end_hears_of_it(when: str, kind: str) -> None:
+    called: list[Any] = []
+    ended: list[Any] = []
     threads: list[threading.Thread] = []
+    made: Any = Watched(Runner(), "task") if kind == "one" else future(kind)
+    watched: Any = made
+    if kind == "series":
+        watched = made._series.ends = WatchedEnds(made._series.ends)
 
     def comes() -> None:
         made.add_done_callback(called.append)
@@ -85,14 +151,15 @@ def test_who_comes_to_wait_at_the_end_hears_of_it(when: str) -> None:
         while when == "before" and len(made._waiters) < 1:  # the second waits, and the first one does soon
             time.sleep(1e-3)
 
-    made.comes = {when: comes}
+    watched.comes = {when: comes}
     made.settle(None)
     for thread in threads:
         thread.join(20)
-    assert called == [made] and len(ended) == 2 and not made.comes
+    assert called == [made] and len(ended) == 2 and not watched.comes
 
 
-def test_the_end_may_come_while_who_waits_makes_what_it_waits_for() -> None:
+@kinds
+def test_the_end_may_come_while_who_waits_makes_what_it_waits_for(kind: str) -> None:
     failed: list[BaseException] = []
 
     def settles(made: TaskFuture, *, cancelled: bool) -> None:
@@ -101,7 +168,7 @@ def test_the_end_may_come_while_who_waits_makes_what_it_waits_for() -> None:
         except BaseException as error:  # it would end the scheduler's thread, and all of its tasks
             failed.append(error)
 
-    class Ends(TaskFuture):
+    class Ends(TaskFuture if kind == "one" else SeriesHandle):  # type: ignore[misc]
         cancelled_then = False
 
         def __setattr__(self, name: str, value: object) -> None:
@@ -111,9 +178,12 @@ def test_the_end_may_come_while_who_waits_makes_what_it_waits_for() -> None:
                 thread.start()
                 thread.join(10)
 
-    made = Ends(Runner(), "task")
+    def ends() -> Any:
+        return Ends(Runner(), "task") if kind == "one" else series(Ends)[1]
+
+    made = ends()
     assert made.result(10) is None and failed == []
-    made = Ends(Runner(), "task")
+    made = ends()
     made.cancelled_then = True
     with pytest.raises(CancelledError):
         made.result(10)

@@ -1,15 +1,18 @@
 """The policy of two lanes: who runs beside whom, in which order, and when kernels are launched as they are."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.harness.scripted_executor import ScriptedExecutor
 
 from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.lanes import Lanes
-from warpwell.scheduler.policies.live import Live
+from warpwell.scheduler.policies.live import Live, _key
 from warpwell.scheduler.predict.rates import ClassTable
+from warpwell.scheduler.task import State
 from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import replay
 from warpwell.study.simulator import NO_DELAYS, HostDelays, Simulator
@@ -59,6 +62,15 @@ def test_each_memory_intensive_kernel_is_older_than_the_compute_intensive_one_th
     arrivals = [(0.0, task(C, 60.0)), *[(0.0, task(M, 10.0)) for _ in range(5)]]
     ran = run(core, *arrivals)
     assert ran.metrics().stp > 1.6
+    # the device relieves it when the next one begins
+    assert [why["relieves"] for name, why in told(core, "launch") if "relieves" in why] == [0] * 4
+    assert not any(why.get("younger") for _, why in told(core, "resize"))
+
+
+def test_where_the_device_cannot_relieve_a_kernel_the_policy_does_when_the_next_one_begins() -> None:
+    core = core_of()
+    core.executor.relieve_when = lambda mate, job: False  # type: ignore[method-assign]
+    run(core, (0.0, task(C, 60.0)), *[(0.0, task(M, 10.0)) for _ in range(5)])
     assert [name for name, why in told(core, "resize") if why.get("younger")] == ["compute"] * 4
 
 
@@ -85,6 +97,13 @@ def test_one_that_is_over_before_the_other_has_made_room_is_launched_as_it_is() 
     blocks = task(C, 12.0, blocks=2112)  # each takes 6 ms
     run(core, (0.0, blocks), (1e-3, task(M, 5.0)), (1e-3, task(M, 5.0)))
     assert not [why for _, why in told(core, "resize") if why.get("younger")]
+
+
+def test_a_kernel_of_some_decisions_does_not_go_on_as_it_is_for_what_the_host_takes() -> None:
+    """The host takes its time either way; launched as it is, so were all that follow."""
+    core = core_of(host=HOST, soon=0.0)
+    run(core, *[(0.0, task(kind, seconds, blocks=1 << 16)) for kind, seconds in ((C, 3.0), (M, 0.5)) for _ in range(6)])
+    assert not [name for name, why in told(core, "launch") if name == "memory" and why.get("plain")]
 
 
 @pytest.mark.parametrize("make", [lambda: said(C, 5.0), lambda: task(C, 300.0)])
@@ -157,8 +176,8 @@ def test_beside_a_short_urgent_kernel_nothing_long_begins_that_cannot_leave(kind
 def test_blocks_of_a_kernel_of_higher_priority_get_room_first() -> None:
     core = core_of(host=HostDelays(decision=0.1e-3, launch=50e-6))
     places: dict[str, Any] = {}
-    launch = core.executor.launch
-    core.executor.launch = lambda job, place: (places.setdefault(job.task.name, place), launch(job, place))[1]  # type: ignore[method-assign]
+    begin = core.executor._begin
+    core.executor._begin = lambda job, place: (places.setdefault(job.task.name, place), begin(job, place))[1]
     run(core, (0.0, task(M, 12.0)), (0.0, task(C, 12.0)), (5e-3, task(M, 0.1, "urgent", priority=3)))
     assert places["urgent"].priority == 3
     assert places["memory"].priority == 0
@@ -201,9 +220,184 @@ def test_shares_follow_the_rates() -> None:
     assert later.poor(memory, compute, 1.75, 5.0, 1.0) and not later.poor(memory, compute, 1.75, 6.1, 1.0)
 
 
+def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
+    live, seconds = Live(), 1e-3
+    now = 0.0
+    for k in range(4):
+        memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=2112)]))[0] for kind in (M, C))
+        assert not live.pairs.of(_key(memory, compute)) or k > 1
+        live.choose(memory, compute)
+        live.begin(memory, compute, now)
+        now += 0.8 * seconds
+        memory.done = compute.done = int(0.5 * 0.8 * 2112)  # less than a wave
+        live.look([], now)
+    assert live.sum(memory, compute) == 1.0
+
+
+def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
+    """Two kernels of 0.7 ms seemed to gain nothing beside each other, for their launches were in the window."""
+    live = Live()
+    memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=10560)]))[0] for kind in (M, C))
+    for least, found in ((3e-3, None), (0.0, 0.8)):
+        memory.done = compute.done = 0
+        live.choose(memory, compute)
+        live.begin(memory, compute, 0.0, least)
+        memory.done = compute.done = memory.task.blocks
+        live.look([], 2.5e-3)
+        rates = live.rates(memory, compute)
+        assert (rates is None) if found is None else sum(rates) == pytest.approx(found)
+
+
+def test_shares_of_short_kernels_are_not_tried() -> None:
+    live = Live()
+    memory, compute = (core_of().submit(Request("r", [task(kind, 1.0)]))[0] for kind in (M, C))
+    live.pairs.note(_key(memory, compute), 0.5, (0.4, 0.9))
+    assert live.choose(memory, compute, 2e-3) == live.share(memory, compute, 2e-3) == 0.5
+    assert live.choose(memory, compute, 0.5e-3) == 0.75 and live.share(compute, memory) == 0.25
+
+
 def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:
     core = core_of()
     arrivals = [(0.0, task(C, 1000.0, "long"))] + [(1e-3 * k, task(M, 2.0)) for k in range(200)]
     core_jobs = run(core, *arrivals, (2e-3, task(C, 2.0, "victim"))).jobs
     long, victim = (next(job for job in core_jobs if job.task.name == name) for name in ("long", "victim"))
     assert victim.ended is not None and long.ended is not None and victim.ended < 0.5 * long.ended
+
+
+def test_there_is_no_train_behind_those_that_can_leave() -> None:
+    """One takes the last place as workers, and the next one, which runs whole, waits: it ended the scheduler."""
+    core = core_of()
+    late = [task(C, 0.1, "late", priority=2), task(C, 0.1, "late", priority=2, whole="it has a barrier"), task(M, 1.0)]
+    ran = run(core, (0.0, task(C, 6.0, "long", priority=5, blocks=1 << 16)), *[(5.5e-3, its) for its in late])
+    assert all(job.done == job.task.blocks for job in ran.jobs)
+
+
+# -- launched ahead -------------------------------------------------------------------------------------------
+
+HOST = HostDelays(decision=0.25e-3, launch=50e-6, signal=15e-6, notice=20e-6)
+
+
+def idle(core: Core, kind: Kind) -> float:
+    """Return the seconds in which no kernel of a class ran, between its first launch and its last end."""
+    jobs = sorted((job.started, job.ended) for job in core.jobs if job.task.profile.kind is kind)
+    return sum(max(0.0, after[0] - before[1]) for before, after in itertools.pairwise(jobs))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_no_lane_is_empty_while_the_host_decides(ahead: bool) -> None:
+    core = core_of(host=HOST, soon=1e-3 if ahead else 0.0)
+    run(core, *[(0.0, task(kind, 3.0)) for kind in (M, C) for _ in range(8)])
+    assert [idle(core, kind) < 1e-6 for kind in (M, C)] == [ahead, ahead]
+
+
+def test_the_next_one_is_chosen_late() -> None:
+    core = core_of(host=HOST)
+    run(core, *[(0.0, task(kind, 12.0)) for kind in (M, C) for _ in range(3)])
+    jobs = core.jobs
+    behind = [(event.time, jobs[event.task], jobs[event.why["behind"]]) for event in core.log if "behind" in event.why]
+    assert len(behind) >= 3
+    assert all(other.ended - time < 3e-3 for time, _, other in behind)
+
+
+def test_at_most_one_waits_in_each_lane() -> None:
+    core = core_of(host=HOST)
+    decide, found = core.policy.decide, []
+    core.policy.decide = lambda view: found.append([len(its) for its in view.trains.values()]) or decide(view)  # type: ignore[method-assign, func-returns-value]
+    run(core, *[(0.0, task(kind, 2.0)) for kind in (M, C) for _ in range(10)])
+    assert [1, 1] in found and max(max(its, default=0) for its in found) == 1
+
+
+def test_a_long_kernel_alone_has_the_next_one_behind_it_where_the_limit_is_one() -> None:
+    core = core_of(host=HOST, limit=1)
+    run(core, *[(0.0, task(M, 4.0)) for _ in range(5)])
+    assert idle(core, M) < 1e-6
+
+
+@pytest.mark.parametrize("kind", [M, C])
+def test_one_of_higher_priority_comes_before_what_was_launched_ahead(kind: Kind) -> None:
+    core = core_of(host=HOST)
+    lanes = [(0.0, task(its, 12.0)) for its in (M, C) for _ in range(3)]
+    ahead = next(event.time for event in run(core, *lanes).log if "behind" in event.why and event.name == kind.value)
+    core = core_of(host=HOST)
+    ran = run(core, *lanes, (ahead + 0.5e-3, task(kind, 1.0, "urgent", priority=4)))
+    urgent = ran.jobs[-1]
+    assert urgent.task.name == "urgent" and urgent.started - urgent.arrival < 2e-3
+    assert all(job.done == job.task.blocks for job in ran.jobs)
+
+
+@pytest.mark.parametrize("level", [0, 5])
+def test_what_others_passed_too_often_is_not_taken_back_for_one_that_it_comes_before(level: int) -> None:
+    """It was launched ahead, taken back and launched ahead, as often as the host could."""
+    core = core_of(host=HOST)
+    for its in (task(M, 4.0, "first", blocks=1 << 16), task(M, 6.0, "old"), *[task(C, 4.0) for _ in range(8)]):
+        core.submit(Request(its.name, [its]))
+    first, old = core.jobs[:2]
+    for _ in range(100):
+        core.executor.wait(core.step())
+        if old in core._behind:
+            break
+    rest = 4e-3 * (1.0 - core.executor.progress(first) / first.task.blocks)
+    core.executor.wait(core.executor.now() + rest - 0.2e-3)
+    core.policy._queued[old] = level  # as others have passed it
+    core.submit(Request("new", [task(M, 1.0, "new", priority=2)], core.executor.now()))
+    core.step()
+    assert [event.task for event in core.log if event.kind == "preempt"] == ([] if level else [old.number])
+
+
+def test_a_newcomer_takes_the_place_of_who_leaves_for_it_without_the_host() -> None:
+    for ahead in (False, True):
+        core = core_of(host=HOST, soon=1e-3 if ahead else 0.0)
+        urgent = task(M, 1.0, "urgent", priority=4)
+        run(core, (0.0, task(M, 30.0)), (0.0, task(C, 30.0)), (10e-3, urgent))
+        stop, = [event.time for event in core.log if event.kind == "stop"]
+        assert (core.jobs[-1].started - stop < 1e-9) is ahead
+
+
+@pytest.mark.parametrize("soon", [0.0, 1e-3])
+@pytest.mark.parametrize("kind", [M, C])
+@pytest.mark.parametrize("gains", [True, False])
+def test_a_short_urgent_kernel_never_waits_for_room_until_a_long_one_has_ended(
+    gains: bool, kind: Kind, soon: float
+) -> None:
+    """Its own room counts, and its rate: launched as it is beside a kernel that has the whole device, it had none."""
+    names = ("memory", "compute")
+    poor = [Pair(a, b, (0.52, 0.52), (s, 1 - s)) for a, b in (names, names[::-1]) for s in (0.25, 0.5, 0.75)]
+    core = core_of(None if gains else Matrix(poor, ClassTable(CAPACITY)), host=HOST, soon=soon)
+    long = [(0.0, task(its, 12.0, blocks=blocks)) for its, blocks in ((M, 1 << 19), (C, 1 << 16)) for _ in range(20)]
+    urgent = [(3e-3 + 14.3e-3 * k, task(kind, 0.1, "urgent", priority=8, blocks=64)) for k in range(16)]
+    ran = run(core, *long, *urgent)
+    took = [job.ended - job.arrival for job in ran.jobs if job.task.name == "urgent"]
+    assert len(took) == 16 and max(took) < 2.2e-3
+
+
+def test_a_lane_without_company_goes_on_with_kernels_as_they_are() -> None:
+    core = core_of(host=HOST)
+    run(core, *[(0.0, task(M, 2.0)) for _ in range(2)], *[(0.0, task(C, 2.0)) for _ in range(9)])
+    plain = [bool(why.get("plain")) for name, why in told(core, "launch") if name == "compute"]
+    assert plain[-4:] == [True] * 4 and not plain[0]
+    assert idle(core, C) < 1e-6
+
+
+def test_the_next_one_of_a_pair_that_gains_nothing_goes_on_as_it_is() -> None:
+    names = ("memory", "compute")
+    poor = [Pair(a, b, (0.5, 0.45), (s, 1 - s)) for a, b in (names, names[::-1]) for s in (0.25, 0.5, 0.75)]
+    core = core_of(Matrix(poor, ClassTable(CAPACITY)), host=HOST)
+    run(core, *[(0.0, task(kind, 2.0, blocks=1 << 15)) for kind in (M, C) for _ in range(12)])
+    found = [bool(why.get("plain")) for _, why in told(core, "launch")]
+    assert sum(found) >= 16, found
+
+
+def test_the_next_one_of_a_lane_comes_behind_it_where_the_trains_of_the_other_are_full() -> None:
+    executor = ScriptedExecutor(queues=True)
+    core = Core(executor, Lanes(), trusts=False)
+    core.submit(Request("long", [task(M, 20.0)]))
+    core.step()
+    executor.wait(19.9e-3)
+    for some in ([task(C, 2e-3) for _ in range(600)], [task(M, 20.0)]):
+        core._view.overhead = 0.3e-3
+        for one in some:
+            core.submit(Request(one.name, [one], executor.now()))
+        core.step()
+    first, last = core.jobs[0], core.jobs[-1]
+    assert first.state is last.state is State.RUNNING and last in core._trains[first]
+    assert len(core._behind) == Lanes.ahead + 1

@@ -75,3 +75,25 @@ def test_lanes_begin_with_what_was_measured_before() -> None:
     while core.busy:
         core.executor.wait(core.step())
     assert learner.history.pairs.learnt > 2
+
+
+@pytest.mark.parametrize("kinds", [(Kind.MEMORY, Kind.MEMORY, Kind.COMPUTE), (Kind.COMPUTE, Kind.COMPUTE, Kind.MEMORY)])
+def test_the_source_weighs_with_what_was_measured(kinds: tuple[Kind, ...]) -> None:
+    """That of the share nearest to its own; not where the compute-intensive kernel would be the older."""
+    learner, tasks = Learner(), []
+    for number, kind in enumerate(kinds):
+        profile = Profile(kind=kind, seconds=10e-3, registers=1 << 15, threads=256, resident=1056, source="measured")
+        tasks.append(Task(str(number), 10560, profile, known=Known(Sample(f"{number}@1", {}, 1), profile)))
+    measured = {0.25: (0.1, 0.2), 0.5: (0.9, 0.8), 0.75: (0.3, 0.2)}
+    for one in tasks[:2]:
+        memory, compute = (one, tasks[2]) if kinds[0] is Kind.MEMORY else (tasks[2], one)
+        for share, rates in measured.items():
+            learner.history.pairs.note((memory.known.key, compute.known.key), share, rates)
+    core = Core(Simulator(ClassTable(), Capacity(), mode="drain"), "source", learner=learner)
+    for task in tasks:
+        core.submit(Request(task.name, [task]))
+        core.step()
+    (event,) = [event for event in core.log if event.kind in ("preempt", "hold")]
+    by_class = sum(ClassTable().together(core.running, [job.placement for job in core.running]))
+    assert event.why["S0"] == pytest.approx(by_class)
+    assert (event.why["S1"] == pytest.approx(1.7)) is (kinds[0] is Kind.MEMORY)

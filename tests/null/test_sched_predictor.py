@@ -14,7 +14,6 @@ from tests.harness.alone import alone_times
 from warpwell import errors, kernel
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.executor import Machine
-from warpwell.scheduler.predict import predictor as predicting
 from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
 from warpwell.scheduler.predict.learner import Learner
@@ -102,23 +101,6 @@ def test_a_newer_measurement_replaces_an_older_one():
     predictor.add(slower)
     assert len(predictor) == 1
     assert predictor.predict(query(slower)).seconds == pytest.approx(slower.seconds)
-
-
-def test_trees_learn_what_a_line_does_not(monkeypatch):
-    rows = []
-    for n in range(300, 4000, 60):
-        sample = truth("kernel2", n)
-        sample.instructions *= 1.5 if (n // 600) % 2 else 1.0  # steps, which logarithms do not explain
-        rows.append(sample)
-    held = rows[5::7]
-    kept = [r for r in rows if r not in held]
-
-    def worst(trees):
-        predictor = Predictor(kept, trees=trees)
-        return np.median([error(predictor.predict(query(r)), r, "instructions") for r in held])
-
-    monkeypatch.setattr(predicting, "WIDTH", 0.6)
-    assert worst(True) < 0.8 * worst(False)
 
 
 @given(st.floats(0, 1), st.floats(0, 1))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -27,13 +28,16 @@ from numpy.typing import NDArray
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler.service import address, broker, holdings, protocol, references, wire
+from warpwell.scheduler.service import address, broker, protocol, references, wire
+from warpwell.scheduler.service import client as client_module
+from warpwell.scheduler.service import ledger as ledger_module
 from warpwell.scheduler.service.client import Client, Packer, connect
 from warpwell.scheduler.service.ledger import HeldRequest, Ledger, Piece
 from warpwell.scheduler.service.owner_process import TRIES, SendQueue
 from warpwell.scheduler.service.protocol import MAGIC, Peer, ServiceConnection
 from warpwell.scheduler.service.service import MAX_CLIENTS, SILENT, Service
 from warpwell.scheduler.task import Kind, Profile
+from warpwell.targets.gpu import ipc
 
 Pair = tuple[ServiceConnection, ServiceConnection]
 
@@ -176,6 +180,21 @@ def test_a_peer_that_takes_nothing_is_given_up() -> None:
         assert time.monotonic() - began < 10
         with pytest.raises(errors.ServiceError, match="has gone"):
             a.send({"type": "x"})
+
+
+def test_a_small_message_is_sent_in_one_piece() -> None:
+    """A peer that waits for it wakes once."""
+    sizes: list[int] = []
+    with pair() as (a, b):
+        send = a._socket.sendall
+        a._socket = types.SimpleNamespace(  # type: ignore[assignment]
+            sendall=lambda data: (sizes.append(len(data)), send(data)), shutdown=a._socket.shutdown,
+            close=a._socket.close,
+        )  # fmt: skip
+        a.send({"type": "x"}, [np.arange(5), np.arange(3.0)])
+        message = b.receive()
+        assert message is not None and [x.tolist() for x in message.arrays] == [[0, 1, 2, 3, 4], [0.0, 1.0, 2.0]]
+    assert len(sizes) == 1
 
 
 def test_too_much_is_not_sent() -> None:
@@ -401,7 +420,7 @@ def test_arguments_that_do_not_travel() -> None:
     packer = Packer()
     task = packer.launch(double[8], [a, a, read_only, read_only[2:], np.float32(0.1), 3, True, 0.5, -1])
     assert len(packer.arrays) == 4 and [t is a for t in packer.targets] == [True, False, False, False]
-    checked = wire.check_task({**task, "id": 1}, packer.arrays)
+    checked = wire.check_task(task, packer.arrays)
     got = wire.unpack(checked["arguments"], packer.arrays, lambda n: None)
     assert got[0] is got[1] and got[4].dtype == np.float32 and got[5:] == [3, True, 0.5, -1]
 
@@ -411,10 +430,10 @@ def test_arguments_that_do_not_travel() -> None:
     {"arguments": [["array", 1]]}, {"arguments": [["array", -1]]}, {"arguments": [["array", True]]},
     {"arguments": [["scalar", 0]]}, {"arguments": [["int", 1 << 63]]}, {"arguments": [["int", 0.5]]},
     {"arguments": [["pickle", "gA=="]]}, {"arguments": [["float", "nan"]]}, {"arguments": [7]},
-    {"arguments": [["int", 0]] * 257}, {"id": "1"}, {"kernel": "os:system"}, {"kernel": {}},
+    {"arguments": [["int", 0]] * 257}, {"kernel": "os:system"}, {"kernel": {}},
 ])  # fmt: skip
 def test_launches_that_are_none(change: dict[str, Any]) -> None:
-    good = {"id": 1, "shape": [8], "arguments": [["array", 0]], "kernel": {"module": "m", "name": "k", "sha256": ""}}
+    good = {"shape": [8], "arguments": [["array", 0]], "kernel": {"module": "m", "name": "k", "sha256": ""}}
     assert wire.check_task(good, [np.zeros(8)])["shape"] == [8]
     with pytest.raises(errors.ServiceError):
         wire.check_task({**good, **change}, [np.zeros(8)])
@@ -446,7 +465,7 @@ def test_errors_come_back_as_what_they_were() -> None:
 
 
 def held(ledger: Ledger, client: int = 1, tasks: int = 1, **options: Any) -> HeldRequest:
-    pieces = [Piece(ledger.number(), k, f"k{k}") for k in range(tasks)]
+    pieces = [Piece(ledger.number(), f"k{k}") for k in range(tasks)]
     request = HeldRequest(client, "t", pieces, [], {}, [np.zeros(4)], **options)
     ledger.add(request)
     return request
@@ -459,13 +478,13 @@ def test_requests_are_sent_once_and_forgotten_at_their_end() -> None:
     assert ledger.ended(one.pieces[0].number) == (one, one.pieces[0])
     assert ledger.ended(one.pieces[0].number) is None
     assert ledger.ended(two.pieces[0].number) is not None and list(ledger.requests) == [two]
-    assert ledger.held_bytes() == ledger.held_bytes("t") == 32 and ledger.held_bytes("other") == 0
+    assert ledger.held.total() == ledger.held["t"] == 32 and ledger.held["other"] == 0
     assert ledger.ended(two.pieces[1].number) is not None and not ledger.requests
 
 
 def launch(ledger: Ledger, *requests: HeldRequest) -> None:
     for request in requests:
-        ledger.launched(request.pieces[0].number, True)
+        ledger.moved(request.pieces[0].number, "running")
 
 
 def test_suspects_run_again_alone_and_the_one_that_did_it_is_given_up() -> None:
@@ -536,7 +555,7 @@ def test_what_left_the_device_is_no_suspect() -> None:
     preempted, running = held(ledger), held(ledger)
     ledger.sendable()
     launch(ledger, preempted, running)
-    ledger.launched(preempted.pieces[0].number, False)
+    ledger.moved(preempted.pieces[0].number, "preempted")
     ledger.owner_died(None, "r")
     assert ledger.sendable() == [running]
 
@@ -546,10 +565,11 @@ def test_what_was_being_taken_in_is_a_suspect_and_what_waits_is_none() -> None:
     good, waiting, bad = held(ledger), held(ledger), held(ledger)
     ledger.sendable()
     launch(ledger, good)
-    for request, now in ((waiting, True), (waiting, False), (bad, True)):
-        ledger.taking(request.pieces[0].number, now)
+    for request in (waiting, bad):
+        ledger.taking(request.pieces[0].number)
+    ledger.taken(waiting.pieces[0].number)
     assert ledger.owner_died(None, "r") == [] and ledger.sendable() == [bad]
-    ledger.taking(bad.pieces[0].number, True)
+    ledger.taking(bad.pieces[0].number)
     assert [g.held for g in ledger.owner_died(None, "r")] == [bad]
     assert ledger.sendable() == [good, waiting]
 
@@ -593,8 +613,8 @@ def test_what_was_cancelled_does_not_run_again() -> None:
     for piece in (request.pieces[1], alone.pieces[0]):
         ledger.cancelled(piece.number)
     gone = ledger.owner_died(None, "r")
-    assert [(g.held, g.piece.theirs, g.error) for g in gone] == [
-        (request, 1, None), (request, 2, None), (alone, 0, None)
+    assert [(g.held, g.piece.name, g.error) for g in gone] == [
+        (request, "k1", None), (request, "k2", None), (alone, "k0", None)
     ]  # fmt: skip
     assert list(ledger.requests) == [request] and ledger.sendable() == [request]
     assert ledger.ended(request.pieces[0].number) is not None and not ledger.requests
@@ -605,8 +625,8 @@ def test_what_may_have_changed_memory_of_its_client_does_not_run_again() -> None
     begun, sent = held(ledger, lent=[{}]), held(ledger, lent=[{}])
     unsent = held(ledger, lent=[{}], waits={sent.pieces[0].number})
     assert ledger.sendable() == [begun, sent]
-    for now in (True, False):
-        ledger.taking(begun.pieces[0].number, now)
+    ledger.taking(begun.pieces[0].number)
+    ledger.taken(begun.pieces[0].number)
     gone = ledger.owner_died(None, "r")
     assert [g.held for g in gone] == [begun] and "may have changed memory" in str(gone[0].error)
     assert list(ledger.requests) == [sent, unsent] and ledger.sendable() == [sent]
@@ -617,7 +637,7 @@ def test_a_request_is_taken_back_from_a_task_on() -> None:
     request = held(ledger, tasks=3)
     numbers = [p.number for p in request.pieces]
     assert [g.piece.number for g in ledger.withdraw(request, request.pieces[1])] == numbers[1:]
-    assert ledger.sendable() == [request] and ledger.find(numbers[1]) is None
+    assert ledger.sendable() == [request] and ledger.find(1, numbers[1]) is None and ledger.find(2, numbers[0]) is None
     assert ledger.ended(numbers[0]) is not None and not ledger.requests
 
 
@@ -680,9 +700,9 @@ def test_innocent_tasks_survive_whatever_ends_the_owner(seed: int) -> None:
         number = one.pieces[0].number
         waiting, dies = not (one.taking or one.launched), one in killers and chance.random() < 0.3
         if waiting:
-            ledger.taking(number, True)
+            ledger.taking(number)
         elif not one.launched and chance.random() < 0.5:
-            ledger.launched(number, True)
+            ledger.moved(number, "running")
         elif one.launched and ledger.alone is one and chance.random() < 0.5:
             ledger.acquit()
         elif one.launched and one not in killers and chance.random() < 0.5:
@@ -721,7 +741,7 @@ def test_arrays_on_the_device_die_with_their_owner() -> None:
             ledger.check_buffers(1, [number])
     assert not ledger.free_buffer(1, other)
     used, plain = held(ledger, buffers={mine}), held(ledger)
-    assert ledger.held_bytes("t") == 100 + 64 and ledger.held_bytes() == 150 + 64
+    assert ledger.held["t"] == 100 + 64 and ledger.held.total() == 150 + 64
     ledger.sendable()
     gone = ledger.owner_died(None, "r")
     assert [g.held for g in gone] == [used] and "to_device" in str(gone[0].error)
@@ -730,7 +750,7 @@ def test_arrays_on_the_device_die_with_their_owner() -> None:
         ledger.check_buffers(1, [mine])
     with pytest.raises(errors.ArgumentError):
         ledger.check_buffers(2, [mine])
-    assert ledger.held_bytes() == 32
+    assert ledger.held.total() == 32
 
 
 def test_what_is_on_its_way_out_counts_until_it_is_gone() -> None:
@@ -741,18 +761,18 @@ def test_what_is_on_its_way_out_counts_until_it_is_gone() -> None:
     assert ledger.free_buffer(1, buffers[0]) and not ledger.free_buffer(1, buffers[0])
     with pytest.raises(errors.ArgumentError, match="it was freed"):
         ledger.check_buffers(1, [buffers[0]])
-    assert ledger.held_bytes("t") == 1164 and ledger.leaves("t") and not ledger.leaves("u")
+    assert ledger.held["t"] == 1164 and ledger.leaves("t") and not ledger.leaves("u")
     ledger.drop(1)  # who connects again has it still
-    assert ledger.held_bytes("t") == 1164
+    assert ledger.held["t"] == 1164
     for number, left in ((one.pieces[0].number, 1164), (two.pieces[0].number, 1132), (one.pieces[1].number, 1100)):
         ledger.ended(number)
-        assert ledger.held_bytes("t") == left
+        assert ledger.held["t"] == left
     ledger.freed(buffers[0])
     ledger.freed(99)
     assert ledger.leaves("t")
-    assert ledger.held_bytes("t") == 1000
+    assert ledger.held["t"] == 1000
     ledger.owner_died(None, "r")
-    assert ledger.held_bytes("t") == 0
+    assert ledger.held["t"] == 0
 
 
 def test_a_client_that_has_gone_leaves_nothing() -> None:
@@ -762,13 +782,13 @@ def test_a_client_that_has_gone_leaves_nothing() -> None:
     unsent = held(ledger, client=1)
     stays = held(ledger, client=2)
     ledger.new_buffer(1, "t", 10)
-    pieces, gone = ledger.drop(1)
-    assert pieces == sent.pieces and [g.held for g in gone] == [unsent]
+    pieces, arrays, gone = ledger.drop(1)
+    assert arrays == list(ledger.buffers) and pieces == sent.pieces and [g.held for g in gone] == [unsent]
     assert list(ledger.requests) == [sent, stays] and all(b.leaves for b in ledger.buffers.values())
     assert ledger.ended(sent.pieces[0].number) is None  # what it does not tell any more, the next death does
     left = sent.pieces[1:]
     assert [g.piece for g in ledger.owner_died(None, "r")] == left and ledger.owner_died(None, "r") == []
-    assert list(ledger.requests) == [stays] and not ledger.buffers and ledger.held_bytes("t") == stays.nbytes
+    assert list(ledger.requests) == [stays] and not ledger.buffers and ledger.held["t"] == stays.nbytes
 
 
 # a service whose owner is a script
@@ -796,9 +816,9 @@ while True:
     if m.kind == "submit":
         for t in h["tasks"]:
             n, name = t["id"], t["kernel"]["name"]
-            c.send({"type": "taking", "task": n, "now": True})
+            c.send({"type": "taking", "task": n})
             if name == "aborts": os._exit(9)
-            c.send({"type": "taking", "task": n, "now": False})
+            c.send({"type": "taken", "tasks": [n]})
             c.send({"type": "events", "events": [dict(time=1.0, kind=k, task=n, name=name, tenant=h["tenant"], why={})
                                                  for k in ("arrive", "launch")]})
             if name == "double":
@@ -817,7 +837,6 @@ while True:
         out, arrays = {}, []
         if m.kind == "put": buffers[h["buffer"]] = m.arrays[0]; out = {"buffer": h["buffer"]}
         if m.kind == "get": arrays = [buffers[h["buffer"]]]
-        if m.kind == "state": out = {"state": "running"}
         if m.kind == "cancel":
             name = waiting.pop(h["task"], "")
             out = {"cancelled": name != ""}
@@ -847,7 +866,7 @@ def make(tmp_path: Path) -> Iterator[Made]:
     yield start
     for service in made:
         service.close()
-        process = service._broker._owner.process if service._broker is not None else None
+        process = service.broker._owner.process
         assert process is None or process.poll() is not None
     assert not any(service.path.is_socket() for service in made)
     until = time.monotonic() + 10
@@ -895,7 +914,7 @@ def test_cancelling_and_order(make: Made) -> None:
     x = np.zeros(8)
     with connect(service.path) as client:
         waiting = client.submit(waits[8], x)
-        assert waiting.state.value == "running" and waiting.running()
+        until(waiting.running)
         with pytest.raises(FutureTimeout):
             waiting.result(0.05)
         assert waiting.cancel()
@@ -1041,7 +1060,7 @@ def test_clients_that_say_the_wrong_thing_are_refused_and_others_served(make: Ma
     with connect(service.path) as client:
         x = np.arange(4)
         newer = raw(json.dumps({"type": "hello", "version": protocol.VERSION + 1, "whatever": [1]}).encode())
-        assert "your program speaks version 2" in talk(service, newer)
+        assert "your program speaks version 3" in talk(service, newer)
         assert "'version' of a message is missing" in talk(service, raw(b'{"type": "hello"}'))
         assert "where 'hello' was due" in talk(service, raw(b'{"type": "submit"}'))
         assert "at most 1048576 + 1048576 are taken" in talk(service, HELLO, raw(b"{}", announced=(2, 1 << 30)))
@@ -1077,7 +1096,7 @@ def test_a_tenant_may_hold_so_much_and_no_more(make: Made) -> None:
 def test_answers_that_nobody_reads_count_and_others_wait_for_them(
     make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings, "ROOM", 0.3)
+    monkeypatch.setattr(ledger_module, "ROOM", 0.3)
     size = 4_000_000  # more than sockets hold
     service = make(max_held=3 * size)
     connection = ServiceConnection(raw_socket(service), "the service", patience=20.0)
@@ -1115,8 +1134,7 @@ def test_results_that_nobody_reads_are_kept_once_for_each_array(make: Made) -> N
     connection.expect("hello")
     task = {"kernel": references.reference(double), "shape": [4], "arguments": [["array", 0]]}
     for k in range(2):
-        tasks = [{**task, "id": n * k + i} for i in range(n)]
-        connection.send({"type": "submit", "call": k, "tasks": tasks}, [x + 1])
+        connection.send({"type": "submit", "call": k, "tasks": [task] * n}, [x + 1])
     with connect(service.path, tenant="b") as other:
         until(lambda: other.status()["requests"] == 0)
         assert 0 < other.status()["held_bytes"] <= 2 * x.nbytes
@@ -1130,7 +1148,7 @@ def test_results_that_nobody_reads_are_kept_once_for_each_array(make: Made) -> N
 
 
 def test_who_connects_again_has_what_was_not_given_back(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "ROOM", 0.2)
+    monkeypatch.setattr(ledger_module, "ROOM", 0.2)
     service = make(max_held=10_000)
     with connect(service.path, tenant="b") as other:
         with connect(service.path, tenant="a") as one:
@@ -1149,7 +1167,7 @@ def test_who_connects_again_has_what_was_not_given_back(make: Made, monkeypatch:
 
 
 def test_messages_count_while_they_come(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holdings, "ROOM", 0.2)
+    monkeypatch.setattr(ledger_module, "ROOM", 0.2)
     service = make(max_held=1 << 20)
     header = json.dumps({"type": "ping", "arrays": [["|u1", [1 << 20]]]}).encode()
     with raw_socket(service) as sock, connect(service.path, tenant="b") as other:
@@ -1172,7 +1190,7 @@ def test_messages_count_while_they_come(make: Made, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_nothing_is_held_for_those_who_have_gone(make: Made, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
     """Whatever clients and owners do in which order: in the end nobody has anything."""
-    monkeypatch.setattr(holdings, "ROOM", 0.05)
+    monkeypatch.setattr(ledger_module, "ROOM", 0.05)
     monkeypatch.setattr(broker, "ALONE", 0.05)
     service = make(max_held=600_000)
 
@@ -1209,10 +1227,9 @@ def test_nothing_is_held_for_those_who_have_gone(make: Made, monkeypatch: pytest
         thread.join(100)
         assert not thread.is_alive()
     until(lambda: service.broker.status()["held_bytes"] == 0 == service.broker.status()["requests"])
-    held_ = service.broker._holdings
-    assert not any([*held_._coming.values(), *held_._unread.values()])
+    assert not any(service.broker._holdings._unread.values())
     ledger = service.broker._ledger
-    assert not any([*ledger._bytes.values(), ledger._pieces, ledger._followers, ledger._ready, ledger._suspects])
+    assert not any([*ledger.held.values(), ledger._pieces, ledger._followers, ledger._ready, ledger._suspects])
     assert not ledger.buffers
 
 
@@ -1225,12 +1242,6 @@ def raw_socket(service: Service) -> socket.socket:
 def pretend(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     """Make the next clients processes of another user, as far as the service can tell."""
     monkeypatch.setattr(protocol, "credentials", lambda sock: Peer(1, uid, uid))
-
-
-def raw_connect(service: Service, tenant: str | None = None) -> Client:
-    client = Client.__new__(Client)
-    Client.__init__(client, service.path, tenant=tenant)
-    return client
 
 
 def test_other_users_do_not_get_in(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1284,12 +1295,12 @@ def test_only_who_may_do_anything_lends_memory(make: Made, monkeypatch: pytest.M
                 if not own:
                     pretend(patch, os.getuid() + 1)
                 with connect(service.path) as client:
-                    call = {"type": "submit", "tasks": [{**task, "id": 1}], "lent": lent}
+                    call = {"type": "submit", "tasks": [task], "lent": lent}
                     if own or trusts:
-                        client._call(call)
+                        client.call(call)
                     else:
                         with pytest.raises(errors.ServiceError, match="only processes of the service's user lend"):
-                            client._call(call)
+                            client.call(call)
         service.close()
 
 
@@ -1345,6 +1356,16 @@ def test_a_service_that_dies_or_stops_is_noticed(make: Made, tmp_path: Path) -> 
 
 
 @pytest.mark.alone
+def takes_a_task(listener: socket.socket) -> ServiceConnection:
+    """Be a service for who comes next, until it has taken a task in, whose number is 1; return the connection."""
+    server = ServiceConnection(listener.accept()[0], "the client")
+    server.expect("hello")
+    protocol.hello(server, tenant="t", about={}, max_message=1 << 20)
+    server.receive()
+    server.send({"type": "reply", "call": 1, "tasks": [1]})
+    return server
+
+
 def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
     """A server that greets and then sleeps: every wait ends, within twice the time-out and a little."""
     path = tmp_path / "s.sock"
@@ -1361,11 +1382,7 @@ def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
         listener.accept()[0].close()
 
         def greet() -> None:
-            server = ServiceConnection(listener.accept()[0], "the client")
-            server.expect("hello")
-            protocol.hello(server, tenant="t", about={}, max_message=1 << 20)
-            server.receive()
-            server.send({"type": "reply", "call": 1})
+            server = takes_a_task(listener)
             time.sleep(1.5)
             server.close()
 
@@ -1381,6 +1398,58 @@ def test_a_service_that_says_nothing_is_noticed(tmp_path: Path) -> None:
             client.status()
         client.close()
         thread.join(20)
+
+
+def test_a_client_does_not_wait_for_ever_for_memory_to_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that lives, and never says that memory of an ended task is closed: what keeps it is kept for ever."""
+    left: list[Any] = []
+    kept = threading.Event()
+    monkeypatch.setattr(client_module, "_left", left)
+    monkeypatch.setattr(ipc, "CLOSING", 0.5)
+    path = tmp_path / "s.sock"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(os.fspath(path))
+    listener.listen(4)
+
+    def serve() -> None:
+        server = takes_a_task(listener)
+        kept.wait(10)
+        server.send({"type": "ended", "task": 1, "open": True})
+        with contextlib.suppress(EOFError, errors.WarpwellError):
+            while True:
+                server.receive()
+                server.send({"type": "pong"})
+        server.close()
+
+    with listener:
+        serves = threading.Thread(target=serve, daemon=True)
+        serves.start()
+        client = connect(path, timeout=0.3)
+        handle = client.submit(waits[4], np.zeros(4))
+        handle.kept.append("memory")
+        kept.set()
+        handle.result(20)
+        closes = threading.Thread(target=client.close, daemon=True)
+        closes.start()
+        closes.join(10)
+        assert not closes.is_alive() and left == ["memory"]
+        serves.join(10)
+
+
+def test_a_crowd_that_nobody_lets_in_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(os.fspath(path))
+        listener.listen(0)
+        crowd = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        crowd.connect(os.fspath(path))
+        began = time.monotonic()
+        with pytest.raises(errors.ServiceError, match="does not take connections: is it stopped"):
+            connect(path, timeout=0.3)
+        assert 0.25 < time.monotonic() - began < 5
 
 
 def test_a_client_refuses_a_service_of_another_version(tmp_path: Path) -> None:
@@ -1487,7 +1556,7 @@ def test_connections_that_say_nothing_shut_nobody_out(make: Made, monkeypatch: p
         assert socks[-1].recv(4) == MAGIC
         for sock in socks[1:60]:
             assert sock.recv(1) == b""
-        assert sum(len(its) for its in service._silent.values()) <= 1 + SILENT
+        assert len(service._silent) <= 1 + SILENT
         socks[0].sendall(HELLO)
         assert socks[0].recv(4) == MAGIC
     until(lambda: sum(t.is_alive() for t in service._threads) == 1)  # the one that lets in
@@ -1594,7 +1663,7 @@ def test_an_answer_that_is_too_large_is_told(make: Made) -> None:
 def test_a_header_that_grows_on_its_way_to_the_owner(make: Made) -> None:
     service = make()
     named = {"module": "m", "name": "double", "sha256": ""}
-    tasks = [{"id": k, "kernel": named, "shape": [1], "arguments": 256 * [["float", 1.5]]} for k in range(256)]
+    tasks = [{"kernel": named, "shape": [1], "arguments": 256 * [["float", 1.5]]}] * 256
     header = json.dumps({"type": "submit", "call": 1, "tasks": tasks}, separators=(",", ":")).replace("1.5", "1e15")
     assert len(header) < protocol.MAX_HEADER < len(json.dumps(json.loads(header), separators=(",", ":")))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -1666,7 +1735,8 @@ def test_what_was_cancelled_when_the_owner_died_does_not_run_again(away: tuple[S
     service, gone = away
     with connect(service.path) as client:
         handle, follows = client.submit_many([(stays[4], np.zeros(4)), (waits[4], np.zeros(4))])
-        assert handle.state.value == "running" and handle.cancel() and not handle.done()
+        until(handle.running)
+        assert handle.cancel() and not handle.done()
         with gone():
             for one in (handle, follows):
                 with pytest.raises(CancelledError):

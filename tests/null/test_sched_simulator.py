@@ -14,7 +14,6 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable
-from warpwell.scheduler.residency import ResidentKernel
 from warpwell.study.rates import Matrix, MaxMin, Pair, fill, rates
 from warpwell.study.replay import replay
 from warpwell.study.simulator import HostDelays, Simulator
@@ -361,6 +360,14 @@ class Watched(Simulator):
     def launch(self, job, placement):
         assert all(start <= end <= self.now() for start, end in self.spans.get(job, ())), "it runs already"
         super().launch(job, placement)
+        self._note(job)
+
+    def launch_behind(self, job, placement, other):
+        found = super().launch_behind(job, placement, other)
+        self._note(job)
+        return found
+
+    def _note(self, job):
         self.spans.setdefault(job, []).append([self.now(), math.inf])
         self.blocks.setdefault(job, []).append(job.done)
 
@@ -490,10 +497,3 @@ def test_what_is_true_may_differ_from_what_is_predicted():
     assert simulator.now() == pytest.approx(5e-3)
     assert simulator.truth(task) is truth
     assert result.metrics().stp == pytest.approx(1.0)
-
-
-def test_residents_are_told_apart():
-    table = ClassTable()
-    assert table.resident("a", MEMORY, 0.5) is table.resident("a", MEMORY, 0.5)
-    assert isinstance(table.resident("a", MEMORY, 1.0), ResidentKernel)
-    assert table.resident("a", MEMORY, 1.0) is not table.resident("b", MEMORY, 1.0)

@@ -11,8 +11,8 @@ import pytest
 
 from warpwell import errors
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.report.explain import duration, sentences
-from warpwell.scheduler.report.prometheus import BUCKETS, LogMetrics
+from warpwell.scheduler.report.explain import QUIET, duration, sentences
+from warpwell.scheduler.report.prometheus import BUCKETS, LogMetrics, write_text
 from warpwell.scheduler.report.timeline import draw, stays, write_trace
 
 WORTH = {"rule": "worth", "victim": 1, "newcomer": 2, "S0": 1.1, "S1": 1.6, "n": 0.55, "T": 0.02, "C": 0.005, "d": 1.0,
@@ -180,7 +180,7 @@ def test_a_tenant_sees_its_own_metrics_alone() -> None:
 def test_labels_are_escaped_and_files_whole(tmp_path: Path) -> None:
     tenant = 'a"b\\c\nd'
     metrics = LogMetrics("p").observe_all([Event(0.0, "arrive", 0, "k", tenant)])
-    metrics.write(tmp_path / "warpwell.prom")
+    write_text(tmp_path / "warpwell.prom", metrics.render())
     found = parsed((tmp_path / "warpwell.prom").read_text())
     assert dict(next(iter(found["warpwell_tasks_arrived_total"])))["tenant"] == tenant
     assert [p.name for p in tmp_path.iterdir()] == ["warpwell.prom"]
@@ -222,6 +222,19 @@ def test_explanations_say_why_with_figures() -> None:
     assert "750 ms on the device and 1 preemption." in texts["end", 1, 1.5]
 
 
+def test_a_launch_behind_another_says_so() -> None:
+    log = Log()
+    log.add(Event(0.0, "arrive", 0, "compute"))
+    log.add(Event(0.0, "arrive", 1, "memory"))
+    why = {"rule": "next", "beside": [0], "behind": 1, "relieves": 0, "workers": 4, "share": 0.5}
+    log.add(Event(1.0, "launch", 2, "memory", why=why))
+    assert told(log)["launch", 2, 1.0] == (
+        "memory (task 2) was launched behind memory (task 1) beside compute (task 0): it is the next of its class, and "
+        "begins when that one has left; it gets 4 workers; the workers of compute (task 0) are relieved then "
+        "(share = 0.5)."
+    )
+
+
 def test_rules_that_nobody_put_into_words_keep_their_figures() -> None:
     log = Log()
     log.add(Event(0.0, "launch", 0, "k", why={"rule": "new rule", "beside": [7], "score": 0.125}))
@@ -247,7 +260,7 @@ def test_a_higher_priority_in_words() -> None:
 
 
 def test_decisions_alone() -> None:
-    kinds = {e.kind for e, _ in sentences(sample(), all_events=False)}
+    kinds = {e.kind for e, _ in sentences(sample())} - set(QUIET)
     assert kinds == {"launch", "hold", "preempt", "reject", "fail", "cancel"}
 
 

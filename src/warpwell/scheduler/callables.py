@@ -7,7 +7,6 @@ that of kernels is. It enqueues in a stream of the scheduler's, behind which an 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 import types
 import weakref
@@ -17,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from ..libcuda import driver
 from ..targets import Launch
 from ..targets.blocks.control import CONTROL_WORDS, fresh
 from ..targets.fault import LaunchFlag
 from ..targets.memory import Block, memory_for
-from ..turns.gpu_work import driver
 
 WHY = "it is a function or a graph, not a kernel of Warpwell"
 _THREADS = 256
@@ -233,7 +232,7 @@ def _cupy_graph(graph: Any, stream: int) -> None:
 
 
 def _raw_graph(graph: Any, stream: int) -> None:
-    status = driver().cuGraphLaunch(ctypes.c_void_p(int(graph)), ctypes.c_void_p(stream))
+    status = driver().cuGraphLaunch(int(graph), stream)
     if status != 0:
         raise errors.SchedulerError(f"the driver does not launch this graph (status {status}): was it destroyed?")
 

@@ -7,13 +7,15 @@ import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
 from .admission import Admission
-from .events import Log
-from .executor import Ended, Executor, Stopped
+from .events import Log, Many
+from .executor import Ended, EndedAlike, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
+from .series import Series
 from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task
 from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
@@ -112,11 +114,12 @@ class Core:
         self._next: dict[Job, Job] = {}
         self._cancelling: set[Job] = set()
         self._held: tuple[int, ...] = ()
-        self._launches = 0
+        self._launches = self._trained = 0
         self._look_again: float | None = None
         self._trains: dict[Job, deque[Job]] = {}
         self._behind: dict[Job, deque[Job]] = {}
         self._given: set[Job] = set()
+        self._relieves: dict[Job, Job] = {}
         self._failed: deque[Ended | Stopped] = deque()
         self._changed = True
         self._enough = 0
@@ -124,7 +127,7 @@ class Core:
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
             executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.admission.free, self.tenants, trains=self._trains, trusts=trusts,
+            self.tenants, trains=self._trains, trusts=trusts,
         )  # fmt: skip
 
     @property
@@ -201,40 +204,33 @@ class Core:
         heapq.heappush(self._arrivals, (request.arrival, jobs[0].number, jobs[0]))
         return jobs
 
-    def submit_alike(self, tasks: Sequence[Task]) -> list[Job]:
-        """Take in tasks that differ in nothing but their number, each a request of its own that arrives now.
+    def submit_alike(self, series: Series) -> None:
+        """Take in a series of tasks, each a request of its own that arrives now.
 
         `welcomes` said of one of them that it is to be taken in.
-
-        Returns
-        -------
-        list of Job
-            One a task.
         """
-        now, first, task = self.executor.now(), self._number, tasks[0]
+        now, first, task = self.executor.now(), self._number, series.task
         if self._arrivals and self._arrivals[0][0] <= now:
             self._arrive_until(now)
         account = self.tenants.account(task.tenant)
         priority = account.priority(task)
         self._counts_memory(task)
-        jobs = [Job.alike(task, now, number, priority) for number, task in enumerate(tasks, first)]
-        self._number = first + len(jobs)
-        self._jobs.update(zip(range(first, self._number), jobs, strict=True))
-        shared = task.arguments
-        for task in tasks:
-            if task.known is not None:
-                task.profile = task.known.profile  # what was measured since it was submitted
-            if all(map(operator.is_, task.arguments, shared)):
-                task.arguments = shared  # one tuple for the garbage collector to look at
-        for job in jobs:
-            self.executor.prepare(job)
+        if task.known is not None:
+            task.profile = task.known.profile  # what was measured since it was submitted
+        alike = Job.alike
+        numbers = range(first, first + len(series.handles))
+        jobs = [alike(series, now, number, priority) for number in numbers]
+        self._number = numbers.stop
+        series.taken_in(first, jobs)
+        self._jobs.update(zip(numbers, jobs, strict=True))
+        if task.pattern is None or task.pattern.forms is None:
+            for job in jobs:
+                self.executor.prepare(job)
         self.tenants.wants(account)
         account.waiting += len(jobs) - 1
         self._changed |= self._queue.add_alike(jobs)
         if "arrive" in self.log.kinds:
-            name, tenant, why = task.name, task.tenant, self._submitted(jobs[0])
-            self.log.note([(now, "arrive", job.number, name, tenant, why) for job in jobs])
-        return jobs
+            self.log.note_many(Many("arrive", task.name, task.tenant, numbers, now, self._submitted(jobs[0])))
 
     def _counts_memory(self, task: Task) -> None:
         if task.memory > task.there or (task.memory and self.tenants.named):
@@ -251,15 +247,13 @@ class Core:
         """
         executor, arrivals = self.executor, self._arrivals
         events = executor.poll()
-        passed = 0
-        for k, event in enumerate(events):
-            if k < passed:
+        for event in events:
+            if isinstance(event, EndedAlike):
+                self._goes_on(event, events)
                 continue
             if arrivals and arrivals[0][0] <= event.time:
                 self._arrive_until(event.time)
-            passed = k + self._goes_on(events, k)
-            if passed == k:
-                self._happened(event, events)
+            self._happened(event, events)
         while self._failed:
             self._happened(self._failed.popleft(), events)
         now = executor.now()
@@ -320,7 +314,7 @@ class Core:
 
     def may_leave(self, job: Job) -> bool:
         """Whether a running job leaves if it is asked to: it does not run whole, or others are before it in a train."""
-        return job in self._behind or not (job.placement is not None and job.placement.plain)
+        return job in self._behind or not _plain(job)
 
     # -- what happens --------------------------------------------------------------------------------------
     def _arrive_until(self, time: float) -> None:
@@ -349,9 +343,9 @@ class Core:
         job, time = event.job, event.time
         self.tenants.charge(self.running, time)
         if self.tenants.behind:
-            gone = {e.job for e in events}
+            gone = {job for e in events for job in (e.jobs if isinstance(e, EndedAlike) else (e.job,))}
             self.tenants.leaves(job, event, lambda j: j.done if j in gone else self.executor.progress(j))
-        self._leaves_place(job, time)
+        self._leaves_place(job, time, isinstance(event, Stopped))
         if len(self.running) > 1:
             self._look_for_room()
         account = self.tenants[job.task.tenant]
@@ -379,74 +373,83 @@ class Core:
                     self._renew(job.task.known, time)
             self._finish(job, time, DONE, None, figures)
 
-    def _goes_on(self, events: Sequence[Ended | Stopped], first: int) -> int:
-        """Note ends of a train's tasks that are alike, from event `first` on, as far as it goes on; return how many.
+    def _goes_on(self, event: EndedAlike, events: Sequence[Ended | Stopped]) -> None:
+        """Note ends of a train's tasks that are alike: what `_happened` would do for each of them, once for all.
 
-        What `_happened` would do for each of them, once for all.
+        Of the last one of a train, and where one of them must be looked at by itself, `_happened` does it.
         """
-        head = events[first].job
-        pattern, train = head.task.pattern, self._trains.get(head)
-        if pattern is None or train is None or self.tenants.behind or self._cancelling:
-            return 0
-        keep, nexts, job = self._keep, self._next, head
-        ended: list[Job] = []
-        for k in range(first, len(events)):
-            event = events[k]
-            if (
-                event.job is not job or type(event) is not Ended or event.error is not None or not train
-                or event.seconds is not None or train[0] not in self._given or job.task.pattern is not pattern
-                or job in nexts
-            ):  # fmt: skip
-                break
-            time = event.time
+        head, train = event.jobs[0], self._trains.get(event.jobs[0], ())
+        count = min(len(event.jobs), len(train))
+        if count:
+            following = train[count - 1]
+            placement = following.placement
+            count -= following not in self._given or not (placement is head.placement or placement == head.placement)
+        if (
+            self._cancelling or self._next or self._arrivals or self._relieves or self.tenants.behind
+            or head.preemptions or not count
+            or not all(map(operator.is_, islice(train, len(event.jobs) - 1), islice(event.jobs, 1, None)))
+        ):  # fmt: skip
+            count = 0
+        if count:
+            self._end_alike(event.jobs[:count], event.times[:count])
+        for its in event.each()[count:] if count < len(event.jobs) else ():
+            if self._arrivals and self._arrivals[0][0] <= its.time:
+                self._arrive_until(its.time)
+            self._happened(its, events)
+
+    def _end_alike(self, jobs: Sequence[Job], times: Sequence[float]) -> None:
+        """End jobs of a train that are alike, from its running one on; the next one of it is with the executor."""
+        head, task, train, count = jobs[0], jobs[0].task, self._trains[jobs[0]], len(jobs)
+        behind = self._behind
+        for _ in range(count):
             following = train.popleft()
-            del self._behind[following]
-            self._given.remove(following)
-            job.ran += time - job.since
-            job.since = job.ended = following.since = time
-            if following.started is None:
-                following.started = time
-            job.state, job.done, job.placement = DONE, job.task.blocks, None
-            ended.append(job)
-            job = following
-        if not ended:
-            return 0
-        self.tenants.charge(self.running, ended[-1].since)
-        task = head.task
-        self.tenants[task.tenant].running -= len(ended)
-        self.running[self.running.index(head)] = job
+            del behind[following]
+        self._given.difference_update(jobs)
+        self._given.remove(following)
+        since, blocks, before = head.since, task.blocks, head.ran
+        ran = [time - begun for begun, time in zip((since, *times), times, strict=False)]
+        started = since if head.started is None else head.started
+        for job, time, took in zip(jobs, times, ran, strict=True):
+            job.started, job.ran, job.since, job.ended = since, took, time, time
+            job.state, job.done, job.placement = DONE, blocks, None
+            since = time
+        head.started, head.ran, ran[0] = started, before + ran[0], before + ran[0]
+        following.since = since
+        if following.started is None:
+            following.started = since
+        self.tenants.charge(self.running, since)
+        self.tenants[task.tenant].running -= count
+        self.running[self.running.index(head)] = following
         del self._trains[head]
         if train:
-            self._trains[job] = train
+            self._trains[following] = train
         if task.memory:
-            self.admission.gone_alike(ended)
-        if not keep:
-            for its in ended:
+            self.admission.gone_alike(jobs)
+        if not self._keep:
+            for its in jobs:
                 del self._jobs[its.number]
         if len(self.running) > 1:
             self._look_for_room()
         if "end" in self.log.kinds:
-            name, tenant = task.name, task.tenant
-            self.log.note([
-                (its.since, "end", its.number, name, tenant, {"ran": its.ran, "preemptions": its.preemptions})
-                for its in ended
-            ])  # fmt: skip
-        for its in ended:
-            self.policy.ended(its, its.since)
+            numbers = [its.number for its in jobs]
+            self.log.note_many(Many("end", task.name, task.tenant, numbers, times, {"preemptions": 0}, "ran", ran))
+        self.policy.ended(head, times[0])
         if self.ended is not None:
-            self.ended += ended
-        return len(ended)
+            self.ended += jobs
 
-    def _leaves_place(self, job: Job, time: float) -> None:
+    def _leaves_place(self, job: Job, time: float, stopped: bool) -> None:
         """Take a job out of its place, which the next of its train takes, or out of its train."""
         behind = self._behind.pop(job, None)
         if behind is not None:
             behind.remove(job)
             self._given.discard(job)
+            self._relieves.pop(job, None)
             if not behind:
                 self._trains = {head: train for head, train in self._trains.items() if train}
                 self._view.trains = self._trains
             job.since = time
+            if job.started is None and not stopped:
+                job.started = time  # it began beside one that was leaving
             return
         job.ran += time - job.since
         job.since = time
@@ -458,7 +461,16 @@ class Core:
             return
         following = train.popleft()
         del self._behind[following]
-        self.running[place] = following
+        if _plain(job) and _plain(following):
+            self.running[place] = following
+        else:
+            del self.running[place]
+            self.running.append(following)  # its workers are the youngest
+            self._changed = True
+        relieved = self._relieves.pop(following, None)
+        if relieved in self.running:
+            self.running.remove(relieved)
+            self.running.append(relieved)
         following.since = time
         if following.started is None:
             following.started = time
@@ -479,7 +491,10 @@ class Core:
             return
         last = job
         for following in train:
-            if not self._give_behind(following, last):
+            try:
+                if not self._give_behind(following, last):
+                    break
+            except Exception:  # it comes out of its launch, when its turn comes
                 break
             last = following
 
@@ -547,7 +562,7 @@ class Core:
     def _decide(self, now: float) -> None:
         view, policy, admission, executor = self._view, self.policy, self.admission, self.executor
         view.now = now
-        before, behind = self._launches, len(self._behind)
+        before, trained = self._launches, self._trained
         if self._learner is not None:
             view.pairs = self._learner.history.pairs
         if policy.watches:
@@ -556,7 +571,6 @@ class Core:
         again, spare = True, False
         self._look_again = None
         while again:
-            view.free_memory = admission.free
             admission.barred = self.tenants.barred(spare)
             self._queue.unrestricted = not (admission.barred or admission.counts)
             again = False
@@ -578,7 +592,7 @@ class Core:
                 again = spare = True
         self._enough = len(self._behind) // 2
         if self._launches != before:
-            if len(self._behind) == behind:
+            if self._trained == trained:
                 took = min(executor.now() - now, SLOWEST)
                 view.overhead += (LEARN if took < view.overhead else RELEARN) * (took - view.overhead)
             if len(self.running) > 1 or self.tenants.behind:
@@ -601,7 +615,7 @@ class Core:
         job, placement = decision.job, decision.placement
         if job not in self._queue:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
-        if placement.plain and len(self.running) >= self.limit:
+        if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
             return self._launch_behind(decision, now)
         if len(self.running) >= self.limit:
             raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
@@ -609,12 +623,7 @@ class Core:
             return False
         task = job.task
         account = self._leaves_queue(job)
-        why = decision.why
-        if task.whole:
-            placement = replace(placement, plain=True, workers=None)
-            why = {**why, "whole": task.whole}
-        if placement.workers is not None or placement.plain:
-            why = {**why, "workers": placement.workers, "plain": placement.plain}
+        placement, why = _placed(decision)
         job.placement = placement
         try:
             self.executor.launch(job, placement)
@@ -647,16 +656,19 @@ class Core:
         return account
 
     def _launch_behind(self, decision: Launch, now: float) -> bool:
-        """Put a job into the shortest train; where the executor cannot, it is launched when its turn comes."""
-        job, placement, trains = decision.job, decision.placement, self._trains
-        head: Job | None = None
-        shortest = 0
-        for its in self.running:
-            if its.placement is not None and its.placement.plain:
-                length = len(trains[its]) if its in trains else 0
-                if head is None or length < shortest:
-                    head, shortest = its, length
-        if head is None or len(self._behind) >= self.policy.ahead:
+        """Put a job into a train, the shortest by default; where the executor cannot, it is launched at its turn."""
+        job, trains, head = decision.job, self._trains, decision.behind
+        if head is not None:
+            if head not in self.running:
+                raise self._wrong(f"launched {job.task.name!r} behind {head.task.name!r}, which is {head.state.value}")
+        else:
+            shortest = 0
+            for its in self.running:
+                if _plain(its):
+                    length = len(trains[its]) if its in trains else 0
+                    if head is None or length < shortest:
+                        head, shortest = its, length
+        if head is None or (decision.behind is None and len(self._behind) >= self.policy.ahead):
             raise self._wrong(f"launched {job.task.name!r} where {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
@@ -664,7 +676,8 @@ class Core:
         train = trains.get(head)
         if train is None:
             train = trains[head] = deque()
-        last = train[-1] if train else head
+        last = next((its for its in reversed(train) if its.state is RUNNING), head)
+        placement, why = _placed(decision)
         job.placement = placement
         job.alone = False
         try:
@@ -678,17 +691,25 @@ class Core:
             return True
         train.append(job)
         self._behind[job] = train
+        if placement.plain:
+            self._trained += 1
+        else:
+            self._launches += 1
+        relieved = decision.relieves
+        if relieved is not None and job in self._given and self.executor.relieve_when(relieved, job):
+            self._relieves[job] = relieved
+            why = {**why, "relieves": relieved.number}
         job.state = RUNNING
         job.since = now
         account.running += 1
         if "launch" in self.log.kinds:
-            self._write(now, "launch", job, {**decision.why, "plain": True, "behind": last.number})
+            self._write(now, "launch", job, {**why, "behind": last.number})
         return True
 
     def _launch_others(self, decision: Launch, now: float) -> None:
         """Put jobs that are alike into trains, the shortest first."""
-        jobs, placement, trains = decision.others, decision.placement, self._trains
-        heads = [job for job in self.running if job.placement is not None and job.placement.plain]
+        jobs, placement, trains, behind = decision.others, decision.placement, self._trains, self._behind
+        heads = [job for job in self.running if _plain(job)]
         if not heads:
             return  # the first one failed
         if not placement.plain or len(self._behind) + len(jobs) > self.policy.ahead:
@@ -699,6 +720,7 @@ class Core:
         account.running += len(jobs)
         if jobs[0].task.memory:
             self.admission.admit_alike(jobs)
+        self._trained += len(jobs)
         parts = _dealt(jobs, [len(trains.get(head, ())) for head in heads])
         told = "launch" in self.log.kinds
         for head, part in zip(heads, parts, strict=True):
@@ -716,15 +738,13 @@ class Core:
                 self._given.update(part[:count])
             train += part
             for job in part:
-                self._behind[job] = train
-                job.placement, job.alone, job.state, job.since = placement, False, RUNNING, now
+                behind[job] = train
+                job.placement, job.state, job.since = placement, RUNNING, now  # none of them was alone
             if told:
                 name, tenant, why = part[0].task.name, account.name, {**decision.why, "plain": True}
-                before = [last, *part]
-                self.log.note([
-                    (now, "launch", job.number, name, tenant, {**why, "behind": its.number})
-                    for job, its in zip(part, before, strict=False)
-                ])  # fmt: skip
+                numbers = [job.number for job in part]
+                before = [last.number, *numbers]
+                self.log.note_many(Many("launch", name, tenant, numbers, now, why, "behind", before))
 
     def _preempt(self, decision: Preempt, now: float) -> None:
         job = decision.job
@@ -733,6 +753,9 @@ class Core:
         if not self.may_leave(job):
             raise self._wrong(f"preempted {job.task.name!r}, which was launched plain")
         newcomer = decision.newcomer
+        for following in [*self._trains.get(job, ())][::-1]:
+            if following.state is RUNNING:  # it must not begin in its place
+                self._leave(following, now, "drain", {**decision.why, "ahead": True})
         self._leave(job, now, decision.mode, {**decision.why, "for": None if newcomer is None else newcomer.number})
 
     def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
@@ -764,6 +787,8 @@ class Core:
         workers, younger = decision.workers, decision.younger
         if placement.workers == workers and not younger:
             return
+        if job in self._behind:
+            raise self._wrong(f"resized {job.task.name!r}, whose turn has not come")
         job.alone = False
         job.placement = replace(placement, workers=workers)
         self._launches += 1
@@ -793,13 +818,30 @@ class Core:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
 
 
+def _plain(job: Job) -> bool:
+    return job.placement is not None and job.placement.plain
+
+
+def _placed(decision: Launch) -> tuple[Placement, dict[str, Any]]:
+    """Return how a job is launched, and what the log says of it: what cannot be cut runs whole."""
+    placement, why, task = decision.placement, decision.why, decision.job.task
+    if task.whole:
+        placement = replace(placement, plain=True, workers=None)
+        why = {**why, "whole": task.whole}
+    if placement.plain:
+        why = {**why, "plain": True}
+    elif placement.workers is not None:
+        why = {**why, "workers": placement.workers}
+    return placement, why
+
+
 def _dealt(jobs: Sequence[Job], lengths: list[int]) -> list[list[Job]]:
     """Return what of `jobs` goes into trains of these lengths, one after the other into the shortest."""
     parts: list[list[Job]] = [[] for _ in lengths]
     for k, job in enumerate(jobs):
         least = min(lengths)
         if max(lengths) == least:
-            for part, n in zip(parts, range(len(parts)), strict=True):
+            for n, part in enumerate(parts):
                 part += jobs[k + n :: len(parts)]
             break
         shortest = lengths.index(least)

@@ -11,17 +11,20 @@ import functools
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from itertools import chain
+from typing import Any, TypeVar
 
 from .. import errors
 from .core import Core
 from .events import Log
 from .executor import Executor
 from .handle import ENDED, Handle
-from .task import Job, Request, State
+from .series import Series, SeriesHandle
+from .task import Job, Pattern, Request, State
 
 T = TypeVar("T")
 
@@ -30,6 +33,10 @@ PATIENCE = 10.0
 
 MANY = 1024
 """Tasks that are taken in before the core looks again what has ended."""
+
+WAITED = 256
+"""Tasks that one thread adds to a series before it lets the scheduler's have the interpreter, which would take it only
+after 5 ms: by then the device may have nothing to do."""
 
 Call = tuple[Callable[[], Any], Future[Any] | None]
 """What another thread wants done, and where the answer goes; nobody waits for it where that is None."""
@@ -114,10 +121,12 @@ class Dispatcher:
     def __init__(self, make: Callable[[Log], Core], log: Log, watchdog: Watchdog) -> None:
         self.log = log
         self._watchdog = watchdog
-        self._calls: queue.SimpleQueue[Call | Handle] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Call | Series] = queue.SimpleQueue()
+        self._open: Series | None = None
         self._gate = threading.Lock()
         self._process = os.getpid()
         self._handles: dict[int, Handle] = {}
+        self._series: dict[Series, None] = {}
         self._held: dict[Handle, tuple[list[Handle], set[Future[Any]]]] = {}
         self._reasons: dict[int, BaseException] = {}
         self._closing = False
@@ -155,7 +164,7 @@ class Dispatcher:
         with self._gate:
             if self._closed:
                 self._raise_closed()
-            self._calls.put((function, reply))
+            self._send((function, reply))
         self.core.executor.wake()
         return reply.result()
 
@@ -176,16 +185,15 @@ class Dispatcher:
             # nobody waits for the thread: it may be long in coming where others want the interpreter
             self.require_process()
             with self._gate:
-                if self._refuses:
-                    self._raise_closed()
-                self._calls.put((functools.partial(self._submit_later, request, handles, after), None))
+                self._require_open()
+                self._send((functools.partial(self._submit_later, request, handles, after), None))
             self.core.executor.wake()
         except KeyboardInterrupt:
             # the caller gets no handles, so these tasks must not run
             self._calls_back(lambda: self._cancel_all(handles))
             raise
 
-    def submit_alike(self, handle: Handle) -> None:
+    def submit_alike(self, pattern: Pattern, arguments: tuple[Any, ...]) -> Handle:
         """Take in a task that differs from an earlier one of `submit` in nothing but its number.
 
         Raises
@@ -193,20 +201,44 @@ class Dispatcher:
         ClosedError, SchedulerError
             The scheduler is closed, or has failed.
         """
+        self.require_process()
+        if threading.get_ident() == self._thread.ident:
+            # now, as all else that callbacks submit, and in one order with it
+            self._require_open()
+            series = Series(self, pattern, arguments)
+            handle = series.add()
+            self.call(lambda: self._take_in_alike(series))
+            return handle
+        mine: SeriesHandle | None = None
         try:
             with self._gate:
-                if self._refuses:
-                    self._raise_closed()
-                elsewhere = threading.get_ident() != self._thread.ident
-                if elsewhere:
-                    self._calls.put(handle)
-            if elsewhere:
-                self.core.executor.wake()
-            else:  # now, as all else that callbacks submit, and in one order with it
-                self.call(lambda: self._take_in_alike([handle]))
+                last = self._open
+                if last is not None and last.takes(pattern, arguments):
+                    mine = last.add()
+                else:
+                    last = None
+                    self._require_open()
+                    series = Series(self, pattern, arguments)
+                    mine = series.add()
+                    self._send(series)
+                    self._open = series
+            if last is None:
+                self.core.executor.wake()  # who joins comes while the thread is awake already
+            elif mine._index & (WAITED - 1) == 0:
+                time.sleep(50e-6)  # less would not give the interpreter away
         except KeyboardInterrupt:
-            self._calls_back(lambda: self._cancel_all([handle]))
+            self._calls_back(lambda: self._cancel_all([mine] if mine is not None and mine.added else []))
             raise
+        return mine
+
+    def _send(self, call: Call | Series) -> None:
+        """Put something into the queue, under the gate: no task is added to what is before it any more."""
+        self._open = None
+        self._calls.put(call)
+
+    def _require_open(self) -> None:
+        if self._refuses:
+            self._raise_closed()
 
     def cancel(self, handle: Handle) -> bool:
         """See `Handle.cancel`."""
@@ -234,8 +266,9 @@ class Dispatcher:
             return True  # a forked child: all of this is its parent's
         with self._gate:
             self._refuses = True
+            self._open = None
             if not self._closed:
-                self._calls.put((lambda: self._close(cancel, patience), None))
+                self._send((lambda: self._close(cancel, patience), None))
         self.core.executor.wake()
         if threading.current_thread() is self._thread:
             return False
@@ -278,6 +311,7 @@ class Dispatcher:
             self._failure = error
         with self._gate:
             self._closed = self._refuses = True
+            self._open = None
         self._fail_all(self._failure)
         if isinstance(self._failure, errors.TaskLostError):
             return  # a lost device cannot be closed: closing would wait for it forever
@@ -315,9 +349,9 @@ class Dispatcher:
                 self._answer(self._calls.get())
                 lingers = executor.linger > 0
 
-    def _answer(self, first: Call | Handle | None = None) -> None:
+    def _answer(self, first: Call | Series | None = None) -> None:
         """Make the calls that other threads have sent until now: what comes meanwhile keeps the core from nothing."""
-        alike: list[Handle] = []
+        tasks = 0
         for _ in range(min(MANY, self._calls.qsize() + (first is not None))):
             call, first = first, None
             if call is None:
@@ -325,18 +359,16 @@ class Dispatcher:
                     call = self._calls.get_nowait()
                 except queue.Empty:
                     break
-            if type(call) is Handle:
-                if alike and alike[0].task.pattern is not call.task.pattern:
-                    self._take_in_alike(alike)
-                    alike = []
-                alike.append(call)
-                continue
-            if alike:
-                self._take_in_alike(alike)
-                alike = []
-            self._make(*cast(Call, call))
-        if alike:
-            self._take_in_alike(alike)
+            if isinstance(call, Series):
+                with self._gate:
+                    if self._open is call:
+                        self._open = None
+                self._take_in_alike(call)
+                tasks += len(call.handles)
+                if tasks >= MANY:
+                    break
+            else:
+                self._make(*call)
 
     def _make(self, function: Callable[[], Any], reply: Future[Any] | None) -> None:
         """Make a call."""
@@ -354,18 +386,45 @@ class Dispatcher:
 
     def _settle(self) -> None:
         """Settle the handles of tasks that have ended."""
-        core, handles, reasons = self.core, self._handles, self._reasons
+        core, handles = self.core, self._handles
         ended, core.ended = core.ended or [], []
-        for job in ended:
-            handle = handles.pop(job.number, None)
-            if job.state is State.DONE:
-                if handle is not None:
-                    handle.settle(None)
+        at = 0
+        while at < len(ended):
+            job = ended[at]
+            series = job.series
+            if series is not None:
+                at += self._settle_alike(series, ended, at)
                 continue
-            self._again |= isinstance(job.error, errors.TaskLostError)  # an executor that lost it raises when polled
-            if handle is not None:
-                error = reasons.pop(job.number, None) or job.error
-                handle.settle(error, cancelled=job.state is State.CANCELLED and error is None)
+            at += 1
+            handle = handles.pop(job.number, None)
+            if job.state is not State.DONE:
+                self._settle_one(job, handle)
+            elif handle is not None:
+                handle.settle(None)
+
+    def _settle_alike(self, series: Series, ended: list[Job], at: int) -> int:
+        """Settle tasks of a series that have ended directly one after the other, from `at` on; return how many."""
+        done: list[int] = []
+        first = series.first
+        for k in range(at, len(ended)):
+            job = ended[k]
+            if job.series is not series or job.state is not State.DONE:
+                break
+            done.append(job.number - first)
+        if done:
+            series.settle_all(done)
+        else:
+            self._settle_one(ended[at], series.handles[ended[at].number - first])
+        if not series.left:
+            del self._series[series]
+        return len(done) or 1
+
+    def _settle_one(self, job: Job, handle: Handle | None) -> None:
+        """Settle the handle of a task that failed, or was cancelled."""
+        self._again |= isinstance(job.error, errors.TaskLostError)  # an executor that lost it raises when polled
+        if handle is not None:
+            error = self._reasons.pop(job.number, None) or job.error
+            handle.settle(error, cancelled=job.state is State.CANCELLED and error is None)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -396,20 +455,18 @@ class Dispatcher:
                 if not handle.done():
                     handle.settle(error)
 
-    def _take_in_alike(self, handles: list[Handle]) -> None:
+    def _take_in_alike(self, series: Series) -> None:
         """Take in tasks that differ in nothing but their number."""
         if self._closing:
-            for handle in handles:
+            for handle in series.pending():
                 self._refuse(handle)
             return
+        self._series[series] = None
         try:
-            jobs = self.core.submit_alike([handle.task for handle in handles])
+            self.core.submit_alike(series)
         except BaseException as error:  # of the policy: the thread ends of it when all that was sent has its place
-            self._held.update((handle, ([handle], set())) for handle in handles)
             failure = error
             self._calls.put((lambda: _raise(failure), None))
-            return
-        self._keep(handles, jobs)
 
     def _refuse(self, handle: Handle) -> None:
         """Fail a task that came too late."""
@@ -424,7 +481,7 @@ class Dispatcher:
         with self._gate:
             if self._closed:
                 return
-            self._calls.put((function, None))
+            self._send((function, None))
         self.core.executor.wake()
 
     def _released(self, request: Request, handles: list[Handle], future: Future[Any]) -> None:
@@ -491,12 +548,16 @@ class Dispatcher:
         if cancel:
             if self._give_up is None:
                 self._give_up = self.core.executor.now() + patience
-            self._cancel_all([*self._held, *self._handles.values()])
+            self._cancel_all([*self._held, *self._pending()])
+
+    def _pending(self) -> list[Handle]:
+        """Return the handles of all tasks that were taken in and have not ended."""
+        return [*self._handles.values(), *chain.from_iterable(its.pending() for its in self._series)]
 
     def _hurry(self, due: float | None) -> float | None:
         """While closing: fail tasks that will never run, and give up tasks that do not leave in time."""
         core = self.core
-        if core.waiting and not core.running and due is None and not self._again:
+        if not core.running and due is None and not self._again and core.waiting:
             for job in core.waiting:
                 self._reasons[job.number] = errors.SchedulerError(
                     f"task {job.task.name!r} waited, and policy {core.policy.name!r} ran nothing any more when the "
@@ -518,13 +579,13 @@ class Dispatcher:
         return self._give_up
 
     def _abandon(self, number: int, error: BaseException) -> None:
-        handle = self._handles.get(number)
         job = next(j for j in self.core.running if j.number == number)
+        handle = self._handles.get(number) if job.series is None else job.series.handles[number - job.series.first]
         try:
             self.core.executor.abandon(job, error)
         except errors.TaskLostError:
             if handle is not None:
-                del self._handles[number]
+                self._handles.pop(number, None)
                 handle.settle(error)
             raise
         self._again = True
@@ -532,7 +593,9 @@ class Dispatcher:
     def _fail_all(self, failure: BaseException | None) -> None:
         """Fail every task that has not ended: the thread ends, and nobody may wait for it any more."""
         self._settle()
-        for handle in [*self._handles.values(), *self._held]:
+        for handle in [*self._pending(), *self._held]:
+            if handle.done():
+                continue  # a callback of one before it has cancelled it
             lost = errors.TaskLostError(
                 f"task {handle.task.name!r} was lost: its scheduler ended ({failure}); submit it again to a new one",
                 task=handle.task.name,
@@ -540,12 +603,14 @@ class Dispatcher:
             lost.__cause__ = failure
             handle.settle(lost)
         self._handles.clear()
+        self._series.clear()
         self._held.clear()
         self._closing = True
         while not self._calls.empty():
             call = self._calls.get()
-            if isinstance(call, Handle):
-                self._refuse(call)
+            if isinstance(call, Series):
+                for handle in call.pending():
+                    self._refuse(handle)
                 continue
             function, reply = call
             if reply is not None:

@@ -63,6 +63,52 @@ class Event:
 _FIELDS = ("time", "kind", "task", "name", "tenant", "why")
 
 
+class Many:
+    """Events of one kind of tasks that are alike, as they are noted; `events` makes them.
+
+    Parameters
+    ----------
+    kind, name, tenant : str
+    numbers : sequence of int
+        Of the tasks.
+    times : float or sequence of float
+        Of all, or of each.
+    why : dict
+        What all have.
+    key : str
+        What else each has in `why`, which is in `values`; empty: nothing.
+    values : sequence
+    """
+
+    __slots__ = ("_key", "_kind", "_name", "_numbers", "_tenant", "_times", "_values", "_why")
+
+    def __init__(
+        self, kind: str, name: str, tenant: str, numbers: Sequence[int], times: float | Sequence[float],
+        why: dict[str, Any], key: str = "", values: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        self._kind, self._name, self._tenant, self._numbers = kind, name, tenant, numbers
+        self._times, self._why, self._key, self._values = times, why, key, values
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def events(self) -> Iterator[Event]:
+        """Return the events."""
+        times, why, key = self._times, self._why, self._key
+        for k, number in enumerate(self._numbers):
+            time = times if isinstance(times, float | int) else times[k]
+            its = {**why, key: self._values[k]} if key else why
+            yield Event(time, self._kind, number, self._name, self._tenant, its)
+
+    def without(self, count: int) -> Many:
+        """Return all but the first ones."""
+        times = self._times if isinstance(self._times, float | int) else self._times[count:]
+        return Many(
+            self._kind, self._name, self._tenant, self._numbers[count:], times, self._why, self._key,
+            self._values[count:],
+        )  # fmt: skip
+
+
 class Log:
     """Events in order; equal for equal input and seed.
 
@@ -84,7 +130,8 @@ class Log:
     """
 
     def __init__(self, kinds: Container[str] | None = None, *, most: int | None = None) -> None:
-        self._noted: list[Event | tuple[Any, ...]] = []
+        self._noted: list[Event | tuple[Any, ...] | Many] = []
+        self._count = 0
         self.dropped = 0
         self.most = None if most is None else errors.checked_integer(most, "most")
         self._full = math.inf if self.most is None else self.most + max(1, self.most >> 3)
@@ -94,37 +141,70 @@ class Log:
     @property
     def events(self) -> list[Event]:
         """What was noted, as events: most are read by nobody, so they are made here."""
-        return [event if isinstance(event, Event) else Event(*event) for event in self._noted.copy()]
+        found: list[Event] = []
+        for noted in self._noted.copy():
+            if isinstance(noted, Many):
+                found += noted.events()
+            else:
+                found.append(noted if isinstance(noted, Event) else Event(*noted))
+        return found
 
     @events.setter
     def events(self, events: Iterable[Event]) -> None:
         self._noted = list(events)
+        self._count = len(self._noted)
 
     def add(self, event: Event) -> None:
         """Append an event."""
-        self._append((event,))
+        self._append(event, 1)
 
     def note(self, found: Sequence[tuple[Any, ...]]) -> None:
         """Append events by their fields, in the order of `Event`."""
         if type(self).add is Log.add:
-            self._append(found)
+            for fields in found:
+                self._append(fields, 1)
         else:  # somebody else's log
             for fields in found:
                 self.add(Event(*fields))
 
-    def _append(self, found: Sequence[Event | tuple[Any, ...]]) -> None:
-        events = self._noted
-        events += found
-        if len(events) >= self._full:  # seldom: the events that stay move to the front
+    def note_many(self, found: Many) -> None:
+        """Append events of tasks that are alike."""
+        if type(self).add is Log.add:
+            self._append(found, len(found))
+        else:
+            for event in found.events():
+                self.add(event)
+
+    def _append(self, noted: Event | tuple[Any, ...] | Many, count: int) -> None:
+        self._noted.append(noted)
+        self._count += count
+        if self._count >= self._full:  # seldom: the events that stay move to the front
             assert self.most is not None
-            self.dropped += len(events) - self.most
-            del events[: len(events) - self.most]
+            self._drop(self._count - self.most)
+
+    def _drop(self, count: int) -> None:
+        """Forget the first events."""
+        noted, gone, left = self._noted, 0, count
+        rest: list[Many] = []
+        while left:
+            first = noted[gone]
+            its = len(first) if isinstance(first, Many) else 1
+            if its > left:
+                assert isinstance(first, Many)
+                rest.append(first.without(left))
+                gone += 1
+                break
+            left -= its
+            gone += 1
+        noted[:gone] = rest  # one step: other threads read
+        self.dropped += count
+        self._count -= count
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)
 
     def __len__(self) -> int:
-        return len(self._noted)
+        return self._count
 
     def write(self, stream: TextIO) -> None:
         """Write one JSON object a line; the first is ``{"about": ...}``, unless `about` is empty.

@@ -47,14 +47,11 @@ class Machine:
     ----------
     bandwidth : float
         Bytes a second of device memory.
-    schedulers : int
-        Warp instructions that a multiprocessor issues a cycle.
     name : str
         The device's.
     """
 
     bandwidth: float = 3.35e12
-    schedulers: int = 4
     name: str = field(default="unknown", compare=False)
 
 
@@ -69,6 +66,28 @@ class Ended:
     time: float
     error: BaseException | None = None
     seconds: float | None = None
+
+
+@dataclass(slots=True)
+class EndedAlike(Ended):
+    """The end of a job, and of others behind it that `launch_train` launched with it: all ended well.
+
+    Only the caller of `launch_train` gets it.
+
+    Attributes
+    ----------
+    jobs : sequence of Job
+        In order; `job` is the first one.
+    times : sequence of float
+        When each has ended.
+    """
+
+    jobs: Sequence[Job] = ()
+    times: Sequence[float] = ()
+
+    def each(self) -> list[Ended]:
+        """Return the end of each."""
+        return [Ended(job, time) for job, time in zip(self.jobs, self.times, strict=True)]
 
 
 @dataclass(slots=True)
@@ -106,10 +125,21 @@ class Executor(ABC):
         """Start a job, or go on with one that stopped, at its first block that has not ended."""
 
     def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
-        """Give the device a job that runs whole, to begin when `other` and all that are behind it have ended.
+        """Give the device a job, to begin when `other`, the last of a train, has ended or stopped; no host takes part.
 
-        Return False where it cannot be: it is to be launched when they have ended. A preemption takes it back if it has
-        not begun: then it stops with no block done.
+        Return False where it cannot be: it is to be launched at that event. `other` may have been asked to leave, and
+        may have left: then the job may begin as soon as some of its room is free, and of `other` it is told first. A
+        preemption takes the job back if it has not begun: then it stops with the blocks done that it had done before,
+        soon where it can be withdrawn, at the latest when those before it have ended or stopped. Where the quota of
+        `other` changes, all that are behind it stay behind it.
+        """
+        return False
+
+    def relieve_when(self, mate: Job, job: Job) -> bool:
+        """Relieve the workers of `mate` when `job`, which `launch_behind` took, begins; no host takes part.
+
+        They are relieved as `resize` does with `younger`, and the quota stays. Return False where it cannot be. Nothing
+        happens if either of the two has left before.
         """
         return False
 

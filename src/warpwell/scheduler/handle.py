@@ -108,6 +108,8 @@ class TaskFuture(Future[None]):
         if self._state == "FINISHED" and self._exception is None:
             return None
         self._await(seconds)
+        if self._state == "FINISHED" and self._exception is None:
+            return None  # without a lock
         return super().result(0.0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -164,23 +166,26 @@ class TaskFuture(Future[None]):
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
         """Notify all waiting threads (once)."""
-        if cancelled:
-            super().cancel()
-            self.set_running_or_notify_cancel()
-            self._open()
-            return
         self._exception = error
-        self._state = "FINISHED"
+        self._state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
+        self._tell()
+
+    def _tell(self) -> None:
+        """Notify all waiting threads, now that it has ended."""
         if self._gate is not None:
             self._open()
         # Who comes to wait makes the condition first and looks at the state then, so one of both sees the other.
         if self._own_condition is not None:
             with self._condition:
                 for waiter in self._waiters:
-                    waiter.add_result(self) if error is None else waiter.add_exception(self)
+                    if self.cancelled():
+                        waiter.add_cancelled(self)
+                    elif self._exception is None:
+                        waiter.add_result(self)
+                    else:
+                        waiter.add_exception(self)
                 self._condition.notify_all()
             self._invoke_callbacks()  # type: ignore[attr-defined] # of Future, but not of its stub
-
 
     def _open(self) -> None:
         """Let those go who wait."""

@@ -41,8 +41,6 @@ class View:
     cost : callable
         ``cost(victim, stays)``: seconds that a preemption is expected to take (`Executor.cost`).
     capacity : Capacity
-    free_memory : int
-        Bytes that admitted tasks leave. The scheduler itself keeps a task that does not fit from being launched.
     tenants : mapping
         Settings of each tenant (`warpwell.scheduler.tenants`): weight, quota, and use so far.
     overhead : float
@@ -52,7 +50,8 @@ class View:
     trains : mapping
         Of running jobs behind which others were launched (see `Launch`): these, in order.
     pairs : Pairs
-        How fast kernels ran together, as it was measured; policies that measure it write there.
+        How fast kernels ran together, as it was measured; policies that measure it write there. They are better than
+        `rates`, which may go by class alone.
     """
 
     now: float
@@ -62,7 +61,6 @@ class View:
     rates: Rates
     cost: Callable[[Job, Sequence[Job]], float]
     capacity: Capacity
-    free_memory: int
     tenants: Mapping[str, Any]
     overhead: float = 0.0
     pairs: Pairs = field(default_factory=Pairs)
@@ -79,6 +77,14 @@ class Launch:
     short ones may be launched in one decision, and the device goes from one to the next without the scheduler. What has
     not begun may still be preempted.
 
+    A job goes into the train of the running job `behind` where that is given, whether the two are plain or not: its
+    workers begin when those of that job have left, and `Policy.ahead` does not bound it. When its turn has come, the
+    policy is asked. If a job is preempted,
+    those in its train leave it first; one that is launched `behind` it after that takes its place.
+
+    Where that job is to be older than a running one, that is named as `relieves`: its workers are relieved when the job
+    begins. If the executor cannot do that, the order of `View.running` says so at its turn.
+
     `others` are launched behind `job`, in trains, plain: those that `Waiting.alike` returned for it, or the first of
     them. Many of them cost little more than one.
     """
@@ -87,6 +93,8 @@ class Launch:
     placement: Placement = field(default_factory=Placement)
     why: dict[str, Any] = field(default_factory=dict)
     others: Sequence[Job] = ()
+    behind: Job | None = None
+    relieves: Job | None = None
 
 
 @dataclass(slots=True)
@@ -139,7 +147,7 @@ class Policy(ABC):
     period : float or None
         Seconds between decisions without an event (aging).
     ahead : int
-        Plain launches that may be on the device beyond `View.limit`, so that it has work while the next decision is
+        Launches that may be in trains, beyond `View.limit`, so that the device has work while the next decision is
         made.
     """
 
@@ -174,4 +182,8 @@ class Policy(ABC):
         """
 
     def ended(self, job: Job, now: float) -> None:  # noqa: B027 - most keep nothing
-        """Note that a job has ended, or that a waiting job has another profile: forget figures derived from it."""
+        """Note that a job has ended, or that a waiting job has another profile: forget figures derived from it.
+
+        Of those of a train that are alike and have ended since the last decision, only the first is told: none of the
+        others has been in `View.running` at a decision.
+        """

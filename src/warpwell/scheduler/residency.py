@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from .executor import Capacity
 from .task import Profile
@@ -26,7 +26,7 @@ def remember(table: dict[K, V], key: K, value: V) -> V:
     return value
 
 
-class ResidentKernel:
+class ResidentKernel(NamedTuple):
     """A kernel that has blocks on the device.
 
     Attributes
@@ -35,17 +35,11 @@ class ResidentKernel:
     profile : Profile
     share : float
         Blocks that it may have resident, as a part of those it has when it runs alone: 0 to 1.
-    facts : object
-        What a model of rates has derived from all that.
     """
 
-    __slots__ = ("facts", "name", "profile", "share")
-
-    def __init__(self, name: str, profile: Profile, share: float) -> None:
-        self.name = name
-        self.profile = profile
-        self.share = share
-        self.facts: Any = None
+    name: str
+    profile: Profile
+    share: float
 
 
 class Shape:

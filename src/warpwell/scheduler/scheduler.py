@@ -93,6 +93,9 @@ class Scheduler:
     _patterns: dict[Any, tuple[Pattern, int | None]] | None = None
     """By what decides everything about a task: what it has in common with the next one, and how much the learner had
     forgotten by then, if it was asked. None: nothing is remembered."""
+    _last: tuple[Launch, Any, str, int, str | None, Profile | None, Pattern, int | None] | None = None
+    """The last launch that was like an earlier one, its words and options, and what `_patterns` has of it: to see that
+    the next one is the same takes less than to look it up."""
 
     def __new__(cls, *args: Any, devices: Any = None, **options: Any) -> Scheduler:
         """Make a `PoolScheduler` if devices of a pool are given."""
@@ -206,12 +209,19 @@ class Scheduler:
         """
         key = None
         if deadline is None and memory is None and size is None and after == ():
+            last = self._last
+            if last is not None and launch is last[0] and self._executor.words(args) == last[1]:
+                _, _, its_tenant, its_priority, its_name, its_profile, pattern, forgotten = last
+                if (
+                    tenant is its_tenant and priority is its_priority and name is its_name and profile is its_profile
+                    and (forgotten is None or forgotten == self._learner.forgotten)  # type: ignore[union-attr]
+                ):  # fmt: skip
+                    return self._dispatcher.submit_alike(pattern, args)
             key = self._key(launch, args, (tenant, priority, name, profile))
-            task = None if key is None else self._again(key, args)
-            if task is not None:
-                handle = Handle(self._dispatcher, task)
-                self._dispatcher.submit_alike(handle)
-                return handle
+            found = None if key is None else self._again(key)
+            if found is not None:
+                self._last = launch, key[-1], tenant, priority, name, profile, *found
+                return self._dispatcher.submit_alike(found[0], args)
         task = self.task(
             launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
             profile=profile, size=size,
@@ -227,17 +237,14 @@ class Scheduler:
         words = self._executor.words(args)
         return None if words is None else (launch.kernel, launch.shape, *map(type, options), options, words)
 
-    def _again(self, key: Any, args: tuple[Any, ...]) -> Task | None:
-        """Return a task like an earlier one, if there was one."""
+    def _again(self, key: Any) -> tuple[Pattern, int | None] | None:
+        """Return what `_patterns` has of an earlier task that this one is like, if there was one."""
         assert self._patterns is not None and self._learner is not None
         try:
             found = self._patterns.get(key)
         except TypeError:  # an option that cannot be hashed, which is refused later
             return None
-        if found is None or found[1] not in (None, self._learner.forgotten):
-            return None
-        self._dispatcher.require_process()
-        return found[0].task(args)
+        return None if found is None or found[1] not in (None, self._learner.forgotten) else found
 
     def _remember(self, key: Any, task: Task) -> None:
         """Remember a task, for others that are like it, if any thread may take them in."""

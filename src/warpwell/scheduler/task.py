@@ -304,6 +304,8 @@ class Job:
         Where it runs; None while it waits.
     number : int
         Its place in the order of submission: what logs call it, and what ties are broken by.
+    series : Series or None
+        What it was submitted in. All records of a series have one `task`, until somebody asks a handle for its own.
     """
 
     task: Task
@@ -321,13 +323,13 @@ class Job:
     number: int = -1
     alone: bool = False
     priority: int = 0
+    series: Any = None
 
     @classmethod
-    def alike(cls, task: Task, arrival: float, number: int, priority: int) -> Job:
-        """Return the record of one of many tasks that are alike, which is a request of its own."""
-        task.number = number
+    def alike(cls, series: Any, arrival: float, number: int, priority: int) -> Job:
+        """Return the record of a task of a series, which is a request of its own."""
         job = cls.__new__(cls)  # its other fields are as the class has them
-        job.task, job.arrival, job.since = task, arrival, arrival
+        job.task, job.series, job.arrival, job.since = series.task, series, arrival, arrival
         job.number, job.priority = number, priority
         return job
 

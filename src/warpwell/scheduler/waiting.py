@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from .task import Job
@@ -159,12 +159,24 @@ class Waiting:
             return []
         entry = self._places[job]
         line = self._lines[entry[3]]
-        at = 1 + (line.start if line.entries[line.start][2] is job else bisect_left(line.entries, entry, line.start))
-        found = []
-        for its in islice(line.entries, at, at + most):
-            if its[2].task.pattern is not pattern or its[2].preemptions:
+        entries = line.entries
+        at = 1 + (line.start if entries[line.start][2] is job else bisect_left(entries, entry, line.start))
+        stop = min(at + most, len(entries))
+        found: list[Job] = []
+        while at < stop:
+            its = entries[at][2]
+            if its.task.pattern is not pattern:
                 break
-            found.append(its[2])
+            # those of its series come directly behind it, unless some have left
+            end = at + 1 if its.series is None else min(stop, at + its.series.first + len(its.series.jobs) - its.number)
+            if entries[end - 1][1] != its.number + end - 1 - at:
+                end = at + 1
+            part = [entry[2] for entry in entries[at:end]]
+            if any([its.preemptions for its in part]):
+                found += takewhile(lambda its: not its.preemptions, part)
+                break
+            found += part
+            at = end
         return found
 
     def launched_alike(self, jobs: Sequence[Job]) -> None:

@@ -12,6 +12,9 @@ from ..scheduler.executor import Capacity, Machine
 from ..scheduler.predict.peaks import machine_for
 from ..scheduler.predict.sample import Sample, sized
 
+ISSUED = 4
+"""Warp instructions that a multiprocessor issues a cycle, at most."""
+
 _NEEDED = ("kernel", "size", "warps", "instructions", "seconds")
 
 
@@ -63,7 +66,7 @@ def _measured(row: dict[str, Any], capacity: Capacity, machine: Machine) -> Samp
         row["kernel"], sized(row["size"]), int(row["warps"]), moving, row.get("app", ""),
         instructions, seconds, None if miss is None else _ratio(float(miss)),
         None if moved is None else _ratio(float(moved) / seconds / machine.bandwidth),
-        _ratio(instructions / (machine.schedulers * capacity.processors * cycles)),
+        _ratio(instructions / (ISSUED * capacity.processors * cycles)),
     )  # fmt: skip
 
 

@@ -89,7 +89,8 @@ class Experiment:
         requests, truth = workload.requests(self.error, self.recipe.seed)
         table = rates(self.rates, capacity, matrix=self.matrix)
         simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth)
-        core = Core(simulator, policy(name), limit=self.limit, rates=table, log=log)
+        options = {"model": self.model} if name == "source" else {}
+        core = Core(simulator, policy(name, **options), limit=self.limit, rates=table, log=log)
         core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
         return replay(requests, core, progress=progress)
 

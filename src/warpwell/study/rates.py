@@ -170,8 +170,6 @@ class Matrix(RateModel):
         Pairs (first, second) that were asked for and are not there; the first ones, where they are many.
     """
 
-    by_name = True
-
     def __init__(self, pairs: Iterable[Pair], otherwise: RateModel | None = None, *, device: str = "unknown") -> None:
         self.otherwise = otherwise or ClassTable()
         super().__init__(self.otherwise.capacity)

@@ -252,6 +252,8 @@ class Simulator(Executor):
         self._changed = False
         self._runs: dict[Job, Simulated] = {}
         self._kept: dict[Job, float] = {}
+        self._behind: dict[Job, tuple[Job, Placement]] = {}
+        self._relieves: dict[Job, Job] = {}
         self._said: list[Ended | Stopped] = []
 
     @property
@@ -269,18 +271,53 @@ class Simulator(Executor):
 
     def launch(self, job: Job, placement: Placement) -> None:
         """Start or resume a job; blocks without room wait on the device."""
+        self._take(job, placement)
+        self._begin(job, placement)
+
+    def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
+        """Start or resume a job when another one has left; no host takes part."""
+        self._take(job, placement)
+        if self._there(other):
+            self._behind[other] = job, placement
+        else:
+            self._begin(job, placement)
+        return True
+
+    def relieve_when(self, mate: Job, job: Job) -> bool:
+        """Relieve the workers of a job when another one begins; no host takes part."""
+        self._busy(self._host.signal)
         if job in self._runs:
+            self._relieve(mate)  # it has begun
+        elif self._there(job):
+            self._relieves[job] = mate
+        return True
+
+    def _relieve(self, job: Job) -> None:
+        run = self._runs.get(job)
+        if run is not None and not run.plain and not run.mode:
+            self._ask(run, run.next_allowed, True)
+
+    def _take(self, job: Job, placement: Placement) -> None:
+        """Check a launch, and let the time pass that the host takes for it."""
+        if self._there(job):
             raise errors.SchedulerError(f"task {job.task.name!r} runs already", task=job.task.name)
         if placement.workers is not None and placement.workers < 1:
             raise errors.ArgumentError(f"a quota of {placement.workers} workers: give at least one", name="workers")
-        task = job.task
-        profile = self._truth.get(task, task.profile)
-        if profile.seconds is None:
+        if self.truth(job.task).seconds is None:
             raise errors.ArgumentError(
-                f"task {task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
+                f"task {job.task.name!r} has no time: a simulation needs `seconds` in its profile", name="seconds"
             )
         if self._slow:
             self._busy(self._host.launch)
+
+    def _there(self, job: Job) -> bool:
+        """Return whether a job runs, or is to begin when another one has left."""
+        return job in self._runs or any([its is job for its, _ in self._behind.values()])
+
+    def _begin(self, job: Job, placement: Placement) -> None:
+        """Start a job now."""
+        task = job.task
+        profile = self._truth.get(task, task.profile)
         position = self._kept.pop(job, None)
         shape = shape_of(profile, task.blocks, self._capacity)
         run = Simulated(job, shape, float(job.done) if position is None else position, placement)
@@ -293,6 +330,10 @@ class Simulator(Executor):
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Ask a running job to leave; see `Executor.preempt`."""
         self._busy(self._host.signal)
+        other = next((other for other, its in self._behind.items() if its[0] is job), None)
+        if other is not None:
+            self._withdraw(job, other)
+            return
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
@@ -307,6 +348,15 @@ class Simulator(Executor):
             run.stop_at = self._now + self._latency()
         self._changed = True
 
+    def _withdraw(self, job: Job, other: Job) -> None:
+        """Take back what has not begun: who is behind it comes behind `other`."""
+        del self._behind[other]
+        self._relieves.pop(job, None)
+        following = self._behind.pop(job, None)
+        if following is not None:
+            self._behind[other] = following
+        self._said.append(Stopped(job, self._now, job.done))
+
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Change a quota. It holds from the end of the wave on; where contexts are switched, when blocks are saved."""
         if workers is not None and workers < 1:
@@ -315,9 +365,13 @@ class Simulator(Executor):
         run = self._find(job)
         if run is None or run.plain or run.mode:
             return
+        self._ask(run, run.shape.allowed(workers), younger)
+
+    def _ask(self, run: Simulated, allowed: int, younger: bool) -> None:
+        """Tell workers of their new quota."""
         run.easy = False
         run.younger |= younger
-        run.next_allowed = run.shape.allowed(workers)
+        run.next_allowed = allowed
         if run.resize_at is NEVER and run.resize_goal is NEVER:
             if self.mode == "switch":
                 gone = run.found if run.younger else max(0, run.found - run.next_allowed)
@@ -414,6 +468,7 @@ class Simulator(Executor):
         if self._runs.pop(job, None) is not None:
             self._changed = True
             self._said.append(Ended(job, self._now, error))
+            self._succeed(job)
 
     def discard(self, job: Job) -> None:
         """Forget where a job stopped."""
@@ -446,8 +501,7 @@ class Simulator(Executor):
             if run.goal_due <= now:
                 run.position = run.goal
                 if run.goal >= run.blocks:
-                    del self._runs[run.job]
-                    self._said.append(Ended(run.job, now))
+                    self._leave(run, Ended(run.job, now))
                     continue
                 if run.position == run.stop_goal:
                     self._leave(run, Stopped(run.job, now, int(run.position)))
@@ -474,6 +528,16 @@ class Simulator(Executor):
     def _leave(self, run: Simulated, event: Ended | Stopped) -> None:
         del self._runs[run.job]
         self._said.append(event)
+        self._succeed(run.job)
+
+    def _succeed(self, job: Job) -> None:
+        """Begin who waits on the device for a job that has left."""
+        following = self._behind.pop(job, None)
+        if following is not None:
+            self._begin(*following)
+            mate = self._relieves.pop(following[0], None)
+            if mate is not None:
+                self._relieve(mate)
 
     def _apply_quota(self, run: Simulated) -> None:
         run.allowed = run.next_allowed
@@ -528,7 +592,7 @@ class Simulator(Executor):
             run.plan(now, i < lacks)
 
     def _resident(self, run: Simulated, share: float) -> ResidentKernel:
-        run.resident = found = self.rates.resident(run.job.task.name, run.profile, share)
+        run.resident = found = ResidentKernel(run.job.task.name, run.profile, share)
         return found
 
     def _find_room(self, runs: list[Simulated]) -> int:

@@ -79,13 +79,21 @@ class ExecutorConformance:
         """Return a new task of `BLOCKS` blocks."""
         n = 256 * self.BLOCKS - 37
         launch = count_and_mix[n]
-        arguments = (np.zeros(n, np.int64), np.zeros(n, np.int64), self.ROUNDS if rounds is None else rounds)
+        arguments = (self.zeros(n), self.zeros(n), self.ROUNDS if rounds is None else rounds)
         blocks = BlockLaunch(launch, arguments, self.device).blocks
         return Task("count_and_mix", blocks, launch=launch, arguments=arguments)
 
     def counts(self, task: Task) -> NDArray[np.int64] | None:
         """Return how often each index of a task has run; None where nothing runs."""
-        return np.asarray(task.arguments[0])
+        return self.host(task.arguments[0])
+
+    def host(self, array: Any) -> NDArray[np.int64]:
+        """Return an argument of a task as an array of NumPy."""
+        return np.asarray(array)
+
+    def zeros(self, n: int) -> Any:
+        """Return an array for a task."""
+        return np.zeros(n, np.int64)
 
     device = "cpu"
 
@@ -162,7 +170,7 @@ class ExecutorConformance:
         if counts is not None:
             assert (counts == 1).all(), np.unique(counts, return_counts=True)
             _, out, rounds = task.arguments
-            assert np.array_equal(out, mixed(len(out), rounds))
+            assert np.array_equal(self.host(out), mixed(len(out), rounds))
 
     def silent(self, executor: Executor) -> None:
         """Check that nothing more is said."""
@@ -352,13 +360,14 @@ class ExecutorConformance:
         self.finish(executor, job)
         self.silent(executor)
 
-    def train(self, executor: Executor, count: int) -> list[Job]:
-        """Launch a job that runs whole and others behind it; return them, or skip the test."""
+    def train(self, executor: Executor, count: int, placement: Placement) -> list[Job]:
+        """Launch a job and others behind it; return them, or skip the test."""
         self.finish_one(executor)  # compiled by now
         jobs = [self.job(executor) for _ in range(count)]
-        executor.launch(jobs[0], Placement(plain=True))
+        executor.launch(jobs[0], placement)
         for last, job in itertools.pairwise(jobs):
-            if not executor.launch_behind(job, Placement(plain=True), last):
+            if not executor.launch_behind(job, placement, last):
+                executor.resize(jobs[0], None)  # two workers may take seconds
                 self.finish(executor, jobs[0])
                 pytest.skip("this executor puts no job behind another")
         return jobs
@@ -377,8 +386,22 @@ class ExecutorConformance:
             found += executor.poll()
         return found
 
-    def test_jobs_behind_each_other_end_in_order(self, executor: Executor) -> None:
-        jobs = self.train(executor, 4)
+    def again(self, executor: Executor, jobs: list[Job], events: list[Ended | Stopped]) -> None:
+        """Launch those that stopped once more, wait for all, and check what they did."""
+        for event in events:
+            if isinstance(event, Stopped):
+                event.job.done = event.done
+                executor.launch(event.job, Placement())
+                self.finish(executor, event.job)
+            else:
+                assert event.error is None
+        for job in jobs:
+            self.check(job.task)
+        self.silent(executor)
+
+    @pytest.mark.parametrize("placement", [Placement(plain=True), Placement(workers=2)], ids=["whole", "workers"])
+    def test_jobs_behind_each_other_end_in_order(self, executor: Executor, placement: Placement) -> None:
+        jobs = self.train(executor, 4, placement)
         events = self.ends(executor, 4)
         assert [event.job for event in events] == jobs
         assert all([isinstance(event, Ended) and event.error is None for event in events])
@@ -388,7 +411,7 @@ class ExecutorConformance:
         self.silent(executor)
 
     def test_a_job_behind_others_leaves_if_it_has_not_begun(self, executor: Executor) -> None:
-        jobs = self.train(executor, 5)
+        jobs = self.train(executor, 5, Placement(plain=True))
         executor.preempt(jobs[3])
         executor.preempt(jobs[3])
         executor.preempt(jobs[0])  # runs, and so it ends
@@ -399,9 +422,102 @@ class ExecutorConformance:
             job for job in jobs if job not in [event.job for event in stopped]
         ]
         assert [event.job for event in stopped] in ([], [jobs[3]]) and all([event.done == 0 for event in stopped])
-        for event in stopped:
-            executor.launch(event.job, Placement())
-            self.finish(executor, event.job)
+        self.again(executor, jobs, events)
+
+    def test_workers_behind_others_leave_with_no_block_done(self, executor: Executor) -> None:
+        jobs = self.train(executor, 4, Placement(workers=2))
+        for job in reversed(jobs):
+            executor.preempt(job)
+            executor.preempt(job)
+        events = self.ends(executor, 4)
+        assert {event.job for event in events} == set(jobs)
+        if any(isinstance(event, Stopped) and event.job is jobs[0] for event in events):
+            assert all(isinstance(event, Stopped) for event in events), "one began in the place of one that left"
+            assert all(event.done == 0 for event in events if event.job is not jobs[0] and isinstance(event, Stopped))
+        self.again(executor, jobs, events)
+
+    def test_who_is_behind_one_that_leaves_begins(self, executor: Executor) -> None:
+        first, second, third = self.train(executor, 3, Placement(workers=2))
+        executor.preempt(first)
+        events = self.ends(executor, 3)
+        assert [event.job for event in events] == [first, second, third]
+        assert all(isinstance(event, Ended) for event in events[1:])
+        self.again(executor, [first, second, third], events)
+
+    @pytest.mark.parametrize("placement", [Placement(plain=True), Placement(workers=3)], ids=["whole", "workers"])
+    def test_of_who_leaves_is_told_before_who_takes_its_place(self, executor: Executor, placement: Placement) -> None:
+        self.finish_one(executor)  # compiled by now
+        first, second = self.job(executor), self.job(executor)
+        executor.launch(first, Placement(workers=2))
+        executor.preempt(first)
+        if not executor.launch_behind(second, placement, first):
+            self.again(executor, [first], self.ends(executor, 1))
+            pytest.skip("this executor gives no job the place of one that leaves")
+        events = self.ends(executor, 2)
+        assert [event.job for event in events] == [first, second] and isinstance(events[1], Ended)
+        self.again(executor, [first, second], events)
+
+    @pytest.mark.parametrize("how", ["begins", "is withdrawn", "mate leaves", "mate grows"])
+    def test_a_mate_is_relieved_when_another_begins(self, executor: Executor, how: str) -> None:
+        first, second = self.train(executor, 2, Placement(workers=2))
+        mate = self.job(executor, rounds=4 * self.ROUNDS)
+        executor.launch(mate, Placement(workers=2))
+        executor.relieve_when(mate, second)
+        if how == "is withdrawn":
+            executor.preempt(second)
+        elif how == "mate leaves":
+            executor.preempt(mate)
+        elif how == "mate grows":
+            executor.resize(mate, 3)
+        events = self.ends(executor, 3)
+        assert {event.job for event in events} == {first, second, mate}
+        self.again(executor, [first, second, mate], events)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_quotas_change_while_others_are_behind(self, executor: Executor, seed: int) -> None:
+        rng = random.Random(seed)
+        jobs = self.train(executor, 3, Placement(workers=2))
+        ended: list[Ended | Stopped] = []
+        limit = time.monotonic() + PATIENCE
+        while len(ended) < 3:
+            assert time.monotonic() < limit, ended
+            executor.resize(jobs[len(ended)], rng.choice([1, 2, 3, None]), rng.random() < 0.3)
+            executor.wait(executor.now() + rng.choice([1e-5, 1e-3, 3e-3]))
+            ended += executor.poll()
+            assert [event.job for event in ended] == jobs[: len(ended)]
+        assert all(isinstance(event, Ended) and event.error is None for event in ended)
+        for job in jobs:
+            self.check(job.task)
+        self.silent(executor)
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_every_launch_behind_others_has_one_event(self, executor: Executor, seed: int) -> None:
+        rng = random.Random(seed)
+        jobs = self.train(executor, 4, Placement(workers=2))
+        running, done = list(jobs), []
+        limit = time.monotonic() + PATIENCE
+        while running:
+            assert time.monotonic() < limit, running
+            for job in reversed(running):
+                choice = rng.randrange(12)
+                if choice == 0:
+                    executor.preempt(job)
+                elif choice < 4 and job is running[0]:
+                    executor.resize(job, rng.choice([1, 2, 3, None]), rng.random() < 0.5)
+            executor.wait(executor.now() + rng.choice([1e-5, 1e-3, 3e-3]))
+            for event in executor.poll():
+                running.remove(event.job)
+                if isinstance(event, Ended):
+                    assert event.error is None
+                    done.append(event.job)
+                    continue
+                assert event.job.done <= event.done < event.job.task.blocks
+                event.job.done = event.done
+                placement = Placement(workers=rng.choice([1, 2, None]))
+                if not running or not executor.launch_behind(event.job, placement, running[-1]):
+                    executor.launch(event.job, placement)
+                running.append(event.job)
+        assert set(done) == set(jobs) and len(done) == 4
         for job in jobs:
             self.check(job.task)
         self.silent(executor)

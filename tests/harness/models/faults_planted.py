@@ -788,37 +788,32 @@ FAULTS = (
     Fault(
         "claim-forgotten", "workers", "a worker that has claimed looks at the stop flag once more, and leaves",
         (Edit("targets.blocks.cuda", "claim", "        put_claim(first)\n",
-              "        put_claim(first if load_relaxed(control + STOP, DEVICE) == 0 else -1)\n"),),
+              "        put_claim(first if load_pair(control + FLOOR)[0] <= worker else -1)\n"),),
     ),
     Fault(
-        "end-told-early", "workers", "the pinned record says that a launch has ended while its last worker has not",
-        (Edit("targets.blocks.cuda", "leave", "1) == workers - 1:", "1) >= workers - 2:"),),
-    ),
-    Fault(
-        "counted-twice", "workers", "the next launch in a slot begins to count where the last one has ended",
-        (Edit("targets.blocks.cuda", "leave",
-              "                store_relaxed(control + LEAVING + 8 * slot, 0, DEVICE)\n", ""),),
-        seed=684,
-    ),
-    Fault(
-        "progress-of-claims", "workers", "the pinned record is told of blocks that are claimed and have not ended",
-        (Edit("targets.blocks.cuda", "claim", "PROGRESS, before + ended, SYSTEM", "PROGRESS, first + chunk, SYSTEM"),),
+        "progress-of-claims", "workers", "the host is told of blocks that are claimed and have not ended",
+        (Edit("targets.blocks.cuda", "claim", "-64, before + ended, SYSTEM", "-64, first + chunk, SYSTEM"),),
     ),
     Fault(
         "first-left-is-all", "workers", "a kernel is said to have left when the first of its launches has",
-        (Edit(_GPU, "CudaExecutor._look", "if not all(self._gpu.done(event) for event in run.events):",
-              "if run.events and not self._gpu.done(run.events[0]):"),),
-    ),
-    Fault(
-        "relieved-beside-others", "workers", "others come while workers of a second stream are there",
-        (Edit(_GPU, "CudaExecutor._relieve", "                self._gpu.after(run.stream, event)\n",
-              "                pass\n"),),
-        seed=1175,
+        (Edit(_GPU, "CudaExecutor._reap", "                if not run.rows:\n", "                if run.runs:\n"),),
     ),
     Fault(
         "grown-beside-relieved", "workers", "more workers come while those that were relieved are there",
-        (Edit(_GPU, "CudaExecutor._grow", "if gone < leaving:", "if gone < leaving and leaving > 0:"),),
-        seed=1269,
+        (Edit(_GPU, "CudaExecutor._launch_more", "if floor > run.gone:", "if floor > run.gone + run.floor:"),),
+    ),
+    Fault(
+        "behind-the-oldest", "workers", "who is behind a kernel stays behind its first workers when others come",
+        (Edit(_GPU, "CudaExecutor._launch_more", "reversed(self._behind(run))", "()"),),
+    ),
+    Fault(
+        "wait-before-launch", "workers", "a stream waits for workers that are launched behind it",
+        (Edit(_GPU, "CudaExecutor._next_line", " if run.is_launched() else None", ""),),
+    ),
+    Fault(
+        "relief-takes-back", "workers", "the host that told more workers to leave is overruled by a relief on its way",
+        (Edit(_GPU, "CudaExecutor.relieve_when", "run.control + 8 * STOP", "run.control + 8 * FLOOR"),),
+        seed=2495,
     ),
 )  # fmt: skip
 

@@ -1,12 +1,14 @@
-"""Workers scenario: kernels whose workers are relieved by others, stop, go on, and change their number, on one GPU.
+"""Workers scenario: kernels whose workers are relieved, stop, go on, change their number, and come behind those of
+another, on one GPU.
 
-`CudaExecutor` and the workers' `claim` run as they are, on streams, events and words of a small scheduler that switches
-at each access to a word that workers share. No block computes anything: it is counted.
+`CudaExecutor` and the workers' `claim` run as they are, on lines and words of a small scheduler that switches at each
+access to a word that workers share. No block computes anything: it is counted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,7 +22,7 @@ from greenlet import getcurrent
 from warpwell.scheduler import Ended, Job, Placement, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.targets.blocks import cuda
-from warpwell.targets.blocks.control import SLOTS, mirror_word
+from warpwell.targets.blocks.control import CONTROL_WORDS
 
 from .adversary import Violation
 from .service_model import Scheduler
@@ -28,8 +30,10 @@ from .service_model import Scheduler
 RESIDENT, ROOM = 3, 5
 """Workers of one kernel, and of all, at most: a second kernel finds some room beside the first, not enough."""
 CHANGES = 12
+RECORDS = 1 << 20
+"""Address of control records."""
 PINNED = 1 << 40
-"""Address of the pinned record, of one kernel after the other."""
+"""Address of the words where progress is told."""
 
 
 class _Stream:
@@ -53,6 +57,103 @@ class _Stream:
         return not self.operations and not self.busy
 
 
+class _Line:
+    """Stands for `Line`, with a thread of its own that launches rows: these are operations."""
+
+    room = 1024
+
+    def __init__(self, lines: _Lines) -> None:
+        self.stream = lines.streams[next(lines.numbers) % len(lines.streams)]
+        self._lines = lines
+        self._rows: list[Any] = []
+        self.told = self._launched = 0
+        lines.scheduler.spawn(self._launch)
+
+    def _launch(self) -> None:
+        while True:
+            self._lines.scheduler.pause(lambda: len(self._rows) > self._launched)
+            row = self._rows[self._launched]
+            if row.ready:
+                row.ready = False
+                if callable(row.operation):
+                    self.stream.operations.append(row.operation)
+                self.stream.operations.append(partial(self._end, row))
+            else:
+                self._lines.news += 1
+            self._launched += 1
+
+    def launched(self, number: int) -> bool:
+        self._lines.scheduler.pause(lambda: self._launched > number)
+        return True
+
+    def _end(self, row: Any) -> None:
+        row.ended = True
+        self._lines.news += 1
+
+    def push(self, operation: Any, expected: float, owner: Any, timer: tuple[int, int] = (0, 0)) -> int:
+        row = SimpleNamespace(operation=operation, owner=owner, ready=True, ended=False, withdrawn=False)
+        self._rows.append(row)
+        return len(self._rows) - 1
+
+    def withdraw(self, number: int) -> bool:
+        row = self._rows[number]
+        ready, row.ready = row.ready, False
+        row.withdrawn |= ready
+        return bool(ready)
+
+    def withdrawable(self, number: int) -> bool:
+        return bool(self._rows[number].ready)
+
+    def follows(self, number: int, owner: Any) -> bool:
+        return any(row.owner is not owner for row in self._rows[self.told : number])
+
+    @property
+    def empty(self) -> bool:
+        return self.told == len(self._rows)
+
+    def reap(self) -> list[tuple[Any, int, float, float]]:
+        found = []
+        while not self.empty and (self._rows[self.told].ended or self._rows[self.told].withdrawn):
+            row = self._rows[self.told]
+            self.told += 1
+            found.append((row.owner, -1 if row.withdrawn else 0, 0.0, 0.0))
+        return found
+
+
+class _Lines:
+    """Stands for `Lines`."""
+
+    def __init__(self, scheduler: Scheduler, streams: int) -> None:
+        self.scheduler = scheduler
+        self.news = 0
+        self.streams = [_Stream(scheduler) for _ in range(streams)]
+        """Fewer than lines: as if they shared queues of the GPU."""
+        self.numbers = itertools.count()
+        self._idle: list[_Line] = []
+
+    def take(self, priority: int) -> _Line:
+        return self._idle.pop() if self._idle else _Line(self)
+
+    def give(self, line: _Line) -> None:
+        self._idle.append(line)
+
+    def nudge(self) -> None:
+        pass
+
+
+class _Words:
+    """The words where progress is told."""
+
+    def __init__(self, memory: dict[int, int]) -> None:
+        self._memory = memory
+
+    def __getitem__(self, number: int) -> int:
+        return self._memory[PINNED + 8 * number]
+
+    def __setitem__(self, number: int, value: int) -> None:
+        self._memory[PINNED + 8 * number] = value
+
+
 class _Gpu:
     """Stands for `Gpu`; see there."""
 
@@ -63,9 +164,8 @@ class _Gpu:
     def __init__(self, model: WorkersModel) -> None:
         self.model, self.scheduler = model, model.scheduler
         self.memory: dict[int, int] = defaultdict(int)
-        self._idle: list[_Stream] = []
         self._control = _Stream(self.scheduler)
-        self.lines = SimpleNamespace(news=0, wake=self.enter, nudge=self.enter, close=self.enter)  # nothing runs whole
+        self.lines = _Lines(self.scheduler, model.random.choice((1, 2, 50)))
 
     def enter(self) -> None:
         pass
@@ -79,27 +179,17 @@ class _Gpu:
         return True
 
     def allocate(self, nbytes: int) -> Any:
-        return SimpleNamespace(address=1 << 20)
+        # no more records are used
+        return SimpleNamespace(address=RECORDS, write=lambda at, words: self._keep(words[: 4 * CONTROL_WORDS]))
+
+    def allocate_shared(self, nbytes: int) -> Any:
+        return SimpleNamespace(address=PINNED, words=_Words(self.memory))
+
+    def _keep(self, words: Any) -> None:
+        self.memory.update((RECORDS + 8 * k, int(word)) for k, word in enumerate(words))
 
     def forms(self, blocks: Any) -> Any:
         return blocks
-
-    def stream(self, priority: int = 0) -> _Stream:
-        return self._idle.pop() if self._idle else _Stream(self.scheduler)
-
-    def release(self, stream: _Stream) -> None:
-        self._idle.append(stream)
-
-    def mark(self, stream: _Stream, timing: bool = False) -> Any:
-        event = SimpleNamespace(done=False)
-        stream.operations.append(lambda: setattr(event, "done", True))
-        return event
-
-    def done(self, event: Any) -> bool:
-        return bool(event.done)
-
-    def after(self, stream: _Stream, event: Any) -> None:
-        stream.operations.append(lambda: self.scheduler.pause(lambda: event.done))
 
     def synchronize(self, stream: _Stream) -> None:
         self.scheduler.pause(lambda: stream.idle)
@@ -107,17 +197,15 @@ class _Gpu:
     def set_word(self, address: int, value: int) -> None:
         self._control.operations.append(lambda: self._store(address, [value]))
 
-    def set_words(self, stream: _Stream, address: int, words: Sequence[int]) -> None:
-        self._control.operations.append(lambda: self._store(address, words))
-        self.after(stream, self.mark(self._control))
-
     def _store(self, address: int, words: Sequence[int]) -> None:
         for k, value in enumerate(words):
             self.scheduler.pause()
             self.memory[address + 8 * k] = int(value)
 
+    def write_word(self, stream: _Stream, address: int, value: int) -> None:
+        stream.operations.append(lambda: self._store(address, [value]))
+
     def wait_word(self, stream: _Stream, address: int, least: int) -> None:
-        self.after(stream, self.mark(self._control))
         stream.operations.append(lambda: self.scheduler.pause(lambda: self.memory[address] >= least))
 
     def read_words(self, address: int, count: int) -> Any:
@@ -134,19 +222,10 @@ class _Blocks:
         self.model, self.blocks = model, blocks
         self.ran = [0] * blocks
         self.live = 0
-        self.going: dict[int, int] = {}
-        """Workers that have blocks to run, of each launch by its slot."""
-        self.pinned = PINNED + (len(model.made) << 10)
-        self._slot = 0
+        self.control = 0
+        self.before: _Blocks | None = None
+        """Behind whom it was launched, until that one was asked to leave."""
         model.made.append(self)
-
-    def told(self, word: int, value: int) -> None:
-        """Check what a worker writes to the pinned record."""
-        slot = (word - cuda.ENDED) // 8
-        if word == cuda.PROGRESS and value > sum(self.ran):
-            raise Violation(f"{value} blocks are said to have ended, and {sum(self.ran)} have")
-        if word >= cuda.ENDED and (self.going.get(slot) != 0 or self.pinned + word in self.model.gpu.memory):
-            raise Violation(f"a launch is said to have ended, of which {self.going.get(slot)} workers run")
 
     def begin(self) -> None:
         pass
@@ -156,40 +235,38 @@ class _Blocks:
     def resources(self, form: str) -> dict[str, int]:
         return {"resident": RESIDENT}
 
-    def start(self, control: int, base: int, workers: int, stream: _Stream, chunk: int = 1, rounds: int = 1,
-              slot: int = 0) -> None:  # fmt: skip
-        slot = self._slot = (self._slot + 1) % SLOTS
-        ended = self.pinned + cuda.ENDED + 8 * slot
+    @property
+    def left(self) -> int:
+        """Blocks that nobody has claimed."""
+        return self.blocks - self.model.gpu.memory[self.control + cuda.CURSOR] if self.control else self.blocks
+
+    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> Callable[[], None]:
+        self.control = control
 
         def operation() -> None:
-            if slot in self.going:
-                raise Violation(f"{SLOTS} launches of a kernel are in flight")
-            self.going[slot] = workers
             left = [workers]
-            self.model.gpu.memory[control + cuda.MIRROR] = mirror_word(self.pinned, self.blocks)
             for k in range(workers):
-                self.model.scheduler.spawn(partial(self._work, control, base, k, chunk, left, workers, slot))
+                self.model.scheduler.spawn(partial(self._work, control, base + k, chunk, left))
             self.model.scheduler.pause(lambda: not left[0])
-            if not self.model.gpu.memory.pop(ended, 0):
-                raise Violation("all workers have left, and the pinned record does not say so")
-            del self.going[slot]
 
-        stream.operations.append(operation)
+        return operation
 
-    def _work(self, control: int, base: int, number: int, chunk: int, left: list[int], workers: int,
-              slot: int) -> None:  # fmt: skip
+    def _work(self, control: int, number: int, chunk: int, left: list[int]) -> None:
         model = self.model
         model.scheduler.pause(lambda: model.resident < ROOM)
         model.resident += 1
-        self.live += 1
-        if self.live > RESIDENT:
-            raise Violation(f"{self.live} workers of a kernel that may have {RESIDENT}")
-        cuda.enter(control, number, slot)  # type: ignore[no-untyped-call]
+        cuda.enter(control)  # type: ignore[no-untyped-call]
         ended = 0
         while True:
-            first = cuda.claim(control, base + number, chunk, ended)  # type: ignore[no-untyped-call]
+            first = cuda.claim(control, number, chunk, ended)  # type: ignore[no-untyped-call]
             if first < 0 or first >= self.blocks:
                 break
+            if self.before is not None and self.before.left > 0:
+                raise Violation(f"a kernel began behind another that has {self.before.left} blocks left")
+            if not ended:
+                self.live += 1
+            if self.live > RESIDENT:
+                raise Violation(f"{self.live} workers of a kernel that may have {RESIDENT}")
             last = min(first + chunk, self.blocks)
             for block in range(first, last):
                 model.scheduler.pause()
@@ -197,9 +274,8 @@ class _Blocks:
                 if self.ran[block] > 1:
                     raise Violation(f"block {block} ran {self.ran[block]} times")
             ended = last - first
-        self.live -= 1
-        self.going[slot] -= 1
-        cuda.leave(control, workers, slot)  # type: ignore[no-untyped-call]
+        self.live -= ended > 0
+        cuda.leave(control)  # type: ignore[no-untyped-call]
         model.resident -= 1
         left[0] -= 1
 
@@ -226,8 +302,9 @@ class WorkersModel:
     def store(self, address: int, value: int, scope: Any = None) -> None:
         self.scheduler.pause()
         if address >= PINNED:
-            blocks, word = divmod(address - PINNED, 1 << 10)
-            self.made[blocks].told(word, value)
+            told = next(its for its in self.made if self.gpu.memory[its.control + cuda.MIRROR] & -64 == address)
+            if value > sum(told.ran):
+                raise Violation(f"{value} blocks are said to have ended, and {sum(told.ran)} have")
         self.gpu.memory[address] = value
 
     def add(self, address: int, value: int) -> int:
@@ -247,25 +324,45 @@ class WorkersModel:
         return {"workers": self.random.choice((1, 2, None))}
 
     def _host(self) -> None:
-        """Launch two kernels, and change them at random; see that each says what is so."""
+        """Launch some kernels, and change them at random; see that each says what is so."""
         executor = CudaExecutor(gpu=self.gpu)
         executor._time = executor.now = lambda: 1e-6 * self.scheduler.now  # type: ignore[method-assign]
         jobs: dict[Job, _Blocks] = {}
-        for _ in range(2):
+        for _ in range(self.random.choice((2, 2, 3))):
             blocks = _Blocks(self, self.random.randint(4, 20))
             launch = SimpleNamespace(cut=lambda args, device, blocks=blocks: blocks)
             task = Task("k", blocks.blocks, Profile(seconds=1e-3), launch=launch)
             jobs[Job(task, Request("k", [task]), 0.0)] = blocks
         running: set[Job] = set()
+        leaving: set[Job] = set()
+        taken: dict[Job, Job] = {}
+        """Behind whom each was launched, or in whose place."""
         changes = CHANGES
         while jobs:
             for job in list(jobs):
                 if job not in running:
-                    executor.launch(job, Placement(**self._placement()))
+                    placement = Placement(**self._placement())
+                    others = [its for its in jobs if its in running]
+                    self.random.shuffle(others)
+                    other = others[0] if others else None
+                    jobs[job].before = None
+                    taken.pop(job, None)
+                    if other is None or self.random.random() < 0.4:
+                        executor.launch(job, placement)
+                    elif executor.launch_behind(job, placement, other):
+                        jobs[job].before = None if other in leaving else jobs[other]
+                        taken[job] = other
+                        if len(others) == 2 and self.random.random() < 0.7:
+                            executor.relieve_when(others[1], job)
+                    else:
+                        continue
                     running.add(job)
                 elif changes and self.random.random() < 0.3:
                     changes -= 1
                     if self.random.random() < 0.3:
+                        for blocks in jobs.values():
+                            blocks.before = None if blocks.before is jobs[job] else blocks.before
+                        leaving.add(job)
                         executor.preempt(job)
                     else:
                         executor.resize(job, **self._placement(), younger=self.random.random() < 0.5)
@@ -273,6 +370,10 @@ class WorkersModel:
             self.scheduler.pause(lambda until=until: self.scheduler.now >= until)  # type: ignore[misc]
             for event in executor.poll():
                 running.remove(event.job)
+                leaving.discard(event.job)
+                if event.job in taken and (isinstance(event, Ended) or event.done > event.job.done):
+                    raise Violation("a kernel is said to have left before that behind which it was launched")
+                taken = {job: other for job, other in taken.items() if other is not event.job}
                 blocks = jobs[event.job]
                 if blocks.live:
                     raise Violation(f"{blocks.live} workers run of a kernel that is said to have left")
@@ -289,9 +390,8 @@ class WorkersModel:
     @contextlib.contextmanager
     def _replaced(self) -> Iterator[None]:
         new = {
-            "barrier": lambda: None, "thread_index": lambda: 0, "load_relaxed": self.load, "add_relaxed": self.add,
-            "load_pair": self.load_pair, "store_relaxed": self.store, "fence": lambda scope: None,
-            "clock_ns": lambda: self.scheduler.now + 1,
+            "barrier": lambda: None, "thread_index": lambda: 0, "add_relaxed": self.add,
+            "load_pair": self.load_pair, "store_relaxed": self.store,
             "put_claim": lambda value: self._claims.__setitem__(getcurrent(), value),
             "get_claim": lambda: self._claims[getcurrent()],
         }  # fmt: skip

@@ -11,7 +11,7 @@ from ...cache.sizes import format_size
 from ...errors import ArgumentError
 from ...scheduler.events import KINDS, Event, Log
 from ...scheduler.report.explain import QUIET, sentences
-from ...scheduler.report.prometheus import LogMetrics
+from ...scheduler.report.prometheus import LogMetrics, write_text
 from ...scheduler.report.timeline import draw, write_trace
 from ..arguments import Commands, command, json_option
 from ..output import Output
@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     write_views(log, arguments.trace_out, arguments.picture)
     if arguments.metrics is not None:
-        LogMetrics(str(log.about.get("policy", "unknown"))).observe_all(log).write(arguments.metrics)
+        metrics = LogMetrics(str(log.about.get("policy", "unknown"))).observe_all(log)
+        write_text(arguments.metrics, metrics.render())
     told = ((event, text) for event, text in sentences(log) if wanted(event))
     if arguments.json:
         events = [{**event.plain(), "text": text} for event, text in told]

@@ -7,18 +7,17 @@ import time
 from typing import Any, Generic, TypeVar
 
 from ... import errors
-from ..executor import Capacity, Ended, Executor, Stopped
+from ..executor import Capacity, Ended, EndedAlike, Executor, Stopped
 from ..task import Job
 
 
 class Phase(enum.Enum):
-    """Of a run. `cpu_executor` and `cuda_executor` draw which follows which; WHOLE and GONE are the CPU's."""
+    """Of a run. `cpu_executor` and `cuda_executor` draw which follows which; GONE is the CPU's."""
 
     PREPARING = "preparing"
     RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
-    WHOLE = "whole"
     ENDING = "ending"
     GONE = "gone"
 
@@ -103,7 +102,10 @@ class BlockExecutor(Executor, Generic[R]):
         """Return the events since the last call, and forget the runs that have ended."""
         events, self._events = self._events, []
         for event in events:
-            if isinstance(event, Ended):
+            if isinstance(event, EndedAlike):
+                for job in event.jobs:
+                    self._runs.pop(job, None)
+            elif isinstance(event, Ended):
                 self._runs.pop(event.job, None)
         return events
 

@@ -26,8 +26,8 @@ The life of a task, from its first launch to its end (a "run"). Every change is 
 - ENDING: the last thread ends the arguments, outside of the lock, because that may take long; then there is an `Ended`.
   Whatever is asked between an `Ended` or `Stopped` and the `poll` that tells of it comes too late and does nothing.
 - GONE: nothing more is said of it. Where threads are still inside, the last one to leave ends the arguments.
-- WHOLE: a task that is launched with ``placement.plain``, or that cannot be cut into blocks, has only this phase before
-  ENDING. It cannot be preempted or resized.
+- What is launched with ``placement.plain``, or cannot be cut into blocks, runs whole, in one slot, and is RUNNING from
+  the beginning. It cannot be preempted or resized.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.control import CURSOR, DONE, STOP, TARGET
+from ...targets.blocks.control import CURSOR, DONE, NEVER, STOP, TARGET
 from ...targets.blocks.launch import BlockLaunch
 from ..callables import Call
 from ..executor import Capacity, Ended, Machine, Stopped
@@ -72,19 +72,18 @@ class CpuRun(BlockRun):
     slots : set of int
         Numbers of the workers that have a thread.
     inside : bool
-        Whether a thread prepares it, runs it whole or ends it.
+        Whether a thread prepares it or ends it.
     """
 
     def __init__(self, job: Job, blocks: BlockLaunch, quota: int, whole: bool) -> None:
         super().__init__(job)
-        self.phase = Phase.WHOLE if whole else Phase.PREPARING
         self.blocks = blocks
         self.quota = quota
+        self.whole = whole
         self.slots: set[int] = set()
-        self.inside = True
+        self.inside = False
         self._control = blocks.new_control()
         self._words = self._control.words
-        self._whole = whole
         self._done_then = 0
 
     @property
@@ -99,8 +98,8 @@ class CpuRun(BlockRun):
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to run: every block has ended, or one has failed."""
-        return self.error is not None or self.done == self.blocks.blocks
+        """Whether nothing is left to run, once no slot has a thread: every block has ended, or one has failed."""
+        return self.whole or self.error is not None or self.done == self.blocks.blocks
 
     @property
     def busy(self) -> bool:
@@ -113,13 +112,13 @@ class CpuRun(BlockRun):
 
     def wants(self, slot: int) -> bool:
         """Tell whether the thread of a slot is to go on."""
-        unclaimed = self.claimed < self.blocks.blocks
-        return self.phase is Phase.RUNNING and slot < self.quota and self.error is None and unclaimed
+        more = not self.whole and self.error is None and self.claimed < self.blocks.blocks
+        return more and self.phase is Phase.RUNNING and slot < self.quota
 
     def fail(self, error: BaseException) -> None:
         """Note a failure; all workers leave."""
         self.error = self.error or error
-        self.write(STOP, 1)
+        self.write(STOP, NEVER)
 
     def mark(self, now: float) -> None:
         """Note that it is launched now (for `block_seconds`)."""
@@ -149,20 +148,18 @@ class CpuRun(BlockRun):
             raise
 
     def work(self, slot: int) -> None:
-        """Run blocks in this thread until it is to leave."""
-        self.blocks.work(self._control.address, slot)
-
-    def run_whole(self) -> None:
-        """Run the kernel as it is, in this thread and those of the `cpu` target."""
-        self.job.task.launch(*self.job.task.arguments, device="cpu", flag=self.blocks.flag)
+        """Run blocks in this thread until it is to leave; or the kernel as it is, here and in the target's threads."""
+        if self.whole:
+            self.job.task.launch(*self.job.task.arguments, device="cpu", flag=self.blocks.flag)
+        else:
+            self.blocks.work(self._control.address, slot)
 
     def end(self) -> BaseException | None:
         """End the arguments; return the first error: of a block, else what device code latched."""
-        if not self._whole:
-            try:
-                self.blocks.end()
-            except Exception as latched:
-                return self.error or latched
+        try:
+            self.blocks.end()
+        except Exception as latched:
+            return self.error or latched
         return self.error
 
 
@@ -215,7 +212,10 @@ class CpuExecutor(BlockExecutor[CpuRun]):
             if run is None:
                 self._launch_new(job, quota, placement.plain)
             elif self._may_launch_again(run):
-                self._launch_again(run, quota)
+                run.quota = quota
+                run.leave = False
+                run.write(STOP, 0)
+                self._go(run)
             else:
                 raise self._runs_already(job)
 
@@ -225,9 +225,9 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         with self._lock:
             run = self._running(job)
             run.leave = True
-            if run.phase in (Phase.RUNNING, Phase.STOPPING):
+            if run.phase is Phase.RUNNING and not run.whole:
                 run.phase = Phase.STOPPING
-                run.write(STOP, 1)
+                run.write(STOP, NEVER)
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """See `Executor`. A task that is leaving, or that runs whole, takes no notice; threads have no age."""
@@ -260,7 +260,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         if run is None:
             return HAND_OVER
         now = self.now()
-        return HAND_OVER + (run.rest(now) if run.phase is Phase.WHOLE else run.block_seconds(now))
+        return HAND_OVER + (run.rest(now) if run.whole else run.block_seconds(now))
 
     def poll(self) -> list[Ended | Stopped]:
         """See `Executor`."""
@@ -300,9 +300,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
             if run.phase is not Phase.STOPPED:
                 raise errors.SchedulerError(f"task {job.task.name!r} runs: preempt it first", task=job.task.name)
             del self._runs[job]
-            left = self._gone(run)
-        if left:
-            run.end()
+        run.end()
 
     def abandon(self, job: Job, error: BaseException) -> None:
         """See `Executor`. A thread that never leaves its block is lost, and keeps its core until the process ends."""
@@ -310,7 +308,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
             run = self._running(job)
             if run.phase in (Phase.STOPPED, Phase.ENDING, Phase.GONE):
                 return
-            left = self._gone(run)
+            self._gone(run)
             self._say(Ended(job, self.now(), error))
             going_on = [other for other in self._runs.values() if other.phase is not Phase.GONE]
             others = {id(a) for other in going_on for a in other.blocks.participants}
@@ -319,8 +317,6 @@ class CpuExecutor(BlockExecutor[CpuRun]):
             # its waits for storage end at once; those of other tasks on the same arrays must not
             if id(argument) not in others:
                 argument.abort(run.blocks.flag)
-        if left:
-            run.end()
 
     def close(self) -> None:
         """See `Executor`. Blocks that run may end; after `patience` seconds their waits for storage are cut short."""
@@ -361,10 +357,8 @@ class CpuExecutor(BlockExecutor[CpuRun]):
             elif run.leave:
                 ends = self._stopped(run)
             else:
-                run.phase = Phase.RUNNING
-                run.mark(self.now())
-                run.write(TARGET, run.quota)
-                ends = self._fill(run)
+                ends = False
+                self._go(run)
         if ends:
             self._end(run)
 
@@ -387,16 +381,6 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         if ends:
             self._end(run)
 
-    def _whole(self, run: CpuRun) -> None:
-        try:
-            run.run_whole()
-        except BaseException as failure:  # told to the scheduler
-            run.error = failure
-        with self._lock:
-            if run.phase is not Phase.GONE:
-                self._ending(run)
-        self._end(run)
-
     def _end(self, run: CpuRun) -> None:
         """End the arguments, then report it, unless the run was given up."""
         error = run.end()
@@ -418,29 +402,28 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         except Exception as error:
             self._say(Ended(job, self.now(), error))
             return
-        whole = plain or not blocks.preemptible
-        run = self._runs[job] = CpuRun(job, blocks, quota, whole)
-        run.mark(self.now())
-        self._pool.run((lambda: self._whole(run)) if whole else (lambda: self._prepare(run)))
+        run = self._runs[job] = CpuRun(job, blocks, quota, plain or not blocks.preemptible)
+        if run.whole:
+            self._go(run)
+        else:
+            run.inside = True
+            self._pool.run(lambda: self._prepare(run))
 
-    def _launch_again(self, run: CpuRun, quota: int) -> None:
-        run.quota = quota
-        run.leave = False
+    def _go(self, run: CpuRun) -> None:
+        """Let blocks go, or the whole kernel."""
         run.phase = Phase.RUNNING
         run.mark(self.now())
-        run.write(TARGET, quota)
-        run.write(STOP, 0)
+        run.write(TARGET, run.quota)
         self._fill(run)
 
-    def _fill(self, run: CpuRun) -> bool:
+    def _fill(self, run: CpuRun) -> None:
         """Give a thread to every free slot of the quota, as far as there are blocks for them."""
-        unclaimed = run.blocks.blocks - run.claimed
+        unclaimed = (0 if run.slots else 1) if run.whole else run.blocks.blocks - run.claimed
         for slot in range(run.quota):
             if unclaimed > 0 and slot not in run.slots:
                 self._pool.run(lambda slot=slot: self._work(run, slot))  # type: ignore[misc]
                 run.slots.add(slot)
                 unclaimed -= 1
-        return False
 
     def _settle(self, run: CpuRun) -> bool:
         """Decide what follows when the last thread of a run has left."""
@@ -465,7 +448,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
 
     def _ending(self, run: CpuRun) -> bool:
         # a kernel that runs whole may have been compiled meanwhile
-        if run.phase is Phase.RUNNING or (run.phase is Phase.WHOLE and isinstance(run.job.task.launch, Call)):
+        if run.phase is Phase.RUNNING and (not run.whole or isinstance(run.job.task.launch, Call)):
             run.seconds = self.now() - run.since
         run.phase = Phase.ENDING
         run.inside = True
@@ -473,7 +456,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
 
     def _gone(self, run: CpuRun) -> bool:
         """Give a run up, unless its end is under way; return whether the caller must end its arguments."""
-        run.write(STOP, 1)
+        run.write(STOP, NEVER)
         if run.phase is not Phase.ENDING:
             run.phase = Phase.GONE
         return not run.busy

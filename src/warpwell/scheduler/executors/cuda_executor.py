@@ -12,14 +12,17 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
                                           │ all workers have left
                                           └──► Stopped
 
-- Workers are launched as blocks of the hardware; they take blocks of the task from a cursor in device memory. A
-  preemption sets a flag, which each worker sees before its next claim; the cursor is all that is kept.
-- Shrinking raises a number, and workers below it leave: the oldest. Growing waits until as many have left as were to,
-  then launches those that are missing: a quota is never exceeded.
-- Workers are relieved by raising the number to that of the next worker, and launching others in the same stream, which
-  begin as those leave: they are younger than all that was launched meanwhile.
-- What runs whole is given to a line (`targets.gpu.lines`), whose thread launches it and notes its end. Several may be
-  in one line, one behind the other; what that thread has not launched yet still leaves when it is asked to.
+- A launch is given to a line (`targets.gpu.lines`), whose thread launches it and notes its end. Several tasks may be in
+  one line, one behind the other: the GPU begins the next one without the host.
+- Workers are launched as blocks of the hardware; they take blocks of the task from a cursor in device memory, which is
+  all that is kept. Each looks at a number before it claims a block, and leaves if its own is below: a preemption sets
+  it to that of the next worker. What was launched again has larger numbers.
+- Shrinking raises the number by as many as are to leave: the oldest. Growing launches those that are missing in another
+  line, which the GPU holds up until those that were to leave have left: a quota is never exceeded.
+- Workers are relieved by a preemption and others in the same line, which begin as those leave: they are younger than
+  all that was launched meanwhile.
+- Tasks that are behind workers must come behind the youngest of them. So where workers are launched, those behind leave
+  first, and are launched once more.
 """
 
 from __future__ import annotations
@@ -31,14 +34,15 @@ from dataclasses import replace
 from typing import Any
 
 from ... import errors
-from ...targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, STOP, fresh
+from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
 from ...targets.gpu.gpu import Gpu
-from ..executor import Capacity, Ended, Machine, Stopped
+from ...targets.gpu.lines import NOTHING, Line
+from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
-from .cuda_launch import Ahead, Order, Pace
-from .cuda_run import CudaRun, lost_with
+from .cuda_launch import Ahead, Order, Pace, Records
+from .cuda_run import CudaRun, Relief, lost_with
 from .threads import Threads
 
 SHORT = 20e-6
@@ -57,14 +61,14 @@ GATHER = 200e-6
 """Seconds between two returns of `wait`, while lines have ten times as much to do: who waits for a task of a train
 hears so much later of its end, and the device is not kept from anything."""
 
-PAUSE, PATIENT = 20e-6, 2e-3
-"""Seconds between two looks after that, at the least, and as a part of what has been waited; a millisecond at most."""
+REST = 2.0
+"""The same, in times of what the scheduler did since the last one: where Python is slow, other threads want it, too."""
+
+SOME = 64
+"""Rows that a line has left where workers relieve others in it."""
 
 LEVELS = 8
 """Priorities of streams, at most."""
-
-RECORDS = 4096
-"""Tasks that may have begun and not ended."""
 
 
 class CudaExecutor(BlockExecutor[CudaRun]):
@@ -92,9 +96,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
             memory=gpu.free_memory() if memory is None else memory, clock=gpu.clock, modes=("drain",),
         ))  # fmt: skip
-        # one block of memory for all: to free memory waits for every kernel that runs
-        self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
-        self._records = [self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS)]
+        self._records = Records(gpu)
         self._helpers = Threads("warpwell-gpu")
         self._finished: list[tuple[CudaRun, BaseException | None]] = []
         self._prepared: list[tuple[CudaRun, BaseException | None]] = []
@@ -103,7 +105,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._busy: list[Any] = []
         self._seen = 0
         self._timers: list[tuple[int, int]] = []
-        self._looked: dict[CudaRun, None] = {}
         self._told = self._returned = 0.0
         self._lost: BaseException | None = None
         self._thread = -1
@@ -150,10 +151,18 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def launch_behind(self, job: Job, placement: Placement, other: Job) -> bool:
         """See `Executor`. Nothing may have to be copied or compiled for it."""
+        self._check_quota(placement.workers)
         before, run = self._runs.get(other), self._runs.get(job)
         line = None if before is None else before.line
-        if line is None or not line.room:
+        if before is None or line is None or not line.room:
             return False
+        pattern = job.task.pattern
+        # an end of one that is alike is told at once
+        alike = pattern is not None and pattern.forms is not None and not before.count and before.after is None
+        if run is None and placement.plain and alike:
+            return self.launch_train([job], placement, other) == 1  # nothing has to be begun
+        if run is not None and run.alike and not placement.plain:
+            run = None
         if run is None:
             run = self._ahead.take(job, placement)
             if run.blocks is None and not (
@@ -162,34 +171,120 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 return False  # a failure comes out of its launch
         else:
             run.placement, run.leave = placement, False
-        row = run.row
+        if before.phase is Phase.STOPPING and not before.waits:  # the room of each worker that leaves is its own
+            self._runs[job] = run
+            run.comes_after(before)
+            self._start(run)
+            return True
+        workers = run.form == "workers"
+        row = self._workers_row(run) if workers else run.row
         if row is None:
             if job not in self._runs:
+                self._give_record(run)
                 self._ahead.keep(run)
             return False
         self._runs[job] = run
         run.phase, run.behind = Phase.RUNNING, True
-        self._enqueue(run, line, row, None)
+        if before.count or before.after:  # workers may be in several lines; the rows of one line end in order
+            run.comes_after(before)
+        self._push(run, line, row, workers)
         return True
+
+    def relieve_when(self, mate: Job, job: Job) -> bool:
+        """See `Executor`.
+
+        Their relief waits in a line for the workers of `mate` to have left. Another line waits for the first worker of
+        `job`, and then makes them leave. If they leave before, by themselves or as the host says, that is late and does
+        nothing; if `job` is withdrawn, it is let go.
+        """
+        run, begins = self._runs.get(mate), self._runs.get(job)
+        if (
+            run is None or begins is None or run.phase is not Phase.RUNNING or begins.phase is not Phase.RUNNING
+            or not run.count or not begins.count or run.waits or self._is_followed(run)
+        ):  # fmt: skip
+            return False
+        self._settle(run)
+        row = self._workers_row(run)
+        line = self._next_line(run) if row is not None and begins.is_launched() else None
+        other = None if line is None else self._next_line(run)
+        if line is None or other is None:
+            return False  # the line is given back when something else ends
+        relief = Relief(run, run.top)
+        run.reliefs = [*run.reliefs, relief]
+        self._gpu.wait_word(line.stream, begins.control + 8 * BEGUN, begins.top - begins.count - begins.never + 1)
+        self._gpu.write_word(line.stream, run.control + 8 * STOP, relief.floor)
+        line.push(NOTHING, 0.0, relief)
+        self._launch_more(run, row, other, run.top, told=False)
+        return True
+
+    def _settle(self, run: CudaRun) -> None:
+        """Relieve a run now if it is to be relieved later: then its workers are those that were launched last."""
+        if run.reliefs and run.floor < run.reliefs[-1].floor:
+            self._leave(run, run.reliefs[-1].floor)
 
     def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
         """See `Executor`."""
         before, task = self._runs.get(other), jobs[0].task
         line = None if before is None else before.line
         forms = None if task.pattern is None else task.pattern.forms
-        if line is None or forms is None or any([job in self._runs for job in jobs]):
+        if (
+            before is None or line is None or before.count or before.after or forms is None
+            or not self._runs.keys().isdisjoint(jobs)
+        ):  # fmt: skip
             return super().launch_train(jobs, placement, other)
         jobs = jobs[: line.room]
-        runs = [CudaRun(job, placement) for job in jobs]
-        blocks = task.launch.cut(task.arguments, self._gpu.device)
+        run = CudaRun(jobs[0], placement)
+        run.blocks = task.launch.cut(task.arguments, self._gpu.device)
         self._gpu.wait_default()  # as `begin` does for each of the others
-        first = line.push_alike(forms.plain_row(), task.profile.seconds or 0.0, runs)
-        for ticket, run in enumerate(runs, first):
-            run.blocks, run.forms, run.line, run.ticket = blocks, forms, line, ticket
-            run.phase, run.behind, run.alike = Phase.RUNNING, True, True
+        run.ticket = line.push_alike(forms.plain_row(), task.profile.seconds or 0.0, [run] * len(jobs))
+        run.forms, run.line, run.jobs = forms, line, jobs
+        run.phase, run.behind, run.alike = Phase.RUNNING, True, True
         self._ahead.drop(*jobs)
-        self._runs.update(zip(jobs, runs, strict=True))
+        self._runs.update(dict.fromkeys(jobs, run))
         return len(jobs)
+
+    def _alone(self, train: CudaRun, index: int) -> CudaRun:
+        """Give a job of a train a run of its own: the next one, or one that has ended."""
+        assert train.jobs is not None
+        run = CudaRun(train.jobs[index], train.placement)
+        run.blocks, run.forms, run.phase, run.alike = train.blocks, train.forms, Phase.ENDING, True
+        if index >= train.ended:
+            self._runs[run.job] = run
+            run.line, run.ticket, run.rows = train.line, train.ticket + index, 1
+            run.phase, run.behind = Phase.RUNNING, True
+            self._passes(train, 1)
+        return run
+
+    @staticmethod
+    def _passes(train: CudaRun, count: int) -> None:
+        """Note that the next ones of a train have ended, or have runs of their own."""
+        assert train.jobs is not None
+        train.ended += count
+        if train.ended == len(train.jobs):
+            train.line, train.phase = None, Phase.ENDING
+
+    def _apart(self, train: CudaRun) -> None:
+        """Give each job of a train that has not ended a run of its own."""
+        assert train.jobs is not None
+        line, first = train.line, train.ended
+        if line is not None:
+            line.change_owners(train, [self._alone(train, k) for k in range(first, len(train.jobs))])
+
+    def _all_apart(self) -> None:
+        """Do it with all trains."""
+        for train in {run for run in self._runs.values() if run.jobs is not None}:
+            self._apart(train)
+
+    def _running(self, job: Job) -> CudaRun:
+        """See `BlockExecutor`."""
+        run = super()._running(job)
+        if run.jobs is None:
+            return run
+        index = run.jobs.index(job)
+        if index < run.ended:
+            return self._alone(run, index)  # it was not polled yet
+        self._apart(run)
+        return self._runs[job]
 
     def words(self, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
         """See `Executor`."""
@@ -209,45 +304,49 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.leave = True
         if run.phase is not Phase.RUNNING:
             return
-        if run.form == "workers":
+        if run.behind and self._withdraw(run):
+            if not run.rows:
+                run.line, run.phase = None, Phase.STOPPED
+                run.leaves_order()
+                if run.count:  # what waits for it to begin is let go
+                    self._gpu.set_word(run.control + 8 * BEGUN, NEVER)
+                self._events.append(Stopped(job, self._time(), run.done))
+                return
+        if run.count:
             run.phase = Phase.STOPPING
-            self._gpu.set_word(run.control + 8 * STOP, 1)
-        elif run.behind and run.line is not None and run.line.withdraw(run.ticket):
-            run.line, run.phase = None, Phase.STOPPED
-            self._events.append(Stopped(job, self._time(), 0))
+            self._leave(run, run.top)
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """See `Executor`. What runs whole takes no notice."""
         self._check_quota(workers)
         run = self._running(job)
         run.placement = replace(run.placement, workers=workers)
-        if run.phase is Phase.RUNNING and run.form == "workers":
-            run.quota = run.most()
-            if younger:
+        if run.phase is Phase.RUNNING and run.count:
+            self._settle(run)
+            quota, now = run.most(), run.top - run.floor
+            if self._is_followed(run):
+                younger = False  # what runs whole and is on the GPU behind them would come before those that relieve
+            if younger or (quota > now and run.waits):
                 self._relieve(run)
-            elif run.quota < run.target:
-                run.target = run.quota
-                if run.floor < run.top - run.quota:
-                    run.floor = run.top - run.quota
-                    self._gpu.set_word(run.control + 8 * FLOOR, run.floor)
-            elif run.quota > run.target:
+            elif quota < now:
+                self._leave(run, run.top - quota)
+            else:
                 self._grow(run)
 
     def progress(self, job: Job) -> int:
         """See `Executor`. What runs whole has ended no block until it has ended all."""
         run = self._runs.get(job)
-        if run is not None and run.runs and run.form == "workers":
-            words = self._gpu.read_words(run.control, CONTROL_WORDS)
-            run.done = min(int(words[DONE]), run.blocks.blocks if run.blocks else 0)
+        if run is not None and run.runs and run.count:
+            run.done = max(run.done, self._records.progress(run.control))
         return job.done if run is None else run.done
 
     def claimed(self, job: Job) -> int:
         """See `Executor`. What runs whole because it is short has claimed all of its blocks."""
         run = self._runs.get(job)
-        if run is None or not run.runs or not (run.short or run.form == "workers"):
+        if run is None or not run.runs or not (run.short or run.count):
             return self.progress(job)
         assert run.blocks is not None
-        words = [run.blocks.blocks] if run.form == "plain" else self._gpu.read_words(run.control + 8 * CURSOR, 1)
+        words = [run.blocks.blocks] if not run.count else self._gpu.read_words(run.control + 8 * CURSOR, 1)
         return min(int(words[0]), run.blocks.blocks)
 
     def cost(self, victim: Job, stays: Sequence[Job]) -> float:
@@ -263,9 +362,9 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`."""
         run = self._runs.pop(job, None)
         self._ahead.drop(job)
-        if run is not None:
+        if run is not None and run.jobs is None:
             self._give_record(run)
-            self._helpers.run(lambda: self._end(run, report=False))
+            self._helpers.run(lambda: self._end(run))
 
     def poll(self) -> list[Ended | Stopped]:
         """See `Executor`. What there was to say when the GPU was lost is said first."""
@@ -283,8 +382,6 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             for run, error in prepared:
                 self._ready(run, error)
             fault = self._reap()
-            for run in list(self._looked):
-                self._look(run)
         except errors.DeviceNotFoundError as error:
             fault = error
         with self._lock:
@@ -304,10 +401,31 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         self._seen = self._lines.news
         began, told, last = self._began, self._told, None
         for line in list(self._busy):
-            for run, status, _, ended in line.reap():
+            found = line.reap()
+            k = 0
+            while k < len(found):
+                run, status, _, ended = found[k]
+                k += 1
+                if type(run) is Relief:
+                    self._relieved(run)
+                    continue
+                if run.jobs is not None and not status:
+                    times = [max(told, ended - began)]
+                    while k < len(found) and found[k][0] is run and not found[k][1]:
+                        times.append(max(told, found[k][3] - began))
+                        k += 1
+                    last = times[-1]
+                    jobs = run.jobs[run.ended : run.ended + len(times)]
+                    self._events.append(EndedAlike(jobs[0], times[0], jobs=jobs, times=times))
+                    self._passes(run, len(times))
+                    continue
+                if run.jobs is not None:
+                    run = self._alone(run, run.ended)
+                if run.line is line and line.told > run.ticket:
+                    run.line = None
                 if status < 0:
                     continue  # it was withdrawn, and may be in another line by now
-                run.line = None
+                run.rows -= 1
                 if run.alike and not status:
                     run.phase, last = Phase.ENDING, max(told, ended - began)
                     self._events.append(Ended(run.job, last))
@@ -317,20 +435,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                     if not isinstance(failure, errors.ArgumentError):
                         return failure
                     run.error = failure
-                    self._finish(run)
-                    continue
-                if run.pair is not None:
-                    run.seconds = self._gpu.between(*run.pair)
-                    self._timers.append(run.pair)
-                    run.pair = None
-                if run.blocks.ends_at_once:
-                    run.phase = Phase.ENDING
-                    run.done = run.blocks.blocks
-                    run.blocks.end()
-                    self._give_record(run)
-                    self._events.append(Ended(run.job, self._pace.freed(max(told, ended - began)), None, run.seconds))
-                else:
-                    self._finish(run)
+                    if run.count:  # others may wait for them to begin or to leave
+                        self._leave(run, run.top)
+                        for word in (BEGUN, LEFT):
+                            self._gpu.set_word(run.control + 8 * word, NEVER)
+                if not run.rows:
+                    self._left(run, max(told, ended - began))
             if line.empty:
                 self._busy.remove(line)
                 self._lines.give(line)
@@ -338,18 +448,56 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             self._pace.freed(last)
         return None
 
+    def _relieved(self, relief: Relief) -> None:
+        """Note that the workers of a run were told to leave, or would have been."""
+        run = relief.run
+        run.reliefs = [its for its in run.reliefs if its is not relief]
+        run.floor = max(run.floor, relief.floor)
+        if run.gave and not run.reliefs:
+            self._records.give(run.gave)
+
+    def _left(self, run: CudaRun, time: float) -> None:
+        """Act on that nothing of a run is on the GPU any more."""
+        if run.after is not None and run.after.runs:
+            return  # it is told behind that one
+        then = run.leaves_order()
+        blocks = run.blocks
+        assert blocks is not None
+        run.kept = []
+        pair, run.pair = run.pair, None
+        if pair is not None:
+            if run.error is None and not run.several:
+                run.seconds = self._gpu.between(*pair)
+            self._timers.append(pair)
+        run.done = blocks.blocks
+        if run.error is None and run.count and run.floor == run.top:  # all were to leave, blocks left or none
+            run.gone = run.top
+            run.done = min(int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0]), blocks.blocks)
+        if run.done < blocks.blocks:
+            run.seconds = None
+            if run.phase is Phase.STOPPING:
+                run.phase = Phase.STOPPED
+                self._events.append(Stopped(run.job, self._pace.freed(time), run.done))
+            else:  # the launch of those that were to relieve them failed
+                self._start(run)
+        else:
+            self._finish(run, time)
+        for its in then:
+            if its.runs and not its.rows:
+                self._left(its, time)
+
     def wait(self, until: float | None) -> None:
-        """See `Executor`. Ends of kernels that run whole wake it; for the others it looks often."""
+        """See `Executor`. Ends wake it."""
         self._enter()
-        lines, began = self._lines, self._time()
-        if not self._looked and self._busy and min([line.seconds for line in self._busy]) > 10 * GATHER:
+        lines = self._lines
+        left = min([line.seconds for line in self._busy], default=0.0)
+        if left > 10 * GATHER:
             # the device is busy for long: many ends together cost little more than one
-            lines.watch(self._seen, 0.0, 0.0, self._began + min(self._returned + GATHER, until or math.inf))
+            now = self._time()
+            soonest = max(self._returned + GATHER, now + min(REST * (now - self._returned), left / 10))
+            lines.watch(self._seen, 0.0, 0.0, self._began + min(soonest, until or math.inf))
         while not lines.woken:
-            if (
-                lines.news != self._seen or self._prepared or self._finished
-                or any([run.arrived(self._gpu) for run in self._looked])
-            ):  # fmt: skip
+            if lines.news != self._seen or self._prepared or self._finished:
                 self._advance()
             now = self._time()
             if self._events or (until is not None and now >= until) or (until is None and not self._runs):
@@ -357,14 +505,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             if self._ahead.step(self._runs):
                 continue
             latest = now + 1.0 if until is None else until
-            if not self._looked:
-                lines.watch(self._seen, self._began + latest, SPIN)
-            elif now - began < SPIN:
-                lines.watch(self._seen, 0.0, SPIN)  # a pause of any length takes as long as a short kernel
-            else:
-                # what takes long may be noticed later: looking takes time, and the lock, from the program's threads
-                pause = min(1e-3, max(PAUSE, PATIENT * (now - began)))
-                lines.watch(self._seen, self._began + min(latest, now + pause), 0.0)
+            lines.watch(self._seen, self._began + latest, SPIN)
         lines.rest()
         self._returned = self._time()
 
@@ -377,23 +518,23 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         if self._closed:
             return
         self._closed = True
+        self._all_apart()
         if self._lost is None:
             for run in self._runs.values():
-                if run.line is not None:
-                    run.line.withdraw(run.ticket)
-                elif run.control and run.form == "workers":
-                    self._gpu.set_word(run.control + 8 * STOP, 1)
+                if run.behind:
+                    self._withdraw(run)
+                if run.control:
+                    # workers leave, those that have not begun too; and nobody waits for what is not launched any more
+                    for word in (FLOOR, BEGUN, LEFT):
+                        self._gpu.set_word(run.control + 8 * word, NEVER)
                 if run.blocks is not None:
                     run.blocks.abort()
         self._lines.close()
         if self._lost is None:
-            for run in self._runs.values():
-                if run.stream is not None:
-                    self._gpu.synchronize(run.stream)
             for line in self._busy:
                 self._gpu.synchronize(line.stream)
         for run in self._runs.values():
-            self._end(run, report=False)
+            self._end(run)
         self._runs.clear()
         self._helpers.close()
         if self._lost is None:
@@ -446,7 +587,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             return
         if error is not None:
             run.error = error
-            self._finish(run)
+            self._finish(run, self._time())
             return
         assert run.blocks is not None
         if run.leave and run.form != "plain":
@@ -457,42 +598,51 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def _start(self, run: CudaRun) -> None:
         """Launch a task from its first block that has not been claimed."""
-        blocks, placement = run.blocks, run.placement
-        assert blocks is not None
+        assert run.blocks is not None
         run.phase = Phase.RUNNING
-        row = run.row
-        line = None if row is None else self._lines.take(max(0, min(placement.priority, LEVELS)))
-        run.behind = False
-        if line is not None:
-            self._busy.append(line)
+        run.behind = run.several = False
+        line, own = self._line(run.placement.priority)
+        if own:
             self._order.keep(run, line.stream, self._time())
-            self._enqueue(run, line, row, self._timer() if run.timed else None)
-            return
-        if not run.control:
-            run.control = self._records.pop(0)  # not the last one: a stream may still wait for a word in it
-        run.stream = self._gpu.stream(placement.priority)
-        self._looked[run] = None
-        self._order.keep(run, run.stream, self._time())
-        if run.form == "plain":
-            run.begins(self._gpu)
-            run.forms.start_plain(run.stream)
-            run.events = [run.mark(self._gpu)]
-            return
-        seconds = run.block_seconds
-        run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
-        run.quota = run.most()
-        run.target = run.quota
-        run.launched, run.floor = 0, run.top
-        words = fresh(run.done, run.floor)
-        self._gpu.set_words(run.stream, run.control, words if run.top == 0 else words[:DONE])
-        run.begins(self._gpu)
-        self._work(run, run.done)
+        workers, pair = run.form == "workers", self._timer() if run.timed else None
+        timer = pair
+        row = self._workers_row(run) if workers else run.row
+        if row is None:  # its arguments are no words, or it is no kernel
+            if pair is not None:
+                self._gpu.record(pair[0], line.stream)
+                timer = (0, pair[1])
+            if workers:
+                run.forms.start(run.control, run.top, run.wanted, line.stream, run.chunk)
+            else:
+                run.forms.start_plain(line.stream)
+            row = NOTHING
+        self._push(run, line, row, workers, timer)
+        run.pair = pair
+        self._order.began(run, self._time())
 
-    def _enqueue(self, run: CudaRun, line: Any, row: Any, timer: tuple[int, int] | None) -> None:
-        """Give a run to a line."""
-        run.line, run.pair = line, timer
+    def _line(self, priority: float) -> tuple[Line, bool]:
+        """Return a line, and whether it is empty: where all are busy, one of them."""
+        line = self._lines.take(max(0, min(priority, LEVELS)))
+        if line is None:
+            return max(self._busy, key=lambda line: line.room), False
+        self._busy.append(line)
+        return line, True
+
+    def _push(self, run: CudaRun, line: Line, row: Any, workers: bool, timer: tuple[int, int] | None = None) -> None:
+        """Give a run to a line: workers, as `wanted` says, or the kernel as it is."""
         task = run.job.task
-        run.ticket = line.push(row, task.profile.seconds or 0.0, run, timer or (0, 0))
+        if run.rows:
+            run.several = True
+        else:
+            run.pair, run.kept = None, []
+        run.count = run.wanted if workers else 0
+        # workers are not held back, so that those who relieve them or come behind need no host
+        expected = 0.0 if workers else task.profile.seconds or 0.0
+        run.ticket = line.push(row, expected, run, timer or (0, 0))
+        run.line = line
+        run.rows += 1
+        run.kept.append(row)
+        run.top += run.count
         if task.pattern is not None and task.pattern.forms is None and getattr(run.forms, "lasting", False):
             task.pattern.forms = run.forms
 
@@ -500,115 +650,153 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """Return two events with times."""
         return self._timers.pop() if self._timers else (self._gpu.new_event(True), self._gpu.new_event(True))
 
-    def _work(self, run: CudaRun, claimed: int) -> None:
-        """Launch workers as the placement says, behind all that the run's stream has; `claimed` blocks are not left."""
+    def _workers_row(self, run: CudaRun, count: int | None = None) -> Any:
+        """Return what launches so many workers, by default as many as the placement says, and set `wanted`.
+
+        None where the kernel's arguments are no words.
+        """
         assert run.blocks is not None
-        run.start_workers(min(run.quota, -(-(run.blocks.blocks - claimed) // run.chunk)), run.stream)
-        run.events = [*run.events, run.mark(self._gpu)]
+        if not run.control:
+            run.control = self._records.take(run.blocks.blocks)
+        seconds = run.block_seconds
+        run.chunk = max(1, min(16, int(SHORT / seconds))) if seconds else 1
+        needed = -(-(run.blocks.blocks - run.done) // run.chunk)
+        run.wanted = max(1, min(run.most() if count is None else count, needed))
+        return run.forms.workers_row(run.control, run.top, run.wanted, run.chunk)
+
+    def _grow(self, run: CudaRun) -> None:
+        """Launch the workers that a larger quota wants."""
+        assert run.blocks is not None
+        now = run.top - run.floor
+        missing = min(run.most(), run.blocks.blocks) - now
+        if missing > 0:
+            line = self._next_line(run)
+            if line is not None:
+                self._launch_more(run, self._workers_row(run, missing), line, run.floor)
 
     def _relieve(self, run: CudaRun) -> None:
         """Make all workers leave at the end of their blocks, and those that the placement wants now come after them."""
-        assert run.blocks is not None
-        while run.events and self._gpu.done(run.events[0]):
-            run.last = run.events.pop(0)
-        run.target, run.base, run.launched, run.floor = run.quota, run.top, 0, run.top
+        row, line = self._workers_row(run), run.line
+        # of one line they come one behind the other; else they wait for the others to have left
+        same = row is not None and line is not None and (run.rows == 1 or run.waits)
+        same = same and line.room > SOME + len(self._behind(run))
+        if not same:
+            line = self._next_line(run)
+        if line is not None:
+            self._launch_more(run, row, line, run.top)
+
+    def _next_line(self, run: CudaRun) -> Line | None:
+        """Return an empty line for more workers of a run; None where there is none, or launches are held back.
+
+        Streams may share a queue of the GPU. So one may wait only for what was launched before: what is launched behind
+        a wait may come behind it.
+        """
+        line = self._lines.take(max(0, min(run.placement.priority, LEVELS))) if run.is_launched() else None
+        if line is not None:
+            self._busy.append(line)
+        return line
+
+    def _launch_more(self, run: CudaRun, row: Any, line: Line, floor: int, told: bool = True) -> None:
+        """Launch more workers, once those below a number have left; what is behind the run comes behind them.
+
+        They are told to leave, unless another tells them (`told`).
+        """
+        own = line is not run.line
+        again = []
+        for its in reversed(self._behind(run)):  # the last one first: none is to begin in the place of one before it
+            if self._withdraw(its) or its.count:
+                again.append(its)
+            if its.count and its.rows:
+                self._leave(its, its.top)
+        if told and floor > run.floor:
+            self._leave(run, floor)
+        if own:
+            if floor > run.gone:
+                self._gpu.wait_word(line.stream, run.control + 8 * LEFT, floor - run.never)
+            for its in again:
+                if its.rows and its.count:  # they stay in their line, and are not to run beside those that come
+                    self._gpu.wait_word(line.stream, its.control + 8 * FLOOR, its.floor)
+        if row is None:
+            run.forms.start(run.control, run.top, run.wanted, line.stream, run.chunk)
+            row = NOTHING
+        self._push(run, line, row, True)
+        for its in reversed(again):
+            workers = bool(its.count)
+            self._push(its, line, self._workers_row(its) if workers else its.row, workers)
+
+    def _behind(self, run: CudaRun) -> list[CudaRun]:
+        """Return the runs that are behind one in its line, in order."""
+        if run.line is None:
+            return []
+        for train in {its for its in self._runs.values() if its.jobs is not None and its.line is run.line}:
+            self._apart(train)
+        found = [
+            its for its in self._runs.values()
+            if its.line is run.line and its.ticket > run.ticket and its.phase is Phase.RUNNING
+        ]  # fmt: skip
+        return sorted(found, key=lambda its: its.ticket)
+
+    def _is_followed(self, run: CudaRun) -> bool:
+        """Return whether a kernel that runs whole is behind a run, and cannot be withdrawn."""
+        return any(not its.count and not its.line.withdrawable(its.ticket) for its in self._behind(run))
+
+    def _withdraw(self, run: CudaRun) -> bool:
+        """Withdraw the last launch of a run from its line, if it was not launched."""
+        if run.line is None or not run.line.withdraw(run.ticket):
+            return False
+        run.rows -= 1
+        if run.count:  # nobody has their numbers: for those who have none but these, all below the next have left
+            run.never += run.count
+            run.floor = run.top
+        return True
+
+    def _leave(self, run: CudaRun, floor: int) -> None:
+        """Make workers below a number leave at the end of their blocks."""
+        run.floor = max(run.floor, floor)
         self._gpu.set_word(run.control + 8 * FLOOR, run.floor)
-        if run.side is not None:
-            for event in run.events:
-                self._gpu.after(run.stream, event)
-        claimed = int(self._gpu.read_words(run.control + 8 * CURSOR, 1)[0])
-        if claimed < run.blocks.blocks:
-            self._work(run, claimed)
-        elif not run.events:  # it has ended since it was polled: something must still say so
-            run.events = [run.mark(self._gpu)]
 
-    def _look(self, run: CudaRun) -> None:
-        """Read the progress of a run, and act on it."""
-        if not all(self._gpu.done(event) for event in run.events):
-            if run.phase is Phase.RUNNING and run.form == "workers" and run.quota > run.target:
-                self._grow(run)
-            return
-        blocks = run.blocks
-        if run.form == "plain":
-            self._finish(run)
-            return
-        assert blocks is not None
-        words = self._gpu.read_words(run.control, CONTROL_WORDS)
-        run.base = int(words[LEFT])
-        run.done = min(int(words[CURSOR]), blocks.blocks)
-        if run.done >= blocks.blocks:
-            self._finish(run)
-        elif run.phase is Phase.STOPPING:
-            self._leave(run)
-        else:  # all left because the quota shrank at the very end of the others' blocks
-            self._release(run)
-            self._start(run)
-
-    def _grow(self, run: CudaRun) -> None:
-        """Launch the workers that a larger quota wants, once those that were to leave have left."""
-        assert run.blocks is not None
-        leaving = run.launched - (run.top - run.floor)
-        # fewer than none have left where those that were relieved have not
-        gone = int(self._gpu.read_words(run.control, CONTROL_WORDS)[LEFT]) - run.base
-        if gone < leaving:
-            return
-        run.base += leaving
-        run.launched -= leaving
-        missing = min(run.quota, run.blocks.blocks) - run.launched
-        if run.side is None:
-            run.side = self._gpu.stream(run.placement.priority)
-        run.target = run.quota
-        if missing > 0:
-            run.start_workers(missing, run.side)
-        run.events = [*run.events, self._gpu.mark(run.side)]
-
-    def _leave(self, run: CudaRun) -> None:
-        self._release(run)
-        run.phase = Phase.STOPPED
-        self._events.append(Stopped(run.job, self._pace.freed(self._time()), run.done))
-
-    def _finish(self, run: CudaRun) -> None:
-        run.ends(self._gpu)
-        self._release(run)
+    def _finish(self, run: CudaRun, time: float) -> None:
+        """End a task of which nothing is on the GPU any more since `time`."""
         run.phase = Phase.ENDING
-        if run.blocks is not None and run.blocks.ends_at_once:
-            self._end(run)
+        if run.blocks is None or run.blocks.ends_at_once:
+            error = self._end(run)
+            self._give_record(run)
+            self._events.append(Ended(run.job, self._pace.freed(time), error, run.seconds))
         else:
-            self._helpers.run(lambda: self._end(run))
+            self._helpers.run(lambda: self._bring_back(run))
 
-    def _release(self, run: CudaRun) -> None:
-        self._looked.pop(run, None)
-        run.events = []
-        run.launched = 0
-        for stream in (run.stream, run.side):
-            if stream is not None:
-                self._gpu.release(stream)
-        run.stream = run.side = None
-
-    def _end(self, run: CudaRun, report: bool = True) -> None:
+    def _bring_back(self, run: CudaRun) -> None:
         """Bring arrays back and end the arguments (a thread of its own)."""
+        self._gpu.enter()
+        error = self._end(run)
+        with self._lock:
+            self._finished.append((run, error))
+        self._lines.nudge()
+
+    @staticmethod
+    def _end(run: CudaRun) -> BaseException | None:
+        """End the arguments; return the task's failure."""
         error = run.error
         try:
-            self._gpu.enter()
             if run.blocks is not None:
                 run.blocks.end()
         except BaseException as failure:  # what device code latched is the task's failure
             error = error or failure
-        if report:
-            with self._lock:
-                self._finished.append((run, error))
-            self._lines.nudge()
+        return error
 
     def _give_record(self, run: CudaRun) -> None:
         if run.control:
-            self._records.append(run.control)
+            if run.reliefs:
+                run.gave = run.control  # a stream may write to it yet
+            else:
+                self._records.give(run.control)
             run.control = 0
 
     def _lose(self, error: BaseException) -> None:
         """Give every run up: after a fault no kernel runs in this process any more."""
         self._lost = error
+        self._all_apart()
         self._events = lost_with(error, self._runs.values(), self._events, self._time())
         told = {event.job for event in self._events}
         self._runs = {job: run for job, run in self._runs.items() if job in told}
-        self._looked.clear()
         self._lines.stop()

@@ -1,13 +1,17 @@
-"""Launches on a GPU: tasks prepared before theirs (`Ahead`), the time it takes (`Pace`), and their order (`Order`)."""
+"""Launches on a GPU: tasks prepared before theirs (`Ahead`), `Records`, the time it takes (`Pace`), and `Order`."""
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Container
 from typing import Any
 
-from ...targets.blocks.control import BEGUN
+import numpy as np
+
+from ... import errors
+from ...targets.blocks.control import BEGUN, CONTROL_WORDS, MIRROR, PINNED_BYTES, fresh, mirror_word
 from ..task import Job, Placement
 from .cuda_run import CudaRun
 
@@ -20,6 +24,12 @@ RELAUNCH = 300e-6
 MOST = 64
 """Tasks that are prepared before they are launched, at most."""
 
+
+RECORDS = 4096
+"""Tasks that may have begun and not ended."""
+
+BATCH = 128 // CONTROL_WORDS
+"""Control records that are reset by one call: the driver takes fewer than 256 words."""
 
 SOON = 1e-3
 """Seconds after a launch in which its workers may not have begun; none has been seen to take as long."""
@@ -76,6 +86,66 @@ class Ahead:
         return run
 
 
+class Records:
+    """Control records for tasks that begin: no launch has to set words before its workers, or to copy any for progress.
+
+    Those of tasks that have ended are reset in the background, and as late as can be: a stream may still be about to
+    look at a word of one (`Order`).
+
+    Parameters
+    ----------
+    gpu : Gpu
+    """
+
+    def __init__(self, gpu: Any) -> None:
+        self._gpu = gpu
+        # one block of memory for all: to free memory waits for every kernel that runs
+        self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
+        self._slab.write(0, np.tile(np.array(fresh(), np.int64), RECORDS))
+        self._told = gpu.allocate_shared(PINNED_BYTES * RECORDS)
+        self._first: int = self._slab.address
+        self._ready: deque[int] = deque(self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS))
+        self._used: deque[int] = deque()
+        self._reset: tuple[Any, list[int]] | None = None
+
+    def take(self, blocks: int) -> int:
+        """Return the address of a record as `fresh` says, for a task of so many blocks."""
+        record = self._next()
+        number = self._number(record)
+        self._told.words[PINNED_BYTES // 8 * number] = 0
+        # workers find it when it is there
+        told = mirror_word(self._told.address + PINNED_BYTES * number, blocks)
+        self._gpu.set_word(record + 8 * MIRROR, told)
+        return record
+
+    def progress(self, record: int) -> int:
+        """Return how many blocks of a record's task have ended, or some less."""
+        return int(self._told.words[PINNED_BYTES // 8 * self._number(record)])
+
+    def _number(self, record: int) -> int:
+        return (record - self._first) // (8 * CONTROL_WORDS)
+
+    def _next(self) -> int:
+        if self._reset is not None and (not self._ready or self._gpu.done(self._reset[0])):
+            event, made = self._reset
+            self._reset = None
+            while not self._gpu.done(event):
+                time.sleep(10e-6)
+            self._ready += made
+        if self._reset is None and self._used and len(self._ready) <= 2 * BATCH:
+            made = [self._used.popleft() for _ in range(min(BATCH, len(self._used)))]
+            self._reset = self._gpu.reset_words(made, fresh()), made
+        if not self._ready and self._reset is not None:
+            return self._next()
+        if not self._ready:
+            raise errors.SchedulerError(f"{RECORDS} tasks have begun and not ended: let some end first")
+        return self._ready.popleft()
+
+    def give(self, record: int) -> None:
+        """Give back the record of a task that has ended."""
+        self._used.append(record)
+
+
 class Pace:
     """How long it takes from the end of a task to the next launch, and the launch itself, as they were so far.
 
@@ -129,14 +199,20 @@ class Order:
     def __init__(self, gpu: Any) -> None:
         self._gpu = gpu
         self._before: weakref.ref[CudaRun] | None = None
+        self._least = 0
         self._at = 0.0
 
     def keep(self, run: CudaRun, stream: Any, now: float) -> None:
         """Put a wait into the stream of a run, where its kernel might come too early. It is launched behind it."""
         before = None if self._before is None else self._before()
-        if before is not None and before is not run and before.runs and now - self._at < SOON:
-            self._gpu.wait_word(stream, before.control + 8 * BEGUN, before.top)
+        if before is None or before is run or not before.runs or now - self._at >= SOON:
+            return
+        # who is more urgent does not wait
+        if run.placement.priority <= before.placement.priority and before.is_launched():
+            self._gpu.wait_word(stream, before.control + 8 * BEGUN, self._least)
+
+    def began(self, run: CudaRun, now: float) -> None:
+        """Note that a run was launched, and not behind another."""
         # one without a quota may find no room for all of its workers for long, and gains nothing by being first
-        first = run.placement.workers is not None and run.form == "workers"
-        self._before = weakref.ref(run) if first else None
-        self._at = now
+        self._before = weakref.ref(run) if run.count and run.placement.workers is not None else None
+        self._least, self._at = run.top - run.never, now

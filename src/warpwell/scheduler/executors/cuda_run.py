@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from ... import errors
 from ...targets.blocks.launch import BlockLaunch
-from ..executor import Ended, Stopped
+from ..executor import Ended, EndedAlike, Stopped
 from ..task import Job, Placement
 from .block_executor import BlockRun, Phase
 
@@ -17,7 +18,7 @@ WHOLE = 100e-6
 
 
 _NONE: list[Any] = []
-"""Of runs whose stream has no event of theirs; nobody adds to it."""
+"""Of runs of which nothing has to be kept; nobody adds to it."""
 
 
 class CudaRun(BlockRun):
@@ -28,34 +29,47 @@ class CudaRun(BlockRun):
     forms: Any = None
     control = 0
     """Address of its control record, 0 before it has one."""
-    stream: Any = None
     line: Any = None
-    """What it was given to, if it runs as it is: a `targets.gpu.lines.Line`."""
+    """The `targets.gpu.lines.Line` that its last launch was given to; None where that has ended."""
     ticket = 0
-    """Its number there."""
+    """Its last number there."""
+    rows = 0
+    """Launches of it in lines that have not ended."""
+    kept = _NONE
+    """What these launch."""
     behind = False
     """Whether it was given to its line behind others, so that it may leave before it begins."""
+    reliefs: list[Relief] = _NONE
+    """Those of its workers that are on their way."""
+    gave = 0
+    """The control record of one that has ended, which is given back when none is."""
+    after: CudaRun | None = None
+    """Of whom is told first, that it has left."""
+    then = _NONE
+    """Those that come after it."""
     alike = False
     """Whether it shares `blocks` with others, which were never begun."""
+    jobs: Sequence[Job] | None = None
+    """Of a train that was launched at once: its jobs, from `ticket` on. They have this run together, each with one row,
+    until one of them is treated by itself."""
+    ended = 0
+    """How many of them have ended."""
     pair: tuple[int, int] | None = None
     """Events before and behind it in its line, if its time is to be measured."""
-    events: list[Any]
-    timer: Any = None
-    """An event before its first block, if the time of the kernel is to be measured."""
-    last: Any = None
-    """The last of `events` that was reached."""
-    side: Any = None
-    """A second stream: the first is busy until all workers that were launched there have left."""
-    launched = 0
-    """Workers that have been launched and not been told to leave, or of whom not all have left yet."""
-    base = 0
-    """`LEFT` when there were no others."""
-    target = 0
-    """Workers that are to stay."""
-    floor = 0
-    """`FLOOR` as it was last set."""
+    several = False
+    """Whether workers were launched more than once since it began: then its time is not known."""
+    count = 0
+    """Workers of the last launch; 0 where it runs whole."""
+    wanted = 0
+    """Workers that are launched next."""
     top = 0
-    """Number of the next worker."""
+    """Number of the next worker: as many were given to lines."""
+    never = 0
+    """Of these, as many were withdrawn before they began."""
+    floor = 0
+    """`FLOOR` as it was last set: workers below it are to leave."""
+    gone = 0
+    """Of these, as many are known to have left."""
     chunk = 1
     done = 0
     resources: Mapping[str, int] = MappingProxyType({})
@@ -63,7 +77,6 @@ class CudaRun(BlockRun):
     def __init__(self, job: Job, placement: Placement) -> None:
         self.job = job
         self.placement = placement
-        self.events = _NONE
 
     @property
     def runs(self) -> bool:
@@ -102,35 +115,28 @@ class CudaRun(BlockRun):
         known = self.job.task.known
         return known is not None and known.wants and not self.done
 
-    def begins(self, gpu: Any) -> None:
-        """Record when its first block begins, if its analyzer wants the kernel's time. It costs an event."""
-        self.timer = gpu.mark(self.stream, True) if self.timed else None
+    @property
+    def waits(self) -> bool:
+        """Whether it is behind others that have not ended."""
+        return self.behind and self.line is not None and self.line.follows(self.ticket, self)
 
-    def mark(self, gpu: Any) -> Any:
-        """Return an event behind all work that its stream has so far."""
-        return gpu.mark(self.stream, self.timer is not None)
+    def is_launched(self) -> bool:
+        """Return whether all that was pushed of it is on the GPU; the thread of the lines is waited for."""
+        return self.line is None or bool(self.line.launched(self.ticket))
 
-    def ends(self, gpu: Any) -> None:
-        """Note the time of the kernel, without copies, if its beginning was recorded."""
-        if self.timer is not None and self.error is None:
-            # one that grew has events of two streams, and was not alone from its beginning
-            last = self.last if not self.events else self.events[0] if len(self.events) == 1 else None
-            self.seconds = None if last is None else gpu.elapsed(self.timer, last)
+    def comes_after(self, other: CudaRun) -> None:
+        """Let its end be told behind that of another."""
+        self.after, other.then = other, [*other.then, self]
 
-    def arrived(self, gpu: Any) -> bool:
-        """Tell whether the executor would find something new of it."""
-        if not self.runs or not self.events:
-            return False
-        try:
-            return self.quota > self.target > 0 or all(gpu.done(event) for event in self.events)
-        except errors.DeviceNotFoundError:
-            return True  # `poll` says so
-
-    def start_workers(self, count: int, stream: Any) -> None:
-        """Launch so many more workers."""
-        self.forms.start(self.control, self.top, count, stream, self.chunk)
-        self.top += count
-        self.launched += count
+    def leaves_order(self) -> list[CudaRun]:
+        """Return those that came after it; they come after who was before it now."""
+        then, self.then = [its for its in self.then if its.after is self], []
+        for its in then:
+            its.after = None
+            if self.after is not None:
+                its.comes_after(self.after)
+        self.after = None
+        return then
 
     def most(self) -> int:
         """Return the workers that it may have, at most as many as can be resident."""
@@ -146,14 +152,32 @@ class CudaRun(BlockRun):
         return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks
 
 
+@dataclass(eq=False)
+class Relief:
+    """Makes workers of a run leave when another has begun, with no host: it owns a launch of nothing in a line.
+
+    Attributes
+    ----------
+    run : CudaRun
+    floor : int
+        Workers below it leave.
+    """
+
+    run: CudaRun
+    floor: int
+
+
 def lost_with(
-    error: BaseException, runs: Iterable[CudaRun], events: Sequence[Ended | Stopped], time: float
+    error: BaseException, runs: Iterable[CudaRun], found: Sequence[Ended | Stopped], time: float
 ) -> list[Ended | Stopped]:
-    """End the runs on a lost GPU; return the events for the scheduler, in place of `events`.
+    """End the runs on a lost GPU; return the events for the scheduler, in place of those `found`.
 
     Tasks that have ended stay ended. A task whose stop was polled is in a queue of the scheduler, which will find out;
     a task whose stop was not polled yet is lost.
     """
+    events: list[Ended | Stopped] = []
+    for event in found:
+        events += event.each() if isinstance(event, EndedAlike) else [event]
     told: list[Ended | Stopped] = [event for event in events if isinstance(event, Ended)]
     ended = {event.job for event in told}
     stopped = {event.job for event in events} - ended

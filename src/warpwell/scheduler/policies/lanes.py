@@ -10,7 +10,7 @@ from typing import Any
 from ... import errors
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Launch, Policy, Preempt, Resize, View
-from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Kind, Placement
+from ..task import COMPUTE, MEMORY, PREEMPTED, RUNNING, Job, Kind, Placement
 from .live import Live, in_order
 from .order import ARRIVAL, at_least_one
 from .sharing import age, at_most, demand, gentlest_mode, plainly, preemptible, quota, rest_of, stopping
@@ -32,11 +32,29 @@ LONGEST = 10e-3
 """The same where nobody has come lately: another thread may keep the scheduler from the interpreter for 5 ms."""
 
 
+BRIEF = 5e-3
+"""Seconds of kernels that are launched as they are where no company waits, for it comes soon enough behind them."""
+
 LONG = 0.25
 """Seconds from which a kernel always runs as workers, so that it can leave and is found if it is stuck."""
 
+DECISIONS = 4
+"""Decisions with their launches, as long as these take, before the end of a lane's kernel, that the next one is chosen
+at the latest."""
+
 WAITS = 12
 """Times that it takes to make room, for which a kernel may wait for another one that it gains little beside."""
+
+ALIKE = 0.2
+"""Sums of rates that differ by less are alike."""
+
+FRESH = 3e-3
+"""Seconds that a window must last that begins with a launch by the host: the launch is in it, and two short kernels
+that gain half were taken for a pair that gains nothing."""
+
+TRIED = 5
+"""Decisions with their launches, as long as these take, that both of a pair take at the least to try another share: of
+shorter ones, the rates are those of how soon the host relieves one."""
 
 LITTLE = 0.1
 """Part of the device that is not worth another kernel."""
@@ -55,6 +73,9 @@ class Lanes(Policy):
     cut, and for `rest` seconds after a pair whose live rates added up to less than `least`. A short kernel that is
     compute-intensive is launched as it is beside a long one of the other class, too: its blocks are always the younger.
 
+    Each lane has its next kernel on the device shortly before the one that runs has ended, so that it does not stand
+    still while the host decides.
+
     In a lane, who waits is ordered by `Standing`. A kernel leaves for one of higher priority if that is sooner than its
     end, and for one of equal priority by the source's test, with the live rates of both pairs. A task that others
     passed too often runs beside whatever runs, so neither lane can starve it.
@@ -69,6 +90,9 @@ class Lanes(Policy):
         Seconds for which a pair that had less is left alone.
     pause : float
         Seconds in which both classes must have been seen: else nothing comes that could be gained by.
+    soon : float
+        Seconds before the end of a lane's kernel at which the next one is launched behind it, at the least; 0: the next
+        one is launched when that has ended.
     most : int
         How often a kernel is made to leave for a better combination, at most.
     patience, slack, lead
@@ -86,23 +110,27 @@ class Lanes(Policy):
     def __init__(
         self,
         *,
-        worthwhile: float = 4.0,
+        worthwhile: float = 3.0,
         least: float = 1.1,
         rest: float = 1.0,
         pause: float = 0.03,
+        soon: float = 1e-3,
         most: int = 8,
         patience: int = 32,
         slack: float = 0.02,
         lead: float = 1.0,
         model: SourceModel = SOURCE,
     ) -> None:
-        for option, value in (("worthwhile", worthwhile), ("least", least), ("rest", rest), ("pause", pause)):
+        for option, value in (
+            ("worthwhile", worthwhile), ("least", least), ("rest", rest), ("pause", pause), ("soon", soon),
+        ):  # fmt: skip
             if not value >= 0:
                 raise errors.ArgumentError(f"{option} is {value}: give 0 or more", name=option)
         self.worthwhile = worthwhile
         self.least = least
         self.rest = rest
         self.pause = pause
+        self.soon = soon
         self.most = at_least_one("most", most)
         self.model = model
         self._standing = Standing(patience, slack, lead)
@@ -110,6 +138,7 @@ class Lanes(Policy):
         self._seen: dict[Kind, float] = {}
         self._ranked = -math.inf
         self._names: dict[str, str] = {}
+        self._queued: dict[Job, int] = {}
 
     def bucket(self, job: Job) -> Hashable:
         """Group by tenant, priority, class, preempted or new, and name; tasks with a deadline apart."""
@@ -134,6 +163,11 @@ class Lanes(Policy):
             return []
         heads = view.waiting.heads()
         self._look(view, heads)
+        begun = self._begun(view) if self._queued else []
+        return begun + self._choose(view, heads)
+
+    def _choose(self, view: View, heads: list[Job]) -> list[Decision]:
+        running = view.running
         if not heads:
             return self._ease(view)
         self._standing.look(view, heads)
@@ -174,7 +208,7 @@ class Lanes(Policy):
     def _best(self, view: View, jobs: list[Job], mate: Job | None = None) -> Job:
         """Return whose turn it is: among equals the best company of `mate`, a preempted one, the oldest."""
         equals = self._standing.first(view, jobs)
-        sums = dict.fromkeys(equals, 0.0) if mate is None else {job: self._live.sum(job, mate) for job in equals}
+        sums = {job: 0 if mate is None else round(self._live.sum(job, mate) / ALIKE) for job in equals}
         return min(equals, key=lambda job: (-sums[job], job.state is not PREEMPTED, job.rest or 0.0, *age(job)))
 
     def _mixed(self, now: float) -> bool:
@@ -200,9 +234,13 @@ class Lanes(Policy):
                 return self._behind(view, first)
             why = {"rule": "lanes", "beside": []}
             return [self._launch(view, job, share, why) for job, share in self._divide(view, first, mate)]
-        if self._short(view, first) or (view.waiting.count > 1 and not self._waits_for_others(view)):
+        if self._brief(view, first) or (view.waiting.count > 1 and not self._waits_for_others(view)):
             return self._behind(view, first)
         return [Launch(first, self._place(view, first), {"rule": "alone"})]
+
+    def _brief(self, view: View, job: Job) -> bool:
+        """Whether a job that is alone is launched as it is: as workers it takes longer."""
+        return self._as_it_is(view, job) and (job.task.profile.seconds or LONG) < BRIEF
 
     def _waits_for_others(self, view: View) -> bool:
         """Whether somebody may come for whom a kernel should make room, or leave."""
@@ -211,7 +249,11 @@ class Lanes(Policy):
     def _join(self, view: View, job: Job, mate: Job) -> list[Decision]:
         """Launch a job beside one of the other class, which makes room for it and is relieved if it is in the way."""
         kind = job.task.profile.kind
-        if self._alone(view, job, mate) and (kind is MEMORY or self._short(view, job) or self._poor(view, job, mate)):
+        higher = self._standing.of(view, job) > self._standing.of(view, mate)
+        if (
+            not higher and self._as_it_is(view, job) and self._alone(view, job, mate)
+            and (kind is MEMORY or self._short(view, job) or self._poor(view, job, mate))
+        ):  # fmt: skip
             return self._behind(view, job)
         why = {"rule": "lanes", "beside": [mate.number]}
         shares = dict(self._divide(view, job, mate))
@@ -219,7 +261,7 @@ class Lanes(Policy):
         if not preemptible(mate):
             return [launch]
         place = self._place(view, mate, shares[mate])
-        older = kind is MEMORY and not launch.placement.plain
+        older = kind is MEMORY and (higher or not launch.placement.plain)
         room = Resize(mate, place.workers, {"rule": "makes room", "for": job.number}, older)
         # A memory-intensive newcomer waits for the room that the other one leaves, and is older than who comes back.
         return [launch, room] if older else [room, launch]
@@ -233,7 +275,7 @@ class Lanes(Policy):
             if demand(mate, view.capacity) + demand(job, view.capacity) <= 1.0:
                 return [Launch(job, self._place(view, job), {"rule": "room"})]  # neither fills the device
             if self._mixed(view.now):
-                return self._ease(view)
+                return self._ease(view) + self._next(view, view.waiting.heads(), job)
             if self._waits_for_others(view):
                 return [Launch(job, self._place(view, job), {"rule": "arrival"})]
         return self._behind(view, job)
@@ -245,13 +287,81 @@ class Lanes(Policy):
             found = self._lower(view, first) or self._swap(view, heads)
             if found:
                 return found
+        ahead = self._next(view, heads, first)
+        if ahead:
+            return ahead
         # a train goes on in its own lane, or in both if nothing else is there
         train = [job for job in running if not preemptible(job)]
         if len(train) < len(running):
             kind = first.task.profile.kind
             if kind is MEMORY or any([job.task.profile.kind is not kind for job in train]):
                 return []
-        return self._behind(view, first) if train and self._short(view, first) else []
+        # with one place, a long one has the next behind it, as it has beside it with two
+        long = view.limit == 1 and not self._waits_for_others(view)
+        return self._behind(view, first) if train and (long or self._short(view, first)) else []
+
+    def _next(self, view: View, heads: list[Job], first: Job) -> list[Decision]:
+        """Launch the next kernel of a lane behind the one that runs, when that is nearly over."""
+        running = view.running
+        if not self.soon or len({job.task.profile.kind for job in running}) < len(running):
+            return []
+        soon = max(self.soon, DECISIONS * view.overhead)
+        again = math.inf
+        for job in running:
+            rest = rest_of(job, view.now)
+            lane = [its for its in heads if its.task.profile.kind is job.task.profile.kind]
+            if not lane or rest is None or not preemptible(job) or job in view.trains:
+                continue
+            mate = next((other for other in running if other is not job), None)
+            coming = view.trains.get(mate, ()) if mate is not None else ()
+            following = self._best(view, lane, coming[-1] if coming else mate)
+            if self._standing.level(view, following) < self._standing.level(view, first):
+                continue
+            if rest <= soon:
+                launch = self._ahead_of(view, following, job, mate, {"rule": "next"})
+                poor = mate is not None and self._poor(view, following, mate) and self._as_it_is(view, following)
+                if poor or (mate is None and self._brief(view, following)):
+                    launch.placement, launch.relieves = self._plain(view, following), None
+                return [launch]
+            again = min(again, max(rest - soon, 0.1 * TRAIN))
+        return [Hold(first, {"rule": "next"}, again=again)] if again < math.inf else []
+
+    def _ahead_of(self, view: View, job: Job, other: Job, mate: Job | None, why: dict[str, Any]) -> Launch:
+        """Launch a job behind a running one, to be older than `mate` if it is memory-intensive."""
+        paired = mate is not None and mate.task.profile.kind is not job.task.profile.kind
+        share = self._live.share(job, mate, _shortest(view)) if mate and paired else 1.0
+        launch = self._launch(view, job, share, why)
+        launch.behind = other
+        if mate and paired and job.task.profile.kind is MEMORY and preemptible(mate):
+            higher = self._standing.of(view, job) > self._standing.of(view, mate)
+            launch.relieves = mate if higher or not launch.placement.plain else None
+        self._queued[job] = self._standing.level(view, job)
+        return launch
+
+    def _begun(self, view: View) -> list[Decision]:
+        """Give those that began behind others their shares; the compute-intensive kernel of a pair is the younger."""
+        running = view.running
+        begun = [job for job in running if job in self._queued]
+        self._queued = {job: its for job, its in self._queued.items() if job.state is RUNNING and job not in begun}
+        if not begun or len(running) != 2:
+            return []
+        memory, compute = in_order(*running)
+        if compute.task.profile.kind is not COMPUTE or memory.task.profile.kind is not MEMORY:
+            return []
+        shares = dict(self._divide(view, memory, compute, 0.0))
+        older = running[0] is compute
+        found: list[Decision] = []
+        for job in (memory, compute):
+            if preemptible(job):
+                place, relieve = self._place(view, job, shares[job]), older and job is compute
+                assert job.placement is not None
+                if relieve or job.placement.workers != place.workers:
+                    found.append(Resize(job, place.workers, {"rule": "makes room", "for": begun[0].number}, relieve))
+        return found
+
+    def _as_it_is(self, view: View, job: Job) -> bool:
+        """Whether a job may be launched so that it cannot leave, and need not, for priorities do not differ."""
+        return self._short(view, job) or (_may_stay(view, job) and view.now - self._ranked >= self.rest)
 
     def _launch(self, view: View, job: Job, share: float, why: dict[str, Any]) -> Launch:
         if self._short(view, job):
@@ -268,12 +378,12 @@ class Lanes(Policy):
         """Return the priority of a job's stream: where blocks of several wait for room, the highest get it."""
         return max(0, self._standing.of(view, job))
 
-    def _divide(self, view: View, one: Job, two: Job) -> list[tuple[Job, float]]:
+    def _divide(self, view: View, one: Job, two: Job, least: float = FRESH) -> list[tuple[Job, float]]:
         """Return the share of each, memory-intensive first, and measure what comes of it."""
         memory, compute = in_order(one, two)
-        share = self._live.choose(memory, compute)
+        share = self._live.choose(memory, compute, _shortest(view))
         if all([(job.waits and not self._short(view, job)) or preemptible(job) for job in (one, two)]):
-            self._live.begin(memory, compute, view.now)  # else nothing is known of their progress
+            self._live.begin(memory, compute, view.now, least)  # else nothing is known of their progress
         return [(memory, share), (compute, 1.0 - share)]
 
     def _alone(self, view: View, job: Job, mate: Job) -> bool:
@@ -289,8 +399,12 @@ class Lanes(Policy):
         if seconds is None or not preemptible(compute):
             return False
         cost = view.cost(compute, [memory])
+        blocks = compute.task.blocks
+        wave = (compute.task.profile.seconds or 0.0) * min(compute.task.profile.resident, blocks) / blocks
         # It may wait for one that is over soon, but not for one that runs for long.
-        return (self._live.sum(job, mate) - 1.0) * seconds < cost and (rest_of(compute, view.now) or 0.0) < WAITS * cost
+        gains = (self._live.sum(job, mate) - 1.0) * seconds
+        # The host takes its time either way.
+        return gains < min(cost, wave) and (rest_of(compute, view.now) or 0.0) < WAITS * cost
 
     def _poor(self, view: View, job: Job, mate: Job) -> bool:
         return self._live.poor(job, mate, self.least, view.now, self.rest)
@@ -300,15 +414,15 @@ class Lanes(Policy):
         running = view.running
         trained = sum(map(len, view.trains.values()))
         there = len(running) + trained
-        ranked = view.now - self._ranked < self.rest  # then what is long must be able to leave
         soon = max(TRAIN, AHEAD * view.overhead)
         most = soon if self._waits_for_others(view) else LONGEST
         seconds = sum([_rest(job, view.now) for job in running])
         seconds += trained * (first.task.profile.seconds or TRAIN)
         if there > view.limit and 2 * seconds > most:
             return []
-        if there >= view.limit and all([job.placement is None or not job.placement.plain for job in running]):
-            return []  # there is no train
+        train = any([job.placement is not None and job.placement.plain for job in running])
+        if there >= view.limit and not train:
+            return []
         # what can leave is in nobody's way
         room = 1.0 - sum([demand(job, view.capacity) for job in running if not preemptible(job)])
         found: list[Decision] = []
@@ -316,15 +430,19 @@ class Lanes(Policy):
         for job in line:
             short = self._short(view, job)
             longest = most if short else soon
-            place = self._plain(view, job) if short or (_may_stay(view, job) and not ranked) else self._place(view, job)
-            ahead = self.ahead if seconds < longest and place.plain else 0
-            if there + len(found) >= view.limit + ahead or (found and not short):
+            place = self._plain(view, job) if self._as_it_is(view, job) else self._place(view, job)
+            ahead = self.ahead if seconds < longest and place.plain and train else 0
+            full = there + len(found) >= view.limit + ahead
+            if (full and (short or not place.plain or view.limit > 1)) or (found and not short):
                 break
-            if seconds >= longest and room < LITTLE:
+            if seconds >= longest and (full or room < LITTLE):
                 # It would only wait on the device, and stand in the way of whoever comes meanwhile.
                 return found or [Hold(job, {"rule": "soon"}, again=max(seconds - longest, 0.1 * TRAIN))]
+            if full:
+                break
             launch = Launch(job, place, ARRIVAL)
             found.append(launch)
+            train |= place.plain
             each = job.task.profile.seconds or TRAIN
             seconds += each
             room -= demand(job, view.capacity)
@@ -351,18 +469,37 @@ class Lanes(Policy):
     # -- who leaves ----------------------------------------------------------------------------------------
     def _lower(self, view: View, job: Job) -> list[Decision]:
         """Make a lower priority leave for a higher one, in its lane if it can; not what ends sooner than it leaves."""
+        its, kind = self._standing.of(view, job), job.task.profile.kind
         ranks = {j: self._standing.of(view, j) + j.preemptions // self.most for j in view.running if preemptible(j)}
-        victims = [j for j, its in ranks.items() if its < self._standing.of(view, job)]
+        victims = [j for j, rank in ranks.items() if rank < its]
         if not victims:
             return []
-        kind = job.task.profile.kind
         victim = min(victims, key=lambda j: (j.task.profile.kind is not kind, ranks[j], -j.arrival, -j.number))
         cost = view.cost(victim, [j for j in view.running if j is not victim])
         rest = rest_of(victim, view.now)
         why = {"rule": "priority", "C": cost, "rest": rest, "victim": victim.number, "newcomer": job.number}
-        if rest is not None and cost >= rest:
-            return [Hold(job, why, again=max(cost, SOONEST))]
-        return [Preempt(victim, gentlest_mode(view), job, why)]
+        if rest is None or cost < rest:
+            return self._replace(view, victim, job, why)
+        # By the level that it had while it waited: one that others had passed too often would be chosen again at once.
+        ahead = [j for j in view.trains.get(victim, ()) if j.state is RUNNING and self._queued.get(j, its) < its]
+        return [
+            *[Preempt(j, gentlest_mode(view), job, {**why, "victim": j.number}) for j in reversed(ahead)],
+            Hold(job, why, again=max(cost, SOONEST)),
+        ]
+
+    def _replace(self, view: View, victim: Job, job: Job, why: dict[str, Any]) -> list[Decision]:
+        """Make a kernel leave; the newcomer takes its place on the device, without the host."""
+        leaves = Preempt(victim, gentlest_mode(view), job, why)
+        if not self.soon:
+            return [leaves]
+        mate = next((other for other in view.running if other is not victim), None)
+        found: list[Decision] = [leaves, self._ahead_of(view, job, victim, mate, {"rule": why["rule"]})]
+        if mate is not None and preemptible(mate) and mate.task.profile.kind is not job.task.profile.kind:
+            part = self._place(view, mate, self._live.share(mate, job, _shortest(view))).workers
+            assert mate.placement is not None
+            if part is not None and part < (mate.placement.workers or math.inf):
+                found.append(Resize(mate, part, {"rule": "makes room", "for": job.number}))
+        return found
 
     def _swap(self, view: View, heads: list[Job]) -> list[Decision]:
         """Weigh, as the source does, a pair that is known to be better against the pair that runs."""
@@ -391,7 +528,7 @@ class Lanes(Policy):
             if worth(s0, n, s1, t, c, d):
                 why = {"rule": "worth", "victim": victim.number, "newcomer": job.number, "S0": s0, "S1": s1, "n": n,
                        "T": t, "C": c, "d": d, "gain": gain(s0, n, s1, t, c, d)}  # fmt: skip
-                return [Preempt(victim, gentlest_mode(view), job, why)]
+                return self._replace(view, victim, job, why)
         return []
 
 
@@ -403,6 +540,11 @@ def _may_stay(view: View, job: Job) -> bool:
     profile = job.task.profile
     known = profile.source != "given" or view.trusts
     return bool(job.task.whole) or (known and (profile.seconds or LONG) < LONG)
+
+
+def _shortest(view: View) -> float:
+    """Return the seconds that both of a pair must take for another share to be tried."""
+    return max(SOONEST, TRIED * view.overhead)
 
 
 def _rest(job: Job, now: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..predict.pairs import Key, Pairs, key_of
 from ..residency import REMEMBERED
@@ -17,6 +19,9 @@ WINDOW = 50e-3
 WAVES = 2
 """Waves of blocks that a kernel must have ended, or itself, for its rate to say something."""
 
+HALF = 0.5
+"""Waves of blocks that both of a pair must have ended in a window: else one has only made room."""
+
 LEAST = 0.5
 """Part of the shorter one's time alone that a window must last: in the beginning of one, a kernel makes room."""
 
@@ -25,6 +30,17 @@ UNTRIED, USUAL = 1.3, 0.1
 
 SLOWED = 0.8
 """Rate below which a kernel might gain by a larger share."""
+
+
+class _Part(NamedTuple):
+    """What a kernel did in a window: seconds of work that it had alone, seconds, waves of blocks."""
+
+    work: float
+    seconds: float
+    waves: float
+
+    def added(self, other: _Part | None) -> _Part:
+        return self if other is None else _Part(*[one + two for one, two in zip(self, other, strict=True)])
 
 
 class Live:
@@ -44,14 +60,19 @@ class Live:
         self._shares: dict[Key, float] = {}
         self._times: dict[Key, float] = {}
         self._key: Key | None = None
-        self._since = self._least = 0.0
+        self._since = self._least = self._fresh = 0.0
         self._begun: dict[Job, int] = {}
-        self._found: dict[Kind, float] = {}
+        self._found: dict[Kind, _Part] = {}
+        self._short: dict[Key, tuple[float, dict[Kind, _Part]]] = {}
 
-    def begin(self, memory: Job, compute: Job, now: float) -> None:
-        """Begin a window: these two run together from now on, with the share that was chosen for them."""
+    def begin(self, memory: Job, compute: Job, now: float, least: float = 0.0) -> None:
+        """Begin a window: these two run together from now on, with the share that was chosen for them.
+
+        It counts if it lasts for `least` seconds.
+        """
         self._key, self._since, self._found = _key(memory, compute), now, {}
         self._begun = {memory: memory.done, compute: compute.done}
+        self._fresh = least
         self._least = LEAST * min([job.task.profile.seconds or 0.0 for job in (memory, compute)])
 
     def look(self, running: Sequence[Job], now: float) -> None:
@@ -64,8 +85,8 @@ class Live:
             return
         for job in pair:
             self._measure(job, now)
-        if len(self._found) == 2 and now - self._since > self._least:
-            self._note(self._key, (self._found[MEMORY], self._found[COMPUTE]), now)
+        if len(self._found) == 2:
+            self._close(self._key, now)
         if together:
             self.begin(*in_order(*pair), now)
         else:
@@ -80,37 +101,60 @@ class Live:
     def _measure(self, job: Job, now: float) -> None:
         profile, seconds = job.task.profile, now - self._since
         ended = job.done - self._begun[job]
-        said_enough = job.state is DONE or ended >= WAVES * min(profile.resident, job.task.blocks)
-        if profile.kind is not None and profile.seconds and seconds > 0 and said_enough:
-            self._found[profile.kind] = ended / job.task.blocks * profile.seconds / seconds
+        if profile.kind is not None and profile.seconds and seconds > 0:
+            waves = math.inf if job.state is DONE else ended / min(profile.resident, job.task.blocks)
+            self._found[profile.kind] = _Part(ended / job.task.blocks * profile.seconds, seconds, waves)
 
-    def _note(self, key: Key, rates: tuple[float, float], now: float) -> None:
+    def _close(self, key: Key, now: float) -> None:
+        """End a window; those of a pair that are too short to say something count together, if both had room."""
         share = self._shares.get(key)
-        if share is None:
+        waves, seconds = (min([getattr(its, name) for its in self._found.values()]) for name in ("waves", "seconds"))
+        if share is None or waves < HALF or seconds < self._fresh:
             return
+        before, parts = self._short.pop(key, (share, {}))
+        if before == share:
+            self._found = {kind: part.added(parts.get(kind)) for kind, part in self._found.items()}
+        memory, compute = self._found[MEMORY], self._found[COMPUTE]
+        if min(memory.waves, compute.waves) >= WAVES and min(memory.seconds, compute.seconds) > self._least:
+            self._note(key, share, (memory.work / memory.seconds, compute.work / compute.seconds), now)
+        elif len(self._short) < REMEMBERED:
+            self._short[key] = share, self._found
+
+    def _note(self, key: Key, share: float, rates: tuple[float, float], now: float) -> None:
         self.pairs.note(key, share, rates)
         self._usual += USUAL * (sum(rates) - self._usual)
         self._times[key] = now
 
-    def choose(self, memory: Job, compute: Job) -> float:
+    def choose(self, memory: Job, compute: Job, shortest: float = 0.0) -> float:
         """Return the share that a memory-intensive kernel gets now: the best, or one that may be better.
 
         If the slower of the two has much to gain by a larger share, that is tried once.
         """
         key = _key(memory, compute)
-        found = self.pairs.of(key)
-        share = SHARES[0]
-        if found:
-            share = max(found, key=lambda its: sum(found[its]))
-            its, other = found[share]
-            larger = SHARES[1] if its < other else SHARES[2]
-            if share == SHARES[0] and larger not in found and min(its, other) < SLOWED:
-                share = larger
+        share = self._best_share(memory, compute, shortest)
         if key not in self._shares and len(self._shares) >= REMEMBERED:
             self._shares.clear()
             self._times.clear()
         self._shares[key] = share
         return share
+
+    def _best_share(self, memory: Job, compute: Job, shortest: float) -> float:
+        found = self.pairs.of(_key(memory, compute))
+        long = min([job.task.profile.seconds or 0.0 for job in (memory, compute)]) >= shortest
+        share = SHARES[0]
+        if found:
+            share = max(found, key=lambda its: sum(found[its]))
+            its, other = found[share]
+            larger = SHARES[1] if its < other else SHARES[2]
+            if long and share == SHARES[0] and larger not in found and min(its, other) < SLOWED:
+                share = larger
+        return share
+
+    def share(self, one: Job, two: Job, shortest: float = 0.0) -> float:
+        """Return the share that the first of a pair would get now."""
+        memory, compute = in_order(one, two)
+        share = self._best_share(memory, compute, shortest)
+        return share if one is memory else 1.0 - share
 
     def rates(self, one: Job, two: Job) -> tuple[float, float] | None:
         """Return the rates of a pair at its best share, memory-intensive first; None where it was not measured."""

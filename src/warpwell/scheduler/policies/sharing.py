@@ -59,15 +59,14 @@ def _demand(job: Job, shape: Shape) -> float:
     return (shape.alone if shape.alone < left else max(1, left)) * shape.load
 
 
-def _room(job: Job, shape: Shape) -> float:
-    """Return the part of the device that a running job may fill where it is."""
-    placement = job.placement
-    if placement is None:
-        return _demand(job, shape)
+def part(job: Job, placement: Placement | None, capacity: Capacity) -> float:
+    """Return the part of the device that a job may fill where it is placed."""
+    return _part(job, placement, _shape(job, capacity))
+
+
+def _part(job: Job, placement: Placement | None, shape: Shape) -> float:
     wants = _demand(job, shape)
-    if placement.workers is None:
-        return wants
-    return min(wants, placement.workers * shape.load)
+    return wants if placement is None or placement.workers is None else min(wants, placement.workers * shape.load)
 
 
 def quota(job: Job, fraction: float, capacity: Capacity) -> int | None:
@@ -144,17 +143,17 @@ def joined(view: View, stays: Sequence[Job], job: Job) -> list[Placement]:
     capacity = view.capacity
     placements = [j.placement or _WHOLE for j in stays]
     shapes = [_shape(j, capacity) for j in stays]
-    rooms = [_room(j, shape) for j, shape in zip(stays, shapes, strict=True)]
+    rooms = [_part(j, j.placement, shape) for j, shape in zip(stays, shapes, strict=True)]
     free = 1.0 - sum(rooms)
     own = _shape(job, capacity)
     if _demand(job, own) <= free + 1e-9:
         return [*placements, _WHOLE]
-    part = max(free, 1.0 / (len(stays) + 1))
-    left = (1.0 - part) / len(stays)
+    its = max(free, 1.0 / (len(stays) + 1))
+    left = (1.0 - its) / len(stays)
     for i, j in enumerate(stays):
         if rooms[i] > left + 1e-9 and preemptible(j):
             placements[i] = at_most(_quota(shapes[i], left, capacity), placements[i].priority)
-    return [*placements, at_most(_quota(own, part, capacity))]
+    return [*placements, at_most(_quota(own, its, capacity))]
 
 
 def share(view: View, job: Job, why: dict[str, Any]) -> list[Decision]:
@@ -178,7 +177,7 @@ def grow(view: View) -> list[Decision]:
     if len(running) == 1:
         return [Resize(running[0], None, {"rule": "alone"})]
     capacity = view.capacity
-    if sum([_room(j, _shape(j, capacity)) for j in running]) > 1.0 - 0.5 / len(running):
+    if sum([part(j, j.placement, capacity) for j in running]) > 1.0 - 0.5 / len(running):
         return []
     decisions: list[Decision] = []
     for job, placement in zip(running, equal(view, running), strict=True):

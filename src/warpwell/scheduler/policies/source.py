@@ -7,8 +7,9 @@ from typing import Any
 
 from ..decision import SOURCE, SourceModel, gain, together, worth
 from ..policy import Decision, Hold, Policy, Preempt, View
-from ..task import PREEMPTED, Job, Placement
-from .sharing import age, gentlest_mode, grow, joined, rank, share, stopping, swaps
+from ..predict.pairs import key_of
+from ..task import COMPUTE, MEMORY, PREEMPTED, Job, Placement
+from .sharing import age, gentlest_mode, grow, joined, part, rank, share, stopping, swaps
 
 
 class Source(Policy):
@@ -19,14 +20,14 @@ class Source(Policy):
     the limit, a kernel that would make a better combination replaces a running one if `worth` says so; then all
     blocks of that one go, and the other runs on untouched.
 
+    Rates are those that were measured of a pair (`View.pairs`), else those of the table of classes.
+
     The rule has no aging: a kernel whose class makes the worse combination may wait forever.
 
     Parameters
     ----------
     model : SourceModel, optional
         Decay rates. Costs are what the executor says: a simulation, the source's formula.
-    mode : str
-        How to preempt: "switch" where the executor has it, otherwise "drain". None chooses so.
     """
 
     name = "source"
@@ -34,14 +35,8 @@ class Source(Policy):
     watches = True
     adjusts = True
 
-    def __init__(
-        self,
-        *,
-        model: SourceModel = SOURCE,
-        mode: str | None = None,
-    ) -> None:
+    def __init__(self, *, model: SourceModel = SOURCE) -> None:
         self.model = model
-        self.mode = mode
 
     def decide(self, view: View) -> list[Decision]:
         """Launch below the limit, weigh a preemption at it."""
@@ -73,13 +68,13 @@ class Source(Policy):
         if not choices:
             return []
         best = min([choice[0] for choice in choices])
-        before = view.rates.together(running, [j.placement or Placement() for j in running])
+        before = _rates(view, running, [j.placement or Placement() for j in running])
         weighed = [self._weigh(view, *choice[1:], before) for choice in choices if choice[0] == best]
         # Two victims may make equal combinations: the one whose loss is worth more.
         yes, why, victim, job = max(weighed, key=lambda w: (w[0], w[1].get("gain") or 0.0, -w[2].number))
         if not yes:
             return [Hold(job, why)]
-        return [Preempt(victim, self.mode or gentlest_mode(view), job, why)]
+        return [Preempt(victim, gentlest_mode(view), job, why)]
 
     def _weigh(
         self, view: View, victim: Job, stays: list[Job], job: Job, before: list[float]
@@ -90,7 +85,7 @@ class Source(Policy):
         known = [rest for rest in rests if rest is not None]
         if len(known) < len(rests):
             return False, {**why, "rule": "no prediction"}, victim, job
-        after = view.rates.together([*stays, job], joined(view, stays, job))
+        after = _rates(view, [*stays, job], joined(view, stays, job))
         s0, s1 = sum(before), sum(after)
         kept = [rate for rate, j in zip(before, running, strict=True) if j is not victim]
         n = sum(kept)
@@ -101,3 +96,17 @@ class Source(Policy):
         c = view.cost(victim, stays)
         why.update(S0=s0, S1=s1, n=n, T=t, C=c, d=d, gain=gain(s0, n, s1, t, c, d))
         return worth(s0, n, s1, t, c, d), why, victim, job
+
+
+def _rates(view: View, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
+    """Return how fast jobs run together: as it was measured, where it was, else by the scheduler's table of classes.
+
+    Pairs were measured with the memory-intensive kernel older: in the other order it may starve.
+    """
+    if [job.task.profile.kind for job in jobs] == [MEMORY, COMPUTE]:
+        memory, compute = jobs
+        found = view.pairs.of((key_of(memory.task), key_of(compute.task)))
+        if found:
+            its = part(memory, placements[0], view.capacity)
+            return [*found[min(found, key=lambda share: abs(share - its))]]
+    return view.rates.together(jobs, placements)

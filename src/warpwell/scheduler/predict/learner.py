@@ -76,7 +76,7 @@ class Learner:
     history : History, optional
         What was measured; an empty one by default.
     predictor : Predictor, optional
-        By default one that learns from the history, without trees: they take longer to grow than a launch may wait.
+        By default one that learns from the history.
     capacity : Capacity, optional
         By default the scheduler's device's.
     machine : Machine, optional
@@ -116,7 +116,7 @@ class Learner:
         self._saved = 0
 
     def _make_predictor(self) -> Predictor:
-        return Predictor(self.history.samples, trees=False, sizes=_SIZES, kernels=_KERNELS)
+        return Predictor(self.history.samples, sizes=_SIZES, kernels=_KERNELS)
 
     def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
         """Take the device of a scheduler, which calls this before it asks for a profile; the first one counts.

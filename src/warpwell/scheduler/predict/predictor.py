@@ -1,17 +1,15 @@
 """Predictor: instructions, time and class of a launch, learnt from launches that were measured.
 
 A kernel that was measured at other sizes is predicted by a local regression of logarithms: the ratio of its time to the
-time in which its arrays are moved once changes slowly with size. Where there are enough samples, trees learn what the
-regression leaves. Nothing is predicted of a kernel that was never measured: it runs alone once.
+time in which its arrays are moved once changes slowly with size. Nothing is predicted of a kernel that was never
+measured: it runs alone once.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +22,6 @@ WIDTH = 0.3
 """Width of the local regression, in standard deviations of the logarithms of a kernel's sizes."""
 MARGIN = 0.01
 """How far out of the sizes measured (in logarithms) still counts as among them."""
-ENOUGH = 24
-"""Samples of a kernel from which trees learn its residuals."""
 RIDGE = 1e-3
 
 START = 2e-6
@@ -72,20 +68,14 @@ class Predictor:
     Parameters
     ----------
     samples : iterable of Sample
-    trees : bool
-        Whether to use scikit-learn's forests where it is installed.
     sizes : int, optional
         Measurements that are kept of a kernel, the last ones; all by default.
     kernels : int, optional
         Kernels that are kept, those measured last; all by default.
     """
 
-    def __init__(
-        self, samples: Iterable[Sample] = (), *, trees: bool = True, sizes: int | None = None,
-        kernels: int | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, samples: Iterable[Sample] = (), *, sizes: int | None = None, kernels: int | None = None) -> None:
         self._sizes, self._most = sizes, kernels
-        self.trees = trees and importlib.util.find_spec("sklearn") is not None
         self._by_kernel: dict[str, list[Sample]] = {}
         self._regressions: dict[tuple[str, str], _Local | None] = {}
         for sample in samples:
@@ -128,7 +118,7 @@ class Predictor:
         key = kernel, field
         if key not in self._regressions:
             rows = [row for row in self._by_kernel.get(kernel, ()) if _measured(row, field) is not None]
-            self._regressions[key] = _Local(rows, field, trees=self.trees) if rows else None
+            self._regressions[key] = _Local(rows, field) if rows else None
         return self._regressions[key]
 
 
@@ -184,7 +174,7 @@ def _restored(value: float, sample: Sample, field: str) -> float:
 class _Local:
     """One figure of one kernel, by local linear regression over logarithms of sizes."""
 
-    def __init__(self, rows: Sequence[Sample], field: str, *, trees: bool) -> None:
+    def __init__(self, rows: Sequence[Sample], field: str) -> None:
         self.field = field
         self.names = sorted({name for row in rows for name in row.size})
         self.based = bool(rows[-1].moving)  # some measurements lack it
@@ -196,9 +186,6 @@ class _Local:
         self.scale = np.where(scale > 1e-9, scale, 1.0)
         self.z = (self.x - self.center) / self.scale
         self.y = np.array([_target(row, field) for row in rows])
-        self.forest: Any = None
-        if trees and len(rows) >= ENOUGH:
-            self._grow(np.array([self._at(z, skip=k) - self.y[k] for k, z in enumerate(self.z)]))
 
     def _logarithms(self, sample: Sample) -> list[float]:
         return [math.log(max(sample.size[name], 1e-12)) for name in self.names]
@@ -218,16 +205,11 @@ class _Local:
         x = np.array(self._logarithms(query))
         if (self.field == "move" and self.based) or self.field not in _POSITIVE:
             x = np.clip(x, self.low, self.high)  # ratios beyond the sizes measured are those at the ends
-        z = (x - self.center) / self.scale
-        value = self._at(z)
-        if self.forest is not None and self.inside(query):
-            value -= float(self.forest.predict(z[None, :])[0])
-        return _restored(value, query, self.field)
+        return _restored(self._at((x - self.center) / self.scale), query, self.field)
 
-    def _at(self, z: Vector, skip: int | None = None) -> float:
-        """Regress near `z`, without sample `skip`; far from all samples, the nearest count."""
-        keep = np.arange(len(self.y)) != skip
-        near, y = self.z[keep], self.y[keep]
+    def _at(self, z: Vector) -> float:
+        """Regress near `z`; far from all samples, the nearest count."""
+        near, y = self.z, self.y
         distance = np.sqrt(((near - z) ** 2).mean(axis=1)) if near.shape[1] else np.zeros(len(y))
         weight = np.exp(-0.5 * (distance / (WIDTH + distance.min())) ** 2) + 1e-6
         design = np.hstack([np.ones((len(y), 1)), near - z])
@@ -237,13 +219,3 @@ class _Local:
             return float(y[0])
         normal = design.T * weight
         return float(np.linalg.solve(normal @ design + penalty, normal @ y)[0])
-
-    def _grow(self, left: Vector) -> None:
-        """Learn the residuals by trees, if this reduces the residuals of samples that the trees have not seen."""
-        from sklearn.ensemble import RandomForestRegressor
-
-        forest = RandomForestRegressor(100, min_samples_leaf=3, oob_score=True, random_state=0, n_jobs=1)
-        forest.fit(self.z, left)
-        rest = left - np.asarray(forest.oob_prediction_)
-        if np.median(np.abs(rest)) < 0.9 * np.median(np.abs(left)):
-            self.forest = forest

@@ -8,16 +8,16 @@ and an output name the model that they used.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ..executor import Capacity
-from ..residency import ResidentKernel, Shape, fit, remember, shape_of, share_of
-from ..task import MEMORY, Job, Kind, Placement, Profile, Task
+from ..residency import REMEMBERED, ResidentKernel, fit, shape_of, share_of
+from ..task import MEMORY, Job, Kind, Placement, Profile
 
 T = TypeVar("T")
 
@@ -39,76 +39,28 @@ class RateModel(ABC):
     """
 
     name: str
-    by_name = False
-    """Whether kernels of the same figures and another name have other rates."""
 
     def __init__(self, capacity: Capacity | None = None) -> None:
         self.capacity = capacity or Capacity()
-        self._alike: dict[tuple[Any, ...], int] = {}
-        self._next = itertools.count()
-        self._known: dict[tuple[int, int, str], tuple[int, Shape, Profile]] = {}
-        self._together: dict[tuple[Any, ...], list[float]] = {}
-        self._residents: dict[tuple[int, str, float], ResidentKernel] = {}
 
     def together(self, jobs: Sequence[Job], placements: Sequence[Placement]) -> list[float]:
         """Return each job's normalized IPC when exactly these run together; 0 for one whose blocks find no room.
 
         The order of `jobs` is the order of residency: the first was launched first.
         """
-        # Policies ask for the same combinations of alike kernels again and again.
-        parts: list[Any] = []
-        shapes: list[Shape] = []
-        known = self._known
-        for job, placement in zip(jobs, placements, strict=True):
-            task = job.task
-            blocks = task.blocks
-            number, shape, _ = known.get((id(task.profile), blocks, task.name)) or self._learn(task)
-            allowed = shape.allowed(placement.workers)
-            # As `Shape.wanted`, written out.
-            last = (blocks - 1) // allowed * allowed
-            parts += number, allowed, blocks - last if job.done >= last else allowed
-            shapes.append(shape)
-        key = tuple(parts)
-        found = self._together.get(key)
-        if found is None:
-            found = remember(self._together, key, self._evaluate(jobs, shapes, parts))
-        return found.copy()
-
-    def _evaluate(self, jobs: Sequence[Job], shapes: Sequence[Shape], parts: list[Any]) -> list[float]:
-        quotas, wanted = parts[1::3], parts[2::3]
-        residents = []
+        shapes = [shape_of(job.task.profile, job.task.blocks, self.capacity) for job in jobs]
+        allowed = [shape.allowed(placement.workers) for shape, placement in zip(shapes, placements, strict=True)]
+        wanted = [shape.wanted(most, 0, job.done) for shape, most, job in zip(shapes, allowed, jobs, strict=True)]
         counts = fit(wanted, shapes)
-        for i, count in enumerate(counts):
-            if count:
-                share = share_of(count, wanted[i], quotas[i], shapes[i].alone)
-                residents.append(self.resident(jobs[i].task.name, shapes[i].profile, share))
-        rates = iter(self.of(residents))
+        rates = iter(self.of([
+            ResidentKernel(job.task.name, shape.profile, share_of(count, its, most, shape.alone))
+            for job, shape, count, its, most in zip(jobs, shapes, counts, wanted, allowed, strict=True) if count
+        ]))  # fmt: skip
         return [next(rates) if count else 0.0 for count in counts]
-
-    def _learn(self, task: Task) -> tuple[int, Shape, Profile]:
-        """Number a kernel: kernels with the same figures for rates have the same number."""
-        profile, shape = task.profile, shape_of(task.profile, task.blocks, self.capacity)
-        figures = (
-            profile.kind, profile.bandwidth, profile.compute, profile.need, profile.miss_rate, shape.footprint,
-            shape.alone, task.blocks, task.name if self.by_name else "",
-        )  # fmt: skip
-        number = self._alike.get(figures)
-        if number is None:
-            # none is given twice: what is kept goes by them
-            number = remember(self._alike, figures, next(self._next))
-        return remember(self._known, (id(profile), task.blocks, task.name), (number, shape, profile))
 
     @abstractmethod
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return the normalized IPC of kernels that have found room, in the order of residency."""
-
-    def resident(self, name: str, profile: Profile, share: float) -> ResidentKernel:
-        """Return the argument for `of`; it is made once, and the model keeps derived figures in it."""
-        key = id(profile), name, share
-        found = self._residents.get(key)
-        if found is None:
-            found = remember(self._residents, key, ResidentKernel(name, profile, share))
-        return found
 
 
 def class_of(profile: Profile) -> Kind:
@@ -154,47 +106,23 @@ class ClassTable(RateModel):
 
     name = "class table (H100)"
 
-    def __init__(self, capacity: Capacity | None = None) -> None:
-        super().__init__(capacity)
-        self._facts: dict[tuple[bool, float, float], _Facts] = {}
-        self._pairs: dict[tuple[_Facts, _Facts], tuple[float, float]] = {}
-
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return rates composed of those of pairs."""
         if len(residents) == 1:
-            return [(residents[0].facts or self._find(residents[0])).alone]
-        facts: list[_Facts] = [resident.facts or self._find(resident) for resident in residents]
+            return [self.alone(residents[0])]
+        facts = [_facts_of(resident) for resident in residents]
         if len(facts) == 2:
             one, other = facts
-            pair = self._pairs.get((one, other))
-            if pair is None:
-                older, newer = _factors(one, other)
-                pair = remember(self._pairs, (one, other), (one.alone * older, other.alone * newer))
-            return [*pair]
+            older, newer = _factors(one, other)
+            return [one.alone * older, other.alone * newer]
         return [fact.alone * its for fact, its in zip(facts, composed(facts, _factors), strict=True)]
 
     def alone(self, resident: ResidentKernel) -> float:
         """Return the rate that its blocks allow, with nothing beside it."""
-        rate: float = (resident.facts or self._find(resident)).alone
-        return rate
-
-    def _find(self, resident: ResidentKernel) -> _Facts:
-        # Kernels of one class that need as much are alike here: few are, of thousands in a trace, any different.
-        figures = class_of(resident.profile) is MEMORY, resident.profile.need, resident.share
-        found = self._facts.get(figures)
-        if found is None:
-            found = remember(self._facts, figures, self._derive(*figures))
-        resident.facts = found
-        return found
-
-    def _derive(self, memory: bool, need: float, share: float) -> _Facts:
-        share, need = min(1.0, share), min(1.0, need)
-        rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, share)
-        return _Facts(memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, share))
+        return _facts_of(resident).alone
 
 
-@dataclass(eq=False, slots=True)
-class _Facts:
+class _Facts(NamedTuple):
     """The figures of a kernel in a pair; `leaves` is the rate that it leaves to a younger, memory-intensive kernel."""
 
     memory: bool
@@ -202,6 +130,18 @@ class _Facts:
     need: float
     bandwidth: float
     leaves: float
+
+
+def _facts_of(resident: ResidentKernel) -> _Facts:
+    return _facts(class_of(resident.profile) is MEMORY, resident.profile.need, resident.share)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _facts(memory: bool, need: float, share: float) -> _Facts:
+    # Kernels of one class that need as much are alike here: few are, of thousands in a trace, any different.
+    share, need = min(1.0, share), min(1.0, need)
+    rate = between(MEMORY_BY_BLOCKS if memory else COMPUTE_BY_BLOCKS, share)
+    return _Facts(memory, rate, need, between(MEMORY_BY_PROCESSORS, need), between(STARVED, share))
 
 
 def _factors(older: _Facts, newer: _Facts) -> tuple[float, float]:

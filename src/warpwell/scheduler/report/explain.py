@@ -14,23 +14,13 @@ QUIET = ("arrive", "stop", "end")
 Names = dict[int, str]
 
 
-def sentences(log: Iterable[Event], *, all_events: bool = True) -> Iterator[tuple[Event, str]]:
-    """Return each event with a sentence about it.
-
-    Parameters
-    ----------
-    log : iterable of Event
-        In the order in which it was written.
-    all_events : bool
-        Whether arrivals, stops and ends are told as well, and not decisions alone.
-    """
+def sentences(log: Iterable[Event]) -> Iterator[tuple[Event, str]]:
+    """Return each event of a log, in the order in which it was written, with a sentence about it."""
     names: Names = {}
     for event in log:
         if event.kind != "reject":  # it never got a number of its own
             names.setdefault(event.task, f"{event.name} (task {event.task})")
-        if all_events or event.kind not in QUIET:
-            teller = _TELLERS.get(event.kind, _other)
-            yield event, teller(event, names)
+        yield event, _TELLERS.get(event.kind, _other)(event, names)
 
 
 def _task(event: Event, names: Names) -> str:
@@ -81,6 +71,8 @@ _LAUNCH_RULES = {
     "alone": "no waiting task would gain by running with it",
     "unknown": "its class is not known, so it runs alone and is measured (a profile= says it)",
     "priority": "it has the highest priority",
+    "next": "it is the next of its class, and begins when that one has left",
+    "worth": "it makes a better pair, and begins when that one has left",
 }
 
 
@@ -91,10 +83,14 @@ def _launch(event: Event, names: Names) -> str:
     rule = str(why.get("rule", ""))
     reason = _LAUNCH_RULES.get(rule, f"rule {rule!r}" if rule else "")
     text = f"{_task(event, names)} was launched"
+    if why.get("behind") is not None:
+        text += f" behind {_list([why['behind']], names)}"
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
-    text += figures(why, "rule", "beside", "workers", "plain", "whole") + "."
+    if why.get("relieves") is not None:
+        text += f"; the workers of {_list([why['relieves']], names)} are relieved then"
+    text += figures(why, "rule", "beside", "behind", "relieves", "workers", "plain", "whole") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
     elif why.get("plain"):
@@ -133,6 +129,7 @@ _REASONS = {
     "alone": "nothing else runs any more",
     "grows": "it gets what others have left",
     "priority": "the newcomer's priority is higher",
+    "next": "the kernel before it is not nearly over",
     "soon": "the kernel that runs fills the device for longer, and somebody else may come meanwhile",
 }
 _TOLD = ("rule", "victim", "newcomer", "for", "mode", "saved", "workers", "younger")

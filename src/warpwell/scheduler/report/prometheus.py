@@ -152,10 +152,6 @@ class LogMetrics:
                 lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
         return "\n".join(lines) + "\n" if lines else ""
 
-    def write(self, path: str | os.PathLike[str]) -> None:
-        """Write `render`'s text to a file (`write_text`)."""
-        write_text(path, self.render())
-
     def _launched(self, live: _Live, event: Event) -> None:
         self._count("warpwell_launches_total", event.tenant)
         if live.launches == 0:

@@ -8,10 +8,9 @@ In the order in which a submission meets them::
     wire.py            checks of launches and options that came from a peer; errors and profiles as plain data
     address.py         where the socket lies, who may write there, and the lock of the place
     service.py         Service: accepts connections, and decides which tenant a user is
-    session.py         Session: one client, its tasks, and its answers
-    broker.py          Broker: handlers of what clients and the owner say; who is owed what
-    holdings.py        Holdings: bytes that a tenant has here, and whether it may have more
-    ledger.py          Ledger: requests that have not ended, device arrays, and what runs again when the owner dies
+    broker.py          Session: one client; Broker: handlers of what clients and the owner say; who is owed what
+    ledger.py          Ledger: requests that have not ended, device arrays, and what runs again when the owner dies;
+                       Holdings: whether a tenant may have more
     owner_process.py   OwnerProcess: starts the owner, notices its death, starts it again; SendQueue
     owner.py           Owner: the process that imports kernels and runs the Scheduler
 """

@@ -96,32 +96,21 @@ def lock(path: Path) -> int:
     return handle
 
 
-def group_id(name: str) -> int:
-    """Return the number of a group.
+def number_of(kind: str, name: str) -> int:
+    """Return the number of a "group" or a "user" of this system.
 
     Raises
     ------
     ArgumentError
-        No group has this name.
+        None has this name.
     """
     try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+        if name.isdecimal():
+            return int(name)
+        return grp.getgrnam(name).gr_gid if kind == "group" else pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise errors.ArgumentError(f"there is no group {name!r}: see `getent group`", name="group") from None
-
-
-def user_id(name: str) -> int:
-    """Return the number of a user.
-
-    Raises
-    ------
-    ArgumentError
-        No user has this name.
-    """
-    try:
-        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except KeyError:
-        raise errors.ArgumentError(f"there is no user {name!r}: see `getent passwd`", name="users") from None
+        where = {"group": "group", "user": "passwd"}[kind]
+        raise errors.ArgumentError(f"there is no {kind} {name!r}: see `getent {where}`", name=kind) from None
 
 
 def _is_private(folder: Path) -> bool:

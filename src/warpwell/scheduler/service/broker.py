@@ -1,37 +1,48 @@
-"""`Broker`: handles the messages of a service's clients and of its owner, and submits again when the owner died."""
+"""`Broker`: handles the messages of a service's clients and of its owner, and submits again when the owner died.
+
+`Session` is one client, as the service sees it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
 from ..events import Event, Log
 from ..report.prometheus import LogMetrics
 from . import protocol, references, wire
-from .holdings import Holdings, not_named
-from .ledger import BEFORE, Gone, HeldRequest, Ledger, Piece
-from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess
-from .session import Session, bytes_of
+from .ledger import BEFORE, Gone, HeldRequest, Holdings, Ledger, Piece
+from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess, SendQueue
 
 KEPT_EVENTS = 100_000
 """Events that are kept in memory; a file (`log`) has all."""
 
 MAX_HELD = 8 << 30
 
+STATES = {"launch": "running", "preempt": "stopping", "stop": "preempted"}
+"""States of tasks after events of the owner."""
+
 ALONE = 2.0
 """Seconds that a task which may have killed the owner is on the device alone (see `Ledger`)."""
 
+
+LINES = 4
+"""Lines of messages to the owner that a tenant has: importing holds up those on the same line."""
+
+MAX_TASKS = 65_536
+"""Tasks of a client that have not ended, at most."""
 
 client_handles = protocol.Handlers()
 owner_handles = protocol.Handlers()
@@ -40,6 +51,86 @@ owner_handles = protocol.Handlers()
 Answered = Callable[[protocol.ServiceMessage | None], None]
 """What is called with the owner's answer; with None if the owner died before."""
 
+_AWAY = wire.error_fields(errors.TaskLostError(
+    "the process that owns the device is being started again, and arrays on the device are gone: try again"
+))  # fmt: skip
+
+class Session:
+    """A client that got in.
+
+    Parameters
+    ----------
+    connection : ServiceConnection
+    number : int
+        Of the client, in the service.
+    tenant : str
+    user : int
+        Its number, as the kernel of the operating system says.
+
+    Attributes
+    ----------
+    own : bool
+        Whether it is a process of the owner's user.
+    coming : int
+        Bytes of its message that is on its way in.
+    tasks : int
+        Its tasks that have not ended.
+    line : str
+        What its messages to the owner pass: in order, and not past each other.
+    badly : dict
+        Numbers of its tasks that failed or were cancelled.
+    """
+
+    def __init__(self, connection: protocol.ServiceConnection, number: int, tenant: str, user: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.tenant = tenant
+        self.user = user
+        self.own = user == os.getuid()
+        self.line = f"{tenant}/{number % LINES}"
+        self.coming = 0
+        self.tasks = 0
+        self.badly: dict[int, None] = {}
+        self.outbox = SendQueue(connection, f"warpwell-to-client-{number}")
+
+    def new_tasks(self, count: int) -> None:
+        """Count new tasks.
+
+        Raises
+        ------
+        ServiceError
+            There are too many. None is counted.
+        """
+        if self.tasks + count > MAX_TASKS:
+            raise errors.ServiceError(f"you may have {MAX_TASKS} tasks at the service: wait for some of them")
+        self.tasks += count
+
+    def ended(self, number: int, *, badly: bool) -> None:
+        """Note that a task has ended; tasks that come after one that ended badly are cancelled."""
+        self.tasks -= 1
+        if badly:
+            self.badly[number] = None
+            if len(self.badly) > MAX_TASKS:
+                del self.badly[next(iter(self.badly))]
+
+    def answer(
+        self, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
+        sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Answer a call; `sent` is called when the answer is sent, or when the client has gone."""
+        self.outbox.put({**header, "type": "reply", "call": call}, arrays, sent)
+
+    def refuse(self, why: str) -> None:
+        """Tell the client that it is over, and end its connection."""
+        with contextlib.suppress(errors.WarpwellError):
+            self.outbox.put({"type": "refused", "message": why})
+        self.close()
+        self.connection.interrupt()
+
+    def close(self) -> None:
+        """Send the answers that are queued, for a moment, and stop."""
+        self.outbox.close()
+
 
 class Broker:
     """Serves the clients of a service.
@@ -47,7 +138,7 @@ class Broker:
     Parameters
     ----------
     settings : dict
-        What an owner is told first (see `warpwell.scheduler.service.owner`).
+        Device, policy and so on of the owner (see `warpwell.scheduler.service.owner`).
     allow, trust : sequence of str, bool
         Modules whose kernels other users may launch (``pkg.*``: modules below a package); whether they may launch any
         kernel.
@@ -77,28 +168,34 @@ class Broker:
         self._holdings = Holdings(self._lock, self._ledger, max_held)
         self.sessions: dict[int, Session] = {}
         self._calls: dict[int, Answered] = {}  # of the owner
-        self._call_numbers = 0
+        self._call_numbers = itertools.count()
+        self._open: dict[int, Session] = {}  # tasks that have ended, and whose lent memory is still open
         self._settled, self.failure = threading.Event(), ""
         self._fault: tuple[int | None, str] | None = None
         self._alone_since: float | None = None
         self._began, self._clock_offset = time.monotonic(), 0.0
         self.about: dict[str, Any] = {}
         self._metrics = LogMetrics(self.policy)
-        self._events: deque[Event] = deque(maxlen=KEPT_EVENTS)
-        self._file: TextIO | None = None if log is None else open(log, "a", encoding="utf-8")
+        self._events = Log(most=KEPT_EVENTS)
+        self._log = log
+        self._file: TextIO | None = None
+        self._settings = {**settings, "max_message": max_message}
         self._owner = OwnerProcess(
-            settings, ready=self._owner_ready, message=self._owner_said, died=self._owner_died,
-            failed=self._owner_failed, command=command, silence=silence, max_body=max_message,
+            self._settings, said=self._owner_said, died=self._owner_died, command=command, silence=silence,
+            max_body=max_message,
         )  # fmt: skip
 
-    def start(self, timeout: float) -> None:
-        """Start the owner and wait until it is ready.
+    def start(self, spool: str, timeout: float) -> None:
+        """Start the owner, which may write to the folder `spool`, and wait until it is ready.
 
         Raises
         ------
         ServiceError
             It does not get ready.
         """
+        if self._log is not None:
+            self._file = open(self._log, "a", encoding="utf-8")
+        self._settings["spool"] = spool
         self._owner.start()
         if not self._settled.wait(timeout) or self.failure:
             raise errors.ServiceError(
@@ -138,13 +235,12 @@ class Broker:
         with self._lock:
             self.sessions.pop(session.number, None)
             self._came(session)
-            arrays = [n for n, b in self._ledger.buffers.items() if b.client == session.number and not b.leaves]
-            sent, gone = self._ledger.drop(session.number)
+            sent, arrays, gone = self._ledger.drop(session.number)
             for piece in sent:
                 self._owner.send({"type": "cancel", "task": piece.number, "line": session.line})
-            self._end(gone)
             for number in arrays:
                 self._owner.send({"type": "free", "buffer": number, "line": session.line})
+            self._end(gone)
             self._holdings.changed()
             self._pump()
 
@@ -183,7 +279,7 @@ class Broker:
             if later is not None:  # long work that needs no lock
                 later()
         except errors.WarpwellError as error:
-            session.answer_error(call, error)
+            session.answer(call, {"error": wire.error_fields(error)})
 
     @client_handles("submit")
     def _submit(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -204,19 +300,17 @@ class Broker:
         self._ledger.check_buffers(session.number, buffers)
         self._admit(session, sum(a.nbytes for a in message.arrays))
         after = chosen.pop("after")
-        waits = {session.tasks[theirs] for theirs in after if theirs in session.tasks}
-        session.new_tasks([task["id"] for task in tasks])
-        pieces = []
-        for task in tasks:
-            theirs = task["id"]
-            task["id"] = session.tasks[theirs] = self._ledger.number()
-            pieces.append(Piece(task["id"], theirs, task["kernel"]["name"]))
+        waits = {number for number in after if self._ledger.find(session.number, number)}
+        session.new_tasks(len(tasks))
+        pieces = [Piece(self._ledger.number(), task["kernel"]["name"]) for task in tasks]
+        for task, piece in zip(tasks, pieces, strict=True):
+            task["id"] = piece.number
         held = HeldRequest(
             session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers, lent, waits
         )  # fmt: skip
         self._ledger.add(held)
-        session.answer(call, {})
-        if any(theirs in session.badly for theirs in after):
+        session.answer(call, {"tasks": [piece.number for piece in pieces]})
+        if any(number in session.badly for number in after):
             self._end(self._ledger.withdraw(held, why=BEFORE))
         self._pump()
 
@@ -239,7 +333,7 @@ class Broker:
 
     @client_handles("cancel")
     def _cancel(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
-        found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
+        found = self._ledger.find(session.number, message.get("task", int))
         if found is None:
             session.answer(call, {"cancelled": False})
         elif not found[0].sent:
@@ -248,21 +342,16 @@ class Broker:
         else:
             number = found[1].number
 
-            def done(reply: protocol.ServiceMessage | None) -> None:
+            def note(reply: protocol.ServiceMessage | None) -> None:
                 if reply is not None and reply.get("cancelled", bool, False):
                     self._ledger.cancelled(number)
-                self._answer(session, call, reply, {"cancelled": False})
 
-            self._ask({"type": "cancel", "task": number, "line": session.line}, done)
+            self._relay(session, call, {"type": "cancel", "task": number}, then=note, lost={"cancelled": False})
 
     @client_handles("state")
     def _state(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
-        found = self._ledger.find(session.tasks.get(message.get("task", int), -1))
-        if found is None or not found[0].sent:
-            session.answer(call, {"state": "waiting"})
-        else:
-            header = {"type": "state", "task": found[1].number}
-            self._ask(header, lambda reply: self._answer(session, call, reply, {"state": "waiting"}))
+        found = self._ledger.find(session.number, message.get("task", int))
+        session.answer(call, {"state": "waiting" if found is None else found[1].state})
 
     @client_handles("put")
     def _put(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -272,28 +361,25 @@ class Broker:
         self._admit(session, nbytes)
         number = self._ledger.new_buffer(session.number, session.tenant, nbytes)
 
-        def done(reply: protocol.ServiceMessage | None) -> None:
+        def note(reply: protocol.ServiceMessage | None) -> None:
             if reply is None or "error" in reply.header:
                 self._ledger.freed(number)
-            self._answer(session, call, reply)
 
-        header = {"type": "put", "buffer": number, "tenant": session.tenant, "line": session.line}
-        self._ask(header, done, message.arrays)
+        header = {"type": "put", "buffer": number, "tenant": session.tenant}
+        self._relay(session, call, header, message.arrays, then=note)
 
     @client_handles("get")
     def _get(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
         number = message.get("buffer", int)
         self._ledger.check_buffers(session.number, [number])
         nbytes = self._ledger.buffers[number].nbytes
-        self._holdings.promise(session.tenant, nbytes)
+        sent = self._holdings.promise(session.tenant, nbytes)
         try:
             self._ledger.check_buffers(session.number, [number])  # the owner may have died meanwhile
         except errors.WarpwellError:
-            self._holdings.read(session.tenant, nbytes)
+            sent()
             raise
-        read = self._holdings.reader(session.tenant, nbytes)
-        header = {"type": "get", "buffer": number, "line": session.line}
-        self._ask(header, lambda reply: self._answer(session, call, reply, sent=read))
+        self._relay(session, call, {"type": "get", "buffer": number}, sent=sent)
 
     @client_handles("free")
     def _free(self, session: Session, call: int, message: protocol.ServiceMessage) -> None:
@@ -307,15 +393,15 @@ class Broker:
         self._answer_text(session, call, self.render(None if session.own else session.tenant))
 
     def _answer_text(self, session: Session, call: int, text: str) -> None:
-        content = bytes_of(text)
+        content = np.frombuffer(text.encode(), np.uint8)
         with self._lock:
-            self._holdings.promise(session.tenant, content.nbytes)
-        session.answer(call, {}, [content], self._holdings.reader(session.tenant, content.nbytes))
+            sent = self._holdings.promise(session.tenant, content.nbytes)
+        session.answer(call, {}, [content], sent)
 
     @client_handles("log")
     def _tell_log(self, session: Session, call: int, message: protocol.ServiceMessage) -> Callable[[], None]:
         log = Log()
-        log.about = dict(self.about)
+        log.about, log.dropped = dict(self.about), self._events.dropped
         log.events = [e for e in self._events if session.own or e.tenant == session.tenant]
 
         def write() -> None:
@@ -337,7 +423,7 @@ class Broker:
                 **self.about, "owner_pid": None if process is None else process.pid,
                 "owner_restarts": max(0, self._owner.starts - 1), "clients": len(self.sessions),
                 "requests": sum(not h.left for h in self._ledger.requests), "uptime": time.monotonic() - self._began,
-                "held_bytes": self._holdings.of(),
+                "held_bytes": self._ledger.held.total(),
             }  # fmt: skip
 
     def render(self, tenant: str | None = None) -> str:
@@ -345,7 +431,7 @@ class Broker:
         with self._lock:
             self._metrics.service(
                 restarts=max(0, self._owner.starts - 1), clients=len(self.sessions),
-                held=self._holdings.of(),
+                held=self._ledger.held.total(),
             )  # fmt: skip
             return self._metrics.render(tenant)
 
@@ -362,46 +448,54 @@ class Broker:
                       "lent": held.lent, "line": line}  # fmt: skip
             self._owner.send(header, held.arrays)
 
-    def _ask(self, header: dict[str, Any], done: Answered, arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Ask the owner; `done` is called with its answer."""
+    def _relay(
+        self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (), *,
+        then: Answered | None = None, lost: dict[str, Any] | None = None, sent: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Ask the owner, call `then`, and answer as it did; if it died before, by `lost`, or an error."""
+
+        def done(reply: protocol.ServiceMessage | None) -> None:
+            if then is not None:
+                then(reply)
+            if reply is None:
+                session.answer(call, {"error": _AWAY} if lost is None else lost, (), sent)
+            else:
+                session.answer(call, reply.header, reply.arrays, sent)
+
         if not self._owner.connected:
             done(None)
             return
-        self._call_numbers += 1
-        self._calls[self._call_numbers] = done
-        self._owner.send({**header, "call": self._call_numbers}, arrays)
-
-    def _answer(
-        self, session: Session, call: int, reply: protocol.ServiceMessage | None, lost: dict[str, Any] | None = None,
-        sent: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        """Answer a call as the owner did; if it died before, by `lost`, or an error."""
-        if reply is not None:
-            session.answer(call, reply.header, reply.arrays, sent)
-            return
-        error = errors.TaskLostError(
-            "the process that owns the device is being started again, and arrays on the device are gone: try again"
-        )
-        session.answer(call, {"error": wire.error_fields(error)} if lost is None else lost, (), sent)
-
-    def _owner_ready(self, hello: protocol.ServiceMessage) -> None:
-        with self._lock:
-            self._fault = None
-            self.about = hello.get("about", dict)
-            self._append({"about": self.about})
-            self._clock_offset = time.monotonic() - self._began - float(hello.get("now", (int, float)))
-            self._settled.set()
-            self._pump()
+        number = next(self._call_numbers)
+        self._calls[number] = done
+        self._owner.send({**header, "line": session.line, "call": number}, arrays)
 
     def _owner_said(self, message: protocol.ServiceMessage) -> None:
         handler = owner_handles.get(message.kind)
         if handler is not None:
             with self._lock:
+                self._record(message.get("events", list, []))
                 handler(self, message)
+
+    @owner_handles("hello")
+    def _ready(self, message: protocol.ServiceMessage) -> None:
+        self.about = message.get("about", dict)
+        self._append({"about": self.about})
+        self._clock_offset = time.monotonic() - self._began - float(message.get("now", (int, float)))
+        self._settled.set()
+        self._pump()
 
     @owner_handles("taking")
     def _takes(self, message: protocol.ServiceMessage) -> None:
-        self._ledger.taking(message.get("task", int), message.get("now", bool))
+        self._ledger.taking(message.get("task", int))
+
+    @owner_handles("taken")
+    def _has_taken(self, message: protocol.ServiceMessage) -> None:
+        for number in message.get("tasks", list):
+            self._ledger.taken(number)
+
+    @owner_handles("events")
+    def _nothing_else(self, message: protocol.ServiceMessage) -> None:
+        """Its events are recorded already, as those of any message."""
 
     @owner_handles("beat")
     def _beats(self, message: protocol.ServiceMessage) -> None:
@@ -420,12 +514,11 @@ class Broker:
         self._ledger.freed(message.get("buffer", int))
         self._holdings.changed()
 
-    @owner_handles("events")
-    def _record(self, message: protocol.ServiceMessage) -> None:
-        for fields in message.get("events", list):
+    def _record(self, events: list[dict[str, Any]]) -> None:
+        for fields in events:
             event = Event(**fields)
-            if event.kind in ("launch", "stop"):
-                self._ledger.launched(event.task, event.kind == "launch")
+            if event.kind in STATES:
+                self._ledger.moved(event.task, STATES[event.kind])
                 alone = self._ledger.alone
                 if self._alone_since is None and alone is not None and alone.launched:
                     self._alone_since = time.monotonic()
@@ -439,24 +532,38 @@ class Broker:
     def _ended(self, message: protocol.ServiceMessage) -> None:
         number = message.get("task", int)
         found = self._ledger.ended(number)
-        header = {k: v for k, v in message.header.items() if k in ("error", "changed", "cancelled")}
+        header = {k: v for k, v in message.header.items() if k in ("error", "changed", "cancelled", "open")}
+        gone = self._ledger.release(number, badly="error" in header or "cancelled" in header)
+        self._pump()  # before anything else: the owner may have nothing to do meanwhile
         if found is not None:
             session = self.sessions[found[0].client]
+            if message.header.get("open"):
+                self._open[number] = session
             if message.arrays:
                 places = message.get("changed", list)
                 self._tell(session, found[1], header, *self._holdings.results(found[0], places, message.arrays))
             else:
                 self._tell(session, found[1], header)
-        self._end(self._ledger.release(number, badly="error" in header or "cancelled" in header))
+        self._end(gone)
         self._holdings.changed()
-        self._pump()
+
+    @owner_handles("closed")
+    def _closed(self, message: protocol.ServiceMessage) -> None:
+        self._tell_closed(message.get("tasks", list))
+
+    def _tell_closed(self, numbers: Sequence[int]) -> None:
+        """Tell clients that their tasks' lent memory is open in no owner any more."""
+        for number in numbers:
+            session = self._open.pop(number, None)
+            if session is not None:
+                session.outbox.put({"type": "closed", "task": number})
 
     def _tell(
         self, session: Session, piece: Piece, header: dict[str, Any], arrays: Arrays = (),
         sent: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
-        session.ended(piece.theirs, badly="error" in header or "cancelled" in header)
-        session.outbox.put({**header, "type": "ended", "task": piece.theirs}, arrays, sent)
+        session.ended(piece.number, badly="error" in header or "cancelled" in header)
+        session.outbox.put({**header, "type": "ended", "task": piece.number}, arrays, sent)
 
     def _end(self, gone: Sequence[Gone]) -> None:
         """Tell of tasks that end without the owner; their clients, too, where they are still there."""
@@ -472,7 +579,7 @@ class Broker:
         return time.monotonic() - self._began
 
     def _note(self, event: Event) -> None:
-        self._events.append(event)
+        self._events.add(event)
         self._metrics.observe(event)
         self._append(event.plain())
 
@@ -483,7 +590,7 @@ class Broker:
                 self._file.write(json.dumps(line, sort_keys=True) + "\n")
                 self._file.flush()
 
-    def _owner_died(self, reason: str) -> None:
+    def _owner_died(self, reason: str, last: bool) -> None:
         with self._lock:
             guilty, text = self._fault or (None, reason)
             self._fault = None
@@ -492,6 +599,7 @@ class Broker:
                 done(None)
             there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched and not p.ended]
             gone = self._ledger.owner_died(guilty, text)
+            self._tell_closed(list(self._open))
             lost_ones = {g.piece.number for g in gone}
             for held, piece in there:
                 if piece.number not in lost_ones:
@@ -499,10 +607,16 @@ class Broker:
                                      {"rule": "owner died", "reason": text, "done": 0}))  # fmt: skip
             self._end(gone)
             self._holdings.changed()
+            if last:
+                self.failure = reason
+                self._settled.set()
+                for session in self.sessions.values():
+                    session.refuse(f"the process that owns the device does not start any more: {reason}")
 
-    def _owner_failed(self, reason: str) -> None:
-        with self._lock:
-            self.failure = reason
-            self._settled.set()
-            for session in self.sessions.values():
-                session.refuse(f"the process that owns the device does not start any more: {reason}")
+
+def not_named(tenant: str, named: Iterable[str]) -> str:
+    """Return the message for a tenant without a setting, if others have one."""
+    return (
+        f"tenant {tenant!r} has no setting in this service: connect(tenant=...) as one of "
+        f"{', '.join(sorted(named))}, or ask for it in --tenants"
+    )

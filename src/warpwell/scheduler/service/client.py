@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
@@ -84,20 +84,19 @@ class Client:
         timeout = errors.checked_seconds(timeout, "timeout")
         self.path = address.checked_path(path)
         self._lock = threading.Lock()
-        self._submitting = threading.Lock()
-        self._numbers = -1
-        self._call_numbers = 0
-        self._calls: dict[int, Future[protocol.ServiceMessage]] = {}
+        self._call_numbers = itertools.count(1)
+        self._calls: dict[int, tuple[Future[protocol.ServiceMessage], Sequence[ServiceHandle]]] = {}
         self._handles: dict[int, ServiceHandle] = {}
+        self._open: dict[int, tuple[Future[None], list[Any]]] = {}  # what keeps memory that ended tasks were lent
         self._dead: errors.ServiceError | None = None
         self._process = os.getpid()
-        sock = _connected(self.path, timeout)
-        server = protocol.credentials(sock)
-        if path is None and server.uid != os.getuid():
-            sock.close()
-            raise errors.ServiceError(f"{self.path} is user {server.uid}'s, not yours: pass its path to use it anyway")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection = protocol.ServiceConnection(sock, f"the service at {self.path}", patience=timeout)
         try:
+            _connect(sock, self.path)
+            user = protocol.credentials(sock).uid
+            if path is None and user != os.getuid():
+                raise errors.ServiceError(f"{self.path} is user {user}'s, not yours: pass its path to use it anyway")
             protocol.hello(self._connection, tenant=tenant)
             answer = self._connection.expect("hello")
             protocol.check_version(answer, "the service", "your program")
@@ -170,22 +169,15 @@ class Client:
                   "deadline": deadline, "after": numbers, "memory": memory,
                   "size": size or {}, "profile": wire.profile_fields(profile), "lent": packer.lent,
                   "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
-        handles: list[ServiceHandle] = []
+        handles = [ServiceHandle(self, task["kernel"]["name"], packer) for task in tasks]
+        reply: Future[protocol.ServiceMessage] = Future()
         try:
-            with self._submitting:  # numbers ascend on the wire, too
-                for task in tasks:
-                    self._numbers += 1
-                    task["id"] = self._numbers
-                    handles.append(ServiceHandle(self, self._numbers, task["kernel"]["name"], packer))
-                with self._lock:
-                    self._handles.update({h.number: h for h in handles})
-                reply = self._ask(header, packer.arrays)
-            self._answer(reply)
-        except BaseException as error:
-            self._forget(handles)
-            if not isinstance(error, errors.WarpwellError):
-                _left.extend(packer.kept)
-                self._withdraw(handles)  # Ctrl-C: the service may have them, and nobody will have their handles
+            self._answer(self._ask(header, packer.arrays, reply, handles))
+        except errors.WarpwellError:
+            raise
+        except BaseException:  # Ctrl-C: the service may have them, and nobody will have their handles
+            _left.extend(packer.kept)
+            reply.add_done_callback(lambda _: self._withdraw(handles))
             raise
         return handles
 
@@ -200,26 +192,28 @@ class Client:
             The process that owns the device died meanwhile.
         """
         values = np.asarray(array)
-        answer = self._call({"type": "put"}, [values])
+        answer = self.call({"type": "put"}, [values])
         return ServiceArray(self, answer.get("buffer", int), values.shape, values.dtype.newbyteorder("<"))
 
     def metrics(self) -> str:
         """Return the service's metrics in Prometheus' text format."""
-        return self._call({"type": "metrics"}).arrays[0].tobytes().decode()
+        return self.call({"type": "metrics"}).arrays[0].tobytes().decode()
 
     def log(self) -> Log:
         """Return the service's log: its decisions and their reasons."""
-        return Log.read(io.StringIO(self._call({"type": "log"}).arrays[0].tobytes().decode()))
+        return Log.read(io.StringIO(self.call({"type": "log"}).arrays[0].tobytes().decode()))
 
     def status(self) -> dict[str, Any]:
         """Return the service's policy, device, clients, requests and restarts of the owner."""
-        header = self._call({"type": "status"}).header
+        header = self.call({"type": "status"}).header
         return {key: value for key, value in header.items() if key not in ("type", "call")}
 
     def close(self, *, cancel: bool = False) -> None:
         """Wait for all tasks, or cancel them, and leave."""
         if not cancel and self._dead is None and self._process == os.getpid():
             wait(list(self._handles.values()))
+            # what is not closed by then is kept for ever
+            wait([closed for closed, _ in list(self._open.values())], ipc.CLOSING)
         self._die(errors.ServiceError("this connection is closed: connect again"))
         self._connection.interrupt()
         if threading.current_thread() is not self._reader:
@@ -240,36 +234,23 @@ class Client:
         """Return where a task is (`ServiceHandle.state`)."""
         if threading.current_thread() is self._reader:
             return State.RUNNING  # a callback: this thread cannot receive the answer
-        state = State(self._call({"type": "state", "task": handle.number}).get("state", str))
-        ended = state in (State.DONE, State.FAILED, State.CANCELLED)
-        return State.RUNNING if ended and not handle.done() else state
+        return State(self.call({"type": "state", "task": handle.number}).get("state", str))
 
     def cancel(self, handle: ServiceHandle) -> bool:
         """Cancel a task (`ServiceHandle.cancel`)."""
         if threading.current_thread() is self._reader:
             self._ask({"type": "cancel", "task": handle.number})
             return True
-        return bool(self._call({"type": "cancel", "task": handle.number}).get("cancelled", bool))
-
-    def fetch(self, array: ServiceArray) -> NDArray[Any]:
-        """Return a copy of an array on the device (`ServiceArray.numpy`)."""
-        return self._call({"type": "get", "buffer": array.number}).arrays[0]
-
-    def free(self, array: ServiceArray) -> None:
-        """Free an array on the device (`ServiceArray.free`)."""
-        self._call({"type": "free", "buffer": array.number})
+        return bool(self.call({"type": "cancel", "task": handle.number}).get("cancelled", bool))
 
     # calls
 
-    def _forget(self, handles: Sequence[ServiceHandle]) -> None:
-        with self._lock:
-            for handle in handles:
-                self._handles.pop(handle.number, None)
-
     def _withdraw(self, handles: Sequence[ServiceHandle]) -> None:
-        """Cancel tasks without waiting for what becomes of them."""
+        """Forget tasks, and cancel them without waiting for what becomes of them."""
         with contextlib.suppress(errors.WarpwellError):  # where the service has gone, they have too
             for handle in handles:
+                with self._lock:
+                    self._handles.pop(handle.number, None)
                 self._ask({"type": "cancel", "task": handle.number})
 
     def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
@@ -287,24 +268,27 @@ class Client:
         if threading.current_thread() is self._reader:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
-    def _ask(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> Future[protocol.ServiceMessage]:
-        """Send a call; return the future of its answer."""
-        reply: Future[protocol.ServiceMessage] = Future()
+    def _ask(
+        self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
+        reply: Future[protocol.ServiceMessage] | None = None, handles: Sequence[ServiceHandle] = (),
+    ) -> Future[protocol.ServiceMessage]:  # fmt: skip
+        """Send a call; return the future of its answer, which gives `handles` their numbers."""
+        reply = Future() if reply is None else reply
         with self._lock:
             if self._dead is not None:
                 raise errors.ServiceError(str(self._dead))
-            self._call_numbers += 1
-            call = self._call_numbers
-            self._calls[call] = reply
+            call = next(self._call_numbers)
+            self._calls[call] = reply, handles
         try:
             self._connection.send({**header, "call": call}, arrays)
-        except BaseException:
+        except errors.WarpwellError:
             with self._lock:
                 self._calls.pop(call, None)  # no answer will come
             raise
         return reply
 
-    def _call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.ServiceMessage:
+    def call(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> protocol.ServiceMessage:
+        """Make a call, and wait for its answer."""
         self._check()
         return self._answer(self._ask(header, arrays))
 
@@ -330,7 +314,7 @@ class Client:
                         f"the service at {self.path} has not answered for {2 * self._connection.patience:g} s: is it "
                         "stopped? See `warpwell sched status`"
                     )
-                elif self._calls or self._handles:
+                elif self._calls or self._handles or self._open:
                     self._connection.send({"type": "ping"})
                     asked = True
         except EOFError:
@@ -351,23 +335,35 @@ class Client:
     @handles("reply")
     def _replied(self, message: protocol.ServiceMessage) -> None:
         with self._lock:
-            reply = self._calls.pop(message.get("call", int), None)
-        if reply is not None:
-            reply.set_result(message)
+            reply, handles = self._calls.pop(message.get("call", int))
+            numbers = [] if "error" in message.header or not handles else message.get("tasks", list)
+            for handle, number in zip(handles, numbers, strict=False):
+                handle.number = number  # before anything is told of it
+                self._handles[number] = handle
+        reply.set_result(message)
 
     @handles("ended")
     def _ended(self, message: protocol.ServiceMessage) -> None:
         with self._lock:
             handle = self._handles.pop(message.get("task", int), None)
-        if handle is None:
-            return
-        handle.kept = []
+            if handle is None:
+                return
+            kept, handle.kept = handle.kept, []
+            if message.get("open", bool, False):
+                self._open[handle.number] = Future(), kept
         if "error" in message.header:
             handle.settle(wire.error_of(message.get("error", dict)))
         elif message.get("cancelled", bool, False):
             handle.settle(None, cancelled=True)
         else:
             handle.settle_with(dict(zip(message.get("changed", list, []), message.arrays, strict=True)))
+
+    @handles("closed")
+    def _closed(self, message: protocol.ServiceMessage) -> None:
+        with self._lock:
+            found = self._open.pop(message.get("task", int), None)
+        if found is not None:
+            found[0].set_result(None)
 
     @handles("refused")
     def _refused(self, message: protocol.ServiceMessage) -> None:
@@ -380,7 +376,11 @@ class Client:
                 self._dead = why
             calls, self._calls = self._calls, {}
             handles, self._handles = self._handles, {}
-        for reply in calls.values():
+            still_open, self._open = self._open, {}
+        for closed, kept in still_open.values():
+            _left.extend(kept)
+            closed.set_result(None)
+        for reply, _ in calls.values():
             reply.set_exception(errors.ServiceError(str(why)))
         for handle in handles.values():
             _left.extend(handle.kept)
@@ -394,9 +394,9 @@ class ServiceHandle(TaskFuture):
     thread that receives from the service: they must not wait.
     """
 
-    def __init__(self, client: Client, number: int, name: str, packer: Packer) -> None:
+    def __init__(self, client: Client, name: str, packer: Packer) -> None:
         super().__init__(client, name)
-        self.number = number
+        self.number = -1
         self.client = client
         self.kept = packer.kept
         self._targets = packer.targets
@@ -441,11 +441,11 @@ class ServiceArray:
         ServiceError
             The service is gone.
         """
-        return self.client.fetch(self)
+        return self.client.call({"type": "get", "buffer": self.number}).arrays[0]
 
     def free(self) -> None:
         """Give the memory back. Tasks that were submitted before go on with it."""
-        self.client.free(self)
+        self.client.call({"type": "free", "buffer": self.number})
 
     def __repr__(self) -> str:
         return f"<ServiceArray {self.number}: {self.dtype} {self.shape}>"
@@ -478,10 +478,9 @@ class Packer:
         self._gpu = gpu
         self.lent: list[dict[str, Any]] = []
         self.kept: list[Any] = []
-        self._foreign: dict[int, list[Any]] = {}
         self.arrays: list[NDArray[Any]] = []
         self.targets: list[NDArray[Any] | None] = []
-        self._numbers: dict[int, int] = {}
+        self._known: dict[int, list[Any]] = {}  # arguments by the ids of arrays that are kept here
 
     def launch(self, launch: Any, args: Sequence[Any]) -> dict[str, Any]:
         """Return a launch as plain data.
@@ -501,6 +500,8 @@ class Packer:
         }
 
     def _argument(self, value: Any, place: int, kernel: str) -> list[Any]:
+        if id(value) in self._known:
+            return self._known[id(value)]
         if isinstance(value, ServiceArray):
             if value.client is not self._client:
                 raise errors.ArgumentError(
@@ -509,7 +510,7 @@ class Packer:
                 )
             return ["buffer", value.number]
         if isinstance(value, np.ndarray):
-            return ["array", self._array(value)]
+            return self._array(value, value)
         if isinstance(value, np.generic):
             self.arrays.append(np.asarray(value))
             self.targets.append(None)
@@ -521,9 +522,7 @@ class Packer:
         if isinstance(value, float):
             return ["float", value]
         if is_foreign(value):
-            if id(value) not in self._foreign:
-                self._foreign[id(value)] = self._located(value, f"argument {place} of kernel {kernel!r}")
-            return self._foreign[id(value)]
+            return self._located(value, f"argument {place} of kernel {kernel!r}")
         raise errors.ArgumentError(
             f"argument {place} of kernel {kernel!r} is {value!r:.60}, which does not travel to a service: NumPy "
             "arrays, numbers of 64 bits and what to_device returned do",
@@ -537,7 +536,7 @@ class Packer:
         if tensor.on_host or not size_of(tensor, dtype):
             array = at_address("cpu", tensor.address, tensor.shape, dtype, tensor.keep)
             array.flags.writeable = tensor.writable
-            return ["array", self._array(array)]
+            return self._array(array, value)
         if dtype.str not in protocol.ITEMS:
             raise errors.DTypeError(f"{what} has items of {dtype}, which do not travel: convert it first")
         lent = ipc.lend(tensor.address, size_of(tensor, dtype))
@@ -548,46 +547,33 @@ class Packer:
             )
         shape = list(tensor.shape) or [1]
         self.lent.append({"handle": lent.handle.hex(), "offset": lent.offset, "dtype": dtype.str, "shape": shape})
-        return ["lent", len(self.lent) - 1]
+        return self._known.setdefault(id(value), ["lent", len(self.lent) - 1])
 
-    def _array(self, array: NDArray[Any]) -> int:
-        if id(array) in self._numbers:
-            return self._numbers[id(array)]
+    def _array(self, array: NDArray[Any], value: Any) -> list[Any]:
+        """Return the argument for an array of the host, which stands for a value."""
         for other, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
             if writes and np.may_share_memory(other, array):
                 raise errors.ArgumentError(
-                    "two arrays of a request overlap in memory, and would be separated when they are sent: pass "
-                    "the same array "
-                    "object twice, or copies",
+                    "two arrays of a request overlap in memory, and would be separated when they are sent: pass the "
+                    "same array object twice, or copies",
                     name="args",
                 )
         self.arrays.append(array)
         self.targets.append(array if array.flags.writeable else None)
-        self._numbers[id(array)] = len(self.arrays) - 1
-        return len(self.arrays) - 1
+        return self._known.setdefault(id(value), ["array", len(self.arrays) - 1])
 
 
-def _connected(path: os.PathLike[str], timeout: float) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:
+    """Connect; where a crowd waits to be let in, within the seconds that the socket has for sending."""
     try:
-        sock.settimeout(timeout)
-        end = time.monotonic() + timeout
-        while True:
-            try:
-                sock.connect(os.fspath(path))
-                return sock
-            except BlockingIOError:  # a crowd waits to be let in
-                if time.monotonic() >= end:
-                    raise
-                time.sleep(0.01)
+        sock.connect(os.fspath(path))
     except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-        sock.close()
         raise errors.ServiceError(
             f"no scheduler service listens at {path}: start one with `warpwell sched serve`, or name its --socket"
         ) from None
     except OSError as error:
-        sock.close()
-        told = "does not take connections: is it stopped?" if isinstance(error, TimeoutError | BlockingIOError) else (
-            f"cannot be reached: {error.strerror or error}")  # fmt: skip
+        told = f"cannot be reached: {error.strerror or error}"
+        if isinstance(error, BlockingIOError):
+            told = "does not take connections: is it stopped?"
         raise errors.ServiceError(f"the scheduler service at {path} {told}") from None

@@ -1,8 +1,8 @@
-"""`Ledger`: requests and arrays that a service holds, and their fate when the owner dies. No I/O, no threads.
+"""`Ledger`: requests and arrays that a service holds, and their fate when the owner dies. `Holdings`: quotas.
 
-A request stays here, with its input, until its last task has ended; the owner gets it once all that it comes after has
-succeeded. When the owner dies, what has its input here runs again in the next owner; what used memory of the device
-cannot, because that is gone, or was changed.
+Nothing here does I/O or starts threads. A request stays here, with its input, until its last task has ended; the owner
+gets it once all that it comes after has succeeded. When the owner dies, what has its input here runs again in the next
+owner; what used memory of the device cannot, because that is gone, or was changed.
 
 Who killed the owner? If the owner could still say so (a stuck kernel), that task. Otherwise each request that was on
 the device, or was being taken in (imported, looked at), runs again alone, before everything else. If the owner dies
@@ -12,8 +12,9 @@ joined by what waits (`acquit`), so that a long task holds nobody up; but only o
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,17 +25,24 @@ from ... import errors
 ASKED = {"rule": "asked"}
 BEFORE = {"rule": "a task before it did not succeed"}
 
+ROOM = 2.0
+"""Seconds that a client waits for room that is about to be given back."""
+
 
 @dataclass
 class Piece:
-    """A task of a request: its number in the service, and the client's."""
+    """A task of a request."""
 
     number: int
-    theirs: int
     name: str
-    launched: bool = False  # it is on the device
+    state: str = "waiting"
     cancelled: bool = False  # its client was told that it is
     ended: bool = False
+
+    @property
+    def launched(self) -> bool:
+        """Whether it is on the device."""
+        return self.state in ("running", "stopping")
 
 
 @dataclass(eq=False)
@@ -90,12 +98,14 @@ class Gone:
     error: errors.WarpwellError | None = None
 
 
-_End = tuple[HeldRequest, Piece | None, dict[str, Any], errors.WarpwellError | None]
-"""What of a request will not run, from which task on, and why."""
-
-
 class Ledger:
-    """Requests in order of arrival, and the arrays that clients keep on the device."""
+    """Requests in order of arrival, and the arrays that clients keep on the device.
+
+    Attributes
+    ----------
+    held : Counter
+        Bytes of each tenant: input and arrays here, what `Holdings` adds, and nothing twice.
+    """
 
     def __init__(self) -> None:
         self.requests: dict[HeldRequest, None] = {}  # in order of arrival
@@ -106,7 +116,7 @@ class Ledger:
         self.alone: HeldRequest | None = None
         self._numbers = 0
         self.buffers: dict[int, KeptArray] = {}
-        self._bytes: Counter[str] = Counter()
+        self.held: Counter[str] = Counter()
 
     def number(self) -> int:
         """Return a number for a task or an array; none is given twice in the service's life."""
@@ -116,7 +126,7 @@ class Ledger:
     def add(self, held: HeldRequest) -> None:
         """Take a request in."""
         self.requests[held] = None
-        self._bytes[held.tenant] += held.nbytes
+        self.held[held.tenant] += held.nbytes
         for piece in held.pieces:
             self._pieces[piece.number] = (held, piece)
         for number in held.waits:
@@ -141,21 +151,27 @@ class Ledger:
             del self._ready[held]
         return found
 
-    def find(self, number: int) -> tuple[HeldRequest, Piece] | None:
-        """Return a task that has not been forgotten."""
-        return self._pieces.get(number)
+    def find(self, client: int, number: int) -> tuple[HeldRequest, Piece] | None:
+        """Return a client's task that has not ended."""
+        held, piece = self._pieces.get(number, (None, None))
+        return None if held is None or piece is None or held.client != client or piece.ended else (held, piece)
 
-    def taking(self, number: int, now: bool) -> None:
-        """Note that the owner has begun to take a task's request in, or (not `now`) has done so."""
+    def taking(self, number: int) -> None:
+        """Note that the owner has begun to take a task's request in."""
         if number in self._pieces:
             held = self._pieces[number][0]
-            held.taking, held.begun = now, True
+            held.taking = held.begun = True
 
-    def launched(self, number: int, now: bool) -> None:
-        """Note that a task has got onto the device, or (not `now`) has left it."""
+    def taken(self, number: int) -> None:
+        """Note that the owner has taken a task's request in."""
+        if number in self._pieces:
+            self._pieces[number][0].taking = False
+
+    def moved(self, number: int, state: str) -> None:
+        """Note that a task has got onto the device, is asked to leave it, or has left it."""
         if number in self._pieces:
             held, piece = self._pieces[number]
-            piece.launched, held.taking = now, False
+            piece.state, held.taking = state, False
 
     def acquit(self) -> None:
         """Note that the suspect has been alone for long enough: others may join it."""
@@ -174,45 +190,46 @@ class Ledger:
 
     def release(self, number: int, *, badly: bool) -> list[Gone]:
         """Let what comes after an ended task go on, or withdraw it where that ended `badly`."""
-        followers = self._followers.pop(number, [])
-        if badly:
-            return self._end([(f, None, BEFORE, None) for f in followers])
-        for held in followers:
+        gone: list[Gone] = []
+        for held in self._followers.pop(number, []):
             held.waits.discard(number)
-            if not held.waits and held in self.requests:
+            if badly:
+                gone += self.withdraw(held, why=BEFORE)
+            elif not held.waits and held in self.requests:
                 self._ready[held] = None
-        return []
+        return gone
 
     def cancelled(self, number: int) -> None:
         """Note that a task's client was told that it is cancelled: it does not run again if the owner dies first."""
         if number in self._pieces:
             self._pieces[number][1].cancelled = True
 
-    def withdraw(self, held: HeldRequest, piece: Piece | None = None, why: dict[str, Any] = ASKED) -> list[Gone]:
+    def withdraw(
+        self, held: HeldRequest, piece: Piece | None = None, why: dict[str, Any] = ASKED,
+        error: errors.WarpwellError | None = None,
+    ) -> list[Gone]:  # fmt: skip
         """Forget a request that the owner does not have, from a task on; return that, and what comes after it."""
-        return self._end([(held, piece, why, None)])
-
-    def _end(self, ends: list[_End]) -> list[Gone]:
         gone: list[Gone] = []
+        ends = [(held, piece, why, error)]
         while ends:
-            held, first, why, error = ends.pop()
+            held, piece, why, error = ends.pop()
             if held not in self.requests:
                 continue
-            begin = 0 if first is None else held.pieces.index(first)
+            begin = 0 if piece is None else held.pieces.index(piece)
             left = held.pieces[begin:]
             held.pieces, held.tasks = held.pieces[:begin], held.tasks[:begin]
-            for piece in left:
-                self._pieces.pop(piece.number, None)
-                if not piece.ended:
-                    gone.append(Gone(held, piece, why, error))
-                    ends += [(f, None, BEFORE, None) for f in self._followers.pop(piece.number, [])]
+            for one in left:
+                self._pieces.pop(one.number, None)
+                if not one.ended:
+                    gone.append(Gone(held, one, why, error))
+                    ends += [(f, None, BEFORE, None) for f in self._followers.pop(one.number, [])]
             self._forget_if_complete(held)
         return gone
 
     def _forget_if_complete(self, held: HeldRequest) -> None:
         if all(p.ended for p in held.pieces) and held in self.requests:
             del self.requests[held]
-            self._bytes[held.tenant] -= held.nbytes
+            self.held[held.tenant] -= held.nbytes
             for piece in held.pieces:
                 self._pieces.pop(piece.number, None)
             self._ready.pop(held, None)
@@ -220,8 +237,8 @@ class Ledger:
             if self.alone is held:
                 self.alone = None
 
-    def drop(self, client: int) -> tuple[list[Piece], list[Gone]]:
-        """Forget a client; return its tasks that the owner has, which are to be cancelled there, and the others."""
+    def drop(self, client: int) -> tuple[list[Piece], list[int], list[Gone]]:
+        """Forget a client; return its tasks and arrays that the owner has, which are to go there, and other tasks."""
         sent: list[Piece] = []
         gone: list[Gone] = []
         for held in [h for h in self.requests if h.client == client]:
@@ -230,9 +247,7 @@ class Ledger:
                 sent += [p for p in held.pieces if not p.ended]
             else:
                 gone += self.withdraw(held)
-        for number in [n for n, b in self.buffers.items() if b.client == client]:
-            self.free_buffer(client, number)
-        return sent, gone
+        return sent, [number for number in list(self.buffers) if self.free_buffer(client, number)], gone
 
     def owner_died(self, guilty: int | None, reason: str) -> list[Gone]:
         """Note that the owner is gone; return the tasks that go with it.
@@ -253,7 +268,7 @@ class Ledger:
         for held in sent:
             held.sent = held.taking = False
             for piece in held.pieces:
-                piece.launched = False
+                piece.state = "waiting"
             cancelled = next((p for p in held.pieces if p.cancelled and not p.ended), None)
             if held.left or cancelled is not None:
                 gone += self.withdraw(held, None if held.left else cancelled)
@@ -266,7 +281,7 @@ class Ledger:
         self.alone = None
         self._ready = {h: None for h in self.requests if not h.waits}
         for number, buffer in list(self.buffers.items()):
-            self._bytes[buffer.tenant] -= buffer.nbytes
+            self.held[buffer.tenant] -= buffer.nbytes
             buffer.nbytes, buffer.lost = 0, True
             if buffer.leaves:
                 del self.buffers[number]
@@ -282,13 +297,13 @@ class Ledger:
         else:
             text = (f"task {name!r} may have changed memory of your process when the owner of the device ended: "
                     f"{reason}. Set the arrays again, and submit again")  # fmt: skip
-        return self._end([(held, None, {"reason": reason}, errors.TaskLostError(text, task=name))])
+        return self.withdraw(held, why={"reason": reason}, error=errors.TaskLostError(text, task=name))
 
     def new_buffer(self, client: int, tenant: str, nbytes: int) -> int:
         """Note an array on the device; return its number."""
         number = self.number()
         self.buffers[number] = KeptArray(client, tenant, nbytes)
-        self._bytes[tenant] += nbytes
+        self.held[tenant] += nbytes
         return number
 
     def free_buffer(self, client: int, number: int) -> bool:
@@ -305,7 +320,7 @@ class Ledger:
         """Note that an array is gone from the device, or never got there."""
         buffer = self.buffers.pop(number, None)
         if buffer is not None:
-            self._bytes[buffer.tenant] -= buffer.nbytes
+            self.held[buffer.tenant] -= buffer.nbytes
 
     def check_buffers(self, client: int, numbers: Iterable[int]) -> None:
         """Raise for an array that is not this client's.
@@ -327,11 +342,111 @@ class Ledger:
                     "with to_device"
                 )
 
-    def held_bytes(self, tenant: str | None = None) -> int:
-        """Return the bytes of input and of arrays on the device that are held for a tenant, or for all."""
-        return self._bytes.total() if tenant is None else self._bytes[tenant]
-
     def leaves(self, tenant: str) -> bool:
         """Tell whether any of a tenant's are being given back: the owner has not confirmed it yet."""
         given = (h.left for h in self.requests if h.tenant == tenant)
         return any(given) or any(b.leaves for b in self.buffers.values() if b.tenant == tenant)
+
+
+class Holdings:
+    """Bytes of tenants: messages on their way in, input, arrays on the device, and answers that were not read.
+
+    They belong to the tenant, not to a connection: bytes that were not given back yet count after a reconnect, too.
+    All methods run under the broker's lock; those that wait release it meanwhile.
+
+    Parameters
+    ----------
+    lock : RLock
+    ledger : Ledger
+        Which counts the bytes, and knows what is about to be given back.
+    most : int
+        Bytes of a tenant.
+    """
+
+    def __init__(self, lock: threading.RLock, ledger: Ledger, most: int) -> None:
+        self._room = threading.Condition(lock)
+        self._ledger = ledger
+        self._most = most
+        self._unread: Counter[str] = Counter()
+
+    def changed(self) -> None:
+        """Wake those who wait for room."""
+        self._room.notify_all()
+
+    def admit(self, tenant: str, nbytes: int) -> None:
+        """Return once a tenant may have so many more bytes.
+
+        Raises
+        ------
+        QuotaError
+            It may not, and nothing is about to be given back; or nothing was for a while.
+        """
+
+        def settled() -> bool:
+            return self._fits(tenant, nbytes) or not (self._unread[tenant] or self._ledger.leaves(tenant))
+
+        if not self._room.wait_for(settled, ROOM) or not self._fits(tenant, nbytes):
+            raise errors.QuotaError(
+                f"tenant {tenant!r} has {self._ledger.held[tenant]} bytes of input, arrays and answers at the service; "
+                f"{nbytes} more are over {self._most}: wait for results, free arrays, or start the service with a "
+                "larger --max-held"
+            )
+
+    def _fits(self, tenant: str, nbytes: int) -> bool:
+        return self._ledger.held[tenant] + nbytes <= self._most
+
+    def promise(self, tenant: str, nbytes: int) -> Callable[[], None]:
+        """Count an answer; return what to call when it was sent, or its client has gone.
+
+        One may be over the limit; others wait until it is read.
+
+        Raises
+        ------
+        QuotaError
+            It is not read.
+        """
+        if not self._room.wait_for(lambda: not self._unread[tenant] or self._fits(tenant, nbytes), ROOM):
+            raise errors.QuotaError(
+                f"tenant {tenant!r} has {self._ledger.held[tenant]} bytes at the service, among them answers that it "
+                f"has not read; {nbytes} more are over {self._most}: read them first"
+            )
+        self._owe(tenant, nbytes)
+
+        def sent() -> None:
+            with self._room:
+                self._owe(tenant, -nbytes)
+
+        return sent
+
+    def results(
+        self, held: HeldRequest, places: Sequence[int], arrays: Sequence[NDArray[Any]]
+    ) -> tuple[Callable[[], list[NDArray[Any]]], Callable[[], None]]:
+        """Return a function that gives the arrays of a result when it is sent, and one to call after that.
+
+        Results are owed in any case. Of each array of a request there is one here, the newest, however many of its
+        tasks' results were not read.
+        """
+        results, new = held.results, dict(zip(places, arrays, strict=True))
+        self._owe(held.tenant, sum(a.nbytes for p, a in new.items() if p not in results))
+        results.update(new)
+        held.unsent += 1
+
+        def sent() -> None:
+            with self._room:
+                held.unsent -= 1
+                if not held.unsent:
+                    self._owe(held.tenant, -sum(a.nbytes for a in results.values()))
+                    results.clear()
+
+        return lambda: [results[p] for p in places], sent
+
+    def _owe(self, tenant: str, nbytes: int) -> None:
+        self._unread[tenant] += nbytes
+        self._ledger.held[tenant] += nbytes
+        self._room.notify_all()
+
+    def comes(self, tenant: str, nbytes: int) -> None:
+        """Count a message that begins to come (negative: that is there, or given up). Raises as `admit` does."""
+        if nbytes > 0:
+            self.admit(tenant, nbytes)
+        self._ledger.held[tenant] += nbytes

@@ -6,9 +6,10 @@ It imports the kernels that clients name, runs a `Scheduler`, and tells the serv
 made to die: when the device fails, or a kernel is stuck, it says so and ends at once, and the service starts another
 one. It also ends when the service does.
 
-Three threads besides the scheduler's: the first one receives messages of the service; the reporter sends events, in the
-order in which they happened; the third one sends a sign of life each second and watches imports. Messages of clients
-may take long (importing a new file, compiling a kernel): each line of clients has a thread that takes them in order.
+Four threads besides the scheduler's: the first one receives messages of the service; the reporter tells events and ends
+in the order in which they happened; the third one sends a sign of life each second and watches imports; the last one
+closes memory that clients lent, which may wait for all that runs on the device. Messages of clients may take long
+(importing a new file, compiling a kernel): each line of clients has a thread that takes them in order.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -88,7 +90,7 @@ class _RequestArrays:
         self.seen = arrays
         self._borrowed = borrowed
         self._handles: list[bytes] = []
-        self._left = len(tasks)
+        self.left = len(tasks)  # that have not ended
         # of what came nothing may change: it is what results are compared with
         self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
         for place in readonly & set(range(len(arrays))):
@@ -119,19 +121,12 @@ class _RequestArrays:
 
     @property
     def borrows(self) -> bool:
-        """Whether there is memory of the client among them."""
+        """Whether memory of the client is open for it."""
         return bool(self._handles)
 
-    def task_ended(self) -> None:
-        """Count the end of a task; after the last one what was borrowed is given back."""
-        self._left -= 1
-        if self._left <= 0:
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Close memory of the client."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
+    def close(self) -> None:
+        """Close memory of the client; that may wait for all that runs on the device."""
+        for handle in self._handles:
             self._borrowed.close(handle)
 
     def changes(self, number: int) -> tuple[list[int], list[NDArray[Any]]]:
@@ -183,6 +178,8 @@ class Owner:
         self._tasks: dict[int, tuple[Handle, _RequestArrays]] = {}
         self._loading: dict[int, tuple[float, int]] = {}
         self._lines: dict[str, tuple[ThreadPoolExecutor, Future[None]]] = {}
+        self._fresh: deque[tuple[int, Handle]] = deque()
+        self._told: list[dict[str, Any]] = []
         self._stuck: int | None = None
 
     def run(self) -> None:
@@ -244,16 +241,8 @@ class Owner:
 
     @handles("cancel")
     def _cancel(self, message: protocol.ServiceMessage) -> Answer:
-        handle = self._handle(message)
+        handle, _ = self._tasks.get(message.get("task", int), (None, None))
         return {"cancelled": bool(handle is not None and handle.cancel())}, []
-
-    @handles("state")
-    def _state(self, message: protocol.ServiceMessage) -> Answer:
-        handle = self._handle(message)
-        return {"state": "waiting" if handle is None else handle.state.value}, []
-
-    def _handle(self, message: protocol.ServiceMessage) -> Handle | None:
-        return self._tasks.get(message.get("task", int), (None,))[0]
 
     @handles("get")
     def _get(self, message: protocol.ServiceMessage) -> Answer:
@@ -290,7 +279,7 @@ class Owner:
     def _submit(self, message: protocol.ServiceMessage) -> None:
         tasks = message.get("tasks", list)
         first = tasks[0]["id"]
-        self._send({"type": "taking", "task": first, "now": True})  # if this process dies of it, that is known
+        self._send({"type": "taking", "task": first})  # if this process dies of it, that is known
         request = _RequestArrays(tasks, message.arrays, set(message.get("readonly", list)), self._borrowed)
         try:
             made = self._make(message, tasks)
@@ -316,41 +305,13 @@ class Owner:
                 self._tasks[task["id"]] = (handle, request)
             for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
-            self._events.put(functools.partial(self._taken, first, handles[0]))  # later: most have begun by then
+            self._fresh.append((first, handles[0]))
         except BaseException as error:
             failure = self._scheduler.failure
             if failure is not None:
                 self._fault(self._stuck, str(failure))
-            fields = wire.error_fields(error)
-            request.give_back()
             for task in tasks:
-                self._send({"type": "ended", "task": task["id"], "error": fields})
-
-    def _taken(self, number: int, handle: Handle) -> None:
-        """Report that a request is submitted: the scheduler has decided on it, and lives."""
-        job = handle.job
-        try:
-            if not handle.done() and (job is None or job.waits):
-                self._scheduler.inspect(lambda _: None)
-        except errors.WarpwellError:
-            return  # it has failed: the other threads tell it
-        # after what was launched meanwhile
-        self._events.put(functools.partial(self._send, {"type": "taking", "task": number, "now": False}))
-
-    def _done(self, number: int, handle: Any) -> None:
-        request = self._tasks[number][1]
-        runs_on = not handle.cancelled() and isinstance(handle.exception(), errors.StallError | errors.TaskLostError)
-        if request.borrows and not runs_on:  # nothing closes memory under a kernel that is stuck: this process ends
-            self._closing.submit(self._give_back, number, request)
-        else:
-            self._events.put(functools.partial(self._end, number))
-
-    def _give_back(self, number: int, request: _RequestArrays) -> None:
-        """End a task once its client's memory is closed, in a thread of its own: that may wait for all that runs."""
-        try:
-            request.task_ended()
-        finally:
-            self._events.put(functools.partial(self._end, number))
+                self._events.put(functools.partial(self._ended, task["id"], request, error=wire.error_fields(error)))
 
     def _make(self, message: protocol.ServiceMessage, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
         made = []
@@ -380,35 +341,67 @@ class Owner:
             if event.kind == "lost":
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
             told.append({**event.plain(), "task": number})
-        if told:
-            self._send({"type": "events", "events": told})
+        self._told = told
         for item in items:
             if not isinstance(item, Event):
                 item()
+        if self._told:
+            self._send_on({"type": "events"})
+
+    def _send_on(self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Send a message with the events that came before it, which saves them a message of their own."""
+        told, self._told = self._told, []
+        self._send({**header, "events": told} if told else header, arrays)
+
+    def _done(self, number: int, _: object) -> None:
+        self._events.put(functools.partial(self._end, number))
+
+    def _tell_taken(self) -> None:
+        """Report requests that wait, once the scheduler has decided on them and lives: they ended nobody."""
+        fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
+        waiting = [n for n, handle in fresh if not handle.done() and (handle.job is None or handle.job.waits)]
+        with contextlib.suppress(errors.WarpwellError):  # it has failed: the other threads tell it
+            if waiting:
+                self._scheduler.inspect(lambda _: None)
+                # after what was launched meanwhile
+                self._events.put(functools.partial(self._send_on, {"type": "taken", "tasks": waiting}))
 
     def _end(self, number: int) -> None:
-        handle, request = self._tasks[number]
-        del self._tasks[number]
+        handle, request = self._tasks.pop(number)
         if handle.cancelled():
-            self._send({"type": "ended", "task": number, "cancelled": True})
+            self._ended(number, request, cancelled=True)
             return
         error = handle.exception()
         if isinstance(error, errors.TaskLostError):
             self._fault(self._stuck, str(error))
+        elif isinstance(error, errors.StallError):
+            # this process cannot stop its threads, or the GPU
+            self._stuck = number
+            self._fault(number, str(error), {"type": "ended", "task": number, "error": wire.error_fields(error)})
         elif error is not None:
-            told = {"type": "ended", "task": number, "error": wire.error_fields(error)}
-            if isinstance(error, errors.StallError):
-                # this process cannot stop its threads, or the GPU
-                self._stuck = number
-                self._fault(number, str(error), told)
-            self._send(told)
+            self._ended(number, request, error=wire.error_fields(error))
         else:
             places, copies = request.changes(number)
-            self._send({"type": "ended", "task": number, "changed": places}, copies)
+            self._ended(number, request, copies, changed=places)
+
+    def _ended(
+        self, number: int, request: _RequestArrays, arrays: Sequence[NDArray[Any]] = (), **about: Any
+    ) -> None:  # fmt: skip
+        """Report the end of a task at once; what was borrowed for its request is closed after the last one."""
+        self._send_on({**about, "type": "ended", "task": number, "open": request.borrows}, arrays)
+        request.left -= 1
+        if request.borrows and not request.left:
+            self._closing.submit(self._close, request)
+
+    def _close(self, request: _RequestArrays) -> None:
+        try:
+            request.close()
+        finally:  # a client waits for it before it leaves
+            self._send({"type": "closed", "tasks": list(request.places)})
 
     def _fault(self, task: int | None, why: str, then: dict[str, Any] | None = None) -> None:
         """Report a fault, so that nothing more is sent here, `then` something else, and end the process now."""
-        self._send({"type": "fault", "task": task, "message": why[:4096]})
+        self._send_on({"type": "fault", "task": task, "message": why[:4096]})
         if then is not None:
             self._send(then)
         os._exit(FAULT)
@@ -429,6 +422,7 @@ class Owner:
             if loading is not None and time.monotonic() - loading[0] > LOADING:
                 self._fault(loading[1], f"importing its file of kernels took over {LOADING:g} s")
             self._send({"type": "beat"})
+            self._events.put(self._tell_taken)
             if time.monotonic() >= saving:
                 saving = time.monotonic() + SAVING
                 self._save()

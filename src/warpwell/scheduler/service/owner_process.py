@@ -108,9 +108,9 @@ class OwnerProcess:
     ----------
     settings : dict
         Settings that an owner is sent first: device, policy and so on (see `warpwell.scheduler.service.owner`).
-    ready, message, died, failed : callable
-        ``ready(hello)`` when an owner has started; ``message(message)`` for what it says; ``died(reason)`` when it is
-        gone, each in the thread of this object; ``failed(reason)`` when no more owners are started.
+    said, died : callable
+        ``said(message)`` for what an owner says, its hello first; ``died(reason, last)`` when it is gone, with whether
+        no more owners are started. Each in the thread of this object.
     command : sequence of str
         Starts an owner (`COMMAND`).
     """
@@ -119,16 +119,14 @@ class OwnerProcess:
         self,
         settings: dict[str, Any],
         *,
-        ready: Callable[[ServiceMessage], None],
-        message: Callable[[ServiceMessage], None],
-        died: Callable[[str], None],
-        failed: Callable[[str], None],
+        said: Callable[[ServiceMessage], None],
+        died: Callable[[str, bool], None],
         command: Sequence[str] = COMMAND,
         silence: float = SILENCE,
         max_body: int = MAX_BODY,
     ) -> None:
         self._settings = settings
-        self._ready, self._message, self._died, self._failed = ready, message, died, failed
+        self._said, self._died = said, died
         self._command = tuple(command)
         self._silence = silence
         self._max_body = max_body
@@ -136,7 +134,6 @@ class OwnerProcess:
         self._outbox: SendQueue | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
-        self._refused = False
         self._thread = threading.Thread(target=self._run, name="warpwell-owner", daemon=True)
 
     @property
@@ -169,34 +166,45 @@ class OwnerProcess:
     def _run(self) -> None:
         unready = 0
         while not self._stopping.is_set():
-            unready += 1
-            reason, was_ready = self._one()
+            try:
+                reason, was_ready, last = self._one()
+            except OSError as error:  # no descriptors, no memory: a try that failed
+                reason, was_ready, last = f"it could not be started: {error.strerror or error}", False, False
             if self._stopping.is_set():
-                break
-            unready = 0 if was_ready else unready
-            self._died(reason)
-            if unready >= TRIES or self._refused:
-                self._failed(reason)
+                return
+            unready = 0 if was_ready else unready + 1
+            last = last or unready >= TRIES
+            self._died(reason, last)
+            if last:
                 return
             self._stopping.wait(0.1 * 2**unready)
 
-    def _one(self) -> tuple[str, bool]:
-        """Run one owner to its end; return what ended it, and whether it had been ready."""
-        try:
-            ours = self._spawn()
-        except OSError as error:  # no descriptors, no memory: a try that failed
-            return f"it could not be started: {error.strerror or error}", False
+    def _one(self) -> tuple[str, bool, bool]:
+        """Run one owner to its end; return what ended it, whether it had been ready, and if another would end so."""
+        process, ours = self._spawn()
         self.starts += 1
         connection = ServiceConnection(ours, "the owner", max_body=self._max_body, max_header=OWNER_HEADER,
-                                patience=self._silence)  # fmt: skip
-        was_ready = False
+                                       patience=self._silence)  # fmt: skip
+        refused, until = False, time.monotonic() + START
         try:
             connection.send({"type": "settings", **self._settings})
-            hello = self._hello(connection)
-            self._outbox = SendQueue(connection, "warpwell-to-owner")
-            was_ready = True
-            self._ready(hello)
-            reason = self._listen(connection)
+            while True:
+                message = connection.receive()
+                if message is None:
+                    if not self.connected and time.monotonic() < until:
+                        continue
+                    self._kill()
+                    reason = f"it did not answer for {self._silence:g} s"
+                    break
+                if message.kind == "refused":  # a bad option
+                    refused, reason = True, message.get("message", str)
+                    break
+                if message.kind == "hello":
+                    check_version(message, "the owner", "the service")
+                    self._outbox = SendQueue(connection, "warpwell-to-owner")
+                self._said(message)
+        except EOFError:
+            reason = "it closed its connection"
         except errors.ServiceError as error:
             reason = str(error)
         except Exception as error:  # this thread must go on: without it no owner is started, and no client would know
@@ -206,16 +214,15 @@ class OwnerProcess:
             connection.interrupt()
             if outbox is not None:
                 outbox.close(0.5)
-            told = self._reap()
+            told = self._reap(process)
             connection.close()
-        return reason if self._refused else told or reason, was_ready
+        return reason if refused else told or reason, outbox is not None, refused
 
-    def _spawn(self) -> socket.socket:
-        """Start the process; return our end of its socket."""
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the process; return it, and our end of its socket."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                theirs.set_inheritable(True)
                 self.process = subprocess.Popen(
                     [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                     stdout=2,  # what kernels' files print is no output of the service
@@ -224,52 +231,21 @@ class OwnerProcess:
         except BaseException:
             ours.close()
             raise
-        return ours
-
-    def _hello(self, connection: ServiceConnection) -> ServiceMessage:
-        until = time.monotonic() + START
-        while time.monotonic() < until and not self._stopping.is_set():
-            try:
-                message = connection.receive()
-            except EOFError:
-                raise errors.ServiceError("it ended before it was ready") from None
-            if message is not None:
-                if message.kind == "refused":  # a bad option: another owner would say the same
-                    self._refused = True
-                    raise errors.ServiceError(message.get("message", str))
-                check_version(message, "the owner", "the service")
-                return message
-        raise errors.ServiceError(f"it was not ready within {START:g} s")
-
-    def _listen(self, connection: ServiceConnection) -> str:
-        while True:
-            try:
-                message = connection.receive()
-            except EOFError:
-                return "it closed its connection"
-            if message is None:
-                self._kill()
-                return f"it did not answer for {self._silence:g} s"
-            self._message(message)
+        return self.process, ours
 
     def _kill(self) -> None:
         if self.process is not None:
             with contextlib.suppress(OSError):
                 self.process.kill()
 
-    def _reap(self) -> str:
+    def _reap(self, process: subprocess.Popen[bytes]) -> str:
         """Wait for the process, after some seconds by force; return how it ended, or nothing if it was asked to."""
-        process = self.process
-        assert process is not None
-        forced = False
         try:
             code = process.wait(2.0)
         except subprocess.TimeoutExpired:
             self._kill()
-            forced = True
-            code = process.wait()
-        if forced or code == 0:
+            process.wait()
             return ""
         if code < 0:
             return f"it was killed by signal {-code} ({signal.strsignal(-code)})"
-        return f"it exited with status {code}"
+        return f"it exited with status {code}" if code else ""

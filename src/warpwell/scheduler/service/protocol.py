@@ -15,6 +15,7 @@ can tell each other which they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import socket
@@ -31,7 +32,7 @@ from ... import errors
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-VERSION = 1
+VERSION = 2
 """Of the messages. Peers of another version are refused."""
 
 MAGIC = b"WWSM"
@@ -54,7 +55,7 @@ _PREFIX = struct.Struct("<4sIQ")
 _CREDENTIALS = struct.Struct("3i")
 # plain numbers: no objects, no strings, no records
 ITEMS = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())
-_SLICE = 1 << 20
+_SLICE, _SMALL = 1 << 20, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -136,17 +137,18 @@ class ServiceConnection:
                 f"{self.peer}: at most {MAX_ARRAYS}, {self.max_body} and {self.max_header}. Send less at a time, or "
                 "start the service with a larger --max-message"
             )
+        parts: list[bytes | memoryview] = [_PREFIX.pack(MAGIC, len(text), nbytes) + text]
+        parts += [array.reshape(-1).view(np.uint8).data for array in sent if array.nbytes]
+        if nbytes <= _SMALL:
+            parts = [b"".join(parts)]  # the peer wakes once
         with self._sending:
             if self._broken:
                 raise errors.ServiceError(f"{self.peer} has gone: connect again")
             try:
-                self._socket.sendall(_PREFIX.pack(MAGIC, len(text), nbytes) + text)
-                for array in sent:
-                    if array.nbytes:
-                        self._socket.sendall(array.reshape(-1).view(np.uint8).data)
+                for part in parts:
+                    self._socket.sendall(part)
             except BaseException as error:  # Ctrl-C is among them
-                self._broken = True  # half a message is out: nothing that follows could be read
-                self._shut()
+                self.interrupt()
                 if not isinstance(error, OSError):
                     raise
                 raise errors.ServiceError(f"{self.peer} {_reason(error, self.patience)}: connect again") from error
@@ -208,20 +210,14 @@ class ServiceConnection:
 
     def close(self) -> None:
         """Close the connection; a thread that receives from it gets EOFError. May be called twice."""
-        self._broken = True
-        self._shut()
+        self.interrupt()
         self._socket.close()
 
     def interrupt(self) -> None:
         """End both directions, so that a thread that receives wakes up; `close` is still to come."""
-        self._broken = True
-        self._shut()
-
-    def _shut(self) -> None:
-        try:
+        self._broken = True  # half a message may be out: nothing that follows could be read
+        with contextlib.suppress(OSError):  # it was gone already
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was gone already
 
     def _must(self, nbytes: int) -> NDArray[np.uint8]:
         data = self._read(nbytes, idle=False)

@@ -22,9 +22,8 @@ from typing import Any
 from ... import errors
 from ..tenants import read_tenants
 from . import address, protocol
-from .broker import MAX_HELD, Broker, not_named
+from .broker import MAX_HELD, Broker, Session, not_named
 from .owner_process import COMMAND, SILENCE
-from .session import Session
 
 MAX_CLIENTS = 64
 """Clients of a tenant, and twice as many of a user."""
@@ -88,8 +87,8 @@ class Service:
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.path = address.checked_path(path)
-        self._group = None if group is None else address.group_id(str(group))
-        self._users = None if users is None else {address.user_id(str(name)): t for name, t in users.items()}
+        self._group = None if group is None else address.number_of("group", str(group))
+        self._users = None if users is None else {address.number_of("user", str(n)): t for n, t in users.items()}
         named = {t.name: t.settings() for t in read_tenants(tenants)}
         self._named = frozenset(named)
         unnamed = sorted(set((users or {}).values()) - self._named)
@@ -99,29 +98,16 @@ class Service:
                 name="users",
             )
         self._max_message, self._patience = max_message, patience
-        self._settings: dict[str, Any] = {
-            "device": device, "policy": policy, "limit": limit, "tenants": named or None,
-            "stuck": stuck, "max_message": max_message,
-        }  # fmt: skip
-        self._broker_options: dict[str, Any] = {
-            "allow": allow, "trust": trust_group, "max_message": max_message, "max_held": max_held, "log": log,
-            "silence": silence, "command": command,
-        }  # fmt: skip
+        settings = {"device": device, "policy": policy, "limit": limit, "tenants": named or None, "stuck": stuck}
+        self.broker = Broker(settings, allow=allow, trust=trust_group, max_message=max_message, max_held=max_held,
+                             log=log, silence=silence, command=command)  # fmt: skip
         self._lock = threading.Lock()
         self._closed = False
-        self._broker: Broker | None = None
         self._listener: socket.socket | None = None
         self._place = -1
         self._spool = ""
         self._threads: list[threading.Thread] = []
-        self._silent: dict[int, dict[protocol.ServiceConnection, float]] = {}  # by user, the oldest first
-
-    @property
-    def broker(self) -> Broker:
-        """What serves the clients."""
-        if self._broker is None:
-            raise errors.ServiceError("the service is not started: call start(), or use it in a with block")
-        return self._broker
+        self._silent: dict[protocol.ServiceConnection, tuple[int, float]] = {}  # user and time, the oldest first
 
     def start(self, timeout: float = 120.0) -> Service:
         """Start the owner, and listen once it is ready.
@@ -135,8 +121,7 @@ class Service:
         self._place = address.lock(self.path)
         try:
             self._spool = tempfile.mkdtemp(prefix="warpwell-kernels-")  # of mode 0700
-            self._broker = Broker({**self._settings, "spool": self._spool}, **self._broker_options)
-            self._broker.start(timeout)
+            self.broker.start(self._spool, timeout)
             self._listen()
         except BaseException:
             self.close()
@@ -166,12 +151,11 @@ class Service:
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
             self._listener.close()
             self.path.unlink(missing_ok=True)
-        if self._broker is not None:
-            for session in list(self._broker.sessions.values()):
-                session.refuse(_STOPPED)
-            self._broker.close(_SOON if soon else _OWNER)
+        for session in list(self.broker.sessions.values()):
+            session.refuse(_STOPPED)
+        self.broker.close(_SOON if soon else _OWNER)
         with self._lock:
-            for connection in [c for its in self._silent.values() for c in its]:
+            for connection in self._silent:
                 connection.interrupt()
         until = time.monotonic() + (_SOON if soon else self._patience)
         for thread in list(self._threads):
@@ -219,33 +203,26 @@ class Service:
         """Note a connection that has not said hello yet; interrupt those that took too long, or are too many."""
         now = time.monotonic()
         with self._lock:
-            late = [c for its in self._silent.values() for c, since in its.items() if now - since > self._patience]
-            its = self._silent.setdefault(uid, {})
-            if len(its) >= SILENT:
-                late.append(next(iter(its)))
-            its[connection] = now
-            for other in late:
+            its = [c for c, (user, _) in self._silent.items() if user == uid]
+            late = {c for c, (_, since) in self._silent.items() if now - since > self._patience}
+            for other in late.union(its[: len(its) - SILENT + 1] if len(its) >= SILENT else ()):
                 other.interrupt()
-                for some in self._silent.values():
-                    some.pop(other, None)
+                del self._silent[other]
+            self._silent[connection] = uid, now
 
-    def _said_hello(self, uid: int, connection: protocol.ServiceConnection) -> None:
+    def _said_hello(self, connection: protocol.ServiceConnection) -> None:
         with self._lock:
-            its = self._silent.get(uid, {})
-            its.pop(connection, None)
-            if not its:
-                self._silent.pop(uid, None)
+            self._silent.pop(connection, None)
 
     def _serve(self, connection: protocol.ServiceConnection, peer: protocol.Peer, number: int) -> None:
         session: Session | None = None
         try:
             hello = connection.expect("hello")
-            self._said_hello(peer.uid, connection)
+            self._said_hello(connection)
             protocol.check_version(hello, "your program", "the service")
-            own = peer.uid == os.getuid()
             tenant = self._tenant(peer, hello.get("tenant", (str, type(None)), None))
             connection.max_body = self._max_message  # not before it is known who sends it
-            session = Session(connection, number, tenant, peer.uid, own=own)
+            session = Session(connection, number, tenant, peer.uid)
             self.broker.enter(session, MAX_CLIENTS)
             about = self.broker.about
             session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
@@ -270,7 +247,7 @@ class Service:
             if session is not None:
                 self.broker.drop(session)
                 session.close()
-            self._said_hello(peer.uid, connection)
+            self._said_hello(connection)
             connection.close()
 
     def _tenant(self, peer: protocol.Peer, wanted: str | None) -> str:
@@ -281,32 +258,25 @@ class Service:
         ServiceError
             It may not come in, or is not the tenant that it says.
         """
+        own = peer.uid == os.getuid()
+        users = {} if self._users is None else self._users
         if wanted is not None and not (0 < len(wanted) <= 64 and wanted.isprintable()):
             raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
-        tenant = self._tenant_of(peer, wanted)
-        looks_on = wanted is None and peer.uid == os.getuid()  # `sched status` may come in, and submits nothing
-        if self._named and tenant not in self._named and not looks_on:
-            raise errors.ServiceError(not_named(tenant, self._named))
-        return tenant
-
-    def _tenant_of(self, peer: protocol.Peer, wanted: str | None) -> str:
-        own = peer.uid == os.getuid()
         if self._group is None and not own:
             raise errors.ServiceError(
                 f"this service is for user {os.getuid()} alone, and you are user {peer.uid}: start one of your own, or "
                 "ask for one with --group"
             )
-        if self._users is not None and peer.uid in self._users:
-            tenant = self._users[peer.uid]
-        elif self._users is not None and not own:
+        if self._users is not None and not own and peer.uid not in users:
             raise errors.ServiceError(f"user {peer.uid} is not a tenant of this service: ask to be added to --users")
-        else:
-            tenant = "default" if self._group is None else _login(peer.uid)
-        if wanted is None or wanted == tenant:
-            return tenant
-        if own:
-            return wanted  # a user who may stop the service may choose any tenant
-        raise errors.ServiceError(f"user {peer.uid} is tenant {tenant!r} of this service, not {wanted!r}")
+        tenant = users.get(peer.uid) or ("default" if self._group is None else _login(peer.uid))
+        if wanted not in (None, tenant) and not own:  # a user who may stop the service may choose any tenant
+            raise errors.ServiceError(f"user {peer.uid} is tenant {tenant!r} of this service, not {wanted!r}")
+        looks_on = wanted is None and own  # `sched status` may come in, and submits nothing
+        tenant = wanted or tenant
+        if self._named and tenant not in self._named and not looks_on:
+            raise errors.ServiceError(not_named(tenant, self._named))
+        return tenant
 
 
 def _login(uid: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets.gpu.ipc import HANDLE
+from ...libcuda import HANDLE
 from ..task import Kind, Profile
 from . import references
 from .protocol import ITEMS, MAX_ARRAYS, ServiceMessage, checked
@@ -50,12 +50,11 @@ def check_task(task: Any, arrays: Sequence[NDArray[Any]], lent: int = 0) -> dict
     if not isinstance(task, dict):
         raise errors.ServiceError("a task of a request is not an object")
     shape, arguments = checked(task, "shape", list), checked(task, "arguments", list)
-    if not 1 <= len(shape) <= 3 or not all(type(n) is int and n > 0 for n in shape) or math.prod(shape) > MAX_THREADS:
+    if not (1 <= len(shape) <= 3 and _integers(shape, 1)) or math.prod(shape) > MAX_THREADS:
         raise errors.ServiceError(f"launch shape {shape!r:.60} is not 1 to 3 positive integers, 2**40 threads at most")
     if len(arguments) > MAX_ARGUMENTS:
         raise errors.ServiceError(f"a launch has {len(arguments)} arguments: at most {MAX_ARGUMENTS} are taken")
     return {
-        "id": checked(task, "id", int),
         "kernel": references.check(checked(task, "kernel", dict)),
         "shape": shape,
         "arguments": [_check_argument(a, arrays, lent) for a in arguments],
@@ -98,10 +97,14 @@ def check_lent(listed: Sequence[Any]) -> list[dict[str, Any]]:
         offset, shape = checked(one, "offset", int), checked(one, "shape", list)
         good = _HANDLE.fullmatch(handle) and dtype in ITEMS and 0 <= offset < MAX_LENT and 1 <= len(shape) <= 32
         good = good and offset % np.dtype(dtype).itemsize == 0  # a kernel would end its process otherwise
-        if not good or not all(type(n) is int and 0 < n < MAX_LENT for n in shape) or math.prod(shape) > MAX_LENT:
+        if not (good and _integers(shape, 1)) or math.prod(shape) > MAX_LENT:
             raise errors.ServiceError("an array that is lent has no valid handle, offset, dtype or shape")
         found.append({"handle": handle, "offset": offset, "dtype": dtype, "shape": shape})
     return found
+
+
+def _integers(values: Sequence[Any], least: int = INTS[0]) -> bool:
+    return all(type(n) is int and least <= n <= INTS[-1] for n in values)
 
 
 def lent_bytes(lent: dict[str, Any]) -> int:
@@ -211,6 +214,6 @@ def options(message: ServiceMessage) -> dict[str, Any]:
     if len(size) > 64 or not all(type(n) in (int, float) and len(name) <= MAX_NAME for name, n in size.items()):
         raise errors.ServiceError(f"size of a request must be up to 64 names of {MAX_NAME} letters, and numbers")
     for name, most in (("after", MAX_TASKS), ("readonly", MAX_ARRAYS)):
-        if len(found[name]) > most or not all(type(n) is int for n in found[name]):
+        if len(found[name]) > most or not _integers(found[name]):
             raise errors.ServiceError(f"{name} of a request must be up to {most} numbers")
     return found

@@ -1,0 +1,86 @@
+"""Threads submit tasks that are alike, and cancel, wait and submit in callbacks: each task runs once, or not at all."""
+
+from __future__ import annotations
+
+import random
+import threading
+from concurrent.futures import CancelledError, wait
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.harness.fake_gpu import fake_executor
+from tests.harness.until import until
+
+import warpwell as ww
+from warpwell.scheduler import Handle, Scheduler
+
+
+@ww.kernel
+def count(x, by):
+    i = ww.grid(1)
+    if i < x.size:
+        x[i] += by
+
+
+class Client:
+    """A thread that submits."""
+
+    def __init__(self, scheduler: Scheduler, arrays: list[Any], seed: int) -> None:
+        self.random = random.Random(seed)
+        self.handles: list[tuple[int, Handle]] = []
+        self.asked = self.called = 0
+        self._scheduler, self._arrays = scheduler, arrays
+        self._mine = seed % len(arrays)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _submit(self, which: int, **options: Any) -> Handle:
+        handle = self._scheduler.submit(count[300], self._arrays[which], 1, **options)
+        self.handles.append((which, handle))
+        return handle
+
+    def _back(self, handle: Any) -> None:
+        self.called += 1
+        if self.called % 2:
+            self._submit(self._mine)
+
+    def _run(self) -> None:
+        for _ in range(300):
+            chance = self.random.random
+            which = self.random.randrange(len(self._arrays)) if chance() < 0.1 else self._mine
+            handle = self._submit(which, priority=int(chance() < 0.1))
+            if chance() < 0.05:
+                self.asked += 1
+                handle.add_done_callback(self._back)
+            if chance() < 0.05:
+                self.random.choice(self.handles)[1].cancel()
+            if chance() < 0.02:
+                wait([its for _, its in self.handles[-20:]], timeout=0.01)
+            if chance() < 0.02:
+                assert handle.task.pattern is not None and handle.state is not None
+                assert handle.job is None or handle.job.task is handle.task
+
+
+@pytest.mark.parametrize("policy", ["lanes", "first-come", "left-over"])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
+    arrays = [np.zeros(300) for _ in range(3)]
+    with Scheduler("cpu", policy, limit=1 + seed % 2, executor=fake_executor()) as scheduler:
+        for array in arrays:
+            for _ in range(3):
+                scheduler.submit(count[300], array, 0).result(30)
+        clients = [Client(scheduler, arrays, 10 * seed + k) for k in range(3)]
+        for client in clients:
+            client.thread.join(60)
+        until(lambda: all(client.called == client.asked for client in clients), 30)
+        done = [0] * len(arrays)
+        for which, handle in [entry for client in clients for entry in client.handles]:
+            try:
+                handle.result(30)
+            except CancelledError:
+                continue
+            done[which] += 1
+        dispatcher, executor = scheduler._dispatcher, scheduler._executor
+        until(lambda: not (dispatcher._series or executor._runs or dispatcher.core._behind))  # type: ignore[attr-defined]
+    assert [(array.min(), array.max()) for array in arrays] == [(its, its) for its in done]
