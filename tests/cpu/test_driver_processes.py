@@ -174,7 +174,7 @@ def test_a_stream_that_never_becomes_ready_leaves_others_alone(limits: str, star
     with natives.changed(changes) as built, DriverServer(2, driver=built.fake) as server:
         lines = said(start(server, "stuck_beside", *words))
     assert lines.pop() == "released True 0 260 {0}"
-    assert lines == ["beside [True, True, True] in time True still stuck True", "held back True"]
+    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True"]
 
 
 def test_a_full_ring_holds_calls_back_and_loses_none(server: DriverServer, start: Start) -> None:
