@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +20,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@dataclass(init=False, slots=True)
+@dataclass(slots=True)
 class Event:
     """One line of a log.
 
@@ -42,27 +42,18 @@ class Event:
     kind: str
     task: int
     name: str
-    tenant: str
-    why: dict[str, Any]
-
-    def __init__(
-        self, time: float, kind: str, task: int, name: str, tenant: str = "default", why: dict[str, Any] | None = None
-    ) -> None:
-        self.time = time
-        self.kind = kind
-        self.task = task
-        self.name = name
-        self.tenant = tenant
-        self.why = {} if why is None else why
+    tenant: str = "default"
+    why: dict[str, Any] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
         """Return its fields by name."""
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = ("time", "kind", "task", "name", "tenant", "why")
+_FIELDS = {"time": int | float, "kind": str, "task": int, "name": str, "tenant": str, "why": dict}
 
 
+@dataclass(slots=True)
 class Many:
     """Events of one kind of tasks that are alike, as they are noted; `events` makes them.
 
@@ -80,33 +71,30 @@ class Many:
     values : sequence
     """
 
-    __slots__ = ("_key", "_kind", "_name", "_numbers", "_tenant", "_times", "_values", "_why")
-
-    def __init__(
-        self, kind: str, name: str, tenant: str, numbers: Sequence[int], times: float | Sequence[float],
-        why: dict[str, Any], key: str = "", values: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
-        self._kind, self._name, self._tenant, self._numbers = kind, name, tenant, numbers
-        self._times, self._why, self._key, self._values = times, why, key, values
+    kind: str
+    name: str
+    tenant: str
+    numbers: Sequence[int]
+    times: float | Sequence[float]
+    why: dict[str, Any]
+    key: str = ""
+    values: Sequence[Any] = ()
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self.numbers)
 
     def events(self) -> Iterator[Event]:
         """Return the events."""
-        times, why, key = self._times, self._why, self._key
-        for k, number in enumerate(self._numbers):
+        times, why, key = self.times, self.why, self.key
+        for k, number in enumerate(self.numbers):
             time = times if isinstance(times, float | int) else times[k]
-            its = {**why, key: self._values[k]} if key else why
-            yield Event(time, self._kind, number, self._name, self._tenant, its)
+            its = {**why, key: self.values[k]} if key else why
+            yield Event(time, self.kind, number, self.name, self.tenant, its)
 
     def without(self, count: int) -> Many:
         """Return all but the first ones."""
-        times = self._times if isinstance(self._times, float | int) else self._times[count:]
-        return Many(
-            self._kind, self._name, self._tenant, self._numbers[count:], times, self._why, self._key,
-            self._values[count:],
-        )  # fmt: skip
+        times = self.times if isinstance(self.times, float | int) else self.times[count:]
+        return replace(self, numbers=self.numbers[count:], times=times, values=self.values[count:])
 
 
 class Log:
@@ -189,12 +177,9 @@ class Log:
         while left:
             first = noted[gone]
             its = len(first) if isinstance(first, Many) else 1
-            if its > left:
-                assert isinstance(first, Many)
+            if isinstance(first, Many) and its > left:
                 rest.append(first.without(left))
-                gone += 1
-                break
-            left -= its
+            left -= min(its, left)
             gone += 1
         noted[:gone] = rest  # one step: other threads read
         self.dropped += count
@@ -235,7 +220,10 @@ class Log:
                 if "about" in fields:
                     log.about = dict(fields["about"])
                 else:
-                    log.add(_checked(Event(**fields)))
+                    event = Event(**fields)
+                    if not all(isinstance(getattr(event, name), kind) for name, kind in _FIELDS.items()):
+                        raise TypeError(f"an event has {event!r:.80}")
+                    log.add(event)
             except (ValueError, TypeError, RecursionError):
                 raise errors.FormatError(
                     f"{path}: line {number} is not an event of a log: each is a JSON object with time, kind, task and "
@@ -264,10 +252,3 @@ class Log:
             raise errors.FormatError(f"{path} is not a log: it is not text", path=path) from None
         return cls.read(text.splitlines(), str(path))
 
-
-def _checked(event: Event) -> Event:
-    """Return an event that was read, if its fields have the right types. Raises `TypeError` otherwise."""
-    types = {"time": int | float, "kind": str, "task": int, "name": str, "tenant": str, "why": dict}
-    if not all(isinstance(getattr(event, name), kind) for name, kind in types.items()):
-        raise TypeError(f"an event has {event!r:.80}")
-    return event
