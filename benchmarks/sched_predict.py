@@ -75,7 +75,7 @@ def extrapolated(samples: Sequence[Sample]) -> Pairs:
 def first_run(samples: Sequence[Sample]) -> Pairs:
     """Tell the class of each launch by how fast it went through its arrays, as the scheduler does."""
     shares = [min(1.0, s.moving / s.seconds) for s in samples]
-    return [(s, Prediction("first run", None, s.seconds, None, moved, 1 - moved)) for s, moved in
+    return [(s, Prediction("first run", seconds=s.seconds, bandwidth=moved, compute=1 - moved)) for s, moved in
             zip(samples, shares, strict=True)]  # fmt: skip
 
 

@@ -21,9 +21,10 @@ from warpwell.scheduler.events import KEPT
 from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
 from warpwell.scheduler.predict.history import History
-from warpwell.scheduler.predict.identity import identity, lasts
+from warpwell.scheduler.predict.identity import identity
 from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
 from warpwell.scheduler.predict.predictor import Predictor
+from warpwell.scheduler.predict.sample import lasts
 
 STEP = """
 import warpwell as ww
@@ -192,7 +193,7 @@ def test_a_learner_is_bounded():
     for number in range(KERNELS + 50):
         learns.learn(task_of(learns, size={"n": number + 1}), 1e-3)
     assert len(learns._known) <= KERNELS
-    assert len(learns.predictor) == 8
+    assert [len(rows) for rows in learns.predictor._by_kernel.values()] == [8]
 
 
 class Hand(Executor):

@@ -99,7 +99,7 @@ def test_a_newer_measurement_replaces_an_older_one():
     slower = truth("kernel1", 512)
     slower.seconds *= 3
     predictor.add(slower)
-    assert len(predictor) == 1
+    assert len(predictor._by_kernel["kernel1"]) == 1
     assert predictor.predict(query(slower)).seconds == pytest.approx(slower.seconds)
 
 

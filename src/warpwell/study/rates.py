@@ -80,7 +80,7 @@ class MaxMin(RateModel):
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return rates so that neither resource is exceeded."""
-        caps = [self._table.alone(r) for r in residents]
+        caps = [self._table.of([r])[0] for r in residents]
         demands = [self.demand(r.profile) for r in residents]
         bandwidth = [d[1] for d in demands]
         rates = caps

@@ -80,7 +80,8 @@ def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
 
     samples, device = read_counts(arguments.counts)
     history = History.load(arguments.device or device, arguments.history)
-    history.extend(samples)
+    for sample in samples:
+        history.record(sample)
     history.save()
     kernels = sorted({s.kernel for s in samples})
     off: dict[str, list[float]] = {"instructions": [], "seconds": []}

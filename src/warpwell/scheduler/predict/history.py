@@ -7,16 +7,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ... import errors
 from ...replacing import replacing
-from .identity import lasts
 from .pairs import Pairs
-from .sample import MEASURED, Sample
+from .sample import MEASURED, Sample, lasts
 
 FORMAT = "warpwell-history/2"
 WEIGHT = 0.25
@@ -101,11 +99,6 @@ class History:
         copy.pairs = self.pairs.copy()
         return copy
 
-    def extend(self, samples: Iterable[Sample]) -> None:
-        """Add several measurements."""
-        for sample in samples:
-            self.record(sample)
-
     def save(self) -> None:
         """Write the file atomically. Measurements that other processes have saved there are kept.
 
@@ -121,7 +114,7 @@ class History:
         content = {
             "format": FORMAT, "device": self.device,
             "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
-            "pairs": there.pairs.as_json(lasts),
+            "pairs": there.pairs.as_json(),
         }  # fmt: skip
         for part in self.path.parent.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):

@@ -15,6 +15,7 @@ import numpy as np
 from ...targets import KernelArgument, Launch
 from ...targets.arguments import is_argument
 from ...targets.compiler.code_cache import cache_key
+from .sample import HERE
 
 STEPS = 4
 """Classes of size to a doubling."""
@@ -30,7 +31,7 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
     """Return the key of a kernel with arguments of these types: its name, "@", and a hash.
 
     The hash covers the code, everything that the code names, and the options. A function without a file gets a key that
-    is valid in this process only (`lasts`).
+    is valid in this process only (`sample.lasts`).
     """
     kernel = launch.kernel
     function = kernel.function
@@ -45,7 +46,7 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
             known.clear()
         digest = hashlib.sha256(f"{code} {types}".encode(errors="surrogatepass")).hexdigest()[:16]
         title = str(kernel.__name__)  # type: ignore[attr-defined]
-        name = known[types] = f"{title}@{'~' if code.startswith('~') else ''}{digest}"
+        name = known[types] = f"{title}{HERE if code.startswith('~') else '@'}{digest}"
     return name
 
 
@@ -66,11 +67,6 @@ def outline(launch: Launch, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(found)
-
-
-def lasts(kernel: str) -> bool:
-    """Return whether a key of `identity` is valid in other processes."""
-    return "@~" not in kernel
 
 
 @functools.lru_cache(maxsize=4096)

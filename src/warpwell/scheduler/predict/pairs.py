@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ... import errors
 from ..task import Task
+from .sample import HERE, lasts
 
 Key = tuple[str, str]
 Rates = tuple[float, float]
@@ -17,9 +18,6 @@ LEARN = 0.5
 
 KEPT = 4096
 """Pairs that are kept at most; those that were measured longest ago go first."""
-
-HERE = "@~"
-"""What a key has that is valid in this process only; see `identity.lasts`."""
 
 
 class Pairs:
@@ -62,8 +60,8 @@ class Pairs:
         """Take over the pairs of another table, in place of the same ones here."""
         self._rates = dict(list({**self._rates, **other._rates}.items())[-KEPT:])
 
-    def as_json(self, lasts: Callable[[str], bool]) -> list[Any]:
-        """Return the pairs whose keys are valid elsewhere, as plain data."""
+    def as_json(self) -> list[Any]:
+        """Return the pairs whose keys last, as plain data."""
         return [
             [*key, [[share, *rates] for share, rates in of.items()]]
             for key, of in self._rates.items() if all(map(lasts, key))

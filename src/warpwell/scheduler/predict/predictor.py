@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..task import Kind
-from .sample import Sample, kind_of
+from .sample import Figures, Sample
 
 Vector = NDArray[np.float64]
 WIDTH = 0.3
@@ -30,36 +29,19 @@ START = 2e-6
 ISSUED = 0.65
 """Part of the issue slots that busy kernels fill."""
 
-INTERPOLATION, EXTRAPOLATION, COLD = "interpolation", "extrapolation", "cold"
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """The predicted figures of a launch that runs alone.
+@dataclass
+class Prediction(Figures):
+    """What is predicted of a launch (`Figures`).
 
     Attributes
     ----------
     how : str
         "interpolation": sizes below and above were measured; "extrapolation": only on one side; "cold": the kernel was
         never measured.
-    instructions, seconds : float or None
-    miss_rate, bandwidth, compute : float or None
-        Ratios, as in `Profile`.
     """
 
     how: str
-    instructions: float | None = None
-    seconds: float | None = None
-    miss_rate: float | None = None
-    bandwidth: float | None = None
-    compute: float | None = None
-
-    @property
-    def kind(self) -> Kind | None:
-        """The class."""
-        if self.bandwidth is None or self.compute is None:
-            return None
-        return kind_of(self.bandwidth, self.compute)
 
 
 class Predictor:
@@ -77,18 +59,15 @@ class Predictor:
     def __init__(self, samples: Iterable[Sample] = (), *, sizes: int | None = None, kernels: int | None = None) -> None:
         self._sizes, self._most = sizes, kernels
         self._by_kernel: dict[str, list[Sample]] = {}
-        self._regressions: dict[tuple[str, str], _Local | None] = {}
+        self._regressions: dict[str, dict[str, _Local]] = {}  # of what was asked for, by kernel and figure
         for sample in samples:
             self.add(sample)
-
-    def __len__(self) -> int:
-        return sum(len(rows) for rows in self._by_kernel.values())
 
     def add(self, sample: Sample) -> None:
         """Learn from a measurement; one of the same kernel and size is replaced."""
         rows = self._by_kernel.setdefault(sample.kernel, [])
         rows[:] = [row for row in rows if row.key != sample.key] + [sample]
-        self._changed(sample.kernel)
+        self._regressions.pop(sample.kernel, None)
         if self._sizes is not None:
             del rows[: -self._sizes]
         if self._most is not None:
@@ -96,30 +75,23 @@ class Predictor:
             if len(self._by_kernel) > self._most:
                 oldest = next(iter(self._by_kernel))
                 del self._by_kernel[oldest]
-                self._changed(oldest)
-
-    def _changed(self, kernel: str) -> None:
-        for field in _FIELDS:
-            self._regressions.pop((kernel, field), None)
+                self._regressions.pop(oldest, None)
 
     def predict(self, query: Sample) -> Prediction:
         """Predict a launch from its kernel, its size, its warps and the bytes of its arrays."""
-        local = {field: self._local(query.kernel, field) for field in _FIELDS}
-        lead = local["seconds"] or local["instructions"]
+        rows = self._by_kernel.get(query.kernel, [])
+        local = self._regressions.get(query.kernel)
+        if local is None:
+            known = {field: [row for row in rows if _measured(row, field) is not None] for field in _FIELDS}
+            local = {field: _Local(its, field) for field, its in known.items() if its}
+            if rows:  # nothing is kept of a kernel that was only asked for
+                self._regressions[query.kernel] = local
+        lead = local.get("seconds") or local.get("instructions")
         if lead is None or not lead.fits(query):
-            return Prediction(COLD)
-        how = INTERPOLATION if lead.inside(query) else EXTRAPOLATION
-        found = {f: m.predict(query) for f, m in local.items() if m is not None and m.fits(query)}
-        return _prediction(how, found, max(ISSUED, *[row.compute or 0.0 for row in self._by_kernel[query.kernel]]))
-
-    def _local(self, kernel: str, field: str) -> _Local | None:
-        if kernel not in self._by_kernel:
-            return None  # nothing is kept of what was only asked for
-        key = kernel, field
-        if key not in self._regressions:
-            rows = [row for row in self._by_kernel.get(kernel, ()) if _measured(row, field) is not None]
-            self._regressions[key] = _Local(rows, field) if rows else None
-        return self._regressions[key]
+            return Prediction("cold")
+        found = {f: m.predict(query) for f, m in local.items() if m.fits(query)}
+        return _prediction("interpolation" if lead.inside(query) else "extrapolation", found,
+                           max(ISSUED, *[row.compute or 0.0 for row in rows]))  # fmt: skip
 
 
 _FIELDS = ("instructions", "seconds", "miss_rate", "move", "issue")
@@ -147,7 +119,9 @@ def _prediction(how: str, found: dict[str, float], issued: float) -> Prediction:
         seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0) / issued)
     shares = {name: min(1.0, found[field] / seconds) for name, field in (("bandwidth", "move"), ("compute", "issue"))
               if field in found and seconds}  # fmt: skip
-    return Prediction(how, found.get("instructions"), seconds, found.get("miss_rate"), **shares)
+    return Prediction(
+        how, instructions=found.get("instructions"), seconds=seconds, miss_rate=found.get("miss_rate"), **shares
+    )
 
 
 def _base(sample: Sample, field: str) -> float:

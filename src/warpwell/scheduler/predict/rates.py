@@ -108,18 +108,14 @@ class ClassTable(RateModel):
 
     def of(self, residents: Sequence[ResidentKernel]) -> list[float]:
         """Return rates composed of those of pairs."""
-        if len(residents) == 1:
-            return [self.alone(residents[0])]
-        facts = [_facts_of(resident) for resident in residents]
+        facts = [_facts(class_of(r.profile) is MEMORY, r.profile.need, r.share) for r in residents]
+        if len(facts) == 1:
+            return [facts[0].alone]
         if len(facts) == 2:
             one, other = facts
             older, newer = _factors(one, other)
             return [one.alone * older, other.alone * newer]
         return [fact.alone * its for fact, its in zip(facts, composed(facts, _factors), strict=True)]
-
-    def alone(self, resident: ResidentKernel) -> float:
-        """Return the rate that its blocks allow, with nothing beside it."""
-        return _facts_of(resident).alone
 
 
 class _Facts(NamedTuple):
@@ -130,10 +126,6 @@ class _Facts(NamedTuple):
     need: float
     bandwidth: float
     leaves: float
-
-
-def _facts_of(resident: ResidentKernel) -> _Facts:
-    return _facts(class_of(resident.profile) is MEMORY, resident.profile.need, resident.share)
 
 
 @functools.lru_cache(maxsize=REMEMBERED)

@@ -12,8 +12,13 @@ from typing import Any
 from ... import errors
 from ..task import Kind
 
-MEASURED = ("instructions", "seconds", "miss_rate", "bandwidth", "compute")
-"""Fields of a sample that are measured and predicted."""
+HERE = "@~"
+"""What the key of a kernel has that is valid in this process only: its code is in no file."""
+
+
+def lasts(kernel: str) -> bool:
+    """Return whether the key of a kernel is valid in other processes."""
+    return HERE not in kernel
 
 
 def kind_of(bandwidth: float, compute: float) -> Kind:
@@ -25,9 +30,36 @@ def kind_of(bandwidth: float, compute: float) -> Kind:
     return Kind.MEMORY if bandwidth >= compute else Kind.COMPUTE
 
 
+@dataclass(kw_only=True)
+class Figures:
+    """What is measured and predicted of a launch that runs alone.
+
+    Attributes
+    ----------
+    instructions, seconds, miss_rate, bandwidth, compute : float or None
+        As in `Profile`; None where it is not known.
+    """
+
+    instructions: float | None = None
+    seconds: float | None = None
+    miss_rate: float | None = None
+    bandwidth: float | None = None
+    compute: float | None = None
+
+    @property
+    def kind(self) -> Kind | None:
+        """Its class, where it is known."""
+        if self.bandwidth is None or self.compute is None:
+            return None
+        return kind_of(self.bandwidth, self.compute)
+
+
+MEASURED = tuple(field.name for field in fields(Figures))
+
+
 @dataclass
-class Sample:
-    """One launch.
+class Sample(Figures):
+    """One launch, and what was measured of it (`Figures`).
 
     Attributes
     ----------
@@ -40,8 +72,6 @@ class Sample:
         Seconds in which the device's memory can move each of its arrays once; 0 where that is not known.
     app : str
         The application ("" where not known).
-    instructions, seconds, miss_rate, bandwidth, compute : float or None
-        As in `Profile`; None where it was not measured.
     times : int
         Measurements that were averaged.
     """
@@ -51,11 +81,6 @@ class Sample:
     warps: int
     moving: float = 0.0
     app: str = ""
-    instructions: float | None = None
-    seconds: float | None = None
-    miss_rate: float | None = None
-    bandwidth: float | None = None
-    compute: float | None = None
     times: int = 1
 
     def __post_init__(self) -> None:
@@ -77,13 +102,6 @@ class Sample:
         """Kernel and size: launches of one key do the same work."""
         return self.kernel, json.dumps(self.size, sort_keys=True)
 
-    @property
-    def kind(self) -> Kind | None:
-        """Its class, where it was measured."""
-        if self.bandwidth is None or self.compute is None:
-            return None
-        return kind_of(self.bandwidth, self.compute)
-
     def as_json(self) -> dict[str, Any]:
         """Return the known fields as plain data."""
         return {k: v for k, v in asdict(self).items() if v not in (None, "", {})}
@@ -92,11 +110,8 @@ class Sample:
     def from_json(cls, entry: Any, place: str) -> Sample:
         """Make a sample from the data of `as_json`; `place` is for the message of the FormatError."""
         names = {f.name for f in fields(cls)}
-        wrong = f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}"
-        if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry):
-            raise errors.FormatError(wrong)
-        if not set(entry) <= names:
-            raise errors.FormatError(wrong)
+        if not isinstance(entry, dict) or not {"kernel", "size", "warps"} <= set(entry) <= names:
+            raise errors.FormatError(f"{place} must have kernel, size and warps, and only {', '.join(sorted(names))}")
         try:
             if not isinstance(entry["kernel"], str) or type(entry.get("times", 1)) is not int:
                 raise TypeError("kernel must be a text, and times a whole number")
