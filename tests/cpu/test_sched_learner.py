@@ -20,10 +20,8 @@ from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import KEPT
 from warpwell.scheduler.executor import Capacity, Ended, Executor, Machine
 from warpwell.scheduler.executors.cpu_executor import CpuExecutor
-from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.identity import identity
 from warpwell.scheduler.predict.learner import ALWAYS, KERNELS, RARELY, Learner
-from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.sample import lasts
 
 STEP = """
@@ -141,8 +139,9 @@ def test_a_learner_without_a_scheduler_says_so():
 
 
 def learner():
-    predictor = Predictor(sizes=8, kernels=4)
-    return Learner(History("d", "unused"), predictor, machine=Machine(bandwidth=1e9))
+    learns = Learner()
+    learns.meets(Capacity(), lambda: Machine(bandwidth=1e9))
+    return learns
 
 
 def task_of(learner, n=1000, **options):

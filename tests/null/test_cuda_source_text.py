@@ -10,7 +10,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.scheduler.executor import Machine
+from warpwell.scheduler.executor import Capacity, Machine
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.task import Task
 from warpwell.targets.gpu.prepared import pack
@@ -266,7 +266,9 @@ def test_an_array_on_storage_is_refused() -> None:
 
 def test_a_learner_knows_its_shape() -> None:
     task = Task("k", 16, launch=source("")[(8, 2), 256], arguments=(np.zeros(1, np.float32), 4096))
-    profile = Learner(machine=Machine())(task)
+    learner = Learner()
+    learner.meets(Capacity(), Machine)
+    profile = learner(task)
     assert profile.threads == 256 and profile.registers == 32 * 4 * 256
     assert task.known.sample.warps == 8 * 2 * 8
 

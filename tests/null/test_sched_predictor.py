@@ -13,7 +13,7 @@ from tests.harness.alone import alone_times
 
 from warpwell import errors, kernel
 from warpwell.scheduler.events import Event
-from warpwell.scheduler.executor import Machine
+from warpwell.scheduler.executor import Capacity, Machine
 from warpwell.scheduler.predict.history import KEPT, LARGEST, WEIGHT, History, default_path
 from warpwell.scheduler.predict.identity import default_size, footprint, size_class
 from warpwell.scheduler.predict.learner import Learner
@@ -216,7 +216,9 @@ def scale(x, factor):
 
 
 def learner():
-    return Learner(History("d", "unused"), machine=Machine(bandwidth=1e9))
+    learns = Learner()
+    learns.meets(Capacity(), lambda: Machine(bandwidth=1e9))
+    return learns
 
 
 X = np.zeros(32000, np.float32)

@@ -73,38 +73,24 @@ class Learner:
 
     Parameters
     ----------
-    history : History, optional
-        What was measured; an empty one by default.
-    predictor : Predictor, optional
-        By default one that learns from the history.
-    capacity : Capacity, optional
-        By default the scheduler's device's.
-    machine : Machine, optional
-        The device's peaks: a kernel's class is told by how near to them it went through its arrays. By default those
-        of the scheduler's device.
     saves : bool
         Whether it begins with what was measured on this device before, in other processes, and `save` writes what it
         has learnt (`warpwell.scheduler.predict.history`). A file that is damaged, or cannot be read, is none.
 
     Attributes
     ----------
+    history : History
+        What was measured.
+    predictor : Predictor
     forgotten : int
         How often it has forgotten what it knew of some kernel: it may say something else of it now.
     """
 
-    def __init__(
-        self,
-        history: History | None = None,
-        predictor: Predictor | None = None,
-        *,
-        capacity: Capacity | None = None,
-        machine: Machine | None = None,
-        saves: bool = False,
-    ) -> None:
-        self.history = history if history is not None else History()
-        self.predictor = predictor if predictor is not None else self._make_predictor()
-        self._capacity = capacity or Capacity()
-        self._machine = machine
+    def __init__(self, *, saves: bool = False) -> None:
+        self.history = History()
+        self.predictor = Predictor(sizes=_SIZES, kernels=_KERNELS)
+        self._capacity = Capacity()
+        self._machine: Machine | None = None
         self._find_machine: Callable[[], Machine | None] | None = None
         self._saves = saves
         self._lock = threading.Lock()
@@ -115,9 +101,6 @@ class Learner:
         self._learnt = 0
         self._saved = 0
 
-    def _make_predictor(self) -> Predictor:
-        return Predictor(self.history.samples, sizes=_SIZES, kernels=_KERNELS)
-
     def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
         """Take the device of a scheduler, which calls this before it asks for a profile; the first one counts.
 
@@ -125,9 +108,10 @@ class Learner:
         ----------
         capacity : Capacity
         machine : callable
-            Returns the peaks (`Executor.machine`); called when a profile is first asked for.
+            Returns the peaks (`Executor.machine`), by which a kernel's class is told; called when a profile is first
+            asked for.
         """
-        if self._machine is None and self._find_machine is None:
+        if self._find_machine is None:
             self._capacity, self._find_machine = capacity, machine
 
     def _require_machine(self) -> Machine:
@@ -140,7 +124,8 @@ class Learner:
                     found = self._find_machine()
                     if self._saves and found is not None:
                         self.history = History.usable(found.name)
-                        self.predictor = self._make_predictor()
+                        for sample in self.history.samples:
+                            self.predictor.add(sample)
                     self._machine = found or Machine()
         return self._machine
 
@@ -206,7 +191,11 @@ class Learner:
             return False
         with self._lock:
             first = known.sample.seconds is None
-            known.sample = self._average(known.sample, seconds)
+            # it is assumed to have moved each of its arrays once, and to have computed for the rest of its time
+            moved = min(1.0, known.sample.moving / seconds)
+            took = replace(known.sample, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
+            known.sample = self.history.record(took)
+            self.predictor.add(known.sample)
             self._learnt += 1
             if first:
                 # of its other sizes, those that nobody has measured can be predicted from now on
@@ -222,17 +211,6 @@ class Learner:
             if alike and (old.kind, old.source, old.registers) == (new.kind, new.source, new.registers):
                 known.profile = old
             return known.profile is not old
-
-    def _average(self, sample: Sample, seconds: float) -> Sample:
-        """Record the seconds of a launch that ran alone; return the new average.
-
-        The launch is assumed to have moved each of its arrays once, and to have computed for the rest of its time.
-        """
-        moved = min(1.0, sample.moving / seconds)
-        took = replace(sample, seconds=seconds, times=1, bandwidth=moved, compute=1.0 - moved)
-        known = self.history.record(took)
-        self.predictor.add(known)
-        return known
 
     def _room(self, launch: Launch) -> dict[str, Any]:
         """Return the fields of a profile that follow from the launch: the room that its blocks take."""
