@@ -50,25 +50,6 @@ def identity(launch: Launch, arguments: Sequence[Any]) -> str:
     return name
 
 
-def outline(launch: Launch, arguments: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Return what decides identity and size, where that is quickly told: of numbers and plain arrays, each once."""
-    found: list[Any] = [launch.kernel, launch.shape]
-    arrays = set()
-    for value in arguments:
-        kind = type(value)
-        if kind is int:
-            found.append(value)
-        elif kind is float or kind is bool:
-            found.append(kind)
-        elif getattr(value, "ndim", 0) and not is_argument(value) and id(value) not in arrays:
-            flags = getattr(value, "flags", None)
-            arrays.add(id(value))
-            found += kind, value.dtype, value.shape, flags is None or bool(flags["C_CONTIGUOUS"])
-        else:
-            return None
-    return tuple(found)
-
-
 @functools.lru_cache(maxsize=4096)
 def size_class(value: float) -> float:
     """Return the representative of all sizes within a fifth of this one; a value that is not positive unchanged."""

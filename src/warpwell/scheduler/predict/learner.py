@@ -13,7 +13,7 @@ from ...targets import Launch
 from ..executor import Capacity, Machine
 from ..task import Profile, Task
 from .history import History
-from .identity import default_size, footprint, identity, outline
+from .identity import default_size, footprint, identity
 from .predictor import Prediction, Predictor
 from .sample import MEASURED, Sample, kind_of, sized
 
@@ -95,8 +95,6 @@ class Learner:
         self._saves = saves
         self._lock = threading.Lock()
         self._known: dict[tuple[Any, ...], Known] = {}
-        self._short: dict[tuple[Any, ...], Known] = {}
-        """The same by `outline`, for submissions that are alike: another key takes longer to make."""
         self.forgotten = 0
         self._learnt = 0
         self._saved = 0
@@ -135,18 +133,11 @@ class Learner:
         if launch is None:
             return task.profile
         machine = self._require_machine()
-        short = None if task.size else outline(launch, task.arguments)
-        known = None if short is None else self._short.get(short)
+        size = sized(task.size) if task.size else default_size(launch, task.arguments)
+        key = identity(launch, task.arguments), *size.items()
+        known = self._known.get(key)
         if known is None:
-            size = sized(task.size) if task.size else default_size(launch, task.arguments)
-            key = identity(launch, task.arguments), *size.items()
-            known = self._known.get(key)
-            if known is None:
-                known = self._meet(task, key, size, footprint(task.arguments) / machine.bandwidth)
-            if short is not None:
-                if len(self._short) >= KERNELS:
-                    self._short = {}
-                self._short[short] = known
+            known = self._meet(task, key, size, footprint(task.arguments) / machine.bandwidth)
         task.known = known
         return known.profile
 
@@ -161,12 +152,8 @@ class Learner:
                 found = self._known[key] = Known(sample, self._profile(task.launch, sample))
                 if len(self._known) > KERNELS:
                     del self._known[next(iter(self._known))]
-                    self._forget()
+                    self.forgotten += 1
         return found
-
-    def _forget(self) -> None:
-        self._short = {}
-        self.forgotten += 1
 
     def _profile(self, launch: Launch, sample: Sample) -> Profile:
         """Return the profile of a launch; `sample` has its measurements, if any."""
@@ -202,7 +189,7 @@ class Learner:
                 kernel = known.sample.kernel
                 for key in [k for k, k_ in self._known.items() if k[0] == kernel and k_.sample.seconds is None]:
                     del self._known[key]
-                self._forget()
+                self.forgotten += 1
             old, launch = known.profile, task.launch
             kind = known.sample.kind or old.kind
             new = replace(old, kind=kind, source="measured", **{**self._room(launch), **_figures(known.sample)})
