@@ -339,7 +339,8 @@ def stuck_beside() -> None:
     cuda.cuEventRecord(event, other)
     cuda.cuEventSynchronize(event)
     good.append(target.raw[: len(data)] == data)
-    say("beside", good, "quick", time.monotonic() - start < 20, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
+    quick = time.monotonic() - start < 20
+    say("beside", good, "quick", quick, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
     say("held back", not posted.is_set())
     one = (ctypes.c_uint32 * 1)(1)
     cuda.cuMemcpyHtoDAsync_v2(word, one, 4, other)
