@@ -34,7 +34,7 @@ from warpwell.scheduler.service import ledger as ledger_module
 from warpwell.scheduler.service.client import Client, Packer, connect
 from warpwell.scheduler.service.ledger import HeldRequest, Ledger, Piece
 from warpwell.scheduler.service.owner_process import TRIES, SendQueue
-from warpwell.scheduler.service.protocol import MAGIC, Peer, ServiceConnection
+from warpwell.scheduler.service.protocol import MAGIC, ServiceConnection
 from warpwell.scheduler.service.service import MAX_CLIENTS, SILENT, Service
 from warpwell.scheduler.task import Kind, Profile
 from warpwell.targets.gpu import ipc
@@ -1241,7 +1241,7 @@ def raw_socket(service: Service) -> socket.socket:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
     """Make the next clients processes of another user, as far as the service can tell."""
-    monkeypatch.setattr(protocol, "credentials", lambda sock: Peer(1, uid, uid))
+    monkeypatch.setattr(protocol, "credentials", lambda sock: (1, uid))
 
 
 def test_other_users_do_not_get_in(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,7 +296,7 @@ class Broker:
         tasks = [wire.check_task(t, message.arrays, len(lent)) for t in listed]
         for task in tasks:
             self._authorize(session, task["kernel"])
-        buffers = wire.buffers_of(tasks)
+        buffers = set().union(*[wire.used(task, "buffer") for task in tasks])
         self._ledger.check_buffers(session.number, buffers)
         self._admit(session, sum(a.nbytes for a in message.arrays))
         after = chosen.pop("after")
@@ -470,10 +470,10 @@ class Broker:
         self._owner.send({**header, "line": session.line, "call": number}, arrays)
 
     def _owner_said(self, message: protocol.ServiceMessage) -> None:
-        handler = owner_handles.get(message.kind)
-        if handler is not None:
-            with self._lock:
-                self._record(message.get("events", list, []))
+        with self._lock:
+            self._record(message.get("events", list, []))
+            handler = owner_handles.get(message.kind)  # of "events" there is no more to be done
+            if handler is not None:
                 handler(self, message)
 
     @owner_handles("hello")
@@ -492,10 +492,6 @@ class Broker:
     def _has_taken(self, message: protocol.ServiceMessage) -> None:
         for number in message.get("tasks", list):
             self._ledger.taken(number)
-
-    @owner_handles("events")
-    def _nothing_else(self, message: protocol.ServiceMessage) -> None:
-        """Its events are recorded already, as those of any message."""
 
     @owner_handles("beat")
     def _beats(self, message: protocol.ServiceMessage) -> None:

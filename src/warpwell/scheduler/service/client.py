@@ -94,7 +94,7 @@ class Client:
         self._connection = protocol.ServiceConnection(sock, f"the service at {self.path}", patience=timeout)
         try:
             _connect(sock, self.path)
-            user = protocol.credentials(sock).uid
+            _, user = protocol.credentials(sock)
             if path is None and user != os.getuid():
                 raise errors.ServiceError(f"{self.path} is user {user}'s, not yours: pass its path to use it anyway")
             protocol.hello(self._connection, tenant=tenant)

@@ -95,10 +95,7 @@ class _RequestArrays:
         self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
         for place in readonly & set(range(len(arrays))):
             arrays[place].flags.writeable = False  # as for the client: nothing that a kernel writes may stay there
-        self.places = {
-            task["id"]: sorted({value for kind, value in task["arguments"] if kind == "array"} - readonly)
-            for task in tasks
-        }
+        self.places = {task["id"]: sorted(wire.used(task, "array") - readonly) for task in tasks}
 
     def borrow(self, device: str, lent: dict[str, Any]) -> Any:
         """Return an array in a client's own memory, until its last task has ended.
@@ -295,8 +292,8 @@ class Owner:
             ]
             for made_task, task in zip(ready, tasks, strict=True):
                 # what stays on the device is counted there already; what is lent, by nobody
-                kept = sum(int(self._buffer(n).nbytes) for n in wire.buffers_of([task]))
-                kept += sum(wire.lent_bytes(lent[k]) for k in wire.lent_of(task))
+                kept = sum(int(self._buffer(n).nbytes) for n in wire.used(task, "buffer"))
+                kept += sum(wire.lent_bytes(lent[k]) for k in wire.used(task, "lent"))
                 made_task.memory = max(0, made_task.memory - kept)
                 made_task.there = max(0, made_task.there - kept)
             name = message.get("name", str) or ready[0].name

@@ -170,7 +170,7 @@ class ServiceConnection:
             The bytes are not a message, or it is too large, or the peer stopped in the middle of one.
         """
         prefix = self._read(_PREFIX.size, idle=True)
-        if prefix is None:
+        if not prefix.size:
             return None
         magic, header_length, body_length = _PREFIX.unpack(prefix.tobytes())
         if magic != MAGIC:
@@ -180,7 +180,7 @@ class ServiceConnection:
                 f"{self.peer} announced a message of {header_length} + {body_length} bytes: at most {self.max_header} "
                 f"+ {self.max_body} are taken. Send less at a time, or start the service with a larger --max-message"
             )
-        header = _parse(self._must(header_length), self.peer)
+        header = _parse(self._read(header_length), self.peer)
         layout = _layout(header.pop("arrays", []), body_length, self.peer)
         arrays: list[NDArray[Any]] = []
         try:
@@ -188,10 +188,10 @@ class ServiceConnection:
                 room(body_length)
         except errors.WarpwellError as refused:
             for begin in range(0, body_length, _SLICE):
-                self._must(min(_SLICE, body_length - begin))
+                self._read(min(_SLICE, body_length - begin))
             return ServiceMessage(header, arrays, refused)
         for dtype, shape, nbytes in layout:
-            arrays.append(self._must(nbytes).view(dtype).reshape(shape))
+            arrays.append(self._read(nbytes).view(dtype).reshape(shape))
         return ServiceMessage(header, arrays)
 
     def expect(self, kind: str) -> ServiceMessage:
@@ -219,13 +219,11 @@ class ServiceConnection:
         with contextlib.suppress(OSError):  # it was gone already
             self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _must(self, nbytes: int) -> NDArray[np.uint8]:
-        data = self._read(nbytes, idle=False)
-        assert data is not None
-        return data
+    def _read(self, nbytes: int, *, idle: bool = False) -> NDArray[np.uint8]:
+        """Read so many bytes; none if nothing comes where a message may begin (`idle`).
 
-    def _read(self, nbytes: int, *, idle: bool) -> NDArray[np.uint8] | None:
-        """Read so many bytes. Memory is touched as it fills: who announces much and sends little costs little."""
+        Memory is touched as it fills: who announces much and sends little costs little.
+        """
         buffer = np.empty(nbytes, np.uint8)
         view = buffer.data
         done = 0
@@ -234,7 +232,7 @@ class ServiceConnection:
                 got = self._socket.recv_into(view[done : done + _SLICE])
             except BlockingIOError:
                 if idle and done == 0:
-                    return None
+                    return buffer[:0]
                 raise errors.ServiceError(
                     f"{self.peer} stopped in the middle of a message: nothing came for {self.patience:g} s"
                 ) from None
@@ -295,18 +293,11 @@ def checked(values: dict[str, Any], name: str, kind: type | tuple[type, ...], de
     return value
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Who is at the other end of a Unix socket, as the kernel says (SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
-def credentials(sock: socket.socket) -> Peer:
-    """Return the process and user that have connected; the kernel says it, so a peer cannot choose it."""
-    return Peer(*_CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return the numbers of the process and user at the other end; the kernel says it, so a peer cannot choose them."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:

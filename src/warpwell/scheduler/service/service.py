@@ -189,12 +189,12 @@ class Service:
                 continue
             number += 1
             self._threads = [t for t in self._threads if t.is_alive()]
-            peer = protocol.credentials(sock)
+            pid, uid = protocol.credentials(sock)
             connection = protocol.ServiceConnection(
-                sock, f"client {number} (process {peer.pid} of user {peer.uid})", max_body=0, patience=self._patience
+                sock, f"client {number} (process {pid} of user {uid})", max_body=0, patience=self._patience
             )
-            self._await_hello(peer.uid, connection)
-            thread = threading.Thread(target=self._serve, args=(connection, peer, number),
+            self._await_hello(uid, connection)
+            thread = threading.Thread(target=self._serve, args=(connection, uid, number),
                                       name=f"warpwell-client-{number}", daemon=True)  # fmt: skip
             thread.start()
             self._threads.append(thread)  # started before, or it would be taken for one that has ended
@@ -214,15 +214,15 @@ class Service:
         with self._lock:
             self._silent.pop(connection, None)
 
-    def _serve(self, connection: protocol.ServiceConnection, peer: protocol.Peer, number: int) -> None:
+    def _serve(self, connection: protocol.ServiceConnection, uid: int, number: int) -> None:
         session: Session | None = None
         try:
             hello = connection.expect("hello")
             self._said_hello(connection)
             protocol.check_version(hello, "your program", "the service")
-            tenant = self._tenant(peer, hello.get("tenant", (str, type(None)), None))
+            tenant = self._tenant(uid, hello.get("tenant", (str, type(None)), None))
             connection.max_body = self._max_message  # not before it is known who sends it
-            session = Session(connection, number, tenant, peer.uid)
+            session = Session(connection, number, tenant, uid)
             self.broker.enter(session, MAX_CLIENTS)
             about = self.broker.about
             session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
@@ -250,28 +250,28 @@ class Service:
             self._said_hello(connection)
             connection.close()
 
-    def _tenant(self, peer: protocol.Peer, wanted: str | None) -> str:
-        """Return the tenant of a peer, by who the kernel says that it is.
+    def _tenant(self, uid: int, wanted: str | None) -> str:
+        """Return the tenant of a client, by the user that the kernel says it is.
 
         Raises
         ------
         ServiceError
             It may not come in, or is not the tenant that it says.
         """
-        own = peer.uid == os.getuid()
+        own = uid == os.getuid()
         users = {} if self._users is None else self._users
         if wanted is not None and not (0 < len(wanted) <= 64 and wanted.isprintable()):
             raise errors.ServiceError("a tenant's name has 1 to 64 printable letters")
         if self._group is None and not own:
             raise errors.ServiceError(
-                f"this service is for user {os.getuid()} alone, and you are user {peer.uid}: start one of your own, or "
+                f"this service is for user {os.getuid()} alone, and you are user {uid}: start one of your own, or "
                 "ask for one with --group"
             )
-        if self._users is not None and not own and peer.uid not in users:
-            raise errors.ServiceError(f"user {peer.uid} is not a tenant of this service: ask to be added to --users")
-        tenant = users.get(peer.uid) or ("default" if self._group is None else _login(peer.uid))
+        if self._users is not None and not own and uid not in users:
+            raise errors.ServiceError(f"user {uid} is not a tenant of this service: ask to be added to --users")
+        tenant = users.get(uid) or ("default" if self._group is None else _login(uid))
         if wanted not in (None, tenant) and not own:  # a user who may stop the service may choose any tenant
-            raise errors.ServiceError(f"user {peer.uid} is tenant {tenant!r} of this service, not {wanted!r}")
+            raise errors.ServiceError(f"user {uid} is tenant {tenant!r} of this service, not {wanted!r}")
         looks_on = wanted is None and own  # `sched status` may come in, and submits nothing
         tenant = wanted or tenant
         if self._named and tenant not in self._named and not looks_on:

@@ -129,14 +129,9 @@ def unpack(
     return found
 
 
-def buffers_of(tasks: Sequence[dict[str, Any]]) -> set[int]:
-    """Return the numbers of the device arrays that a request uses."""
-    return {value for task in tasks for kind, value in task["arguments"] if kind == "buffer"}
-
-
-def lent_of(task: dict[str, Any]) -> set[int]:
-    """Return the places of the lent arrays that a launch uses."""
-    return {value for kind, value in task["arguments"] if kind == "lent"}
+def used(task: dict[str, Any], kind: str) -> set[int]:
+    """Return which "array" (by place), "buffer" (by number) or "lent" array (by place) a launch uses."""
+    return {value for its, value in task["arguments"] if its == kind}
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
