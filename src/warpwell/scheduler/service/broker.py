@@ -24,12 +24,10 @@ from ..events import Event, Log
 from ..report.prometheus import LogMetrics
 from . import protocol, references, wire
 from .ledger import BEFORE, Gone, HeldRequest, Holdings, Ledger, Piece
-from .owner_process import COMMAND, SILENCE, Arrays, OwnerProcess, SendQueue
+from .owner_process import Arrays, OwnerProcess, SendQueue
 
 KEPT_EVENTS = 100_000
 """Events that are kept in memory; a file (`log`) has all."""
-
-MAX_HELD = 8 << 30
 
 STATES = {"launch": "running", "preempt": "stopping", "stop": "preempted"}
 """States of tasks after events of the owner."""
@@ -93,18 +91,6 @@ class Session:
         self.badly: dict[int, None] = {}
         self.outbox = SendQueue(connection, f"warpwell-to-client-{number}")
 
-    def new_tasks(self, count: int) -> None:
-        """Count new tasks.
-
-        Raises
-        ------
-        ServiceError
-            There are too many. None is counted.
-        """
-        if self.tasks + count > MAX_TASKS:
-            raise errors.ServiceError(f"you may have {MAX_TASKS} tasks at the service: wait for some of them")
-        self.tasks += count
-
     def ended(self, number: int, *, badly: bool) -> None:
         """Note that a task has ended; tasks that come after one that ended badly are cancelled."""
         self.tasks -= 1
@@ -124,12 +110,8 @@ class Session:
         """Tell the client that it is over, and end its connection."""
         with contextlib.suppress(errors.WarpwellError):
             self.outbox.put({"type": "refused", "message": why})
-        self.close()
-        self.connection.interrupt()
-
-    def close(self) -> None:
-        """Send the answers that are queued, for a moment, and stop."""
         self.outbox.close()
+        self.connection.interrupt()
 
 
 class Broker:
@@ -139,29 +121,23 @@ class Broker:
     ----------
     settings : dict
         Device, policy and so on of the owner (see `warpwell.scheduler.service.owner`).
-    allow, trust : sequence of str, bool
-        Modules whose kernels other users may launch (``pkg.*``: modules below a package); whether they may launch any
-        kernel.
-    max_message, max_held : int
-        Bytes of a message; bytes that a tenant may have here (see `Holdings`).
-    log : path, optional
-        File that events are appended to.
+    allow, trust, max_message, max_held, log, silence, command
+        As for `Service` (`trust`: its `trust_group`).
     """
 
     def __init__(
         self,
         settings: dict[str, Any],
         *,
-        allow: Sequence[str] = (),
-        trust: bool = False,
-        max_message: int = protocol.MAX_BODY,
-        max_held: int = MAX_HELD,
-        log: str | os.PathLike[str] | None = None,
-        silence: float = SILENCE,
-        command: Sequence[str] = COMMAND,
+        allow: Sequence[str],
+        trust: bool,
+        max_message: int,
+        max_held: int,
+        log: str | os.PathLike[str] | None,
+        silence: float,
+        command: Sequence[str],
     ) -> None:
-        self.policy = str(settings.get("policy"))
-        self._named = frozenset(settings.get("tenants") or ())
+        self._named = frozenset(settings["tenants"] or ())
         self._allow, self._trust = references.checked_patterns(allow), trust
         self._lock = threading.RLock()
         self._ledger = Ledger()
@@ -175,7 +151,7 @@ class Broker:
         self._alone_since: float | None = None
         self._began, self._clock_offset = time.monotonic(), 0.0
         self.about: dict[str, Any] = {}
-        self._metrics = LogMetrics(self.policy)
+        self._metrics = LogMetrics(settings["policy"])
         self._events = Log(most=KEPT_EVENTS)
         self._log = log
         self._file: TextIO | None = None
@@ -202,7 +178,7 @@ class Broker:
                 f"the process that owns the device does not start: {self.failure or f'not ready in {timeout:g} s'}"
             )
 
-    def close(self, seconds: float = 5.0) -> None:
+    def close(self, seconds: float) -> None:
         """End the owner, by force after some seconds."""
         self._owner.stop(seconds)
         with self._lock:
@@ -301,7 +277,9 @@ class Broker:
         self._admit(session, sum(a.nbytes for a in message.arrays))
         after = chosen.pop("after")
         waits = {number for number in after if self._ledger.find(session.number, number)}
-        session.new_tasks(len(tasks))
+        if session.tasks + len(tasks) > MAX_TASKS:
+            raise errors.ServiceError(f"you may have {MAX_TASKS} tasks at the service: wait for some of them")
+        session.tasks += len(tasks)
         pieces = [Piece(self._ledger.number(), task["kernel"]["name"]) for task in tasks]
         for task, piece in zip(tasks, pieces, strict=True):
             task["id"] = piece.number

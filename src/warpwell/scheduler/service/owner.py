@@ -85,11 +85,11 @@ class _RequestArrays:
     """A request here: its arrays, and what of them the service has seen."""
 
     def __init__(
-        self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int], borrowed: Borrowed
+        self, tasks: Sequence[dict[str, Any]], arrays: list[NDArray[Any]], readonly: set[int], memory: Borrowed
     ) -> None:
         self.seen = arrays
-        self._borrowed = borrowed
-        self._handles: list[bytes] = []
+        self._memory = memory
+        self.borrowed: list[bytes] = []  # handles of the client's memory that is open for it
         self.left = len(tasks)  # that have not ended
         # of what came nothing may change: it is what results are compared with
         self.arrays = [a if k in readonly else a.copy() for k, a in enumerate(arrays)]
@@ -106,8 +106,8 @@ class _RequestArrays:
             The memory cannot be opened, or the array is not all in it.
         """
         handle = bytes.fromhex(lent["handle"])
-        address, nbytes = self._borrowed.open(handle)
-        self._handles.append(handle)
+        address, nbytes = self._memory.open(handle)
+        self.borrowed.append(handle)
         if lent["offset"] + wire.lent_bytes(lent) > nbytes:
             raise errors.ArgumentError(
                 f"an array of {wire.lent_bytes(lent)} bytes from byte {lent['offset']} on is not in memory of {nbytes} "
@@ -116,15 +116,10 @@ class _RequestArrays:
             )
         return at_address(device, address + lent["offset"], tuple(lent["shape"]), np.dtype(lent["dtype"]))
 
-    @property
-    def borrows(self) -> bool:
-        """Whether memory of the client is open for it."""
-        return bool(self._handles)
-
     def close(self) -> None:
         """Close memory of the client; that may wait for all that runs on the device."""
-        for handle in self._handles:
-            self._borrowed.close(handle)
+        for handle in self.borrowed:
+            self._memory.close(handle)
 
     def changes(self, number: int) -> tuple[list[int], list[NDArray[Any]]]:
         """Return which arrays of a task have changed since they were last sent, and copies of them."""
@@ -385,9 +380,9 @@ class Owner:
         self, number: int, request: _RequestArrays, arrays: Sequence[NDArray[Any]] = (), **about: Any
     ) -> None:  # fmt: skip
         """Report the end of a task at once; what was borrowed for its request is closed after the last one."""
-        self._send_on({**about, "type": "ended", "task": number, "open": request.borrows}, arrays)
+        self._send_on({**about, "type": "ended", "task": number, "open": bool(request.borrowed)}, arrays)
         request.left -= 1
-        if request.borrows and not request.left:
+        if request.borrowed and not request.left:
             self._closing.submit(self._close, request)
 
     def _close(self, request: _RequestArrays) -> None:

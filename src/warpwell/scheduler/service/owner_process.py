@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from . import wire
-from .protocol import MAX_BODY, OWNER_HEADER, ServiceConnection, ServiceMessage, check_version
+from .protocol import OWNER_HEADER, ServiceConnection, ServiceMessage, check_version
 
 SILENCE = 30.0
 """Seconds without a word from the owner, after which it is killed. It says something each second."""
@@ -113,6 +113,10 @@ class OwnerProcess:
         no more owners are started. Each in the thread of this object.
     command : sequence of str
         Starts an owner (`COMMAND`).
+    silence : float
+        Seconds without a word from an owner, after which it is killed.
+    max_body : int
+        Bytes of a message's body at most.
     """
 
     def __init__(
@@ -121,9 +125,9 @@ class OwnerProcess:
         *,
         said: Callable[[ServiceMessage], None],
         died: Callable[[str, bool], None],
-        command: Sequence[str] = COMMAND,
-        silence: float = SILENCE,
-        max_body: int = MAX_BODY,
+        command: Sequence[str],
+        silence: float,
+        max_body: int,
     ) -> None:
         self._settings = settings
         self._said, self._died = said, died
@@ -151,7 +155,7 @@ class OwnerProcess:
         if outbox is not None:
             outbox.put(header, arrays)
 
-    def stop(self, seconds: float = 5.0) -> None:
+    def stop(self, seconds: float) -> None:
         """End the owner, by force after some seconds, and start no other."""
         self._stopping.set()
         if not self._thread.is_alive():

@@ -7,6 +7,7 @@ a file is hashed after it was read, and exactly the hashed bytes run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -15,7 +16,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -175,7 +176,8 @@ class Kernels:
         name = named["module"]
         package, before = name.partition(".")[0], {*sys.modules}
         try:
-            module: ModuleType = _run(named, lambda: importlib.import_module(name))
+            with _importing(named):
+                module = importlib.import_module(name)
         finally:
             # with all that it imported of its package: their files may have changed when they are named themselves
             self._note({m for m in {*sys.modules} - before if m.partition(".")[0] == package})
@@ -199,24 +201,25 @@ class Kernels:
         with self._lock:
             lock = self._locks.setdefault(named["path"], threading.Lock())
         with lock:
-            return self._modules.get(key) or self._import(key, named)
+            if key not in self._modules:
+                self._modules[key] = self._import(named)
+            return self._modules[key]
 
-    def _import(self, key: tuple[str, str], named: dict[str, str]) -> ModuleType:
+    def _import(self, named: dict[str, str]) -> ModuleType:
         copy = self._copy(named)
         # named by path: compiled code is kept under the module's name, and good for all kernels that did not change
         name = f"warpwell_kernels_{hashlib.sha256(named['path'].encode()).hexdigest()[:20]}"
         spec = importlib.util.spec_from_file_location(name, copy)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        loader = spec.loader
-        sys.modules[spec.name] = module
+        sys.modules[name] = module
         try:
-            _run(named, lambda: loader.exec_module(module))
+            with _importing(named):
+                spec.loader.exec_module(module)
         except BaseException:
-            sys.modules.pop(spec.name, None)
+            sys.modules.pop(name, None)
             raise
-        self._modules[key] = module
-        return self._modules[key]
+        return module
 
     def _copy(self, named: dict[str, str]) -> Path:
         path = Path(named["path"])
@@ -240,12 +243,12 @@ class Kernels:
         return copy
 
 
-def _run(named: dict[str, str], work: Any) -> Any:
+@contextlib.contextmanager
+def _importing(named: dict[str, str]) -> Iterator[None]:
+    """Turn what an import raises into a `SchedulerError`."""
     try:
-        return work()
-    except KeyboardInterrupt:
-        raise
-    except errors.ServiceError:
+        yield
+    except (KeyboardInterrupt, errors.ServiceError):
         raise
     except BaseException as error:  # SystemExit of a script without a guard is among them
         raise errors.SchedulerError(

@@ -22,8 +22,11 @@ from typing import Any
 from ... import errors
 from ..tenants import read_tenants
 from . import address, protocol
-from .broker import MAX_HELD, Broker, Session, not_named
+from .broker import Broker, Session, not_named
 from .owner_process import COMMAND, SILENCE
+
+MAX_HELD = 8 << 30
+"""Bytes of a tenant here at most, unless the service says otherwise."""
 
 MAX_CLIENTS = 64
 """Clients of a tenant, and twice as many of a user."""
@@ -64,6 +67,10 @@ class Service:
         Seconds in which a kernel must end a block (see `Scheduler`).
     patience : float
         Seconds in which a client's message that has begun must move on.
+    silence : float
+        Seconds without a word from the owner, after which it is killed.
+    command : sequence of str
+        Starts an owner.
     """
 
     def __init__(
@@ -246,7 +253,7 @@ class Service:
         finally:
             if session is not None:
                 self.broker.drop(session)
-                session.close()
+                session.outbox.close()
             self._said_hello(connection)
             connection.close()
 
