@@ -301,10 +301,11 @@ def test_a_kernel_that_cannot_be_cut_runs_whole_and_says_why() -> None:
     ("settings", "message"),
     [
         ({"a": {"share": 0.7}, "b": {"share": 0.4}}, r"110\.0%"),
-        ({"a": {"share": 1.5}}, "'a' has a quota of 150%"),
-        ({"a": {"share": 0}}, "'a' has a quota of 0%"),
+        ({"a": {"share": 1.5}}, "share of tenant 'a' is 1.5: give"),
+        ({"a": {"share": 0}}, "share of tenant 'a' is 0: give"),
         ({"a": {"memory": 60}, "b": {"memory": 0.5}}, "110 bytes together and the device has 100"),
-        ({"a": {"memory": -1}}, "'a' has a quota of -1 bytes"),
+        ({"a": {"memory": -1}}, "memory of tenant 'a' is -1: give"),
+        ({"a": {"memory": float("inf")}}, "memory of tenant 'a' is inf: give"),
     ],
 )
 def test_quotas_over_what_there_is(settings, message) -> None:

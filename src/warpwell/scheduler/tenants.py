@@ -58,32 +58,20 @@ class Tenant:
     def __post_init__(self) -> None:
         if type(self.name) is not str or not self.name:
             raise errors.ArgumentError(f"a tenant is named {self.name!r:.40}: give a string", name="tenants")
-        for field in ("weight", "share", "memory", "window"):
-            value = getattr(self, field)
-            if value is None and field in ("share", "memory"):
+        checks: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "weight": (lambda n: 0 < n < math.inf, "a number, more than 0"),
+            "window": (lambda n: 0 < n < math.inf, "a number of seconds, more than 0"),
+            "share": (lambda n: 0 < n <= 1, "a number, more than 0 and at most 1: a part of the SM-seconds"),
+            "memory": (lambda n: 0 <= n < math.inf, "a number of bytes, 0 or more"),
+        }
+        for field, (fits, wanted) in checks.items():
+            value, quota = getattr(self, field), field in ("share", "memory")
+            if value is None and quota:
                 continue
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise errors.ArgumentError(
-                    f"{field} of tenant {self.name!r} is {value!r:.40}: give a number", name=field
+            if isinstance(value, bool) or not isinstance(value, Real) or not fits(value):
+                raise (errors.QuotaError if quota else errors.ArgumentError)(
+                    f"{field} of tenant {self.name!r} is {value!r:.40}: give {wanted}", name=field
                 )
-        if not (self.weight > 0 and math.isfinite(self.weight)):
-            raise errors.ArgumentError(
-                f"weight of tenant {self.name!r} is {self.weight}: give more than 0", name="weight"
-            )
-        if self.share is not None and not 0 < self.share <= 1:
-            raise errors.QuotaError(
-                f"tenant {self.name!r} has a quota of {self.share:.0%} of the SM-seconds: give more than 0 and at "
-                "most 100 %",
-                name="share",
-            )
-        if self.memory is not None and not self.memory >= 0:
-            raise errors.QuotaError(
-                f"tenant {self.name!r} has a quota of {self.memory} bytes: give 0 or more", name="memory"
-            )
-        if not (self.window > 0 and math.isfinite(self.window)):
-            raise errors.ArgumentError(
-                f"window of tenant {self.name!r} is {self.window} s: give more than 0", name="window"
-            )
         for name, least in (("priority", -MOST), ("ceiling", 0)):
             value = errors.checked_integer(
                 getattr(self, name), name, least=least, most=MOST, of=f"tenant {self.name!r}"
