@@ -77,9 +77,7 @@ class Admission:
         """Give a job its memory, unless it has it."""
         if job in self._admitted:
             return
-        self._admitted.add(job)
-        self.free -= job.needs
-        self._tenants[job.task.tenant].held += job.task.memory
+        self._take((job,))
         self._crowded.pop(job, None)
         for other in self._crowded:
             if self._stands_in_the_way(job, other):
@@ -90,7 +88,10 @@ class Admission:
         if self._crowded:
             for job in jobs:
                 self.admit(job)
-            return
+        else:
+            self._take(jobs)
+
+    def _take(self, jobs: Sequence[Job]) -> None:
         self._admitted.update(jobs)
         self.free -= len(jobs) * jobs[0].needs
         self._tenants[jobs[0].task.tenant].held += len(jobs) * jobs[0].task.memory
@@ -104,9 +105,7 @@ class Admission:
     def gone(self, job: Job) -> None:
         """Take back the memory of a job that has ended."""
         if job in self._admitted:
-            self._admitted.remove(job)
-            self.free += job.needs
-            self._tenants[job.task.tenant].held -= job.task.memory
+            self.gone_alike((job,))
         self._crowded.pop(job, None)
 
     def reserve(self, tenant: str, nbytes: int) -> None:

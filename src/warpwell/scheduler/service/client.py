@@ -254,11 +254,12 @@ class Client:
                 self._ask({"type": "cancel", "task": handle.number})
 
     def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
-        futures = [after] if isinstance(after, Future) else list(after)
-        for future in futures:
+        numbers = []
+        for future in [after] if isinstance(after, Future) else after:
             if not isinstance(future, ServiceHandle) or future.client is not self:
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles of this connection", name="after")
-        return [f.number for f in futures if isinstance(f, ServiceHandle)]
+            numbers.append(future.number)
+        return numbers
 
     def _check(self) -> None:
         if self._process != os.getpid():
@@ -308,7 +309,8 @@ class Client:
                 message = self._connection.receive()
                 if message is not None:
                     asked = False
-                    self._handle(message)
+                    if message.kind in handles:
+                        handles[message.kind](self, message)
                 elif asked:
                     raise errors.ServiceError(
                         f"the service at {self.path} has not answered for {2 * self._connection.patience:g} s: is it "
@@ -326,11 +328,6 @@ class Client:
         except Exception as error:  # callers must not wait for a dead thread
             self._die(errors.ServiceError(f"the service at {self.path} was not understood: {error!r}"))
         self._connection.interrupt()
-
-    def _handle(self, message: protocol.ServiceMessage) -> None:
-        handler = handles.get(message.kind)
-        if handler is not None:
-            handler(self, message)
 
     @handles("reply")
     def _replied(self, message: protocol.ServiceMessage) -> None:

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import default_device
+from ...targets import Launch, default_device
 from ...targets.arrays import at_address, to_device, to_host
 from ...targets.gpu.ipc import Borrowed
 from ...turns.gpu_work import device_name
@@ -178,11 +178,12 @@ class Owner:
         """Serve until the service says stop, or is gone."""
         for name, work in (("reporter", self._report), ("beat", self._beat)):
             threading.Thread(target=work, name=f"warpwell-{name}", daemon=True).start()
-        now, capacity = self._scheduler.inspect(lambda core: (core.executor.now(), core.executor.capacity))
-        about = {"device": self._scheduler.device, "policy": self._scheduler.inspect(lambda core: core.policy.name),
-                 "limit": self._scheduler.inspect(lambda core: core.limit), "memory": capacity.memory,
-                 "processors": capacity.processors,
-                 "gpu": device_name(0) if self._scheduler.device == "cuda" else ""}  # fmt: skip
+        device = self._scheduler.device
+        gpu = device_name(0) if device == "cuda" else ""
+        now, about = self._scheduler.inspect(lambda core: (core.executor.now(), {
+            "device": device, "gpu": gpu, "policy": core.policy.name, "limit": core.limit,
+            "memory": core.executor.capacity.memory, "processors": core.executor.capacity.processors,
+        }))  # fmt: skip
         try:
             protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
         except errors.ServiceError as error:
@@ -274,28 +275,25 @@ class Owner:
         self._send({"type": "taking", "task": first})  # if this process dies of it, that is known
         request = _RequestArrays(tasks, message.arrays, set(message.get("readonly", list)), self._borrowed)
         try:
-            made = self._make(message, tasks)
+            launches = [self._launch(task) for task in tasks]
             lent = message.get("lent", list, [])
             theirs = [request.borrow(self._scheduler.device, one) for one in lent]
-            for task, (launch, arguments) in zip(tasks, made, strict=True):
-                task["made"] = (launch, wire.unpack(arguments, request.arrays, self._buffer, theirs))
-            chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "size")}
+            chosen = {key: message.header[key] for key in ("priority", "deadline", "memory", "size", "tenant")}
             profile = wire.profile_of(message.header["profile"])
-            ready = [
-                self._scheduler.task(launch, *values, tenant=message.get("tenant", str), profile=profile, **chosen)
-                for launch, values in (task["made"] for task in tasks)
-            ]
-            for made_task, task in zip(ready, tasks, strict=True):
+            ready = []
+            for task, launch in zip(tasks, launches, strict=True):
+                values = wire.unpack(task["arguments"], request.arrays, self._buffer, theirs)
+                made = self._scheduler.task(launch, *values, profile=profile, **chosen)
                 # what stays on the device is counted there already; what is lent, by nobody
                 kept = sum(int(self._buffer(n).nbytes) for n in wire.used(task, "buffer"))
                 kept += sum(wire.lent_bytes(lent[k]) for k in wire.used(task, "lent"))
-                made_task.memory = max(0, made_task.memory - kept)
-                made_task.there = max(0, made_task.there - kept)
+                made.memory = max(0, made.memory - kept)
+                made.there = max(0, made.there - kept)
+                ready.append(made)
             name = message.get("name", str) or ready[0].name
             handles = self._scheduler.submit_request(Request(name, ready, first=first))
             for handle, task in zip(handles, tasks, strict=True):
                 self._tasks[task["id"]] = (handle, request)
-            for handle, task in zip(handles, tasks, strict=True):
                 handle.add_done_callback(functools.partial(self._done, task["id"]))
             self._fresh.append((first, handles[0]))
         except BaseException as error:
@@ -305,17 +303,14 @@ class Owner:
             for task in tasks:
                 self._events.put(functools.partial(self._ended, task["id"], request, error=wire.error_fields(error)))
 
-    def _make(self, message: protocol.ServiceMessage, tasks: Sequence[dict[str, Any]]) -> list[tuple[Any, list[Any]]]:
-        made = []
-        for task in tasks:
-            self._loading[threading.get_ident()] = time.monotonic(), task["id"]
-            try:
-                kernel = self._kernels.load(task["kernel"])
-            finally:
-                del self._loading[threading.get_ident()]
-            shape = task["shape"]
-            made.append((kernel[tuple(shape) if len(shape) > 1 else shape[0]], task["arguments"]))
-        return made
+    def _launch(self, task: dict[str, Any]) -> Launch:
+        self._loading[threading.get_ident()] = time.monotonic(), task["id"]
+        try:
+            kernel = self._kernels.load(task["kernel"])
+        finally:
+            del self._loading[threading.get_ident()]
+        shape = task["shape"]
+        return kernel[tuple(shape) if len(shape) > 1 else shape[0]]
 
     # the reporter
 
