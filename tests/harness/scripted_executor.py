@@ -21,6 +21,8 @@ class ScriptedExecutor(Executor):
         By the task's name, the error that it ends with.
     refuses : mapping, optional
         By the task's name, the error that its launch raises.
+    raises : mapping, optional
+        By a method's name, the error that it raises, as "preempt".
     truth : mapping, optional
         What tasks are really like.
     queues : bool
@@ -39,6 +41,7 @@ class ScriptedExecutor(Executor):
         cost: float = 0.0,
         fails: Mapping[str, BaseException] | None = None,
         refuses: Mapping[str, Exception] | None = None,
+        raises: Mapping[str, Exception] | None = None,
         truth: Mapping[Task, Profile] | None = None,
         queues: bool = False,
     ) -> None:
@@ -46,6 +49,7 @@ class ScriptedExecutor(Executor):
         self._cost = cost
         self._fails = fails or {}
         self._refuses = refuses or {}
+        self._raises = raises or {}
         self._truth = {} if truth is None else truth
         self._queues = queues
         self._now = 0.0
@@ -85,7 +89,7 @@ class ScriptedExecutor(Executor):
 
     def relieve_when(self, mate: Job, job: Job) -> bool:
         """Note it, where it puts jobs behind others."""
-        self.calls.append(("relieve", mate.number, job.number))
+        self._call("relieve_when", mate.number, job.number)
         return self._queues
 
     def _begin(self, job: Job, time: float) -> None:
@@ -96,7 +100,7 @@ class ScriptedExecutor(Executor):
 
     def preempt(self, job: Job, mode: str = "drain") -> None:
         """Stop a job `cost` seconds from now, or at its end if that comes sooner."""
-        self.calls.append(("preempt", job.number, mode))
+        self._call("preempt", job.number, mode)
         if self._from[job][0] > self._now:
             self._stops[job] = self._now
             other = next((its for its, job_ in self._after.items() if job_ is job), None)
@@ -112,7 +116,12 @@ class ScriptedExecutor(Executor):
 
     def resize(self, job: Job, workers: int | None, younger: bool = False) -> None:
         """Note it."""
-        self.calls.append(("resize", job.number, workers))
+        self._call("resize", job.number, workers)
+
+    def _call(self, name: str, *about: object) -> None:
+        self.calls.append((name, *about))
+        if name in self._raises:
+            raise self._raises[name]
 
     def discard(self, job: Job) -> None:
         """Note it."""

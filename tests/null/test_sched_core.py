@@ -808,8 +808,51 @@ def test_who_is_relieved_when_another_begins_is_younger() -> None:
             core.executor.wait(core.step())
         core.step()
         assert [job.task.name for job in core.running] == (["next", "long"] if queues else ["long", "next"])
-        assert (("relieve", 1, 2) in core.executor.calls) is queues
+        assert (("relieve_when", 1, 2) in core.executor.calls) is queues
         finish(core)
+
+
+REQUESTS = {
+    "preempt": lambda view: [Preempt(view.running[0])],
+    "resize": lambda view: [Resize(view.running[0], 2, younger=True)],
+    "relieve_when": lambda view: [Launch(view.waiting[0], behind=view.running[0], relieves=view.running[1])],
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_an_executor_that_cannot_do_what_is_asked_of_one_that_runs_stops_nobody(name: str) -> None:
+    class Once(Behind):
+        def decide(self, view):
+            if view.now >= 0.25 and self.others:
+                return self.others.pop()(view)
+            return [Launch(job) for job in list(view.waiting)[: view.limit - len(view.running)]]
+
+    executor = ScriptedExecutor(raises={name: OSError("the device is busy")}, queues=True)
+    core = Core(executor, Once(REQUESTS[name]), limit=2)
+    for k in range(4):
+        core.submit(Request(f"t{k}", [task(f"t{k}")]))
+    finish(core)
+    assert sum(call[0] == name for call in executor.calls) == 1
+    assert [job.state for job in core.jobs] == [State.DONE] * 4 and not core.busy
+    assert core.tenants["default"].running == 0
+    kind = "launch" if name == "relieve_when" else name
+    assert [e.kind for e in core.log if "the device is busy" in str(e.why.get("error"))] == [kind]
+
+
+def test_one_whose_cancelling_raises_runs_to_its_end() -> None:
+    core = Core(ScriptedExecutor(raises={"preempt": OSError("the device is busy")}), Behind(), limit=1)
+    core.submit(Request("t", [task("t"), task("later")]))
+    core.step()
+    assert core.cancel(core.jobs[0])
+    finish(core)
+    assert [job.state for job in core.jobs] == [State.DONE, State.CANCELLED]
+
+
+def test_a_device_that_is_lost_when_something_is_asked_of_it_ends_the_core() -> None:
+    core = lane((0.25, REQUESTS["preempt"]), raises={"preempt": errors.TaskLostError("the device is gone")})
+    core.executor.wait(0.25)
+    with pytest.raises(errors.TaskLostError, match="gone"):
+        core.step()
 
 
 @pytest.mark.parametrize(

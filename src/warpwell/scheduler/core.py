@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import operator
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -696,9 +696,12 @@ class Core:
         else:
             self._launches += 1
         relieved = decision.relieves
-        if relieved is not None and job in self._given and self.executor.relieve_when(relieved, job):
-            self._relieves[job] = relieved
-            why = {**why, "relieves": relieved.number}
+        if relieved is not None and job in self._given:
+            relieves, failed = _ask(self.executor.relieve_when, relieved, job)
+            if relieves:
+                self._relieves[job] = relieved
+                why = {**why, "relieves": relieved.number}
+            why = {**why, **failed}
         job.state = RUNNING
         job.since = now
         account.running += 1
@@ -764,11 +767,11 @@ class Core:
         if not behind:
             job.ran += now - job.since
         job.since = now
-        self._write(now, "preempt", job, {**why, "mode": mode, "saved": self._saved(job)})
-        if behind and job not in self._given:
+        here = behind and job not in self._given
+        failed = {} if here else _ask(self.executor.preempt, job, mode)[1]
+        self._write(now, "preempt", job, {**why, "mode": mode, "saved": self._saved(job), **failed})
+        if here:
             self._happened(Stopped(job, now, job.done), ())
-        else:
-            self.executor.preempt(job, mode)
 
     def _saved(self, job: Job) -> dict[str, float]:
         """Return the inputs of the source's cost formula, for ``warpwell sched fit``: bytes of one multiprocessor."""
@@ -797,8 +800,7 @@ class Core:
             self.running.remove(job)
             self.running.append(job)
             why["younger"] = True
-        self._write(now, "resize", job, why)
-        self.executor.resize(job, workers, younger)
+        self._write(now, "resize", job, {**why, **_ask(self.executor.resize, job, workers, younger)[1]})
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
@@ -816,6 +818,16 @@ class Core:
 
     def _wrong(self, what: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
+
+
+def _ask(request: Callable[..., Any], *about: Any) -> tuple[Any, dict[str, str]]:
+    """Ask an executor to change what runs; return its answer, and what the log says if it raised (see `Executor`)."""
+    try:
+        return request(*about), {}
+    except errors.TaskLostError:
+        raise
+    except Exception as error:  # the job runs on, and the others do
+        return None, {"error": repr(error)}
 
 
 def _plain(job: Job) -> bool:

@@ -107,6 +107,11 @@ class Executor(ABC):
     least one worker (`ArgumentError`: preempt a task that is to have none). Only the thread of the scheduler calls
     these methods, but for `wake` and `keeps`. `ExecutorConformance` in `warpwell.testing` checks all of it.
 
+    What a launch raises is the failure of its task. `preempt`, `resize` and `relieve_when` ask something of a job that
+    runs: if one of them raises, the job runs on, to its `Ended` or `Stopped`; the scheduler logs the error and does not
+    ask again. `TaskLostError` from any of these three, and what `poll` raises, says that the device is lost: that ends
+    the scheduler.
+
     Attributes
     ----------
     linger : float
