@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gc
 import os
 import signal
@@ -462,6 +463,26 @@ def test_a_policy_that_fails_ends_the_scheduler_and_everybody_is_told():
     assert gate.handle.cancel() is False
     gate.open()
     scheduler.close()
+
+
+def test_what_a_callback_submits_to_a_scheduler_that_fails_is_refused():
+    scheduler = scheduler_of(Wrong())
+    gate, told = Gate(scheduler, 4, 0), []
+
+    def again(_):
+        try:
+            told.append(scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64)))
+        except errors.SchedulerError as error:
+            told.append(error)
+
+    gate.handle.add_done_callback(again)
+    inside(scheduler, gate, 3)
+    with contextlib.suppress(errors.SchedulerError):
+        scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64))
+    assert isinstance(gate.handle.exception(60), errors.TaskLostError)
+    until(lambda: told)
+    gate.open()
+    assert isinstance(told[0], errors.SchedulerError)  # a handle would never end
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------------

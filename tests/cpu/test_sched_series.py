@@ -13,7 +13,9 @@ from tests.harness.fake_gpu import fake_executor
 from tests.harness.until import until
 
 import warpwell as ww
-from warpwell.scheduler import Handle, Scheduler
+from warpwell.scheduler import Handle, Launch, Policy, Scheduler
+from warpwell.scheduler.policy import Decision, View
+from warpwell.scheduler.series import SeriesHandle
 
 
 @ww.kernel
@@ -84,3 +86,32 @@ def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
         dispatcher, executor = scheduler._dispatcher, scheduler._executor
         until(lambda: not (dispatcher._series or executor._runs or dispatcher.core._behind))  # type: ignore[attr-defined]
     assert [(array.min(), array.max()) for array in arrays] == [(its, its) for its in done]
+
+
+def test_a_callback_may_cancel_the_last_of_its_series() -> None:
+    class Some(Policy):
+        """Launches so many, one at a time."""
+
+        name, left = "some", 3
+
+        def decide(self, view: View) -> list[Decision]:
+            job = view.waiting.first()
+            if view.running or job is None or not self.left:
+                return []
+            self.left -= 1
+            return [Launch(job)]
+
+    array, policy, going = np.zeros(300), Some(), threading.Event()
+    with Scheduler("cpu", policy, limit=1, executor=fake_executor()) as scheduler:
+        for _ in range(2):  # from the second one on they are alike
+            scheduler.submit(count[300], array, 1).result(30)
+        scheduler._dispatcher._calls_back(lambda: going.wait(30))  # nothing is taken in meanwhile
+        first, last = (scheduler.submit(count[300], array, 1) for _ in range(2))
+        assert isinstance(first, SeriesHandle) and first._series is last._series  # type: ignore[attr-defined]
+        first.add_done_callback(lambda _: last.cancel())
+        going.set()
+        first.result(30)
+        until(last.cancelled, 30)
+        policy.left = 1
+        scheduler.submit(count[300], array, 1, priority=1).result(30)
+    assert scheduler.failure is None and (array == 4).all()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, as_completed, wait
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from warpwell import errors
+from warpwell.scheduler import handle as handles_of
 from warpwell.scheduler.handle import TaskFuture
 from warpwell.scheduler.series import Series, SeriesHandle
 from warpwell.scheduler.task import Pattern, Task
@@ -80,6 +84,51 @@ def test_ends_are_told_in_every_way(kind: str) -> None:
                     one.result(1)
             else:
                 assert one.exception(1) is error
+
+
+@kinds
+def test_a_callback_that_ends_its_thread_ends_no_other(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    made, called = future(kind), []
+    for error in (SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), ValueError("bad")):
+        made.add_done_callback(lambda _, error=error: (_ for _ in ()).throw(error))
+    made.add_done_callback(called.append)
+    thread = threading.Thread(target=made.settle, args=[None])
+    thread.start()
+    thread.join(20)
+    assert called == [made] and len(caplog.records) == 4
+    made = future(kind)
+    made.add_done_callback(lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):  # in the main thread, it is Ctrl-C
+        made.settle(None)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@kinds
+def test_a_child_forked_while_others_come_to_wait_waits_for_its_own(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+
+    def lock() -> Any:
+        """Fork in another thread while this one makes what it waits for."""
+        if not found:
+            thread = threading.Thread(target=forks)
+            thread.start()
+            thread.join(60)
+        return threading.Lock()
+
+    def forks() -> None:
+        found.append(os.fork())
+        if not found[0]:
+            signal.alarm(30)  # ends it if it waits for ever
+            own = future(kind)
+            threading.Timer(0.05, own.settle, [None]).start()
+            os._exit(0 if own.result(20) is None else 1)
+
+    monkeypatch.setattr(handles_of, "threading", SimpleNamespace(**{**vars(threading), "Lock": lock}))
+    with pytest.raises(TimeoutError):
+        future(kind).result(0.05)
+    assert os.waitstatus_to_exitcode(os.waitpid(found[0], 0)[1]) == 0
 
 
 @kinds
@@ -171,12 +220,13 @@ def test_the_end_may_come_while_who_waits_makes_what_it_waits_for(kind: str) -> 
     class Ends(TaskFuture if kind == "one" else SeriesHandle):  # type: ignore[misc]
         cancelled_then = False
 
-        def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, value)
-            if name == "_gate" and value is not None:
+        def _made(self, name: str, make: Any) -> Any:
+            made = super()._made(name, make)
+            if name == "_gate":
                 thread = threading.Thread(target=settles, args=(self,), kwargs={"cancelled": self.cancelled_then})
                 thread.start()
                 thread.join(10)
+            return made
 
     def ends() -> Any:
         return Ends(Runner(), "task") if kind == "one" else series(Ends)[1]

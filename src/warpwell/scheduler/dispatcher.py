@@ -138,8 +138,8 @@ class Dispatcher:
         self.core: Core
         ready: Future[Core] = Future()
         self._thread = threading.Thread(target=self._main, args=(make, ready), name="warpwell-scheduler", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             ready.result()
         except KeyboardInterrupt:
             self.retire()
@@ -416,7 +416,7 @@ class Dispatcher:
         else:
             self._settle_one(ended[at], series.handles[ended[at].number - first])
         if not series.left:
-            del self._series[series]
+            self._series.pop(series, None)  # a callback that cancelled the last of them has come here first
         return len(done) or 1
 
     def _settle_one(self, job: Job, handle: Handle | None) -> None:
@@ -592,6 +592,7 @@ class Dispatcher:
 
     def _fail_all(self, failure: BaseException | None) -> None:
         """Fail every task that has not ended: the thread ends, and nobody may wait for it any more."""
+        self._closing = True  # callbacks may submit: nobody would run it
         self._settle()
         for handle in [*self._pending(), *self._held]:
             if handle.done():
@@ -605,7 +606,6 @@ class Dispatcher:
         self._handles.clear()
         self._series.clear()
         self._held.clear()
-        self._closing = True
         while not self._calls.empty():
             call = self._calls.get()
             if isinstance(call, Series):

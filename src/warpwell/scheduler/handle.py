@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -41,7 +42,6 @@ class TaskFuture(Future[None]):
     _own_condition: threading.Condition | None = None
     _own_waiters: list[Any] | None = None
     _own_callbacks: list[Any] | None = None
-    _gate: Any = None
 
     def __init__(self, runner: Runner, name: str) -> None:
         self.name = name
@@ -122,12 +122,7 @@ class TaskFuture(Future[None]):
         if self.done():
             return
         self._require_process()
-        with _gates:
-            gate = self._gate
-            if gate is None:
-                gate = threading.Lock()
-                gate.acquire()  # before `settle`, which takes no lock, may see it and open it
-                self._gate = gate
+        gate = self._made("_gate", _shut)
         until = None if seconds is None else time.monotonic() + seconds
         # `settle` looks for a gate behind the end, so one of both sees the other
         while not self.done():
@@ -172,8 +167,9 @@ class TaskFuture(Future[None]):
 
     def _tell(self) -> None:
         """Notify all waiting threads, now that it has ended."""
-        if self._gate is not None:
-            self._open()
+        gate = self.__dict__.pop("_gate", None)
+        if gate is not None:
+            gate.release()
         # Who comes to wait makes the condition first and looks at the state then, so one of both sees the other.
         if self._own_condition is not None:
             with self._condition:
@@ -185,17 +181,28 @@ class TaskFuture(Future[None]):
                     else:
                         waiter.add_exception(self)
                 self._condition.notify_all()
-            self._invoke_callbacks()  # type: ignore[attr-defined] # of Future, but not of its stub
+            self._invoke_callbacks()
 
-    def _open(self) -> None:
-        """Let those go who wait."""
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.release()
+    def _invoke_callbacks(self) -> None:
+        """Make the calls; what one raises is logged, as `Future` does it, and ends no thread of a scheduler."""
+        for callback in self._done_callbacks:
+            try:
+                callback(self)
+            except BaseException as error:
+                if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+                    raise  # Ctrl-C comes there alone
+                _logger.exception("exception calling callback for %r", self)
 
 
-_gates = threading.Lock()
-"""Held to make the gate of a task."""
+_logger = logging.getLogger("concurrent.futures")
+
+
+def _shut() -> threading.Lock:
+    """Return a lock that is held, so that `settle`, which takes none, may open it as soon as it sees it."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
 
 _LOOK = 1.0
 """Seconds after which who waits looks for itself."""

@@ -216,10 +216,6 @@ class SeriesHandle(Handle):
             return None
         return super().result(timeout)
 
-    def _await(self, seconds: float | None) -> None:
-        self._comes()
-        super()._await(seconds)
-
     def _made(self, name: str, make: Any) -> Any:
         self._comes()
         return super()._made(name, make)
