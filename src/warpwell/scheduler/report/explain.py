@@ -135,14 +135,15 @@ _REASONS = {
 _TOLD = ("rule", "victim", "newcomer", "for", "mode", "saved", "workers", "younger")
 
 
-def _reason(event: Event) -> str:
-    """Return why a change was made or weighed."""
+def _because(text: str, event: Event) -> str:
+    """Return a sentence: what was done, and why the change was made or weighed."""
     why = event.why
     rule = str(why.get("rule", ""))
     compared, told = _compared(why)
     begin = _REASONS.get(rule, "" if compared else f"rule {rule!r}" if rule else "")
-    text = ": ".join(part for part in (begin, compared) if part)
-    return f"{text}{figures(why, *_TOLD, *told)}".strip()
+    reason = ": ".join(part for part in (begin, compared) if part)
+    reason = f"{reason}{figures(why, *_TOLD, *told)}".strip()
+    return f"{text}: {reason}." if reason else f"{text}."
 
 
 _MODES = {
@@ -157,15 +158,13 @@ def _preempt(event: Event, names: Names) -> str:
     text = f"{_task(event, names)} was asked to leave, {_MODES.get(mode, mode)}"
     if newcomer is not None:
         text += f", for {_of(newcomer, names)}"
-    reason = _reason(event)
-    return f"{text}: {reason}." if reason else f"{text}."
+    return _because(text, event)
 
 
 def _hold(event: Event, names: Names) -> str:
-    reason, victim = _reason(event), event.why.get("victim")
+    victim = event.why.get("victim")
     text = f"{_task(event, names)} was not launched"
-    text += "" if victim is None else f" in the place of {_of(victim, names)}"
-    return f"{text}: {reason}." if reason else f"{text}."
+    return _because(text if victim is None else f"{text} in the place of {_of(victim, names)}", event)
 
 
 def _resize(event: Event, names: Names) -> str:
@@ -174,8 +173,7 @@ def _resize(event: Event, names: Names) -> str:
     size += ", as the youngest" if event.why.get("younger") else ""
     newcomer = event.why.get("for")
     whom = f" for {_of(newcomer, names)}" if newcomer is not None else ""
-    reason = _reason(event)
-    return f"{_task(event, names)} gets {size} from now on{whom}" + (f": {reason}." if reason else ".")
+    return _because(f"{_task(event, names)} gets {size} from now on{whom}", event)
 
 
 def _stop(event: Event, names: Names) -> str:
