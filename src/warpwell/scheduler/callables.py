@@ -31,10 +31,7 @@ _ROOM = 1 << 20
 def as_launch(launch: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return a launch and its arguments; a function or a graph becomes a `Call`, with those arguments that are arrays.
 
-    Raises
-    ------
-    ArgumentError
-        A graph has arguments.
+    Raise ArgumentError if a graph has arguments.
     """
     if isinstance(launch, Launch | type) or hasattr(launch, "compiled"):  # a kernel without [n] is refused as before
         return launch, args
@@ -116,13 +113,7 @@ class Call(Launch):
         """Its arguments are its own affair."""
 
     def cut(self, args: Any, device: str | None = None) -> Any:
-        """Return it in the form of a `BlockLaunch`.
-
-        Raises
-        ------
-        ArgumentError
-            A graph on a CPU.
-        """
+        """Return it in the form of a `BlockLaunch`; raise ArgumentError for a graph on a CPU."""
         if device != "cuda" and self._enqueue is not None:
             raise errors.ArgumentError("a CUDA graph needs a GPU: make a scheduler of device 'cuda'", name="device")
         return Enqueued(self, device or "cuda")
@@ -237,14 +228,10 @@ def _raw_graph(graph: Any, stream: int) -> None:
         raise errors.SchedulerError(f"the driver does not launch this graph (status {status}): was it destroyed?")
 
 
-def _core_graph(graph: Any, stream: int) -> None:
-    _raw_graph(graph.handle, stream)
-
-
 _GRAPHS: Mapping[str, Callable[[Any, int], None]] = {
     "torch.CUDAGraph": _torch_graph,
     "cupy.Graph": _cupy_graph,
-    "cuda.Graph": _core_graph,
+    "cuda.Graph": lambda graph, stream: _raw_graph(graph.handle, stream),
     "cuda.CUgraphExec": _raw_graph,
     "cuda.cudaGraphExec_t": _raw_graph,
 }

@@ -79,14 +79,8 @@ class Shape:
     def wanted(self, allowed: int, base: int, position: float) -> int:
         """Return how many blocks it would have resident: in its last wave, the rest of its blocks.
 
-        Parameters
-        ----------
-        allowed : int
-            Its quota, which is the size of its waves.
-        base : int
-            Where its waves began.
-        position : float
-            Blocks done.
+        `allowed` is its quota, which is the size of its waves; they began at block `base`, and `position` blocks are
+        done.
         """
         last = base + (self.blocks - base - 1) // allowed * allowed
         return self.blocks - last if position >= last else allowed
@@ -114,13 +108,9 @@ def resident_alone(profile: Profile, blocks: int, capacity: Capacity) -> int:
 
 
 def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
-    """Return how many blocks of each kernel find room: the older take theirs first, the rest waits, as in hardware.
+    """Return how many blocks of each kernel find room, of those that each would have resident, in the order of launch.
 
-    Parameters
-    ----------
-    wanted : sequence of int
-        Blocks that each would have resident, in the order of launch.
-    shapes : sequence of Shape
+    The older take their room first, the rest waits, as in hardware.
     """
     found: list[int] = []
     first = shapes[0].footprint

@@ -267,13 +267,7 @@ class Tenants(dict[str, Account]):
         did more blocks than are resident at a time by then. (The first ones begin where the last ones of the other
         kernel leave.)
 
-        Parameters
-        ----------
-        leaver : Job
-        event : Ended or Stopped
-            That of its leaving.
-        progress : callable
-            ``progress(job)``: blocks that have ended.
+        ``progress(job)`` returns the blocks of a job that have ended.
         """
         for job, first in list(self.behind.items()):
             if job is leaver:

@@ -53,17 +53,12 @@ class History:
         Its name: figures of another device say little.
     path : str or os.PathLike, optional
         File to save to; `default_path` by default.
-
-    Attributes
-    ----------
-    pairs : Pairs
-        How fast kernels ran together.
     """
 
     def __init__(self, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> None:
         self.device = device
         self.path = Path(path) if path is not None else default_path(device)
-        self.pairs = Pairs()
+        self.pairs = Pairs()  # how fast kernels ran together
         self._samples: dict[tuple[str, str], Sample] = {}
 
     def __len__(self) -> int:
@@ -102,10 +97,7 @@ class History:
     def save(self) -> None:
         """Write the file atomically. Measurements that other processes have saved there are kept.
 
-        Raises
-        ------
-        OSError
-            It cannot be written. Nothing has changed.
+        Raise OSError if it cannot be written; then nothing has changed.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         there = History.usable(self.device, self.path)
@@ -128,12 +120,7 @@ class History:
     def load(cls, device: str = "unknown", path: str | os.PathLike[str] | None = None) -> History:
         """Read a device's history; empty where there is no file yet.
 
-        Raises
-        ------
-        FormatError
-            The file is no history, or of another device.
-        OSError
-            It cannot be read.
+        Raise FormatError if the file is no history, or of another device, and OSError if it cannot be read.
         """
         history = cls(device, path)
         if history.path.exists() and history.path.stat().st_size > LARGEST:

@@ -102,12 +102,8 @@ class Learner:
     def meets(self, capacity: Capacity, machine: Callable[[], Machine | None]) -> None:
         """Take the device of a scheduler, which calls this before it asks for a profile; the first one counts.
 
-        Parameters
-        ----------
-        capacity : Capacity
-        machine : callable
-            Returns the peaks (`Executor.machine`), by which a kernel's class is told; called when a profile is first
-            asked for.
+        `machine` returns the peaks (`Executor.machine`), by which a kernel's class is told; it is called when a profile
+        is first asked for.
         """
         if self._find_machine is None:
             self._capacity, self._find_machine = capacity, machine
@@ -211,13 +207,7 @@ class Learner:
         return {"registers": registers, "threads": threads, "resident": resident, "need": need}
 
     def save(self) -> None:
-        """Save the history, if something was learnt since the last time.
-
-        Raises
-        ------
-        OSError
-            The file cannot be written.
-        """
+        """Save the history, if something was learnt since the last time; raise OSError if it cannot be written."""
         with self._lock:
             learnt = self._learnt + self.history.pairs.learnt
             if not self._saves or learnt == self._saved:

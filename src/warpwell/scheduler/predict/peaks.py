@@ -18,14 +18,7 @@ _BANDWIDTHS = {"H200": 4.8e12, "H100": 3.35e12}
 
 
 def machine_for(device: str, bandwidth: float = 0.0) -> Machine:
-    """Return the peaks of a device by its name.
-
-    Parameters
-    ----------
-    device : str
-    bandwidth : float
-        Bytes a second, of a device whose name is not known; 0: an H100's.
-    """
+    """Return the peaks of a device by its name; `bandwidth`, bytes a second, is for unknown names (0: an H100's)."""
     known = next((peak for name, peak in _BANDWIDTHS.items() if name in device.upper()), bandwidth)
     return Machine(bandwidth=known or Machine.bandwidth, name=device)
 

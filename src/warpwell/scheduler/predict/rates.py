@@ -156,13 +156,8 @@ def _factors(older: _Facts, newer: _Facts) -> tuple[float, float]:
 def composed(kernels: Sequence[T], pair: Callable[[T, T], Sequence[float]]) -> list[float]:
     """Return the rates of kernels, the oldest first, of which each is slowed by all others.
 
-    Slowdowns add up: of three that each run at half of their rate beside another one, each has a third.
-
-    Parameters
-    ----------
-    kernels : sequence
-    pair : callable
-        ``pair(older, newer)`` returns the rates of two.
+    ``pair(older, newer)`` returns the rates of two. Slowdowns add up: of three that each run at half of their rate
+    beside another one, each has a third.
     """
     slow = [1.0] * len(kernels)
     for j in range(1, len(kernels)):

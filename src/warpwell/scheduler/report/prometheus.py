@@ -133,13 +133,7 @@ class LogMetrics:
         self._families["warpwell_held_bytes"][()] = held
 
     def render(self, tenant: str | None = None) -> str:
-        """Return all samples as text, in the exposition format (version 0.0.4).
-
-        Parameters
-        ----------
-        tenant : str, optional
-            Leave the samples of other tenants out, and those of the service.
-        """
+        """Return all samples as text, in the exposition format (version 0.0.4); of a tenant, only its own."""
         self._count_states()
         lines: list[str] = []
         for name, (kind, text) in _FAMILIES.items():

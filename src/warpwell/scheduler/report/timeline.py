@@ -142,15 +142,8 @@ def write_trace(log: Log, path: str | os.PathLike[str]) -> None:
 def draw(log: Log, path: str | os.PathLike[str]) -> None:
     """Draw when each task was on the device, one colour a tenant (or a kernel, where there is one tenant).
 
-    Parameters
-    ----------
-    path : path
-        The picture; the format is that of its suffix (.png, .svg, .pdf).
-
-    Raises
-    ------
-    ArgumentError
-        matplotlib is not installed, the log has no launches, or too many.
+    The picture has the format of its suffix (.png, .svg, .pdf). Raise ArgumentError if matplotlib is not installed, or
+    the log has no launches, or too many.
     """
     listed = stays(log)
     if not 0 < len(listed) <= MAX_BARS:

@@ -32,13 +32,7 @@ def default_path() -> Path:
 
 
 def checked_path(path: str | os.PathLike[str] | None) -> Path:
-    """Return the absolute path of a socket.
-
-    Raises
-    ------
-    ArgumentError
-        It is too long for a socket.
-    """
+    """Return the absolute path of a socket; raise ArgumentError if it is too long for one."""
     found = Path(path if path is not None else default_path()).absolute()
     if len(os.fsencode(found)) > MAX_PATH:
         raise errors.ArgumentError(
@@ -49,14 +43,9 @@ def checked_path(path: str | os.PathLike[str] | None) -> Path:
 
 
 def prepare(path: Path, group: int | None) -> None:
-    """Make the folder of a socket, or check the one that is there: only this user (or root) may write to it.
+    """Make the folder of a socket; raise ServiceError if others than this user and root can write to the one there is.
 
     Otherwise somebody else could put a socket of his own in the place of ours, and be sent our data.
-
-    Raises
-    ------
-    ServiceError
-        Others can write to it, or it is not this user's.
     """
     folder = path.parent
     try:
@@ -78,12 +67,9 @@ def prepare(path: Path, group: int | None) -> None:
 
 
 def lock(path: Path) -> int:
-    """Take the lock of a socket's place and return it (an open file); it is held until it is closed.
+    """Take the lock of a socket's place and return it, an open file that holds it until it is closed.
 
-    Raises
-    ------
-    ServiceError
-        Another service has it.
+    Raise ServiceError if another service has it.
     """
     handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -97,13 +83,7 @@ def lock(path: Path) -> int:
 
 
 def number_of(kind: str, name: str) -> int:
-    """Return the number of a "group" or a "user" of this system.
-
-    Raises
-    ------
-    ArgumentError
-        None has this name.
-    """
+    """Return the number of a "group" or a "user" of this system; raise ArgumentError if none has this name."""
     try:
         if name.isdecimal():
             return int(name)

@@ -56,17 +56,12 @@ _AWAY = wire.error_fields(errors.TaskLostError(
 class Session:
     """A client that got in.
 
-    Parameters
-    ----------
-    connection : ServiceConnection
-    number : int
-        Of the client, in the service.
-    tenant : str
-    user : int
-        Its number, as the kernel of the operating system says.
-
     Attributes
     ----------
+    number : int
+        Of the client, in the service.
+    user : int
+        Its number, as the kernel of the operating system says.
     own : bool
         Whether it is a process of the owner's user.
     coming : int
@@ -162,13 +157,7 @@ class Broker:
         )  # fmt: skip
 
     def start(self, spool: str, timeout: float) -> None:
-        """Start the owner, which may write to the folder `spool`, and wait until it is ready.
-
-        Raises
-        ------
-        ServiceError
-            It does not get ready.
-        """
+        """Start the owner, which may write to the folder `spool`; raise ServiceError unless it is ready in time."""
         if self._log is not None:
             self._file = open(self._log, "a", encoding="utf-8")
         self._settings["spool"] = spool
@@ -189,13 +178,7 @@ class Broker:
     # clients
 
     def enter(self, session: Session, limit: int) -> None:
-        """Let a client in.
-
-        Raises
-        ------
-        ServiceError
-            Its tenant has as many as `limit` already, or its user twice as many.
-        """
+        """Let a client in; raise ServiceError if its tenant has `limit` clients already, or its user twice as many."""
         with self._lock:
             others = list(self.sessions.values())
             for whose, count, most in (
@@ -233,13 +216,7 @@ class Broker:
         session.coming = 0
 
     def take(self, session: Session, message: protocol.ServiceMessage) -> None:
-        """Handle a client's message.
-
-        Raises
-        ------
-        ServiceError
-            The message is unknown or malformed: the caller drops the client.
-        """
+        """Handle a client's message; raise ServiceError if it is unknown or malformed: the caller drops the client."""
         action = client_handles.get(message.kind)
         if action is None:
             raise errors.ServiceError(f"{session.connection.peer} sent {message.kind!r:.40}, an unknown message")
@@ -351,12 +328,7 @@ class Broker:
         number = message.get("buffer", int)
         self._ledger.check_buffers(session.number, [number])
         nbytes = self._ledger.buffers[number].nbytes
-        sent = self._holdings.promise(session.tenant, nbytes)
-        try:
-            self._ledger.check_buffers(session.number, [number])  # the owner may have died meanwhile
-        except errors.WarpwellError:
-            sent()
-            raise
+        sent = self._holdings.promise(session.tenant, nbytes)  # if the owner dies meanwhile, the next one has no such
         self._relay(session, call, {"type": "get", "buffer": number}, sent=sent)
 
     @client_handles("free")
@@ -407,10 +379,10 @@ class Broker:
     def render(self, tenant: str | None = None) -> str:
         """Return metrics in Prometheus' text format: of all tenants, or of one."""
         with self._lock:
+            now = self.status()
             self._metrics.service(
-                restarts=max(0, self._owner.starts - 1), clients=len(self.sessions),
-                held=self._ledger.held.total(),
-            )  # fmt: skip
+                restarts=now["owner_restarts"], clients=now["clients"], held=now["held_bytes"]
+            )
             return self._metrics.render(tenant)
 
     # the owner; called in its thread

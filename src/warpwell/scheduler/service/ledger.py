@@ -252,12 +252,7 @@ class Ledger:
     def owner_died(self, guilty: int | None, reason: str) -> list[Gone]:
         """Note that the owner is gone; return the tasks that go with it.
 
-        Parameters
-        ----------
-        guilty : int or None
-            Number of the task that did it, where that is known.
-        reason : str
-            What happened, for people.
+        `guilty` is the number of the task that did it, where that is known, and `reason` what happened, for people.
         """
         sent = {h: None for h in self.requests if h.sent}
         suspects = [h for h in sent if h.taking or h.launched] or sent

@@ -100,10 +100,7 @@ class _RequestArrays:
     def borrow(self, device: str, lent: dict[str, Any]) -> Any:
         """Return an array in a client's own memory, until its last task has ended.
 
-        Raises
-        ------
-        ArgumentError
-            The memory cannot be opened, or the array is not all in it.
+        Raise ArgumentError if the memory cannot be opened, or the array is not all in it.
         """
         handle = bytes.fromhex(lent["handle"])
         address, nbytes = self._memory.open(handle)
@@ -138,15 +135,7 @@ def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 class Owner:
-    """The scheduler of a service, in the owner's process.
-
-    Parameters
-    ----------
-    connection : ServiceConnection
-        To the service.
-    settings : ServiceMessage
-        Its settings: device, policy, limit, tenants, stuck, spool.
-    """
+    """The scheduler of a service, in the owner's process; it is sent its settings (see `Service`) first."""
 
     def __init__(self, connection: protocol.ServiceConnection, settings: protocol.ServiceMessage) -> None:
         self._connection = connection

@@ -55,13 +55,8 @@ class SendQueue:
     def put(self, header: dict[str, Any], arrays: Arrays = (), sent: Callable[[], None] | None = None) -> None:
         """Have a message sent; where the peer has gone it is dropped.
 
-        Parameters
-        ----------
-        header : dict
-        arrays : sequence of ndarray or callable
-            Or what returns them when they are sent.
-        sent : callable, optional
-            Called once, when the message is sent or dropped; in this object's thread, or in this one.
+        `arrays` may be a function that returns them when they are sent. `sent` is called once, when the message is sent
+        or dropped; in this object's thread, or in this one.
         """
         try:
             self._last.append(self._thread.submit(self._send, header, arrays, sent))

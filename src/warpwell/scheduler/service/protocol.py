@@ -72,13 +72,7 @@ class ServiceMessage:
         return str(self.header["type"])
 
     def get(self, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-        """Return a field of the header.
-
-        Raises
-        ------
-        ServiceError
-            It is missing, and there is no default, or it has another type. (A boolean is no integer here.)
-        """
+        """Return a field of the header; see `checked`."""
         return checked(self.header, name, kind, default)
 
 
@@ -265,13 +259,7 @@ def hello(connection: ServiceConnection, **fields: Any) -> None:
 
 
 def check_version(message: ServiceMessage, peer: str, ours: str) -> None:
-    """Refuse a peer that speaks another version.
-
-    Raises
-    ------
-    ServiceError
-        It does.
-    """
+    """Raise ServiceError if the hello of a peer says that it speaks another version."""
     version = message.get("version", int)
     if version != VERSION:
         raise errors.ServiceError(
@@ -281,7 +269,13 @@ def check_version(message: ServiceMessage, peer: str, ours: str) -> None:
 
 
 def checked(values: dict[str, Any], name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
-    """Return ``values[name]`` if it has the right type (see `ServiceMessage.get`)."""
+    """Return ``values[name]``, or the default if it is missing.
+
+    Raises
+    ------
+    ServiceError
+        It is missing, and there is no default, or it has another type. (A boolean is no integer here.)
+    """
     value = values.get(name, default)
     if value is default and default is not ...:
         return default

@@ -77,13 +77,7 @@ def reference(kernel: Any) -> dict[str, str]:
 
 
 def check(named: dict[str, Any]) -> dict[str, str]:
-    """Return a reference that came from a peer, once it is well-formed.
-
-    Raises
-    ------
-    ServiceError
-        It is not.
-    """
+    """Return a reference that came from a peer; raise ServiceError unless it is well-formed."""
     found = {key: checked(named, key, str) for key in ("name", "sha256")}
     where = "module" if "module" in named else "path"
     found[where] = checked(named, where, str)
@@ -102,10 +96,7 @@ def check(named: dict[str, Any]) -> dict[str, str]:
 def checked_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     """Return what may be launched by others: modules (``pkg.mod``), and ``pkg.*`` for all modules below a package.
 
-    Raises
-    ------
-    ArgumentError
-        One is neither.
+    Raise ArgumentError if one is neither.
     """
     found = tuple(patterns)
     for pattern in found:
@@ -154,10 +145,7 @@ class Kernels:
     def load(self, named: dict[str, str]) -> Kernel:
         """Return the kernel of a reference.
 
-        Raises
-        ------
-        SchedulerError
-            It cannot be imported, differs from the client's file, or is not a kernel.
+        Raise SchedulerError if it cannot be imported, differs from the client's file, or is not a kernel.
         """
         module = self._module(named) if "module" in named else self._file(named)
         kernel = getattr(module, named["name"], None)

@@ -260,10 +260,7 @@ class Service:
     def _tenant(self, uid: int, wanted: str | None) -> str:
         """Return the tenant of a client, by the user that the kernel says it is.
 
-        Raises
-        ------
-        ServiceError
-            It may not come in, or is not the tenant that it says.
+        Raise ServiceError if it may not come in, or is not the tenant that it says.
         """
         own = uid == os.getuid()
         users = {} if self._users is None else self._users

@@ -40,13 +40,7 @@ INTS = range(-(1 << 63), 1 << 63)
 
 
 def check_task(task: Any, arrays: Sequence[NDArray[Any]], lent: int = 0) -> dict[str, Any]:
-    """Return a launch that came from a peer, once every part of it is well-formed.
-
-    Raises
-    ------
-    ServiceError
-        It is not.
-    """
+    """Return a launch that came from a peer; raise ServiceError unless every part of it is well-formed."""
     if not isinstance(task, dict):
         raise errors.ServiceError("a task of a request is not an object")
     shape, arguments = checked(task, "shape", list), checked(task, "arguments", list)
@@ -82,12 +76,9 @@ def _check_argument(pair: Any, arrays: Sequence[NDArray[Any]], lent: int) -> lis
 
 
 def check_lent(listed: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return a peer's arrays in its own memory on the GPU, once they are well-formed; their memory is not looked at.
+    """Return a peer's arrays in its own memory on the GPU; raise ServiceError unless they are well-formed.
 
-    Raises
-    ------
-    ServiceError
-        They are not.
+    Their memory is not looked at.
     """
     found: list[dict[str, Any]] = []
     for one in listed:
@@ -165,13 +156,7 @@ def profile_fields(profile: Profile | None) -> dict[str, Any] | None:
 
 
 def profile_of(fields: dict[str, Any] | None) -> Profile | None:
-    """Return the profile that a peer described.
-
-    Raises
-    ------
-    ServiceError
-        It has other fields than a `Profile`, or invalid values.
-    """
+    """Return the profile that a peer described; raise ServiceError if a field or a value of it is invalid."""
     if fields is None:
         return None
     try:
@@ -182,13 +167,7 @@ def profile_of(fields: dict[str, Any] | None) -> Profile | None:
 
 
 def options(message: ServiceMessage) -> dict[str, Any]:
-    """Return the options of a submission that came from a peer.
-
-    Raises
-    ------
-    ServiceError
-        One is of the wrong type, or out of its range.
-    """
+    """Return the options of a submission that came from a peer; raise ServiceError if a type or a value is wrong."""
     found = {
         "name": message.get("name", str, ""),
         "priority": message.get("priority", int, 0),
