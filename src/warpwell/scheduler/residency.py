@@ -15,7 +15,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _SLACK = 1e-9
-_FOOTPRINTS: dict[tuple[float, float, float, float], tuple[float, float, float, float]] = {}
 
 
 def remember(table: dict[K, V], key: K, value: V) -> V:
@@ -62,13 +61,12 @@ class Shape:
         self.profile = profile
         self.blocks = blocks
         processors = capacity.processors
-        footprint = (
+        self.footprint = (
             profile.registers / (processors * capacity.registers),
             profile.shared / (processors * capacity.shared) if profile.shared else 0.0,
             profile.threads / (processors * capacity.threads),
             1 / (processors * capacity.blocks),
         )
-        self.footprint = _FOOTPRINTS.get(footprint) or remember(_FOOTPRINTS, footprint, footprint)
         self.load = max(self.footprint)
         self.alone = max(1, min(profile.resident, blocks, int(1 / self.load + 1e-6)))
 
@@ -115,7 +113,7 @@ def fit(wanted: Sequence[int], shapes: Sequence[Shape]) -> list[int]:
     found: list[int] = []
     first = shapes[0].footprint
     for shape in shapes:
-        if shape.footprint is not first:
+        if shape.footprint != first:
             break
     else:
         # Blocks of one size, as often in traces: one resource tells.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ...json_file import read_json
 from ...replacing import replacing
 from .pairs import Pairs
 from .sample import MEASURED, Sample, lasts
@@ -124,15 +125,13 @@ class History:
         """
         history = cls(device, path)
         if history.path.exists() and history.path.stat().st_size > LARGEST:
-            raise errors.FormatError(_damaged(history.path, f"it has over {LARGEST} bytes"), path=history.path)
+            raise _damaged(history.path, f"it has over {LARGEST} bytes")
         try:
-            content = json.loads(history.path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            content = read_json(history.path, "another file, or delete it")
+        except errors.MissingFileError:
             return history
-        except (ValueError, RecursionError) as error:
-            raise errors.FormatError(_damaged(history.path, str(error)), path=history.path) from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise errors.FormatError(_damaged(history.path, f'its format is not "{FORMAT}"'), path=history.path)
+        if content.get("format") != FORMAT:
+            raise _damaged(history.path, f'its format is not "{FORMAT}"')
         if content.get("device") != device:
             raise errors.FormatError(
                 f"{history.path} is of {content.get('device')!r}, not of {device!r}: give each device its own file",
@@ -140,7 +139,7 @@ class History:
             )
         samples = content.get("samples", [])
         if not isinstance(samples, list):
-            raise errors.FormatError(_damaged(history.path, "samples is not a list"), path=history.path)
+            raise _damaged(history.path, "samples is not a list")
         for number, entry in enumerate(samples):
             history.record(Sample.from_json(entry, f"{history.path}: sample {number}"))
         history.pairs = Pairs.from_json(content.get("pairs", []), f"{history.path}: its pairs")
@@ -161,5 +160,6 @@ def _average(old: float | None, new: float | None, weight: float = WEIGHT) -> An
     return old + weight * (new - old)
 
 
-def _damaged(path: Path, what: str) -> str:
-    return f"{path} is not a history of a scheduler ({what}): delete it, or give another file"
+def _damaged(path: Path, what: str) -> errors.FormatError:
+    message = f"{path} is not a history of a scheduler ({what}): delete it, or give another file"
+    return errors.FormatError(message, path=path)
