@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from .executor import Capacity
 from .task import Profile
@@ -11,18 +11,7 @@ from .task import Profile
 REMEMBERED = 1 << 13
 """Kernels whose figures are kept, at most: each is asked for many times in a simulation."""
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 _SLACK = 1e-9
-
-
-def remember(table: dict[K, V], key: K, value: V) -> V:
-    """Put a value into a table, and return it. A full table is emptied before: all can be computed again."""
-    if len(table) >= REMEMBERED:
-        table.clear()
-    table[key] = value
-    return value
 
 
 class ResidentKernel(NamedTuple):
@@ -93,10 +82,12 @@ def shape_of(profile: Profile, blocks: int, capacity: Capacity) -> Shape:
     It is asked for again and again, so it is kept by the identity of profile and capacity. These are kept with it: no
     other object can have their identity meanwhile.
     """
-    found = _SHAPES.get((id(profile), blocks, id(capacity)))
+    key = id(profile), blocks, id(capacity)
+    found = _SHAPES.get(key)
     if found is None:
-        made = Shape(profile, blocks, capacity), profile, capacity
-        found = remember(_SHAPES, (id(profile), blocks, id(capacity)), made)
+        if len(_SHAPES) >= REMEMBERED:
+            _SHAPES.clear()  # all can be computed again
+        found = _SHAPES[key] = Shape(profile, blocks, capacity), profile, capacity
     return found[0]
 
 

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .sample import Figures, Sample
 
-Vector = NDArray[np.float64]
 WIDTH = 0.3
 """Width of the local regression, in standard deviations of the logarithms of a kernel's sizes."""
 MARGIN = 0.01
@@ -89,9 +87,17 @@ class Predictor:
         lead = local.get("seconds") or local.get("instructions")
         if lead is None or not lead.fits(query):
             return Prediction("cold")
+        how = "interpolation" if lead.inside(query) else "extrapolation"
         found = {f: m.predict(query) for f, m in local.items() if m.fits(query)}
-        return _prediction("interpolation" if lead.inside(query) else "extrapolation", found,
-                           max(ISSUED, *[row.compute or 0.0 for row in rows]))  # fmt: skip
+        seconds = found.get("seconds")
+        if seconds is not None:  # nothing is faster than the peaks
+            issued = max(ISSUED, *[row.compute or 0.0 for row in rows])
+            seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0) / issued)
+        parts = (("bandwidth", "move"), ("compute", "issue"))
+        shares = {name: min(1.0, found[f] / seconds) for name, f in parts if f in found and seconds}
+        return Prediction(
+            how, instructions=found.get("instructions"), seconds=seconds, miss_rate=found.get("miss_rate"), **shares
+        )
 
 
 _FIELDS = ("instructions", "seconds", "miss_rate", "move", "issue")
@@ -110,18 +116,6 @@ def _measured(sample: Sample, field: str) -> float | None:
         return value
     share = sample.bandwidth if field == "move" else sample.compute
     return None if share is None or sample.seconds is None else max(_LEAST, share * sample.seconds)
-
-
-def _prediction(how: str, found: dict[str, float], issued: float) -> Prediction:
-    """Put figures together; the kernel fills at most the part `issued` of the issue slots."""
-    seconds = found.get("seconds")
-    if seconds is not None:  # nothing is faster than the peaks
-        seconds = max(seconds, found.get("move", 0.0), found.get("issue", 0.0) / issued)
-    shares = {name: min(1.0, found[field] / seconds) for name, field in (("bandwidth", "move"), ("compute", "issue"))
-              if field in found and seconds}  # fmt: skip
-    return Prediction(
-        how, instructions=found.get("instructions"), seconds=seconds, miss_rate=found.get("miss_rate"), **shares
-    )
 
 
 def _base(sample: Sample, field: str) -> float:
@@ -155,10 +149,8 @@ class _Local:
         rows = [r for r in rows if set(r.size) == set(self.names) and bool(r.moving) == self.based]
         self.x = np.array([self._logarithms(row) for row in rows]).reshape(len(rows), len(self.names))
         self.low, self.high = self.x.min(axis=0, initial=math.inf), self.x.max(axis=0, initial=-math.inf)
-        self.center = self.x.mean(axis=0) if rows else np.zeros(len(self.names))
         scale = self.x.std(axis=0) if rows else np.ones(len(self.names))
         self.scale = np.where(scale > 1e-9, scale, 1.0)
-        self.z = (self.x - self.center) / self.scale
         self.y = np.array([_target(row, field) for row in rows])
 
     def _logarithms(self, sample: Sample) -> list[float]:
@@ -175,21 +167,17 @@ class _Local:
         return bool(((x >= self.low - MARGIN) & (x <= self.high + MARGIN)).all())
 
     def predict(self, query: Sample) -> float:
-        """Return the figure."""
-        x = np.array(self._logarithms(query))
+        """Return the figure, by a regression near the query; far from all samples, the nearest count."""
+        x, y = np.array(self._logarithms(query)), self.y
         if (self.field == "move" and self.based) or self.field not in _POSITIVE:
             x = np.clip(x, self.low, self.high)  # ratios beyond the sizes measured are those at the ends
-        return _restored(self._at((x - self.center) / self.scale), query, self.field)
-
-    def _at(self, z: Vector) -> float:
-        """Regress near `z`; far from all samples, the nearest count."""
-        near, y = self.z, self.y
-        distance = np.sqrt(((near - z) ** 2).mean(axis=1)) if near.shape[1] else np.zeros(len(y))
+        if len(y) < 2:
+            return _restored(float(y[0]), query, self.field)
+        away = (self.x - x) / self.scale
+        distance = np.sqrt((away**2).mean(axis=1)) if away.shape[1] else np.zeros(len(y))
         weight = np.exp(-0.5 * (distance / (WIDTH + distance.min())) ** 2) + 1e-6
-        design = np.hstack([np.ones((len(y), 1)), near - z])
+        design = np.hstack([np.ones((len(y), 1)), away])
         penalty = RIDGE * np.eye(design.shape[1])
         penalty[0, 0] = 0.0
-        if len(y) < 2:
-            return float(y[0])
         normal = design.T * weight
-        return float(np.linalg.solve(normal @ design + penalty, normal @ y)[0])
+        return _restored(float(np.linalg.solve(normal @ design + penalty, normal @ y)[0]), query, self.field)

@@ -111,7 +111,11 @@ class LogMetrics:
             if kind == "arrive":
                 self._count("warpwell_tasks_arrived_total", event.tenant)
         if kind == "launch":
-            self._launched(live, event)
+            self._count("warpwell_launches_total", event.tenant)
+            if live.launches == 0:
+                self._observe("warpwell_queueing_seconds", event.tenant, event.time - live.arrival)
+            live.launches += 1
+            live.state, live.since, live.asked = "running", event.time, None
         elif kind == "preempt":
             self._count("warpwell_preemptions_total", event.tenant, mode=str(event.why.get("mode", "drain")))
             live.asked = event.time
@@ -134,7 +138,10 @@ class LogMetrics:
 
     def render(self, tenant: str | None = None) -> str:
         """Return all samples as text, in the exposition format (version 0.0.4); of a tenant, only its own."""
-        self._count_states()
+        states = self._families["warpwell_tasks"]
+        states.update({self._of(t, state=s): 0 for t in self._tenants for s in ("running", "waiting")})
+        for live in self._live.values():
+            states[self._of(live.tenant, state=live.state)] += 1
         lines: list[str] = []
         for name, (kind, text) in _FAMILIES.items():
             samples: list[str] = []
@@ -146,23 +153,10 @@ class LogMetrics:
                 lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *samples]
         return "\n".join(lines) + "\n" if lines else ""
 
-    def _launched(self, live: _Live, event: Event) -> None:
-        self._count("warpwell_launches_total", event.tenant)
-        if live.launches == 0:
-            self._observe("warpwell_queueing_seconds", event.tenant, event.time - live.arrival)
-        live.launches += 1
-        live.state, live.since, live.asked = "running", event.time, None
-
     def _left(self, live: _Live, time: float) -> None:
         if live.state == "running":
             self._families["warpwell_resident_seconds_total"][self._of(live.tenant)] += max(0.0, time - live.since)
         live.state, live.asked = "waiting", None
-
-    def _count_states(self) -> None:
-        family = self._families["warpwell_tasks"]
-        family.update({self._of(t, state=s): 0 for t in self._tenants for s in ("running", "waiting")})
-        for live in self._live.values():
-            family[self._of(live.tenant, state=live.state)] += 1
 
     def _of(self, tenant: str, **more: str) -> Labels:
         return tuple(sorted({"policy": self.policy, "tenant": tenant, **more}.items()))
