@@ -137,11 +137,6 @@ class Log:
                 found.append(noted if isinstance(noted, Event) else Event(*noted))
         return found
 
-    @events.setter
-    def events(self, events: Iterable[Event]) -> None:
-        self._noted = list(events)
-        self._count = len(self._noted)
-
     def add(self, event: Event) -> None:
         """Append an event."""
         self._append(event, 1)

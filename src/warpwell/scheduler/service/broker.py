@@ -115,8 +115,8 @@ class Broker:
     Parameters
     ----------
     settings : dict
-        Device, policy and so on of the owner (see `warpwell.scheduler.service.owner`).
-    allow, trust, max_message, max_held, log, silence, command
+        What the owner is sent first: device, policy and so on, and `max_message`.
+    allow, trust, max_held, log, silence, command
         As for `Service` (`trust`: its `trust_group`).
     """
 
@@ -126,7 +126,6 @@ class Broker:
         *,
         allow: Sequence[str],
         trust: bool,
-        max_message: int,
         max_held: int,
         log: str | os.PathLike[str] | None,
         silence: float,
@@ -150,11 +149,10 @@ class Broker:
         self._events = Log(most=KEPT_EVENTS)
         self._log = log
         self._file: TextIO | None = None
-        self._settings = {**settings, "max_message": max_message}
+        self._settings = settings
         self._owner = OwnerProcess(
-            self._settings, said=self._owner_said, died=self._owner_died, command=command, silence=silence,
-            max_body=max_message,
-        )  # fmt: skip
+            settings, said=self._owner_said, died=self._owner_died, command=command, silence=silence
+        )
 
     def start(self, spool: str, timeout: float) -> None:
         """Start the owner, which may write to the folder `spool`; raise ServiceError unless it is ready in time."""
@@ -352,9 +350,12 @@ class Broker:
     def _tell_log(self, session: Session, call: int, message: protocol.ServiceMessage) -> Callable[[], None]:
         log = Log()
         log.about, log.dropped = dict(self.about), self._events.dropped
-        log.events = [e for e in self._events if session.own or e.tenant == session.tenant]
+        events = self._events.events
 
         def write() -> None:
+            for event in events:
+                if session.own or event.tenant == session.tenant:
+                    log.add(event)
             text = io.StringIO()
             log.write(text)
             self._answer_text(session, call, text.getvalue())

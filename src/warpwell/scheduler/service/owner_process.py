@@ -102,7 +102,7 @@ class OwnerProcess:
     Parameters
     ----------
     settings : dict
-        Settings that an owner is sent first: device, policy and so on (see `warpwell.scheduler.service.owner`).
+        What an owner is sent first: device, policy and so on, and the bytes of a message's body at most.
     said, died : callable
         ``said(message)`` for what an owner says, its hello first; ``died(reason, last)`` when it is gone, with whether
         no more owners are started. Each in the thread of this object.
@@ -110,8 +110,6 @@ class OwnerProcess:
         Starts an owner (`COMMAND`).
     silence : float
         Seconds without a word from an owner, after which it is killed.
-    max_body : int
-        Bytes of a message's body at most.
     """
 
     def __init__(
@@ -122,13 +120,11 @@ class OwnerProcess:
         died: Callable[[str, bool], None],
         command: Sequence[str],
         silence: float,
-        max_body: int,
     ) -> None:
         self._settings = settings
         self._said, self._died = said, died
         self._command = tuple(command)
         self._silence = silence
-        self._max_body = max_body
         self._stopping = threading.Event()
         self._outbox: SendQueue | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -182,8 +178,8 @@ class OwnerProcess:
         """Run one owner to its end; return what ended it, whether it had been ready, and if another would end so."""
         process, ours = self._spawn()
         self.starts += 1
-        connection = ServiceConnection(ours, "the owner", max_body=self._max_body, max_header=OWNER_HEADER,
-                                       patience=self._silence)  # fmt: skip
+        connection = ServiceConnection(ours, "the owner", max_body=self._settings["max_message"],
+                                       max_header=OWNER_HEADER, patience=self._silence)  # fmt: skip
         refused, until = False, time.monotonic() + START
         try:
             connection.send({"type": "settings", **self._settings})

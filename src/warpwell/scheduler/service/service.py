@@ -105,9 +105,11 @@ class Service:
                 name="users",
             )
         self._max_message, self._patience = max_message, patience
-        settings = {"device": device, "policy": policy, "limit": limit, "tenants": named or None, "stuck": stuck}
-        self.broker = Broker(settings, allow=allow, trust=trust_group, max_message=max_message, max_held=max_held,
-                             log=log, silence=silence, command=command)  # fmt: skip
+        settings = {"device": device, "policy": policy, "limit": limit, "tenants": named or None, "stuck": stuck,
+                    "max_message": max_message}  # fmt: skip
+        self.broker = Broker(
+            settings, allow=allow, trust=trust_group, max_held=max_held, log=log, silence=silence, command=command
+        )
         self._lock = threading.Lock()
         self._closed = False
         self._listener: socket.socket | None = None
