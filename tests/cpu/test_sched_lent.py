@@ -24,6 +24,7 @@ from warpwell.scheduler import Scheduler
 from warpwell.scheduler.service import client as client_module
 from warpwell.scheduler.service import references, wire
 from warpwell.scheduler.service.client import Client, Packer, connect
+from warpwell.scheduler.service.owner import _RequestArrays
 from warpwell.scheduler.service.service import Service
 from warpwell.targets.gpu import ipc
 
@@ -202,6 +203,22 @@ def test_an_end_is_told_before_memory_is_closed(service: Service, client: Client
     again.result(BOUND)
     until(lambda: gc.collect() is not None and there() is None and all_closed(service))
     assert not client._open
+
+
+def test_memory_that_cannot_be_closed_keeps_no_other_open() -> None:
+    closed: list[bytes] = []
+
+    class Memory:
+        def close(self, handle: bytes) -> None:
+            closed.append(handle)
+            if handle == b"bad":
+                raise errors.DeviceNotFoundError("the driver does not answer")
+
+    request = _RequestArrays([], [], set(), Memory())  # type: ignore[arg-type]
+    request.borrowed += [b"bad", b"good"]
+    with pytest.raises(errors.DeviceNotFoundError):
+        request.close()
+    assert set(closed) == {b"bad", b"good"}
 
 
 def test_memory_of_a_task_that_nobody_tells_of_is_kept(service: Service, gpu: FakeIpc, kernels: Any,

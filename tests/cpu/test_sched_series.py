@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from concurrent.futures import CancelledError, wait
@@ -14,7 +15,9 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell.scheduler import Handle, Launch, Policy, Scheduler
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.policy import Decision, View
+from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.series import SeriesHandle
 
 
@@ -115,3 +118,27 @@ def test_a_callback_may_cancel_the_last_of_its_series() -> None:
         policy.left = 1
         scheduler.submit(count[300], array, 1, priority=1).result(30)
     assert scheduler.failure is None and (array == 4).all()
+
+
+def test_the_words_of_arguments_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, words = [], CudaExecutor.words
+    monkeypatch.setattr(CudaExecutor, "words", lambda its, args: (asked.append(args), words(its, args))[1])
+    arrays, launch = [np.zeros(300) for _ in range(2)], count[300]
+    with Scheduler("cpu", executor=fake_executor()) as scheduler:
+        for array in arrays * 3:  # like the last but one
+            scheduler.submit(launch, array, 1).result(30)
+        for priority in (0, 1):  # like the last one, and like it but for an option
+            scheduler.submit(launch, arrays[1], 1, priority=priority).result(30)
+    assert len(asked) == 8
+
+
+def test_ctrl_c_while_a_scheduler_is_made_leaves_no_thread() -> None:
+    class Interrupted(Learner):
+        def meets(self, *about: Any) -> None:
+            raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        Scheduler("cpu", analyzer=Interrupted(), executor=fake_executor())
+    gc.collect()
+    until(lambda: not [its for its in set(threading.enumerate()) - before if its.name == "warpwell-scheduler"], 30)

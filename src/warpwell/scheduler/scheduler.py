@@ -151,12 +151,11 @@ class Scheduler:
                 raise
 
         self._dispatcher = Dispatcher(make, self.log, Watchdog(stuck_after))
-        self._executor = self.inspect(lambda core: core.executor)
+        weakref.finalize(self, self._dispatcher.retire).atexit = False
+        self._executor = self._dispatcher.core.executor
         if learner is not None:
             learner.meets(self._executor.capacity, self._executor.machine)
-        if learner is not None:
             self._patterns = {}
-        weakref.finalize(self, self._dispatcher.retire).atexit = False
 
     def submit(
         self,
@@ -210,18 +209,24 @@ class Scheduler:
         key = None
         if deadline is None and memory is None and size is None and after == ():
             last = self._last
-            if last is not None and launch is last[0] and self._executor.words(args) == last[1]:
-                _, _, its_tenant, its_priority, its_name, its_profile, pattern, forgotten = last
+            if last is None or launch is not last[0]:
+                words = self._executor.words(args) if self._may_be_alike(launch) else None
+            else:
+                words = self._executor.words(args)
+                _, its, its_tenant, its_priority, its_name, its_profile, pattern, forgotten = last
                 if (
-                    tenant is its_tenant and priority is its_priority and name is its_name and profile is its_profile
+                    words == its and tenant is its_tenant and priority is its_priority and name is its_name
+                    and profile is its_profile
                     and (forgotten is None or forgotten == self._learner.forgotten)  # type: ignore[union-attr]
                 ):  # fmt: skip
                     return self._dispatcher.submit_alike(pattern, args)
-            key = self._key(launch, args, (tenant, priority, name, profile))
-            found = None if key is None else self._again(key)
-            if found is not None:
-                self._last = launch, key[-1], tenant, priority, name, profile, *found
-                return self._dispatcher.submit_alike(found[0], args)
+            if words is not None:
+                options = tenant, priority, name, profile
+                key = (launch.kernel, launch.shape, *map(type, options), options, words)
+                found = self._again(key)
+                if found is not None:
+                    self._last = launch, words, *options, *found
+                    return self._dispatcher.submit_alike(found[0], args)
         task = self.task(
             launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
             profile=profile, size=size,
@@ -230,12 +235,9 @@ class Scheduler:
             self._remember(key, task)
         return self.submit_request(Request(task.name, (task,)), after)[0]
 
-    def _key(self, launch: Any, args: tuple[Any, ...], options: tuple[Any, ...]) -> Any:
-        """Return what decides everything about a task but its number; None where that is not quickly told."""
-        if self._patterns is None or type(launch) is not Launch or launch.stream is not None:
-            return None
-        words = self._executor.words(args)
-        return None if words is None else (launch.kernel, launch.shape, *map(type, options), options, words)
+    def _may_be_alike(self, launch: Any) -> bool:
+        """Whether the words of its arguments, and options, decide everything about its task but its number."""
+        return self._patterns is not None and type(launch) is Launch and launch.stream is None
 
     def _again(self, key: Any) -> tuple[Pattern, int | None] | None:
         """Return what `_patterns` has of an earlier task that this one is like, if there was one."""

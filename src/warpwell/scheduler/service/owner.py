@@ -115,8 +115,9 @@ class _RequestArrays:
 
     def close(self) -> None:
         """Close memory of the client; that may wait for all that runs on the device."""
-        for handle in self.borrowed:
-            self._memory.close(handle)
+        with contextlib.ExitStack() as stack:  # all of it, though some cannot be closed
+            for handle in self.borrowed:
+                stack.callback(self._memory.close, handle)
 
     def changes(self, number: int) -> tuple[list[int], list[NDArray[Any]]]:
         """Return which arrays of a task have changed since they were last sent, and copies of them."""
