@@ -798,6 +798,14 @@ def test_a_forked_child_is_told():
         gate.handle.result(60)
 
 
+def test_a_task_of_another_process_is_nothing_to_come_after(scheduler):
+    gate = Gate(scheduler)
+    gate.handle._process -= 1  # as in a child that has a scheduler of its own
+    with pytest.raises(errors.ForkError, match="wait for it there"):
+        scheduler.submit(double[4], np.zeros(4), after=gate.handle)
+    gate.open()
+
+
 def test_a_forked_child_is_told_though_the_learner_was_busy():
     with scheduler_of(limit=1) as scheduler:
         assert isinstance(scheduler._analyzer, Learner)

@@ -121,7 +121,7 @@ class TaskFuture(Future[None]):
         """Return at the end, or after some seconds."""
         if self.done():
             return
-        self._require_process()
+        self.require_process()
         gate = self._made("_gate", _shut)
         until = None if seconds is None else time.monotonic() + seconds
         # `settle` looks for a gate behind the end, so one of both sees the other
@@ -149,10 +149,11 @@ class TaskFuture(Future[None]):
         """
         if self.done():
             return self.cancelled()
-        self._require_process()
+        self.require_process()
         return self._runner.cancel(self)
 
-    def _require_process(self) -> None:
+    def require_process(self) -> None:
+        """Raise in a process that was forked from the one that submitted the task, unless it has ended."""
         if self._process != os.getpid() and not self.done():
             raise errors.ForkError(
                 f"task {self.name!r} belongs to process {self._process} and this is {os.getpid()}, forked from it: "

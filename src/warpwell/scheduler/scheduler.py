@@ -20,7 +20,7 @@ from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
 from .executor import Executor
 from .executors import executor_of
-from .handle import Handle
+from .handle import Handle, TaskFuture
 from .policy import Policy, Rates
 from .predict.learner import Learner
 from .task import Pattern, Profile, Request, Task, require_profile
@@ -205,6 +205,8 @@ class Scheduler:
             The scheduler is closed.
         SchedulerError
             The scheduler has failed.
+        ForkError
+            This process was forked from the one that made the scheduler, or from that of a task in `after`.
         """
         key = None
         if deadline is None and memory is None and size is None and after == ():
@@ -300,6 +302,8 @@ class Scheduler:
         for future in futures:
             if not isinstance(future, Future):
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles", name="after")
+            if isinstance(future, TaskFuture):
+                future.require_process()  # it would never end here
         return self._accept(request, futures)
 
     def _accept(self, request: Request, after: Sequence[Future[Any]]) -> list[Handle]:
