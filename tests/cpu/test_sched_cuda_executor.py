@@ -30,7 +30,7 @@ from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.task import Pattern, State
 from warpwell.targets.blocks.control import BEGUN, STOP
 from warpwell.targets.gpu.gpu import Gpu
-from warpwell.targets.gpu.lines import LAUNCH, Line, Lines, address_of
+from warpwell.targets.gpu.lines import AHEAD, AHEAD_NS, LAUNCH, Line, Lines, address_of
 from warpwell.testing.executors import ExecutorConformance
 
 
@@ -788,6 +788,34 @@ def test_what_cannot_be_put_behind_others_keeps_no_record() -> None:
     assert len(records._ready) + len(records._used) == count
     x[0] = 1
     conformance.ends(executor, 1)
+    executor.close()
+
+
+def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
+    executor = fake_executor_over(FakeGpu())
+    conformance = TestCudaExecutorWithoutGpu()
+    conformance.finish_one(executor)
+    job, x = held(executor)
+    second, third, going = conformance.job(executor), conformance.job(executor), threading.Event()
+    for before, its in ((job, second), (second, third)):
+        assert executor.launch_behind(its, Placement(workers=1), before) and executor._runs[its].is_launched()
+    line = executor._lines.take(0)  # the next one, which has so much to do that the last of three is held back
+    line._words[AHEAD // 8] = AHEAD_NS
+    line.stream.operations.put(going.wait)
+    executor._lines.give(line)
+    executor.resize(job, 2)  # the other worker comes there, when those behind the first have been told to leave
+    records = executor._records
+    count = len(records._ready) + len(records._used)
+    x[0] = 1
+    until(lambda: executor.poll() or executor._runs[third].rows == 1, 30)  # that there is left
+    executor.preempt(third)
+    (event,) = executor.poll()
+    assert event.job is third and isinstance(event, Stopped)
+    executor.discard(third)
+    assert len(records._ready) + len(records._used) == count  # another task may reset it, and then nobody sets it
+    going.set()
+    assert [event.job for event in conformance.ends(executor, 2)] == [job, second]
+    assert len(records._ready) + len(records._used) == count + 3
     executor.close()
 
 

@@ -209,18 +209,24 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         other = None if line is None else self._next_line(run)
         if line is None or other is None:
             return False  # the line is given back when something else ends
-        relief = Relief(run, run.top)
-        run.reliefs = [*run.reliefs, relief]
         self._gpu.wait_word(line.stream, begins.control + 8 * BEGUN, begins.top - begins.count - begins.never + 1)
-        self._gpu.write_word(line.stream, run.control + 8 * STOP, relief.floor)
-        line.push(NOTHING, 0.0, relief)
+        self._gpu.write_word(line.stream, run.control + 8 * STOP, run.top)
+        self._push_relief(line, {run: run.top})
         self._launch_more(run, row, other, run.top, told=False)
         return True
 
+    @staticmethod
+    def _push_relief(line: Line, floors: dict[CudaRun, int]) -> None:
+        """Note that a line's stream was given something that looks at records of runs, or writes to them."""
+        relief = Relief(floors)
+        for run in floors:
+            run.reliefs = [*run.reliefs, relief]
+        line.push(NOTHING, 0.0, relief)
+
     def _settle(self, run: CudaRun) -> None:
         """Relieve a run now if it is to be relieved later: then its workers are those that were launched last."""
-        if run.reliefs and run.floor < run.reliefs[-1].floor:
-            self._leave(run, run.reliefs[-1].floor)
+        if run.reliefs and run.floor < run.reliefs[-1].floors[run]:
+            self._leave(run, run.reliefs[-1].floors[run])
 
     def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
         """See `Executor`."""
@@ -449,12 +455,12 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         return None
 
     def _relieved(self, relief: Relief) -> None:
-        """Note that the workers of a run were told to leave, or would have been."""
-        run = relief.run
-        run.reliefs = [its for its in run.reliefs if its is not relief]
-        run.floor = max(run.floor, relief.floor)
-        if run.gave and not run.reliefs:
-            self._records.give(run.gave)
+        """Note that workers of runs were told to leave, or would have been."""
+        for run, floor in relief.floors.items():
+            run.reliefs = [its for its in run.reliefs if its is not relief]
+            run.floor = max(run.floor, floor)
+            if run.gave and not run.reliefs:
+                self._records.give(run.gave)
 
     def _left(self, run: CudaRun, time: float) -> None:
         """Act on that nothing of a run is on the GPU any more."""
@@ -702,7 +708,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         They are told to leave, unless another tells them (`told`).
         """
         own = line is not run.line
-        again = []
+        again: list[CudaRun] = []
+        watched: dict[CudaRun, int] = {}
         for its in reversed(self._behind(run)):  # the last one first: none is to begin in the place of one before it
             if self._withdraw(its) or its.count:
                 again.append(its)
@@ -716,10 +723,13 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             for its in again:
                 if its.rows and its.count:  # they stay in their line, and are not to run beside those that come
                     self._gpu.wait_word(line.stream, its.control + 8 * FLOOR, its.floor)
+                    watched[its] = its.floor
         if row is None:
             run.forms.start(run.control, run.top, run.wanted, line.stream, run.chunk)
             row = NOTHING
         self._push(run, line, row, True)
+        if watched and line.room > len(again):
+            self._push_relief(line, watched)  # they may be gone before the stream has looked
         for its in reversed(again):
             workers = bool(its.count)
             self._push(its, line, self._workers_row(its) if workers else its.row, workers)
@@ -787,7 +797,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     def _give_record(self, run: CudaRun) -> None:
         if run.control:
             if run.reliefs:
-                run.gave = run.control  # a stream may write to it yet
+                run.gave = run.control  # a stream may look at it yet, or write to it
             else:
                 self._records.give(run.control)
             run.control = 0

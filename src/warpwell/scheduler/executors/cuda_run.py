@@ -154,17 +154,17 @@ class CudaRun(BlockRun):
 
 @dataclass(eq=False)
 class Relief:
-    """Makes workers of a run leave when another has begun, with no host: it owns a launch of nothing in a line.
+    """Workers that leave, with no host, at the latest when a line has come so far: it owns a launch of nothing there.
+
+    Until then the records of their runs are not given back.
 
     Attributes
     ----------
-    run : CudaRun
-    floor : int
-        Workers below it leave.
+    floors : dict
+        Of each run: workers below which number leave.
     """
 
-    run: CudaRun
-    floor: int
+    floors: dict[CudaRun, int]
 
 
 def lost_with(
