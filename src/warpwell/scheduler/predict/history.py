@@ -88,21 +88,15 @@ class History:
         """Return the measurement of the same kernel and size, or None."""
         return self._samples.get(sample.key)
 
-    def snapshot(self) -> History:
-        """Return a copy, to be saved while this one goes on."""
-        copy = History(self.device, self.path)
-        copy._samples = dict(self._samples)
-        copy.pairs = self.pairs.copy()
-        return copy
-
     def save(self) -> None:
         """Write the file atomically. Measurements that other processes have saved there are kept.
 
+        Other threads may record meanwhile.
         Raise OSError if it cannot be written; then nothing has changed.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         there = History.usable(self.device, self.path)
-        samples = {**there._samples, **self._samples}
+        samples = {**there._samples, **self._samples}  # one step for other threads, as for pairs
         there.pairs.update(self.pairs)
         content = {
             "format": FORMAT, "device": self.device,

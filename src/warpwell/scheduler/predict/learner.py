@@ -14,8 +14,8 @@ from ..executor import Capacity, Machine
 from ..task import Profile, Task
 from .history import History
 from .identity import default_size, footprint, identity
-from .predictor import Prediction, Predictor
-from .sample import MEASURED, Sample, kind_of, sized
+from .predictor import Predictor
+from .sample import Figures, Sample, sized
 
 KERNELS = 1024
 """Kernels and sizes that are kept; the oldest are forgotten first."""
@@ -153,15 +153,13 @@ class Learner:
 
     def _profile(self, launch: Launch, sample: Sample) -> Profile:
         """Return the profile of a launch; `sample` has its measurements, if any."""
-        source, figures = "predicted", _figures(self.predictor.predict(sample))
+        source, figures = "predicted", self.predictor.predict(sample).known()
         if sample.seconds is not None:
-            source, figures = "measured", {**figures, **_figures(sample)}
+            source, figures = "measured", {**figures, **sample.known()}
         room = self._room(launch)
         if not figures:
             return Profile(kind=None, source="cold", **{**room, "miss_rate": 1.0, "need": 1.0})
-        bandwidth, compute = figures.get("bandwidth"), figures.get("compute")
-        kind = None if bandwidth is None or compute is None else kind_of(bandwidth, compute)
-        return Profile(kind=kind, source=source, **{**room, "miss_rate": 1.0, **figures})
+        return Profile(kind=Figures(**figures).kind, source=source, **{**room, "miss_rate": 1.0, **figures})
 
     def learn(self, task: Task, seconds: float) -> bool:
         """Take in the seconds that a task took alone; return whether the profile of its kernel has changed."""
@@ -188,7 +186,7 @@ class Learner:
                 self.forgotten += 1
             old, launch = known.profile, task.launch
             kind = known.sample.kind or old.kind
-            new = replace(old, kind=kind, source="measured", **{**self._room(launch), **_figures(known.sample)})
+            new = replace(old, kind=kind, source="measured", **{**self._room(launch), **known.sample.known()})
             known.profile = new
             alike = old.seconds is not None and new.seconds is not None and abs(new.seconds / old.seconds - 1) <= _SAME
             if alike and (old.kind, old.source, old.registers) == (new.kind, new.source, new.registers):
@@ -210,15 +208,9 @@ class Learner:
         """Save the history, if something was learnt since the last time; raise OSError if it cannot be written."""
         with self._lock:
             learnt = self._learnt + self.history.pairs.learnt
-            if not self._saves or learnt == self._saved:
-                return
-            content = self.history.snapshot()
-        content.save()
-        self._saved = learnt
-
-
-def _figures(of: Sample | Prediction) -> dict[str, float]:
-    return {name: float(value) for name in MEASURED if (value := getattr(of, name)) is not None}
+        if self._saves and learnt != self._saved:
+            self.history.save()
+            self._saved = learnt
 
 
 def registers_of(launch: Launch) -> int:

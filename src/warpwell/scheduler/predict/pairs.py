@@ -50,12 +50,6 @@ class Pairs:
         if len(self._rates) > KEPT:
             del self._rates[next(iter(self._rates))]
 
-    def copy(self) -> Pairs:
-        """Return a copy, which does not change with this one."""
-        found = Pairs()
-        found._rates, found.learnt = dict(self._rates), self.learnt
-        return found
-
     def update(self, other: Pairs) -> None:
         """Take over the pairs of another table, in place of the same ones here."""
         self._rates = dict(list({**self._rates, **other._rates}.items())[-KEPT:])

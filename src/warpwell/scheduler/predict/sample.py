@@ -53,6 +53,10 @@ class Figures:
             return None
         return kind_of(self.bandwidth, self.compute)
 
+    def known(self) -> dict[str, float]:
+        """Return the figures that are known, by name."""
+        return {name: float(value) for name in MEASURED if (value := getattr(self, name)) is not None}
+
 
 MEASURED = tuple(field.name for field in fields(Figures))
 
