@@ -60,7 +60,7 @@ def stays(log: Iterable[Event]) -> list[Stay]:
     last = 0.0
 
     def close(stay: Stay, time: float, outcome: str) -> None:
-        stay.end, stay.outcome = max(time, stay.start), outcome
+        stay.end, stay.outcome = max(time, stay.start, stay.asked or 0.0), outcome
         free.append(stay.lane)
         free.sort(reverse=True)
         del open_[stay.task]
@@ -96,19 +96,14 @@ def chrome_trace(log: Log) -> dict[str, Any]:
         _named("process_name", 2, 0, "queue"),
     ]
     listed = stays(log)
-    for lane in sorted({stay.lane for stay in listed}):
-        events.append(_named("thread_name", 1, lane, f"place {lane}"))
-    tenants: dict[str, int] = {}
-    for event in log:
-        if event.tenant not in tenants:
-            tenants[event.tenant] = len(tenants)
-            events.append(_named("thread_name", 2, tenants[event.tenant], event.tenant))
+    tenants = {name: k for k, name in enumerate(dict.fromkeys(event.tenant for event in log))}
+    events += [_named("thread_name", 1, lane, f"place {lane}") for lane in sorted({stay.lane for stay in listed})]
+    events += [_named("thread_name", 2, k, name) for name, k in tenants.items()]
     for stay in listed:
         about = {"task": stay.task, "tenant": stay.tenant, "outcome": stay.outcome, **stay.why}
         events.append(_slice(stay.name, "task", stay.lane, stay.start, stay.end, about))
         if stay.asked is not None:
-            asked = min(stay.asked, stay.end)
-            events.append(_slice("leaving", "leaving", stay.lane, asked, stay.end, {"task": stay.task}))
+            events.append(_slice("leaving", "leaving", stay.lane, stay.asked, stay.end, {"task": stay.task}))
     there: set[int] = set()
     running: set[int] = set()
     for event in log:
@@ -171,10 +166,10 @@ def draw(log: Log, path: str | os.PathLike[str]) -> None:
         axes.barh([s.lane for s in bars], [(s.end - s.start) * scale for s in bars],
                   left=[(s.start - begin) * scale for s in bars], height=0.8, color=colours[group], label=group,
                   edgecolor="white", linewidth=0.3)  # fmt: skip
-    leaving = [s for s in listed if s.asked is not None]
+    leaving = [(s, s.asked) for s in listed if s.asked is not None]
     if leaving:
-        axes.barh([s.lane for s in leaving], [(s.end - min(s.asked or s.end, s.end)) * scale for s in leaving],
-                  left=[(min(s.asked or s.end, s.end) - begin) * scale for s in leaving], height=0.8, color="none",
+        axes.barh([s.lane for s, _ in leaving], [(s.end - asked) * scale for s, asked in leaving],
+                  left=[(asked - begin) * scale for _, asked in leaving], height=0.8, color="none",
                   edgecolor="black", hatch="////", linewidth=0.3, label="leaving")  # fmt: skip
     for stay in listed:
         if (stay.end - stay.start) > 0.04 * (end - begin):
