@@ -1564,6 +1564,22 @@ def test_connections_that_say_nothing_shut_nobody_out(make: Made, monkeypatch: p
         assert client.submit(double[4], np.zeros(4)).result(20) is None
 
 
+def test_a_client_for_whom_no_thread_starts_shuts_nobody_out(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def starts(thread: threading.Thread) -> None:
+        if thread.name == "warpwell-client-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    service = make()
+    with pytest.raises(errors.ServiceError):
+        connect(service.path)
+    connect(service.path).close()
+    assert not service._silent
+
+
 def test_who_says_a_hello_bit_by_bit_is_dropped(make: Made) -> None:
     service = make(patience=0.3)
     with raw_socket(service) as slow:

@@ -205,7 +205,12 @@ class Service:
             self._await_hello(uid, connection)
             thread = threading.Thread(target=self._serve, args=(connection, uid, number),
                                       name=f"warpwell-client-{number}", daemon=True)  # fmt: skip
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads; others will end, and who connects again may get in
+                self._said_hello(connection)
+                connection.close()
+                continue
             self._threads.append(thread)  # started before, or it would be taken for one that has ended
 
     def _await_hello(self, uid: int, connection: protocol.ServiceConnection) -> None:
