@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from ... import errors
 from ..policy import Decision, Launch, Policy, View
-from ..task import Job, Kind, Placement
+from ..task import MEMORY, Job, Placement
 from .sharing import age, highest, standing
 
 PLAIN = Placement(plain=True)
@@ -65,24 +65,22 @@ class FirstCome(LeftOver):
 class StreamPriority(Policy):
     """Left-over with stream priorities: the block scheduler takes blocks of the highest priority first.
 
-    The order of launches is by priority too, and then by arrival; one more for each `patience` others that passed.
+    At equal `Task.priority`, memory-intensive tasks have a higher one than others. The order of launches is by priority
+    too, and then by arrival; one more for each `patience` others that passed.
 
     Parameters
     ----------
-    favours : Kind or None
-        Class that has a higher stream priority than the other at equal `Task.priority`; None: no class.
     patience : int
     """
 
     name = "stream-priority"
 
-    def __init__(self, *, favours: Kind | None = Kind.MEMORY, patience: int = 32) -> None:
-        self.favours = favours
+    def __init__(self, *, patience: int = 32) -> None:
         self.patience = at_least_one("patience", patience)
 
     def bucket(self, job: Job) -> Hashable:
-        """Group by priority, tenant and favoured class."""
-        return job.priority, job.task.tenant, job.task.profile.kind is self.favours
+        """Group by priority, tenant and class."""
+        return job.priority, job.task.tenant, job.task.profile.kind is MEMORY
 
     def decide(self, view: View) -> list[Decision]:
         """Launch the highest."""
@@ -91,8 +89,8 @@ class StreamPriority(Policy):
         jobs = highest(view, self.patience)
         if not jobs:
             return []
-        job = min(jobs, key=lambda j: (j.task.profile.kind is not self.favours and not self._waited(view, j), age(j)))
-        priority = 2 * standing(view, job) + (job.task.profile.kind is self.favours)
+        job = min(jobs, key=lambda j: (j.task.profile.kind is not MEMORY and not self._waited(view, j), age(j)))
+        priority = 2 * standing(view, job) + (job.task.profile.kind is MEMORY)
         return [Launch(job, Placement(priority=priority, plain=True), {"rule": "priority", "priority": priority})]
 
     def _waited(self, view: View, job: Job) -> bool:
