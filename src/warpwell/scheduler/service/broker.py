@@ -544,7 +544,7 @@ class Broker:
             calls, self._calls = self._calls, {}
             for done in calls.values():
                 done(None)
-            there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched and not p.ended]
+            there = [(h, p) for h in self._ledger.requests for p in h.pieces if p.launched]
             gone = self._ledger.owner_died(guilty, text)
             self._tell_closed(list(self._open))
             lost_ones = {g.piece.number for g in gone}

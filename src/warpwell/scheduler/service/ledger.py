@@ -12,6 +12,7 @@ joined by what waits (`acquit`), so that a long task holds nobody up; but only o
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +43,7 @@ class Piece:
     @property
     def launched(self) -> bool:
         """Whether it is on the device."""
-        return self.state in ("running", "stopping")
+        return self.state in ("running", "stopping") and not self.ended
 
 
 @dataclass(eq=False)
@@ -74,7 +75,7 @@ class HeldRequest:
     @property
     def launched(self) -> bool:
         """Whether it is on the device."""
-        return any(p.launched and not p.ended for p in self.pieces)
+        return any(p.launched for p in self.pieces)
 
 
 @dataclass
@@ -114,14 +115,13 @@ class Ledger:
         self._followers: dict[int, list[HeldRequest]] = {}  # those that wait for a task
         self._suspects: dict[HeldRequest, None] = {}  # the last one is tried first
         self.alone: HeldRequest | None = None
-        self._numbers = 0
+        self._numbers = itertools.count(1)
         self.buffers: dict[int, KeptArray] = {}
         self.held: Counter[str] = Counter()
 
     def number(self) -> int:
         """Return a number for a task or an array; none is given twice in the service's life."""
-        self._numbers += 1
-        return self._numbers
+        return next(self._numbers)
 
     def add(self, held: HeldRequest) -> None:
         """Take a request in."""
