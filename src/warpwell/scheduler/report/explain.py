@@ -18,13 +18,10 @@ def sentences(log: Iterable[Event]) -> Iterator[tuple[Event, str]]:
     """Return each event of a log, in the order in which it was written, with a sentence about it."""
     names: Names = {}
     for event in log:
+        task = f"{event.name} (task {event.task})"
         if event.kind != "reject":  # it never got a number of its own
-            names.setdefault(event.task, f"{event.name} (task {event.task})")
-        yield event, _TELLERS.get(event.kind, _other)(event, names)
-
-
-def _task(event: Event, names: Names) -> str:
-    return names.get(event.task, f"{event.name} (task {event.task})")
+            task = names.setdefault(event.task, task)
+        yield event, _TELLERS.get(event.kind, _other)(task, event, names)
 
 
 def _of(number: Any, names: Names) -> str:
@@ -59,8 +56,8 @@ def figures(why: dict[str, Any], *leave_out: str) -> str:
     return f" ({told})" if told else ""
 
 
-def _arrive(event: Event, names: Names) -> str:
-    return f"{_task(event, names)} of tenant {event.tenant} arrived."
+def _arrive(task: str, event: Event, names: Names) -> str:
+    return f"{task} of tenant {event.tenant} arrived."
 
 
 _LAUNCH_RULES = {
@@ -76,20 +73,20 @@ _LAUNCH_RULES = {
 }
 
 
-def _launch(event: Event, names: Names) -> str:
+def _launch(task: str, event: Event, names: Names) -> str:
     why = event.why
     beside = why.get("beside")
     company = f"beside {_list(beside, names)}" if beside else "with nothing else running" if beside is not None else ""
     rule = str(why.get("rule", ""))
     reason = _LAUNCH_RULES.get(rule, f"rule {rule!r}" if rule else "")
-    text = f"{_task(event, names)} was launched"
+    text = f"{task} was launched"
     if why.get("behind") is not None:
-        text += f" behind {_list([why['behind']], names)}"
+        text += f" behind {_of(why['behind'], names)}"
     text += (f" {company}" if company else "") + (f": {reason}" if reason else "")
     if why.get("workers") is not None:
         text += f"; it gets {why['workers']} workers"
     if why.get("relieves") is not None:
-        text += f"; the workers of {_list([why['relieves']], names)} are relieved then"
+        text += f"; the workers of {_of(why['relieves'], names)} are relieved then"
     text += figures(why, "rule", "beside", "behind", "relieves", "workers", "plain", "whole") + "."
     if why.get("whole"):
         text += f" It runs whole and cannot be preempted: {str(why['whole']).rstrip('.')}."
@@ -152,76 +149,76 @@ _MODES = {
 }
 
 
-def _preempt(event: Event, names: Names) -> str:
+def _preempt(task: str, event: Event, names: Names) -> str:
     newcomer = event.why.get("for", event.why.get("newcomer"))
     mode = str(event.why.get("mode"))
-    text = f"{_task(event, names)} was asked to leave, {_MODES.get(mode, mode)}"
+    text = f"{task} was asked to leave, {_MODES.get(mode, mode)}"
     if newcomer is not None:
         text += f", for {_of(newcomer, names)}"
     return _because(text, event)
 
 
-def _hold(event: Event, names: Names) -> str:
+def _hold(task: str, event: Event, names: Names) -> str:
     victim = event.why.get("victim")
-    text = f"{_task(event, names)} was not launched"
+    text = f"{task} was not launched"
     return _because(text if victim is None else f"{text} in the place of {_of(victim, names)}", event)
 
 
-def _resize(event: Event, names: Names) -> str:
+def _resize(task: str, event: Event, names: Names) -> str:
     workers = event.why.get("workers")
     size = "the whole device" if workers is None else f"{workers} workers"
     size += ", as the youngest" if event.why.get("younger") else ""
     newcomer = event.why.get("for")
     whom = f" for {_of(newcomer, names)}" if newcomer is not None else ""
-    return _because(f"{_task(event, names)} gets {size} from now on{whom}", event)
+    return _because(f"{task} gets {size} from now on{whom}", event)
 
 
-def _stop(event: Event, names: Names) -> str:
+def _stop(task: str, event: Event, names: Names) -> str:
     done = event.why.get("done")
-    text = f"{_task(event, names)} has left"
+    text = f"{task} has left"
     if event.why.get("rule") == "owner died":
         return f"{text}, because the process that owns the device died ({event.why.get('reason')}). It will run again."
     return text + ("." if done is None else f" with {done} blocks done.")
 
 
-def _end(event: Event, names: Names) -> str:
+def _end(task: str, event: Event, names: Names) -> str:
     ran, times = event.why.get("ran"), event.why.get("preemptions")
-    text = f"{_task(event, names)} has ended"
+    text = f"{task} has ended"
     if ran is not None:
         text += f", after {duration(ran)} on the device"
     return text + (f" and {times} preemption{'s' if times != 1 else ''}." if times else ".")
 
 
-def _fail(event: Event, names: Names) -> str:
-    return f"{_task(event, names)} failed: {event.why.get('error', event.why)}. The others go on."
+def _fail(task: str, event: Event, names: Names) -> str:
+    return f"{task} failed: {event.why.get('error', event.why)}. The others go on."
 
 
-def _cancel(event: Event, names: Names) -> str:
+def _cancel(task: str, event: Event, names: Names) -> str:
     rule, by = event.why.get("rule"), event.why.get("by")
     if rule == "asked":
-        return f"{_task(event, names)} was cancelled, as asked."
+        return f"{task} was cancelled, as asked."
     if by is not None:
         how = "failed" if "failed" in str(rule) else "was cancelled"
-        return f"{_task(event, names)} was cancelled, because {_of(by, names)}, which comes before it, {how}."
-    return f"{_task(event, names)} was cancelled{figures(event.why)}."
+        return f"{task} was cancelled, because {_of(by, names)}, which comes before it, {how}."
+    return f"{task} was cancelled{figures(event.why)}."
 
 
-def _reject(event: Event, names: Names) -> str:
+def _reject(task: str, event: Event, names: Names) -> str:
     need, most = event.why.get("bytes"), event.why.get("most")
     if need is not None and most is not None:
         return f"{event.name} of tenant {event.tenant} was refused: it needs {need} bytes and may have {most}."
     return f"{event.name} of tenant {event.tenant} was refused{figures(event.why)}."
 
 
-def _lost(event: Event, names: Names) -> str:
-    return f"{_task(event, names)} is lost{figures(event.why)}: the device or process that had its input is gone."
+def _lost(task: str, event: Event, names: Names) -> str:
+    return f"{task} is lost{figures(event.why)}: the device or process that had its input is gone."
 
 
-def _other(event: Event, names: Names) -> str:
-    return f"{_task(event, names)}: {event.kind}{figures(event.why)}."
+def _other(task: str, event: Event, names: Names) -> str:
+    return f"{task}: {event.kind}{figures(event.why)}."
 
 
-_TELLERS: dict[str, Callable[[Event, Names], str]] = {
+_TELLERS: dict[str, Callable[[str, Event, Names], str]] = {
     "arrive": _arrive, "launch": _launch, "preempt": _preempt, "hold": _hold, "resize": _resize, "stop": _stop,
     "end": _end, "fail": _fail, "cancel": _cancel, "reject": _reject, "lost": _lost,
 }  # fmt: skip
