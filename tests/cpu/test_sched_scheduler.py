@@ -16,6 +16,7 @@ import warnings
 from concurrent.futures import CancelledError
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -42,6 +43,7 @@ from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.scheduler import Scheduler
 from warpwell.scheduler.service.client import connect
 from warpwell.targets import DEVICE, backoff, element_address, fetch_add, grid, kernel, load_acquire
+from warpwell.targets.compiler import compiled
 
 BLOCK = 256
 
@@ -822,6 +824,57 @@ def test_a_forked_child_is_told_though_the_learner_was_busy():
                 finally:
                     os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_child_may_compile_though_the_scheduler_made_its_first_dispatcher(monkeypatch):
+    """Numba makes its target then, under locks of its own, which the child would find taken."""
+    making, lock = threading.Event(), threading.Lock()
+
+    def slowly(**options):
+        with lock:
+            making.set()
+            time.sleep(0.5)
+        return numba.njit(**options)
+
+    monkeypatch.setattr(compiled, "njit", slowly)
+    with scheduler_of() as scheduler, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
+        handle = scheduler.submit(kernel(lambda x: None)[4], np.zeros(4))
+        assert making.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(lock.locked())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        handle.result(60)
+
+
+def test_threads_of_a_scheduler_import_nothing(tmp_path):
+    """A process that is forked meanwhile could not import it any more, nor run a kernel."""
+    process = run(
+        """
+        import threading
+        from numba.core.compiler_lock import global_compiler_lock
+
+        class Finder:
+            @staticmethod
+            def find_spec(name, path=None, target=None):
+                # a fork waits for who has Numba's lock
+                if threading.current_thread().name != "MainThread" and not global_compiler_lock.is_locked():
+                    print("imported", name)
+
+        @ww.kernel
+        def first(x):
+            x[ww.grid(1)] = 2
+
+        with Scheduler("cpu") as scheduler:
+            sys.meta_path.insert(0, Finder)
+            x = np.zeros(4, np.float32)
+            for _ in range(2):
+                scheduler.submit(first[4], x).result()
+        """,
+        tmp_path,
+    )
+    assert process.communicate(timeout=60)[0] == "" and process.returncode == 0
 
 
 PROGRAM = """

@@ -40,6 +40,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
+from ...targets.blocks import cpu as workers
 from ...targets.blocks.control import CURSOR, DONE, NEVER, STOP, TARGET
 from ...targets.blocks.launch import BlockLaunch
 from ..callables import Call
@@ -195,6 +196,7 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         self._leaving: set[CpuRun] = set()
         self._woken = False
         self._lock = threading.RLock()
+        workers.load()
         self._changed = threading.Condition(self._lock)
 
     # -- calls of the scheduler ----------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 Of processes that start together one compiles a function for some types, for seconds, and the others load what it kept.
 Files are named by types, not by the numbers of an index as Numba's are: two processes that keep code at once, without
 locks where the file system has none, cannot give two signatures one file.
+
+Dispatchers are made under Numba's lock, as they compile: Numba makes its target with the first one, and a fork waits
+for this lock alone (`compile_lock`).
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[.
     return dispatcher(namespace[name], user=user, salt=source)
 
 
+@global_compiler_lock
 def dispatcher(
     function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "", now: bool = False
 ) -> Any:
@@ -96,6 +100,7 @@ def object_file(function: Callable[..., int], symbol: str, machine: Any) -> byte
     return bytes(machine.emit_object(module))
 
 
+@global_compiler_lock
 def compile_native(function: Callable[..., int]) -> Any:
     """Compile a device function of 64-bit words to a C function; return Numba's object with its `address`."""
     words = len(inspect.signature(function).parameters)

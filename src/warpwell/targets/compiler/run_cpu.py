@@ -172,6 +172,15 @@ def host_arrays(values: Sequence[Any]) -> list[Any]:
     return [np.asarray(v) if not isinstance(v, np.ndarray) and hasattr(v, "__dlpack__") else v for v in values]
 
 
+def load() -> None:
+    """Import what launches import when they need it: in a process that is forked meanwhile, its locks are never opened.
+
+    For who launches in other threads. What numba itself imports, it imports as it compiles, for which a fork waits.
+    """
+    seam_for("cpu")
+    typeof(np.empty(0))
+
+
 def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
     """Tell whether a launch with these arguments needs no compiler."""
     driver = kernel.compiled.get(("cpu", len(values)))
