@@ -969,13 +969,17 @@ def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:
             child = os.fork()
         if child == 0:
             code = 1
+            signal.alarm(10)
             try:
                 waiting.result(5)
             except errors.ForkError:
+                client._lock.acquire()  # as a thread of the parent may have had it
+                client.close()  # as the end of a `with` block does
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert client.submit(double[8], np.ones(8)).result(20) is None  # the connection lives
         with pytest.raises(errors.ArgumentError, match="timeout"):
             waiting.result(float("nan"))
         assert waiting.cancel()

@@ -209,8 +209,11 @@ class Client:
         return {key: value for key, value in header.items() if key not in ("type", "call")}
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for all tasks, or cancel them, and leave."""
-        if not cancel and self._dead is None and self._process == os.getpid():
+        """Wait for all tasks, or cancel them, and leave. A process that was forked from its own leaves it alone."""
+        if self._process != os.getpid():
+            self._connection.forget()  # locks of this object may have been held at the fork
+            return
+        if not cancel and self._dead is None:
             wait(list(self._handles.values()))
             # what is not closed by then is kept for ever
             wait([closed for closed, _ in list(self._open.values())], ipc.CLOSING)

@@ -207,6 +207,10 @@ class ServiceConnection:
         self.interrupt()
         self._socket.close()
 
+    def forget(self) -> None:
+        """Close the descriptor of this process alone: another one, from which it was forked, has the connection."""
+        self._socket.close()
+
     def interrupt(self) -> None:
         """End both directions, so that a thread that receives wakes up; `close` is still to come."""
         self._broken = True  # half a message may be out: nothing that follows could be read
