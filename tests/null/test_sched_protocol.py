@@ -412,11 +412,12 @@ def test_arguments_that_do_not_travel() -> None:
     a = np.zeros(8)
     read_only = np.arange(8.0)
     read_only.flags.writeable = False
-    for wrong in ("text", [1], None, 1 << 64, 1j, {}):
+    for wrong in ("text", [1], None, 1 << 64, 1j, {}, np.ma.array([1.0, 2.0], mask=[0, 1])):
         with pytest.raises(errors.ArgumentError, match="does not travel"):
             Packer().launch(double[8], [wrong])
     with pytest.raises(errors.ArgumentError, match="overlap"):
         Packer().launch(double[8], [a[:5], a[3:]])
+    Packer().launch(double[8], [*a.reshape(4, 2).T])  # columns of a matrix lie between each other
     packer = Packer()
     task = packer.launch(double[8], [a, a, read_only, read_only[2:], np.float32(0.1), 3, True, 0.5, -1])
     assert len(packer.arrays) == 4 and [t is a for t in packer.targets] == [True, False, False, False]

@@ -509,7 +509,7 @@ class Packer:
                     name="args",
                 )
             return ["buffer", value.number]
-        if isinstance(value, np.ndarray):
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):  # a mask would be lost
             return self._array(value, value)
         if isinstance(value, np.generic):
             self.arrays.append(np.asarray(value))
@@ -553,7 +553,7 @@ class Packer:
         """Return the argument for an array of the host, which stands for a value."""
         for other, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
-            if writes and np.may_share_memory(other, array):
+            if writes and _overlap(other, array):
                 raise errors.ArgumentError(
                     "two arrays of a request overlap in memory, and would be separated when they are sent: pass the "
                     "same array object twice, or copies",
@@ -562,6 +562,14 @@ class Packer:
         self.arrays.append(array)
         self.targets.append(array if array.flags.writeable else None)
         return self._known.setdefault(id(value), ["array", len(self.arrays) - 1])
+
+
+def _overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two arrays have an item in common, or may have where that is long to find out."""
+    try:
+        return np.shares_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # its stub knows two numbers
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:
