@@ -7,9 +7,11 @@ and nothing is left, or when the device or the policy fails: then every task tha
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
@@ -254,8 +256,19 @@ class Dispatcher:
             return State.WAITING
         return State.RUNNING if job.state in ENDED else job.state
 
-    def close(self, *, cancel: bool = False, patience: float = PATIENCE, timeout: float | None = None) -> bool:
+    def close(
+        self, *, cancel: bool = False, patience: float = PATIENCE, timeout: float | None = None,
+        left: list[Handle] | None = None,
+    ) -> bool:  # fmt: skip
         """Refuse new tasks, run the others to their end (or cancel them), and end the thread.
+
+        Parameters
+        ----------
+        cancel : bool
+        patience, timeout : float
+            Seconds that cancelled tasks have to leave, and that this waits for the thread.
+        left : list of Handle, optional
+            Gets the handles that are cancelled.
 
         Returns
         -------
@@ -268,7 +281,7 @@ class Dispatcher:
             self._refuses = True
             self._open = None
             if not self._closed:
-                self._send((lambda: self._close(cancel, patience), None))
+                self._send((lambda: self._close(cancel, patience, [] if left is None else left), None))
         self.core.executor.wake()
         if threading.current_thread() is self._thread:
             return False
@@ -278,7 +291,7 @@ class Dispatcher:
     def retire(self) -> None:
         """Ask the thread to close, without waiting. Safe to call from the garbage collector."""
         if self._process == os.getpid():
-            self._calls.put((lambda: self._close(False, PATIENCE), None))
+            self._calls.put((lambda: self._close(False, PATIENCE, []), None))
 
     def require_process(self) -> None:
         """Raise in a process that was forked from the dispatcher's."""
@@ -543,12 +556,13 @@ class Dispatcher:
             if not handle.done() and (handle.job is not None or handle in self._held):
                 self._cancel(handle)
 
-    def _close(self, cancel: bool, patience: float) -> None:
+    def _close(self, cancel: bool, patience: float, left: list[Handle]) -> None:
         self._closing = True
         if cancel:
             if self._give_up is None:
                 self._give_up = self.core.executor.now() + patience
-            self._cancel_all([*self._held, *self._pending()])
+            left += [*self._held, *self._pending()]
+            self._cancel_all(left)
 
     def _pending(self) -> list[Handle]:
         """Return the handles of all tasks that were taken in and have not ended."""
@@ -636,4 +650,13 @@ def _raise(error: BaseException) -> None:
 def _at_exit() -> None:
     # compiled code must not go on writing to memory that the interpreter gives back
     for dispatcher in list(_live):
-        dispatcher.close(cancel=True, patience=1.0, timeout=3.0)
+        left: list[Handle] = []
+        dispatcher.close(cancel=True, patience=1.0, timeout=3.0, left=left)
+        lost = sum(not handle.done() or handle.cancelled() or handle.exception() is not None for handle in left)
+        # there is no stderr in a program without a console; what ended by an exception knows that its tasks are lost
+        if lost and sys.stderr is not None and not hasattr(sys, "last_type"):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it
+                sys.stderr.write(
+                    f"warpwell: {lost} tasks of a scheduler were cancelled, as the program ended before them: call its "
+                    "close(), or use it in a with statement\n"
+                )

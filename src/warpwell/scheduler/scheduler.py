@@ -36,7 +36,8 @@ PATTERNS = 1024
 class Scheduler:
     """Shares a device between kernels that are submitted at any time, from any thread.
 
-    A context manager: leaving it waits for all tasks, or, with an exception (Ctrl-C), cancels them.
+    A context manager: leaving it waits for all tasks, or, with an exception (Ctrl-C), cancels them. At the end of the
+    program tasks of a scheduler that was not closed are cancelled.
 
     Parameters
     ----------
