@@ -1457,7 +1457,14 @@ def test_a_crowd_that_nobody_lets_in_is_waited_for(tmp_path: Path) -> None:
         assert 0.25 < time.monotonic() - began < 5
 
 
-def test_a_client_refuses_a_service_of_another_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hello", "refusal"),
+    [({"version": 99}, "the service speaks version 99"), ({"version": protocol.VERSION}, "field 'tenant'")],
+)
+def test_a_client_refuses_services_that_it_does_not_understand(
+    tmp_path: Path, hello: dict[str, Any], refusal: str
+) -> None:
+    closed: list[bool] = []
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(os.fspath(tmp_path / "s.sock"))
     listener.listen(1)
@@ -1465,14 +1472,19 @@ def test_a_client_refuses_a_service_of_another_version(tmp_path: Path) -> None:
     def greet() -> None:
         server = ServiceConnection(listener.accept()[0], "the client")
         server.expect("hello")
-        server.send({"type": "hello", "version": 99})
+        server.send({"type": "hello", **hello})
+        try:
+            server.receive()  # for its patience
+        except EOFError:
+            closed.append(True)
         server.close()
 
     thread = threading.Thread(target=greet)
     thread.start()
-    with listener, pytest.raises(errors.ServiceError, match="the service speaks version 99"):
+    with listener, pytest.raises(errors.ServiceError, match=refusal) as caught:
         connect(tmp_path / "s.sock")
-    thread.join(20)
+    thread.join(30)
+    assert closed, caught  # while its error, and with it the client, is still there
 
 
 def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> None:

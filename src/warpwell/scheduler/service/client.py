@@ -100,14 +100,14 @@ class Client:
             protocol.hello(self._connection, tenant=tenant)
             answer = self._connection.expect("hello")
             protocol.check_version(answer, "the service", "your program")
+            self.tenant: str = answer.get("tenant", str)
+            self.about: dict[str, Any] = answer.get("about", dict)
+            self._connection.max_body = answer.get("max_message", int)
+            self._reader = threading.Thread(target=self._read, name="warpwell-service-reader", daemon=True)
+            self._reader.start()
         except BaseException:
             self._connection.close()
             raise
-        self.tenant: str = answer.get("tenant", str)
-        self.about: dict[str, Any] = answer.get("about", dict)
-        self._connection.max_body = answer.get("max_message", int)
-        self._reader = threading.Thread(target=self._read, name="warpwell-service-reader", daemon=True)
-        self._reader.start()
 
     def submit(self, launch: Any, *args: Any, **options: Any) -> ServiceHandle:
         """Submit a launch; see `Scheduler.submit`.
