@@ -96,8 +96,8 @@ def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
 
 
 def test_a_service(begin: Begin, tmp_path: Path) -> None:
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 0)):
-        path = tmp_path / f"run{code}" / "s.sock"
+    path = tmp_path / "run" / "s.sock"
+    for number, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)):
         process = begin("sched", "serve", "--device", "cpu", "--socket", str(path), "--json", TMPDIR=str(tmp_path))
         assert process.stdout is not None and '"socket"' in process.stdout.readline()
         if number == signal.SIGINT:
@@ -106,16 +106,18 @@ def test_a_service(begin: Begin, tmp_path: Path) -> None:
             process.send_signal(number)
             _, err = process.communicate(timeout=60)
             assert process.returncode == code and err == ""
-        assert not path.exists()
-        assert not list(tmp_path.glob("warpwell-*"))
+        if number != signal.SIGKILL:  # nor is anything left of the one that was killed
+            assert [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]
+            assert list(tmp_path.iterdir()) == [path.parent]
 
 
 def test_a_service_that_is_starting(begin: Begin, tmp_path: Path) -> None:
-    path = str(tmp_path / "run" / "s.sock")
-    process = begin("sched", "serve", "--device", "cpu", "--socket", path, TMPDIR=str(tmp_path))
-    wait_for(lambda: list(tmp_path.glob("warpwell-*")), process)
+    path = tmp_path / "run" / "s.sock"
+    process = begin("sched", "serve", "--device", "cpu", "--socket", str(path), TMPDIR=str(tmp_path))
+    wait_for(lambda: list(tmp_path.glob("run/*.kernels")), process)
     interrupt(process)
-    assert not list(tmp_path.glob("warpwell-*"))
+    assert [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]
+    assert list(tmp_path.iterdir()) == [path.parent]
 
 
 @pytest.mark.parametrize("handles", [False, True])

@@ -67,7 +67,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     if arguments.group is None and (arguments.allow or arguments.trust_group):
         raise ArgumentError("--allow and --trust-group are about other users: add --group", name="group")
-    before = {n: signal.signal(n, _stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    # nohup has SIGHUP ignored
+    ends = [n for n in _ENDS if n is not signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, _stop) for n in ends}
     try:
         return _until_stopped(arguments, output)
     except _Terminated:
@@ -77,13 +79,16 @@ def _serve(arguments: argparse.Namespace) -> int:
             signal.signal(number, handler)
 
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class _Terminated(BaseException):
-    """SIGTERM came, which is how a service is asked to end."""
+    """SIGTERM came, which is how a service is asked to end, or SIGHUP: its terminal was closed."""
 
 
 def _stop(number: int, _: object) -> None:
     """End what goes on, and let nothing disturb the order in which that ends."""
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in _ENDS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 

@@ -13,7 +13,6 @@ import os
 import pwd
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -129,7 +128,9 @@ class Service:
         address.prepare(self.path, self._group)
         self._place = address.lock(self.path)
         try:
-            self._spool = tempfile.mkdtemp(prefix="warpwell-kernels-")  # of mode 0700
+            self._spool = f"{self.path}.kernels"  # beside the socket nobody else can write
+            shutil.rmtree(self._spool, ignore_errors=True)  # of a service that was killed
+            os.makedirs(self._spool, mode=0o700, exist_ok=True)
             self.broker.start(self._spool, timeout)
             self._listen()
         except BaseException:
