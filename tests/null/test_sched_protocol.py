@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -363,6 +364,23 @@ def test_files_of_kernels(tmp_path: Path) -> None:
         kernels.load({"module": "no_such_module", "name": "k", "sha256": ""})
     with pytest.raises(errors.SchedulerError, match="another one for the service"):
         kernels.load({"module": "warpwell.scheduler.service.wire", "name": "k", "sha256": "0" * 64})
+
+
+def test_a_file_that_was_edited_is_not_what_the_program_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, text = tmp_path / "edited_kernels.py", "import warpwell as ww\n@ww.kernel\ndef k(x):\n    x[0] = 1\n"
+    path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    edited = importlib.import_module("edited_kernels")
+    try:
+        path.write_text(text + "# edited\n")
+        with pytest.raises(errors.ArgumentError, match="has changed since your program imported kernel 'k'"):
+            references.reference(edited.k)
+        importlib.reload(edited)
+        named = references.reference(edited.k)
+        os.utime(path, (1, 1))  # written again, as it was
+        assert references.reference(edited.k) == named
+    finally:
+        del sys.modules["edited_kernels"]
 
 
 def test_modules_are_hashed_when_they_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

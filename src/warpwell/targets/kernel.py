@@ -69,6 +69,8 @@ class Kernel:
         self.compiled: dict[Any, Any] = {}
         self.checked: set[tuple[int, int]] = set()
         """Numbers of extents and arguments with which launches are known to fit."""
+        self.stamp = stamp_of(function.__code__.co_filename)
+        """Of its file, when Python had read it."""
         mark_device(function)
 
     def __repr__(self) -> str:
@@ -100,6 +102,15 @@ class Kernel:
         raise errors.ArgumentError(
             f"kernel {self.__name__!r} needs a number of threads: {self.__name__}[n](...)"  # type: ignore[attr-defined]
         )
+
+
+def stamp_of(path: str | os.PathLike[str]) -> tuple[int, int] | None:
+    """Return what changes when a file is written: its time and size; None where there is no such file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 class Launch:

@@ -23,6 +23,7 @@ from typing import Any
 
 from ... import errors
 from ...targets import Kernel, Launch
+from ...targets.kernel import stamp_of
 from .protocol import checked
 
 MAX_FILE = 4 << 20
@@ -46,7 +47,7 @@ def reference(kernel: Any) -> dict[str, str]:
     Raises
     ------
     ArgumentError
-        It is not a kernel, or lies where no other process finds it.
+        It is not a kernel, or lies where no other process finds it, or in a file that has changed since.
     """
     if isinstance(kernel, Launch):
         raise errors.ArgumentError("this is a launch with its arguments left out: pass kernel[n]", name="kernel")
@@ -56,7 +57,7 @@ def reference(kernel: Any) -> dict[str, str]:
             "Scheduler of your own",
             name="kernel",
         )
-    function = kernel.function
+    function, stamp = kernel.function, kernel.stamp
     name, module = function.__qualname__, sys.modules.get(function.__module__)
     if not _NAME.fullmatch(name) or module is None or getattr(module, name, None) is not kernel:
         raise errors.ArgumentError(
@@ -67,13 +68,13 @@ def reference(kernel: Any) -> dict[str, str]:
     path = _source(module)
     spec = module.__spec__
     if module.__name__ != "__main__" and spec is not None and spec.parent:
-        return {"module": module.__name__, "name": name, "sha256": _hash(path) if path else ""}
+        return {"module": module.__name__, "name": name, "sha256": _hash_of(path, name, stamp) if path else ""}
     if path is None:
         raise errors.ArgumentError(
             f"kernel {name!r} has no file that a service could read (a notebook, or python -c): put it into a .py file",
             name="kernel",
         )
-    return {"path": str(path.resolve()), "name": name, "sha256": _hash(path)}
+    return {"path": str(path.resolve()), "name": name, "sha256": _hash_of(path, name, stamp)}
 
 
 def check(named: dict[str, Any]) -> dict[str, str]:
@@ -253,6 +254,24 @@ def _source(module: ModuleType) -> Path | None:
     except TypeError:
         return None
     return Path(name) if name and os.path.isfile(name) else None
+
+
+_read: dict[tuple[Path, tuple[int, int] | None], str] = {}
+"""Hashes of files as this process has imported them, by path and stamp."""
+
+
+def _hash_of(path: Path, name: str, stamp: tuple[int, int] | None) -> str:
+    """Return the hash of a kernel's file, which must be the one that was imported: the owner runs what is there now."""
+    now, found = stamp_of(path), _hash(path)
+    if stamp in (None, now):
+        _read[path, stamp] = found
+    elif _read.get((path, stamp)) != found:
+        raise errors.ArgumentError(
+            f"{path} has changed since your program imported kernel {name!r}, and the service would run the new one: "
+            "start your program again",
+            name="kernel",
+        )
+    return found
 
 
 def _hash(path: Path) -> str:
