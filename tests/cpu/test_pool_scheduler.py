@@ -351,10 +351,10 @@ def test_what_fails_in_a_devices_thread_is_told_and_the_thread_goes_on(
         told: list[Any] = []
         patch.setattr(threading, "excepthook", told.append)
         handle = scheduler.submit(double[4], x)
-        handle.add_done_callback(lambda _: sys.exit(3))  # no `Exception`: it leaves the call that told
+        handle.add_done_callback(lambda _: sys.exit(3))  # no `Exception`: it is logged all the same
         handle.result(60)
         scheduler.submit(double[4], x).result(60)
-        assert [hook.exc_type for hook in told] == [SystemExit]
+        assert told == []
 
 
 @pytest.mark.parametrize("seed", range(4))

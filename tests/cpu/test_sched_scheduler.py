@@ -19,6 +19,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from tests.harness.ctrl_c import interrupted_everywhere
 
 import warpwell as ww
 from warpwell import errors
@@ -900,6 +901,17 @@ def run(program: str, tmp_path: Path) -> subprocess.Popen[str]:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM + textwrap.dedent(program))
     return subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_wherever_it_comes_in_a_call_keeps_the_scheduler_from_nothing(scheduler):
+    def answers():
+        told = []
+        thread = threading.Thread(target=lambda: told.append(scheduler.inspect(lambda core: True)))
+        thread.start()
+        thread.join(20)
+        assert told == [True]
+
+    assert interrupted_everywhere(lambda: scheduler.inspect(lambda core: core), answers)
 
 
 def test_ctrl_c_ends_a_program_that_waits_for_a_result(tmp_path):

@@ -9,11 +9,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import CancelledError, as_completed, wait
+from concurrent.futures import CancelledError, _base, as_completed, wait
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.harness.ctrl_c import interrupted_everywhere
 
 from warpwell import errors
 from warpwell.scheduler import handle as handles_of
@@ -58,7 +59,7 @@ def test_one_that_nobody_waits_for_has_no_lock(kind: str) -> None:
     made = future(kind)
     threading.Timer(0.05, made.settle, [None]).start()
     assert made.result() is None
-    assert made._own_condition is None and made._own_waiters is None and made._own_callbacks is None
+    assert made._looks is None and made._own_waiters is None and made._own_callbacks is None
 
 
 @kinds
@@ -163,10 +164,10 @@ class Watched(TaskFuture):
     comes: dict[str, Callable[[], None]]
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name == "_state":
+        if name == "_live_state":
             self.comes.pop("before", int)()
         super().__setattr__(name, value)
-        if name == "_state":
+        if name == "_live_state":
             self.comes.pop("after", int)()
 
 
@@ -197,7 +198,7 @@ def test_who_comes_to_wait_at_the_end_hears_of_it(when: str, kind: str) -> None:
         for waits in (lambda: made.result(10), lambda: wait([made], timeout=10).done or 1 / 0):
             threads.append(threading.Thread(target=lambda waits=waits: ended.append(waits())))
             threads[-1].start()
-        while when == "before" and len(made._waiters) < 1:  # the second waits, and the first one does soon
+        while when == "before" and len(made._own_waiters or ()) < 1:  # the second waits, and the first one does soon
             time.sleep(1e-3)
 
     watched.comes = {when: comes}
@@ -205,6 +206,67 @@ def test_who_comes_to_wait_at_the_end_hears_of_it(when: str, kind: str) -> None:
     for thread in threads:
         thread.join(20)
     assert called == [made] and len(ended) == 2 and not watched.comes
+
+
+def in_a_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
+    """Call a function in a thread, and wait a second for it."""
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join(1)
+    return thread
+
+
+@pytest.mark.parametrize("how", ["wait", "as_completed"])
+@kinds
+def test_tasks_may_end_while_somebody_comes_to_wait_for_several(
+    how: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, meanwhile, behind = made = [future(kind) for _ in range(3)]
+    comes = _base._create_and_install_waiters  # type: ignore[attr-defined]
+
+    class Looks(_base._AcquireFutures):  # type: ignore[misc, name-defined]
+        def __enter__(self) -> None:
+            super().__enter__()
+            if not before.done():
+                in_a_thread(before.settle, None)
+
+    def coming(*about: Any) -> Any:
+        waiter = comes(*about)
+        in_a_thread(meanwhile.settle, None)
+        threading.Timer(0.1, behind.settle, [None]).start()
+        return waiter
+
+    monkeypatch.setattr(_base, "_AcquireFutures", Looks)
+    monkeypatch.setattr(_base, "_create_and_install_waiters", coming)
+    found = wait(made, 20).done if how == "wait" else list(as_completed(made, 20))
+    assert set(found) == set(made) and len(found) == 3
+
+
+@kinds
+def test_who_is_interrupted_while_it_comes_to_wait_keeps_nobody_from_the_end(kind: str) -> None:
+    made, called = future(kind), []
+    made._condition.acquire()  # as `wait` does, and Ctrl-C comes before it releases it
+    others = [in_a_thread(wait, [made], 20), in_a_thread(made.add_done_callback, called.append)]
+    others.append(in_a_thread(made.settle, None))
+    for thread in others:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in others) and called == [made]
+    assert wait([made], 20).done == {made} and made.result(20) is None
+
+
+@kinds
+def test_ctrl_c_wherever_it_comes_keeps_nobody_from_the_end(kind: str) -> None:
+    made = [future(kind)]
+
+    def ends() -> None:
+        thread = threading.Thread(target=made[0].settle, args=[None])
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive() and made[0].result(20) is None
+        made[0] = future(kind)
+
+    assert interrupted_everywhere(lambda: wait([made[0]], timeout=1e-3), ends) > 20
+    assert interrupted_everywhere(lambda: made[0].exception(-1), ends) > 5
 
 
 @kinds
@@ -222,7 +284,7 @@ def test_the_end_may_come_while_who_waits_makes_what_it_waits_for(kind: str) -> 
 
         def _made(self, name: str, make: Any) -> Any:
             made = super()._made(name, make)
-            if name == "_gate":
+            if name == "_event":
                 thread = threading.Thread(target=settles, args=(self,), kwargs={"cancelled": self.cancelled_then})
                 thread.start()
                 thread.join(10)

@@ -40,7 +40,10 @@ WAITED = 256
 """Tasks that one thread adds to a series before it lets the scheduler's have the interpreter, which would take it only
 after 5 ms: by then the device may have nothing to do."""
 
-Call = tuple[Callable[[], Any], Future[Any] | None]
+Reply = queue.SimpleQueue[tuple[Any, BaseException | None]]
+"""Where a result or an error goes. A `Future` would not do: Ctrl-C may leave its lock with who waits, for ever."""
+
+Call = tuple[Callable[[], Any], Reply | None]
 """What another thread wants done, and where the answer goes; nobody waits for it where that is None."""
 
 _live: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
@@ -138,11 +141,11 @@ class Dispatcher:
         self._give_up: float | None = None
         self._failure: BaseException | None = None
         self.core: Core
-        ready: Future[Core] = Future()
+        ready: Reply = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, args=(make, ready), name="warpwell-scheduler", daemon=True)
         try:
             self._thread.start()
-            ready.result()
+            _answer_of(ready)
         except KeyboardInterrupt:
             self.retire()
             raise
@@ -162,13 +165,14 @@ class Dispatcher:
         if threading.current_thread() is self._thread:
             self._again = True
             return function()
-        reply: Future[T] = Future()
+        reply: Reply = queue.SimpleQueue()
         with self._gate:
             if self._closed:
                 self._raise_closed()
             self._send((function, reply))
         self.core.executor.wake()
-        return reply.result()
+        value: T = _answer_of(reply)
+        return value
 
     def submit(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
         """Take in a request, once all of `after` have ended well.
@@ -308,15 +312,15 @@ class Dispatcher:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _main(self, make: Callable[[Log], Core], ready: Future[Core]) -> None:
+    def _main(self, make: Callable[[Log], Core], ready: Reply) -> None:
         try:
             self.core = make(self.log)
             self.core.ended = []
         except BaseException as error:  # raised in the thread that makes the dispatcher
             self._closed = True
-            ready.set_exception(error)
+            ready.put((None, error))
             return
-        ready.set_result(self.core)
+        ready.put((None, None))
         del ready
         try:
             self._run()
@@ -383,17 +387,17 @@ class Dispatcher:
             else:
                 self._make(*call)
 
-    def _make(self, function: Callable[[], Any], reply: Future[Any] | None) -> None:
+    def _make(self, function: Callable[[], Any], reply: Reply | None) -> None:
         """Make a call."""
         try:
             value = function()
         except BaseException as error:
             if reply is None:
                 raise
-            reply.set_exception(error)
+            reply.put((None, error))
         else:
             if reply is not None:
-                reply.set_result(value)
+                reply.put((value, None))
         if self.core.ended:
             self._settle()
 
@@ -631,7 +635,7 @@ class Dispatcher:
                 try:
                     self._raise_closed()
                 except Exception as error:
-                    reply.set_exception(error)
+                    reply.put((None, error))
             elif isinstance(function, functools.partial):
                 function()  # a submission that nobody waits for: its handles fail
 
@@ -640,6 +644,14 @@ class Dispatcher:
             why = f"the scheduler has ended ({self._failure}): make another one"
             raise errors.SchedulerError(why) from self._failure
         raise errors.ClosedError("the scheduler is closed: make another one")
+
+
+def _answer_of(reply: Reply) -> Any:
+    """Wait for an answer."""
+    value, error = reply.get()
+    if error is not None:
+        raise error
+    return value
 
 
 def _raise(error: BaseException) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -36,10 +38,11 @@ class TaskFuture(Future[None]):
     """
 
     # What a Future has to be waited for with is made when somebody does: it is most of a task's memory, and of the work
-    # of the garbage collector where thousands of tasks wait. `result` and `exception` make nothing but a lock.
-    _state = "PENDING"
+    # of the garbage collector where thousands of tasks wait. It has no lock: who holds one when Ctrl-C comes, as in
+    # `concurrent.futures.wait`, would keep the thread that ends tasks from all of them.
+    _live_state = "PENDING"
     _result = _exception = None
-    _own_condition: threading.Condition | None = None
+    _looks: dict[int, str] | None = None
     _own_waiters: list[Any] | None = None
     _own_callbacks: list[Any] | None = None
 
@@ -52,27 +55,26 @@ class TaskFuture(Future[None]):
         return self.__dict__.setdefault(name, make())  # one step: threads get the same
 
     @property
+    def _state(self) -> str:  # type: ignore[override]
+        """How it is, for `concurrent.futures`."""
+        looks = self._looks
+        return self._live_state if not looks else looks.get(threading.get_ident(), self._live_state)
+
+    @property
     def _condition(self) -> Any:  # type: ignore[override]
-        own = self._own_condition
-        return self._made("_own_condition", threading.Condition) if own is None else own
+        return _Look(self)
 
     @property
     def _waiters(self) -> Any:  # type: ignore[override]
-        own = self._own_waiters
-        return self._made("_own_waiters", list) if own is None else own
-
-    @property
-    def _done_callbacks(self) -> Any:
-        own = self._own_callbacks
-        return self._made("_own_callbacks", list) if own is None else own
+        return _Waiters(self)
 
     def done(self) -> bool:
         """Return whether the task has ended."""
-        return self._state in _OVER
+        return self._live_state in _OVER
 
     def cancelled(self) -> bool:
         """Return whether the task was cancelled."""
-        return self._state in _CANCELLED
+        return self._live_state in _CANCELLED
 
     @property
     def state(self) -> State:
@@ -105,11 +107,11 @@ class TaskFuture(Future[None]):
             here.
         """
         seconds = _seconds(timeout)
-        if self._state == "FINISHED" and self._exception is None:
+        if self._live_state == "FINISHED" and self._exception is None:
             return None
         self._await(seconds)
-        if self._state == "FINISHED" and self._exception is None:
-            return None  # without a lock
+        if self._live_state == "FINISHED" and self._exception is None:
+            return None  # most do, and make nothing for it
         return super().result(0.0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -122,15 +124,14 @@ class TaskFuture(Future[None]):
         if self.done():
             return
         self.require_process()
-        gate = self._made("_gate", _shut)
-        until = None if seconds is None else time.monotonic() + seconds
-        # `settle` looks for a gate behind the end, so one of both sees the other
+        event = self._made("_event", _Event)
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        # `settle` looks for an event behind the end, so one of both sees the other
         while not self.done():
-            left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
+            left = min(_LOOK, until - time.monotonic())
             if left <= 0:
                 return
-            if gate.acquire(timeout=left):
-                gate.release()  # for the next who waits; one whom Ctrl-C keeps from it costs the others a look
+            event.wait(left)
 
     def running(self) -> bool:
         """Return whether the task has a place on the device now."""
@@ -163,30 +164,39 @@ class TaskFuture(Future[None]):
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
         """Notify all waiting threads (once)."""
         self._exception = error
-        self._state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
+        self._live_state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
         self._tell()
 
     def _tell(self) -> None:
         """Notify all waiting threads, now that it has ended."""
-        gate = self.__dict__.pop("_gate", None)
-        if gate is not None:
-            gate.release()
-        # Who comes to wait makes the condition first and looks at the state then, so one of both sees the other.
-        if self._own_condition is not None:
-            with self._condition:
-                for waiter in self._waiters:
-                    if self.cancelled():
-                        waiter.add_cancelled(self)
-                    elif self._exception is None:
-                        waiter.add_result(self)
-                    else:
-                        waiter.add_exception(self)
-                self._condition.notify_all()
+        event = self.__dict__.pop("_event", None)
+        if event is not None:
+            event.set()
+        # Who comes adds itself first and looks at the end then, so one of both sees the other.
+        if self._own_waiters is not None:
+            self._tell_waiters()
+        if self._own_callbacks is not None:
+            self._invoke_callbacks()
+
+    def _tell_waiters(self) -> None:
+        """Tell those of `concurrent.futures` who wait for several, each once, whatever thread does it."""
+        for waiter in _taken(self._own_waiters):
+            if self.cancelled():
+                waiter.add_cancelled(self)
+            elif self._exception is None:
+                waiter.add_result(self)
+            else:
+                waiter.add_exception(self)
+
+    def add_done_callback(self, fn: Callable[[Any], Any]) -> None:
+        """Have ``fn(self)`` called at the end; now, if the task has ended."""
+        self._made("_own_callbacks", list).append(fn)
+        if self.done():
             self._invoke_callbacks()
 
     def _invoke_callbacks(self) -> None:
-        """Make the calls; what one raises is logged, as `Future` does it, and ends no thread of a scheduler."""
-        for callback in self._done_callbacks:
+        """Make the calls, each once; what one raises is logged, as `Future` does, and ends no thread of a scheduler."""
+        for callback in _taken(self._own_callbacks):
             try:
                 callback(self)
             except BaseException as error:
@@ -195,15 +205,99 @@ class TaskFuture(Future[None]):
                 _logger.exception("exception calling callback for %r", self)
 
 
+class _Event:
+    """As that of `threading`, but whom Ctrl-C interrupts keeps nobody from it: `set` waits for no lock."""
+
+    __slots__ = ("_gate", "_set")
+
+    def __init__(self) -> None:
+        self._set = False
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def set(self) -> None:
+        self._set = True
+        with contextlib.suppress(RuntimeError):  # it is open
+            self._gate.release()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        mine = False
+        while not self._set:
+            left = min(_LOOK, until - time.monotonic())
+            if left <= 0:
+                return False
+            mine = self._gate.acquire(timeout=left)
+        if mine:
+            self.set()  # for the next who waits; one whom Ctrl-C keeps from it costs the others a look
+        return True
+
+
+class _Look:
+    """What `concurrent.futures` takes for the condition of a future while it looks at it and comes to wait.
+
+    It keeps nobody from anything. The thread sees how the future was when it began to look, whatever happens meanwhile.
+    """
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: TaskFuture) -> None:
+        self._future = future
+
+    def acquire(self) -> None:
+        future = self._future
+        future._made("_looks", dict)[threading.get_ident()] = future._live_state
+
+    def release(self) -> None:
+        assert self._future._looks is not None
+        self._future._looks.pop(threading.get_ident(), None)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return: who asks has waited (`TaskFuture._await`)."""
+
+
+class _Waiters:
+    """The list of those of `concurrent.futures` who wait for a future and others."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: TaskFuture) -> None:
+        self._future = future
+
+    def append(self, waiter: Any) -> None:
+        future = self._future
+        if future._state in _OVER:
+            return  # it saw that, and does not wait for this one
+        if type(waiter.event) is not _Event:
+            waiter.event = _Event()  # who comes holds all of the futures: none has set the other one
+        future._made("_own_waiters", list).append(waiter)
+        if future.done():
+            future._tell_waiters()
+
+    def remove(self, waiter: Any) -> None:
+        with contextlib.suppress(ValueError):  # it was told
+            (self._future._own_waiters or []).remove(waiter)
+
+
+def _taken(entries: list[Any] | None) -> Iterator[Any]:
+    """Take entries out of a list, which other threads may do, too."""
+    while entries:
+        try:
+            yield entries.pop(0)
+        except IndexError:
+            return
+
+
 _logger = logging.getLogger("concurrent.futures")
-
-
-def _shut() -> threading.Lock:
-    """Return a lock that is held, so that `settle`, which takes none, may open it as soon as it sees it."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
 
 _LOOK = 1.0
 """Seconds after which who waits looks for itself."""

@@ -190,7 +190,7 @@ class SeriesHandle(Handle):
         return self._series.process
 
     @property
-    def _state(self) -> str:  # type: ignore[override]
+    def _live_state(self) -> str:  # type: ignore[override]
         return _STATES[self._series.ends[self._index]]
 
     @property
