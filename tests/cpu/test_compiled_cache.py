@@ -408,3 +408,9 @@ def test_signatures_that_two_processes_keep_at_once_are_not_mixed_up(
     later = dispatcher(plus)
     assert (later(1), later(1.5)) == (2, 2.5)
     assert set(later.overloads) == {(numba.int64,), (numba.float64,)} and not later.stats.cache_misses
+
+
+def test_without_numbas_compiler_a_kernel_says_why_it_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    with pytest.raises(ww.errors.CompileError, match="NUMBA_DISABLE_JIT is set"):
+        dispatcher(lambda v: v)

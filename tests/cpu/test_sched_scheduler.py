@@ -352,6 +352,8 @@ def test_bad_arguments_are_refused_at_once(scheduler):
         (lambda: scheduler.submit(double[BLOCK], x, after=3), "handles"),
         (lambda: scheduler.submit(double[BLOCK], x, size=3), "size is 3"),
         (lambda: scheduler.submit_many([]), "without launches"),
+        (lambda: scheduler.submit_many([double[4]]), "is not a tuple of kernel"),
+        (lambda: scheduler.submit_many((double[4], np.zeros(4))), "is not a tuple of kernel"),
         (lambda: scheduler_of("no-such-policy"), "first-come"),
         (lambda: scheduler_of(limit=0), "limit"),
         (lambda: scheduler_of(limit=2.5), "limit is 2.5: give an integer"),

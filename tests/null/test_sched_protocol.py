@@ -1001,6 +1001,8 @@ def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:
         assert client.submit(double[8], np.ones(8)).result(20) is None  # the connection lives
         with pytest.raises(errors.ArgumentError, match="timeout"):
             waiting.result(float("nan"))
+        with pytest.raises(errors.ArgumentError, match="give handles"):
+            client.submit(double[8], np.ones(8), after=3)  # type: ignore[arg-type]
         assert waiting.cancel()
 
 
@@ -1515,9 +1517,10 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
         assert client.status()["clients"] == 1
     shared = tmp_path / "shared"
     shared.mkdir()
-    shared.chmod(0o777)
-    with pytest.raises(errors.ServiceError, match="others cannot write to"):
-        make(path=shared / "s.sock")
+    for mode, step in ((0o777, "chmod 700 it, or name another"), (0o1777, "Name another")):  # as /tmp has it
+        shared.chmod(mode)
+        with pytest.raises(errors.ServiceError, match=f"others cannot write to: .*there. {step}"):
+            make(path=shared / "s.sock")
     (tmp_path / "link").symlink_to(tmp_path / "run")
     with pytest.raises(errors.ServiceError, match="others cannot write to"):
         make(path=tmp_path / "link" / "s.sock")

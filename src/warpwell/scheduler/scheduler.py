@@ -283,7 +283,8 @@ class Scheduler:
         list of Handle
             One a launch.
         """
-        return self.submit_tasks([self.task(*launch, **options) for launch in launches], name=name, after=after)
+        tasks = [self.task(*launch, **options) for launch in checked_launches(launches)]
+        return self.submit_tasks(tasks, name=name, after=after)
 
     def submit_tasks(
         self, tasks: Sequence[Task], *, name: str | None = None, after: Future[Any] | Sequence[Future[Any]] = ()
@@ -400,6 +401,15 @@ def require_launch(launch: Any) -> None:
         raise errors.ArgumentError(f"{launch!r:.80} is not a launch: pass kernel[n], and its arguments after it")
     if launch.stream is not None:
         raise errors.ArgumentError("a launch in a stream: the scheduler chooses when it runs; pass kernel[n]")
+
+
+def checked_launches(launches: Any) -> list[Sequence[Any]]:
+    """Return launches, each with its arguments, or raise `ArgumentError`."""
+    found = list(launches) if isinstance(launches, Iterable) else [launches]
+    for its in found:
+        if not isinstance(its, tuple | list) or not its:
+            raise errors.ArgumentError(f"{its!r:.80} is not a tuple of kernel[n] and its arguments", name="launches")
+    return found
 
 
 def _arrays(args: Sequence[Any]) -> list[Any]:

@@ -60,9 +60,11 @@ def prepare(path: Path, group: int | None) -> None:
     private = not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     # in a sticky folder users cannot remove files of others, but anybody may create the socket first
     if not stat.S_ISDIR(found.st_mode) or not own or not private:
+        # not /tmp, which is for all
+        step = "Name" if not own or found.st_mode & stat.S_ISVTX else "chmod 700 it, or name"
         raise errors.ServiceError(
             f"{folder} must be a folder of yours that others cannot write to: the socket could be replaced there. "
-            "chmod 700 it, or name another place with --socket"
+            f"{step} another place with --socket"
         )
 
 

@@ -8,7 +8,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
 from typing import Any
@@ -23,7 +23,7 @@ from ...targets.gpu import ipc
 from ...turns.gpu_work import device_name
 from ..events import Log
 from ..handle import TaskFuture
-from ..scheduler import require_launch
+from ..scheduler import checked_launches, require_launch
 from ..task import Profile, State
 from ..tensors import is_foreign, located, size_of
 from . import address, protocol, references, wire
@@ -163,7 +163,7 @@ class Client:
                 name="tenant",
             )
         packer = Packer(self, str(self.about.get("gpu", "")))
-        tasks = [packer.launch(launch, args) for launch, *args in launches]
+        tasks = [packer.launch(launch, args) for launch, *args in checked_launches(launches)]
         numbers = self._after(after)
         header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
                   "deadline": deadline, "after": numbers, "memory": memory,
@@ -258,7 +258,7 @@ class Client:
 
     def _after(self, after: Future[Any] | Sequence[Future[Any]]) -> list[int]:
         numbers = []
-        for future in [after] if isinstance(after, Future) else after:
+        for future in after if isinstance(after, Iterable) else [after]:
             if not isinstance(future, ServiceHandle) or future.client is not self:
                 raise errors.ArgumentError(f"after= has {future!r:.80}: give handles of this connection", name="after")
             numbers.append(future.number)

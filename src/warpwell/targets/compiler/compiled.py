@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba import njit, types
+from numba import config, njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
@@ -28,6 +28,7 @@ from numba.core.llvm_bindings import create_pass_builder
 from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
+from ... import errors
 from ..uninterrupted import uninterrupted
 from .code_cache import cache_folder, cache_key, one_process, read_kept, write_kept
 
@@ -54,6 +55,10 @@ def dispatcher(
 
     A function of 64-bit words may be compiled `now`, otherwise it is when it is first called.
     """
+    if config.DISABLE_JIT:
+        raise errors.CompileError(
+            "NUMBA_DISABLE_JIT is set, and code for the CPU is compiled: unset it, or launch with device='interp'"
+        )
     compiled = njit(nogil=True, error_model="numpy")(function)
     _keep(compiled, function, cache_key(user if user is not None else function, salt))
     if now:
