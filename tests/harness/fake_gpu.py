@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from warpwell import errors
 from warpwell.targets.atomics import SYSTEM, load_acquire
+from warpwell.targets.blocks.control import LEFT
 from warpwell.targets.blocks.launch import BlockLaunch
 from warpwell.targets.gpu.lines import Lines, address_of
 from warpwell.targets.memory import Block, memory_for, view_of
@@ -55,7 +56,7 @@ class FakeForms:
         self.most = 0
         """Most workers that ran at the same time."""
         self._rows: list[_Row] = []
-        self._now = 0
+        self._now = self._begun = 0
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -74,7 +75,9 @@ class FakeForms:
         def work(worker: int) -> None:
             with self._lock:
                 self._now += 1
-                self.most = max(self.most, self._now)
+                self._begun += 1
+                # others may come as soon as one has counted itself as gone, which is before its thread is here again
+                self.most = max(self.most, self._begun - int(view_of(control + 8 * LEFT, 8, np.int64)[0]))
             self._blocks.work(control, worker)
             with self._lock:
                 self._now -= 1
