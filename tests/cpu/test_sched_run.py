@@ -255,7 +255,7 @@ def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeyp
 
     class Fake:
         path = tmp_path / "s"
-        failure, about = "", {}
+        failure, unlogged, about = "", "No space left on device", {}
 
         def __init__(self, *_: Any, **__: Any) -> None:
             self.broker = self
@@ -272,3 +272,4 @@ def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeyp
     monkeypatch.setattr(sched_serve.time, "sleep", wait)
     code, out, err = called(capsys, "serve", "--metrics", str(path))
     assert code == 0 and "Serving" in out and len(waits) == 3 and err.count("no metrics are written") == 1
+    assert err.count("events are missing from") == 1

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import importlib
+import io
 import json
 import os
 import signal
@@ -1505,6 +1506,29 @@ def test_a_client_refuses_services_that_it_does_not_understand(
         connect(tmp_path / "s.sock")
     thread.join(30)
     assert closed, caught  # while its error, and with it the client, is still there
+
+
+def test_a_log_on_a_full_disk_has_whole_lines_and_says_that_some_are_missing(tmp_path: Path) -> None:
+    class Full(io.FileIO):
+        room = 100
+
+        def write(self, text: Any) -> int:
+            self.room, written = max(0, self.room - len(text)), min(self.room, len(text))
+            if not written:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text[:written])
+
+    settings = {"policy": "lanes", "tenants": {}}
+    service = broker.Broker(
+        settings, allow=(), trust=False, max_held=1, log=tmp_path / "log", silence=1.0, command=()
+    )
+    with Full(tmp_path / "log", "ab") as service._file:
+        for task in range(3):
+            service._append({"task": task, "text": "x" * 50})
+        assert service.unlogged == "No space left on device"
+        service._file.room = 1000
+        service._append({"task": 3})
+    assert [json.loads(line)["task"] for line in (tmp_path / "log").read_text().splitlines()] == [0, 3]
 
 
 def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> None:

@@ -116,13 +116,15 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
         output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
                                   "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
         sys.stdout.flush()  # the program that started it may wait for this line
-        failing = False
+        failing = told = False
         try:
             while not broker.failure:
                 time.sleep(_EVERY)
                 failing = _write_again(arguments.metrics, broker, output, failing)
+                told = _tell_missing(arguments.log, broker, output, told)
         finally:  # the last ones, of a service that is asked to end too
             _write_again(arguments.metrics, broker, output, failing)
+            _tell_missing(arguments.log, broker, output, told)
         raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
     except KeyboardInterrupt:
         service.close(soon=True)
@@ -155,6 +157,13 @@ def _write_again(path: str | None, broker: Any, output: Output, failing: bool) -
             output.notes.print(f"no metrics are written to {path}: {error.strerror or error}")
         return True
     return False
+
+
+def _tell_missing(path: str, broker: Any, output: Output, told: bool) -> bool:
+    """Tell once that the log's file lacks events; return whether that was told."""
+    if broker.unlogged and not told and not output.as_json:
+        output.notes.print(f"events are missing from {path}: {broker.unlogged}; `sched status --log` has the last ones")
+    return bool(broker.unlogged)
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import json
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +149,8 @@ class Broker:
         self._metrics = LogMetrics(settings["policy"])
         self._events = Log(most=KEPT_EVENTS)
         self._log = log
-        self._file: TextIO | None = None
+        self._file: io.FileIO | None = None
+        self.unlogged = ""  # why lines are missing from the log's file
         self._settings = settings
         self._owner = OwnerProcess(
             settings, said=self._owner_said, died=self._owner_died, command=command, silence=silence
@@ -157,7 +159,7 @@ class Broker:
     def start(self, spool: str, timeout: float) -> None:
         """Start the owner, which may write to the folder `spool`; raise ServiceError unless it is ready in time."""
         if self._log is not None:
-            self._file = open(self._log, "a", encoding="utf-8")
+            self._file = open(self._log, "ab", buffering=0)
         self._settings["spool"] = spool
         self._owner.start()
         if not self._settled.wait(timeout) or self.failure:
@@ -533,9 +535,14 @@ class Broker:
     def _append(self, line: dict[str, Any]) -> None:
         """Append a line to the log's file."""
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk is no reason to stop the tasks
-                self._file.write(json.dumps(line, sort_keys=True) + "\n")
-                self._file.flush()
+            text = (json.dumps(line, sort_keys=True) + "\n").encode()
+            try:
+                written = self._file.write(text) or 0
+                if written < len(text):  # the next line must not be joined to a part of this one
+                    self._file.truncate(self._file.tell() - written)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:  # a full disk is no reason to stop the tasks
+                self.unlogged = error.strerror or str(error)
 
     def _owner_died(self, reason: str, last: bool) -> None:
         with self._lock:
