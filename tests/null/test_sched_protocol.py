@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.replacing import unfinished
 from warpwell.scheduler.service import address, broker, protocol, references, wire
 from warpwell.scheduler.service import client as client_module
 from warpwell.scheduler.service import ledger as ledger_module
@@ -1671,6 +1672,16 @@ def test_clients_of_one_tenant_leave_room_for_others(make: Made) -> None:
     until(lambda: not service.broker.sessions)
     with connect(service.path, tenant="a") as client:
         assert client.submit(double[4], np.zeros(4)).result(20) is None
+
+
+def test_what_a_service_would_leave_is_known_until_it_is_closed(make: Made, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "s.sock"
+    kernels = path.with_name("s.sock.kernels")
+    service = make(path=path)
+    # what Ctrl-C removes where a command must end before `close` has
+    assert {path, kernels} <= unfinished and path.is_socket() and kernels.is_dir()
+    service.close()
+    assert not {path, kernels} & unfinished and [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]
 
 
 def test_an_owner_that_cannot_be_started_is_a_try_that_failed(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,11 @@ import argparse
 import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from ...cache.sizes import parse_size
 from ...errors import ArgumentError, ServiceError
 from ...json_file import read_json
-from ...replacing import unfinished
 from ...turns.choice import HOLD
 from ...turns.operate import limit
 from ..arguments import Commands, command, json_option
@@ -108,7 +106,6 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
         with output.progress() as report:
             report("start", 0, 0)
             service.start()
-        unfinished.add(Path(service.path))
         if tenants or arguments.hold:
             limit(hold=arguments.hold or HOLD, tenants=_of_turns(tenants or {}))
         broker = service.broker

@@ -16,9 +16,11 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ...replacing import unfinished
 from ..tenants import read_tenants
 from . import address, protocol
 from .broker import Broker, Session, not_named
@@ -129,12 +131,13 @@ class Service:
         self._place = address.lock(self.path)
         try:
             self._spool = f"{self.path}.kernels"  # beside the socket nobody else can write
+            unfinished.update((self.path, Path(self._spool)))
             shutil.rmtree(self._spool, ignore_errors=True)  # of a service that was killed
             os.makedirs(self._spool, mode=0o700, exist_ok=True)
             self.broker.start(self._spool, timeout)
             self._listen()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(soon=not isinstance(error, Exception))  # Ctrl-C waits for no owner
             raise
         return self
 
@@ -172,6 +175,7 @@ class Service:
             thread.join(max(0.0, until - time.monotonic()))
         if self._spool:
             shutil.rmtree(self._spool, ignore_errors=True)
+            unfinished.difference_update((self.path, Path(self._spool)))
         if self._place >= 0:
             os.close(self._place)
 
