@@ -55,7 +55,11 @@ def emulated(folder: Path, fake: Path | None) -> dict[str, str]:
     shell = folder / "ssh"
     shell.write_text(SHELL)
     shell.chmod(0o755)
-    return {"WARPWELL_CUDA_DRIVER": str(fake), "FAKE_DEVICES": "4", "PRTE_MCA_plm_ssh_agent": str(shell)}
+    # an agent of a busy machine may answer late: what these programs show is not who is lost
+    return {
+        "WARPWELL_CUDA_DRIVER": str(fake), "FAKE_DEVICES": "4", "PRTE_MCA_plm_ssh_agent": str(shell),
+        "WARPWELL_POOL_TIMEOUT": "30",
+    }  # fmt: skip
 
 
 def changed(folder: Path, changes: Changes) -> tuple[Path, Path]:
