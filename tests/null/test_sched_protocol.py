@@ -1674,6 +1674,24 @@ def test_clients_of_one_tenant_leave_room_for_others(make: Made) -> None:
         assert client.submit(double[4], np.zeros(4)).result(20) is None
 
 
+def test_options_are_refused_as_a_scheduler_does_it(make: Made) -> None:
+    wrong: dict[str, Any] = {"priority": 1.5, "deadline": -1.0, "memory": "1 GB", "name": 5, "size": [1]}
+    with connect(make().path) as client:
+        for name, value in wrong.items():
+            with pytest.raises(errors.ArgumentError, match=name) as caught:
+                client.submit(double[4], np.zeros(4), **{name: value})
+            assert caught.value.name == name
+        assert client.submit(double[4], np.zeros(4), priority=np.int64(1), memory=np.int32(64)).result(20) is None
+
+
+def test_numpy_reads_an_array_of_a_service(make: Made) -> None:
+    with connect(make().path) as client:
+        there = client.to_device(np.arange(3))
+        assert np.array_equal(np.asarray(there), [0, 1, 2]) and np.asarray(there, np.float32).dtype == np.float32
+        with pytest.raises(ValueError, match="copy"):
+            np.array(there, copy=False)
+
+
 def test_what_a_service_would_leave_is_known_until_it_is_closed(make: Made, tmp_path: Path) -> None:
     path = tmp_path / "run" / "s.sock"
     kernels = path.with_name("s.sock.kernels")

@@ -23,7 +23,7 @@ from .executors import executor_of
 from .handle import Handle, TaskFuture
 from .policy import Policy, Rates
 from .predict.learner import Learner
-from .task import Pattern, Profile, Request, Task, require_profile
+from .task import Pattern, Profile, Request, Task, checked_size, require_profile
 from .tenants import Tenant
 from .tensors import shared
 
@@ -330,8 +330,7 @@ class Scheduler:
         require_launch(launch)
         if not isinstance(launch, Call):
             args = shared(args, self.device)
-        if size is not None and not isinstance(size, Mapping):
-            raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
+        size = checked_size(size)
         blocks = launch.cut(args, self.device)
         args = blocks.args
         title = name or blocks.name

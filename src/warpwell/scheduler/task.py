@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -366,6 +366,13 @@ def require_profile(profile: Any, task: str) -> Profile:
     if not isinstance(profile, Profile):
         raise errors.ArgumentError(f"profile of task {task!r} is {shown(profile)}: give a Profile", name="profile")
     return profile
+
+
+def checked_size(size: Any) -> Any:
+    """Return the size of a task. Raises `ArgumentError` where it is no mapping, and not None."""
+    if size is not None and not isinstance(size, Mapping):
+        raise errors.ArgumentError(f"size is {size!r:.60}: give names and numbers", name="size")
+    return size
 
 
 def _require_text(value: Any, name: str) -> None:

@@ -24,7 +24,7 @@ from ...turns.gpu_work import device_name
 from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import checked_launches, require_launch
-from ..task import Profile, State
+from ..task import Profile, State, Task, checked_size
 from ..tensors import is_foreign, located, size_of
 from . import address, protocol, references, wire
 
@@ -165,9 +165,12 @@ class Client:
         packer = Packer(self, str(self.about.get("gpu", "")))
         tasks = [packer.launch(launch, args) for launch, *args in checked_launches(launches)]
         numbers = self._after(after)
-        header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": priority,
-                  "deadline": deadline, "after": numbers, "memory": memory,
-                  "size": size or {}, "profile": wire.profile_fields(profile), "lent": packer.lent,
+        # what a scheduler refuses is refused here, by the same words
+        title = name or tasks[0]["kernel"]["name"]
+        checked = Task(title, 1, priority=priority, deadline=deadline, memory=0 if memory is None else memory)
+        header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": checked.priority,
+                  "deadline": checked.deadline, "after": numbers, "memory": None if memory is None else checked.memory,
+                  "size": checked_size(size) or {}, "profile": wire.profile_fields(profile), "lent": packer.lent,
                   "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
         handles = [ServiceHandle(self, task["kernel"]["name"], packer) for task in tasks]
         reply: Future[protocol.ServiceMessage] = Future()
@@ -442,6 +445,12 @@ class ServiceArray:
             The service is gone.
         """
         return self.client.call({"type": "get", "buffer": self.number}).arrays[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError("a ServiceArray is on a device: NumPy can only get a copy of it")
+        host = self.numpy()
+        return host if dtype is None else host.astype(dtype, copy=False)
 
     def free(self) -> None:
         """Give the memory back. Tasks that were submitted before go on with it."""
