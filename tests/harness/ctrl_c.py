@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures._base
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,13 +20,18 @@ def interrupted_everywhere(function: Callable[[], object], then: Callable[[], ob
     Steps are those of modules that futures are made of.
     """
     at = 1
-    while _interrupted(function, at):
+    while next(_interrupted(function, at)):
         then()
         at += 1
     return at
 
 
-def _interrupted(function: Callable[[], object], at: int) -> bool:
+def _interrupted(function: Callable[[], object], at: int) -> Iterator[bool]:
+    """Yield whether a call was interrupted at a step.
+
+    CPython goes on to handle an exception whose `except` is left by one that a trace function raises. A generator keeps
+    that to itself: it would be in `sys.exc_info` of all later tests.
+    """
     count = 0
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
@@ -40,12 +45,13 @@ def _interrupted(function: Callable[[], object], at: int) -> bool:
 
     before = sys.gettrace()
     sys.settrace(trace)
+    came = False
     try:
         function()
     except TimeoutError:
-        return False
+        pass
     except (KeyboardInterrupt, RuntimeError):  # `threading` may find a lock released
-        return True
+        came = True
     finally:
         sys.settrace(before)
-    return False
+    yield came

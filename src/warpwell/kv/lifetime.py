@@ -194,10 +194,18 @@ def _close_at_exit(store: _OpenStore, failed: bool) -> None:
         _say(f"{_changes(left)} of {store.path}, which the program left open, {_are(left)} lost: {why}")
 
 
+_errors_of_parent: tuple[BaseException | None, ...] = ()
+"""What the parent handled, or had shown last, when this process was forked from it."""
+
+
+def _errors() -> tuple[BaseException | None, ...]:
+    """Return what is handled now, and what Python has shown last: at a prompt, that ends no program."""
+    handled = sys.exc_info()[1]  # in a process of multiprocessing
+    return handled, None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+
+
 def _ended_by_exception() -> bool:
-    error = sys.exc_info()[1]  # in a process of multiprocessing
-    if error is None and not hasattr(sys, "ps1"):  # at a prompt, an exception ends no program
-        error = getattr(sys, "last_value", None)
+    error = next((its for its in _errors() if its is not None and its not in _errors_of_parent), None)
     return error is not None and not isinstance(error, SystemExit)
 
 
@@ -254,6 +262,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _errors_of_parent
+    _errors_of_parent = _errors()
     for store in open_stores():
         shards = store.folders()
         for shard in shards:
