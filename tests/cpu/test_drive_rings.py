@@ -38,9 +38,14 @@ def formatted(path, data=DATA, spare: int = 1 << 16):
     return path
 
 
+PATIENT = 20.0
+"""Seconds for which QEMU may be silent where nobody stops it: other tests run beside it."""
+
+
 @contextlib.contextmanager
 def drive_with(image, **options) -> Iterator[tuple[QemuDrive, Drive]]:
     block = options.pop("block", 512)
+    options = {"seconds": PATIENT, **options}
     with QemuDrive([QemuNamespace(path=image, block=block)], **options) as qemu, qemu.open() as drive:
         yield qemu, drive
 
@@ -98,7 +103,7 @@ def test_prefetch_pins_and_host_indices(tmp_path) -> None:
 def test_several_namespaces_and_caches_of_one_drive(tmp_path) -> None:
     one, two = formatted(tmp_path / "one"), formatted(tmp_path / "two", DATA[::-1].copy())
     spaces = [QemuNamespace(path=one), QemuNamespace(path=two, block=4096)]
-    with QemuDrive(spaces, queues=6) as qemu, qemu.open() as drive:
+    with QemuDrive(spaces, queues=6, seconds=PATIENT) as qemu, qemu.open() as drive:
         first = ww.open(drive.namespace(1), device="cpu", cache="128KiB", page_size=4096, queues=2)
         second = ww.open(drive.namespace(2), device="cpu", cache=first.cache)
         third = ww.open(drive.namespace(2), device="cpu", cache="64KiB", page_size=4096)
@@ -163,7 +168,7 @@ def test_a_failed_command_names_drive_namespace_and_status(tmp_path) -> None:
     image = {"driver": "file", "filename": str(formatted(tmp_path / "disk"))}
     worn = {"event": "none", "iotype": "read", "errno": 5, "sector": (DATA_AT + 8 * (ITEMS - 512)) // 512}
     backend = {"driver": "blkdebug", "image": {"driver": "raw", "file": image}, "inject-error": [worn]}
-    with QemuDrive([QemuNamespace(backend=backend)]) as qemu, qemu.open() as drive, opened(drive) as a:
+    with QemuDrive([QemuNamespace(backend=backend)], seconds=PATIENT) as qemu, qemu.open() as drive, opened(drive) as a:
         out = np.zeros(64, np.int64)
         with pytest.raises(errors.MediumError, match=r"reading array 'nvme:qemu:\d+/1', page") as caught:
             read[64](a, np.arange(ITEMS - 64, ITEMS), out)
@@ -209,7 +214,7 @@ HARM = {
 def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
     image = formatted(tmp_path / "disk")
     act, seconds = HARM[harm]
-    with drive_with(image) as (qemu, drive):
+    with drive_with(image, seconds=2.0) as (qemu, drive):
         a = opened(drive, cache="64KiB")
         gathered(a)  # compiled by now
         what: list[object] = []
@@ -437,7 +442,7 @@ def test_threads_side_by_side(tmp_path) -> None:
 
 
 def test_rings_fit_the_drive() -> None:
-    with QemuDrive(arena="16MiB", queues=3, mdts=5) as qemu, qemu.open() as drive:
+    with QemuDrive(arena="16MiB", queues=3, mdts=5, seconds=PATIENT) as qemu, qemu.open() as drive:
         from warpwell.storage.serving import Rings
 
         rings = DriveRings(drive).fit(Rings(8, 16, 4), "cpu", 4096)
