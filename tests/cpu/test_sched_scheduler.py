@@ -645,11 +645,14 @@ def test_compiling_is_not_being_stuck(monkeypatch):
     assert (x == 2).all()
 
 
-def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
-    class NoWayBack(CpuExecutor):
-        def abandon(self, job, error):
-            super(CpuExecutor, self).abandon(job, error)
+class NoWayBack(CpuExecutor):
+    """An executor that cannot stop a kernel, as that of a GPU."""
 
+    def abandon(self, job, error):
+        super(CpuExecutor, self).abandon(job, error)
+
+
+def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
     scheduler = scheduler_of(limit=1, stuck_after=0.2, executor=lambda: NoWayBack(threads=2, patience=0.1))
     gate = Gate(scheduler, 8, 3)
     x = np.ones(BLOCK, np.int64)
@@ -665,10 +668,6 @@ def test_a_stuck_kernel_on_a_device_that_cannot_stop_it_loses_the_device():
 
 
 def test_a_callback_that_cancels_while_the_scheduler_fails_ends_no_task_twice():
-    class NoWayBack(CpuExecutor):
-        def abandon(self, job, error):
-            super(CpuExecutor, self).abandon(job, error)
-
     scheduler = scheduler_of(limit=1, stuck_after=0.2, executor=lambda: NoWayBack(threads=2, patience=0.1))
     gate = Gate(scheduler, 8, 3)
     x, told = np.ones(BLOCK, np.int64), []

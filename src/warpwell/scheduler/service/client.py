@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...targets.arguments import viewed
+from ...targets.arguments.overlaps import overlap
 from ...targets.arrays import at_address
 from ...targets.gpu import ipc
 from ...turns.gpu_work import device_name
@@ -562,7 +563,7 @@ class Packer:
         """Return the argument for an array of the host, which stands for a value."""
         for other, target in zip(self.arrays, self.targets, strict=True):
             writes = target is not None or array.flags.writeable
-            if writes and _overlap(other, array):
+            if writes and overlap(other, array):
                 raise errors.ArgumentError(
                     "two arrays of a request overlap in memory, and would be separated when they are sent: pass the "
                     "same array object twice, or copies",
@@ -571,14 +572,6 @@ class Packer:
         self.arrays.append(array)
         self.targets.append(array if array.flags.writeable else None)
         return self._known.setdefault(id(value), ["array", len(self.arrays) - 1])
-
-
-def _overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Return whether two arrays have an item in common, or may have where that is long to find out."""
-    try:
-        return np.shares_memory(one, other, max_work=1000)  # type: ignore[arg-type]  # its stub knows two numbers
-    except np.exceptions.TooHardError:
-        return True
 
 
 def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:

@@ -2,7 +2,7 @@
 
 - argument.py  `KernelArgument`: the interface of host objects that may be arguments; the device of a launch
 - columns.py   `viewed`: columns of pandas, Polars and Arrow, as read-only arrays over their memory
-- overlaps.py  `together`, `Span`: NumPy arguments that share memory
+- overlaps.py  `together`, `overlap`, `Span`: NumPy arguments that share memory
 """
 
 from .argument import (

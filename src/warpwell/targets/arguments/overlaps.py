@@ -32,7 +32,7 @@ def together(values: Sequence[Any]) -> list[list[NDArray[Any]]]:
     for array in arrays:
         joined, rest = [array], []
         for group in apart:
-            if any(_share(array, other) for other in group):
+            if any(overlap(array, other) for other in group):
                 joined += group
             else:
                 rest.append(group)
@@ -40,7 +40,8 @@ def together(values: Sequence[Any]) -> list[list[NDArray[Any]]]:
     return [group for group in apart if len(group) > 1]
 
 
-def _share(one: NDArray[Any], other: NDArray[Any]) -> bool:
+def overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two arrays have an item in common, or may have where that is long to find out."""
     if one is other:
         return True
     if not np.may_share_memory(one, other):
