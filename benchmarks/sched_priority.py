@@ -4,6 +4,7 @@ Two kernels of some 12 ms keep both lanes busy, more of them wait, and a thread 
 pause. At random times a short task of higher priority is submitted, of the class of one lane or of the other. Its first
 block writes the GPU's clock to pinned memory; what is told is the time from before `submit` to then, and when on the
 way the task had arrived, somebody was told to leave, had left, and the task was launched, by the scheduler's log.
+All is as `Scheduler` has it by default; before, each kernel runs alone a few times, which are measured.
 
 The clocks are compared before and after, by a kernel of one thread that answers the host with its clock: that lies
 between the host's question and its sight of the answer, so the narrowest of many intervals bounds the offset.
@@ -24,7 +25,7 @@ from measure import machine, save, table
 from sched_share import logistic, stream
 
 import warpwell as ww
-from warpwell.scheduler import Kind, Log, Profile, Scheduler
+from warpwell.scheduler import Log, Scheduler
 from warpwell.targets.arrays import zeros
 from warpwell.targets.atomics import SYSTEM, load_acquire, store_relaxed
 from warpwell.targets.memory import memory_for
@@ -32,6 +33,8 @@ from warpwell.targets.memory import memory_for
 BYTES = 64 << 20
 PATIENCE = 20.0
 """Seconds after which a task that has not started is an error."""
+ALONE = 5
+"""Times that each kernel runs alone before."""
 
 
 @ww.kernel
@@ -223,14 +226,15 @@ def main() -> None:
         "compute": (urgent_compute[y.size], (y, growth, 20 if small else 3000, place)),
         "memory": (urgent_memory[ours[0].size], (*ours, 3.0, place)),
     }
-    profiles = measured(device, [*lanes, *urgent.values()])
     clocks = Clocks(device, words, place)
     result: dict[str, Any] = machine(device)
     rows: list[list[Any]] = []
     raw: list[tuple[list[Any], list[Any], list[float]]] = []
     clocks.compare()
     for name in options.policies:
-        with Scheduler(device, name, analyzer=lambda task: profiles[task.name], log=Log()) as scheduler:
+        with Scheduler(device, name, log=Log()) as scheduler:
+            for launch, arguments in [*lanes, *urgent.values()] * ALONE:
+                scheduler.submit(launch, *arguments).result(timeout=PATIENCE)
             for copying in (False, True):
                 for kind, (launch, arguments) in urgent.items():
                     if time.perf_counter() - begun > options.seconds:
@@ -264,31 +268,6 @@ def main() -> None:
     result["times"] = [[*head, [[here - offset, clocks.host(there) - offset] for here, there in found]]
                        for head, found, _ in raw]  # fmt: skip
     save(options.json, result)
-
-
-def measured(device: str, launches: list[Any]) -> dict[str, Profile]:
-    """Return profiles by the kernels' names, with their times alone."""
-    found = {}
-    for launch, arguments in launches:
-        name = launch.kernel.__name__
-        if device == "cuda":
-            from sched_forms import Bench, Made
-
-            bench = Bench()
-            made = Made(bench, launch, arguments)
-            seconds = [bench.seconds(made.forms.start_plain) for _ in range(6)]
-            resident, blocks = made.resident["workers"], made.blocks.blocks
-            print(f"{name}: {1e3 * min(seconds):.3f} ms, {blocks} blocks, {resident['resident']} resident, a block "
-                  f"{1e6 * min(seconds) * min(blocks, resident['resident']) / blocks:.1f} us", flush=True)  # fmt: skip
-            made.blocks.end()
-        else:
-            seconds, resident = [2e-3] * 6, {"registers": 32, "threads": 256, "shared": 0, "resident": 4}
-        kind = Kind.MEMORY if name in ("stream", "urgent_memory") else Kind.COMPUTE
-        found[name] = Profile(
-            kind=kind, seconds=min(seconds[2:]), registers=4 * resident["registers"] * resident["threads"],
-            shared=resident["shared"], threads=resident["threads"], resident=resident["resident"], source="measured",
-        )  # fmt: skip
-    return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -340,6 +341,7 @@ def main() -> None:
                     float(sum(e.kind == "preempt" for e in ran.log)), 1e6 * steps, guess.metrics().stp / m.stp - 1,
                 ])  # fmt: skip
                 if options.logs and k == 0:
+                    os.makedirs(options.logs, exist_ok=True)
                     with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.jsonl", "w", encoding="utf-8") as file:
                         ran.log.write(file)
         print(f"seed {seed} at {time.perf_counter() - begun:.1f} s", flush=True)

@@ -30,6 +30,7 @@ from typing import Any
 import warpwell as ww
 
 TRAIN, SERVE = "training", "inference"
+BATCH = "SCHED_TORCH_BATCH"
 
 
 class Pretend:
@@ -59,7 +60,8 @@ class Pretend:
 class Torch:
     """The two models, and one step of each."""
 
-    batch = 256
+    batch = int(os.environ.get(BATCH, "256"))
+    """Images of a step of training."""
 
     def __init__(self, parts: str) -> None:
         import torch
@@ -405,6 +407,7 @@ def main() -> None:
     parser.add_argument("--loads", default="0.1,0.2", help="parts of the GPU that inference takes")
     parser.add_argument("--sides", default="streams,mps", help="beside turns and time slicing")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=256, help="images of a step of training")
     parser.add_argument("--json", help="write the rows")
     parser.add_argument("--pretend", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -412,6 +415,7 @@ def main() -> None:
     if options.worker:
         worker(options.worker, Pretend if options.pretend else Torch)
         return
+    os.environ[BATCH] = str(options.batch)  # of the workers
     rows = Table(options.seconds, [float(load) for load in options.loads.split(",")], options.seed)
     try:
         measure(options, rows)
