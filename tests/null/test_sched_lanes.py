@@ -9,7 +9,7 @@ from tests.harness.scripted_executor import ScriptedExecutor
 
 from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.core import Core
-from warpwell.scheduler.policies.lanes import Lanes
+from warpwell.scheduler.policies.lanes import Lanes, _work
 from warpwell.scheduler.policies.live import Live, _key
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import State
@@ -193,13 +193,41 @@ def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -
     assert name == "bad" and why["S1"] > why["S0"] and why["C"] < why["T"] and why["gain"] > 0
 
 
+EVEN = (1.0, 1.0)
+"""Seconds of work of both classes that are about."""
+
+
+def test_the_class_with_more_work_gets_the_larger_share() -> None:
+    live = Live()
+    memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
+    rates = {0.5: (0.75, 0.78), 0.75: (0.95, 0.5)}
+    live.pairs.note(_key(memory, compute), 0.5, rates[0.5])
+    assert live.share(memory, compute, (9.0, 1.0)) == 0.75  # tried for the one that would end last
+    assert live.share(memory, compute, (1.0, 9.0)) == 0.25
+    live.pairs.note(_key(memory, compute), 0.75, rates[0.75])
+    assert live.share(memory, compute, (9.0, 1.0)) == 0.75
+    assert live.share(memory, compute, (1.0, 1.0)) == 0.5  # more for both together
+    live.pairs.note(_key(memory, compute), 0.25, (0.4, 0.9))
+    assert live.share(memory, compute, (1.0, 9.0)) == 0.25
+
+
+def test_work_is_what_runs_and_waits_on_the_device_or_not() -> None:
+    core = core_of()
+    requests = [(0.0, task(kind, 10.0)) for kind in (M, M, M, C)]
+    for at, its in requests:
+        core.submit(Request(its.name, [its], at))
+    core.step()
+    memory, compute = _work(core._view)
+    assert memory == pytest.approx(30e-3) and compute == pytest.approx(10e-3)
+
+
 def test_shares_follow_the_rates() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
     rates = {0.5: (0.5, 0.9), 0.75: (0.9, 0.8)}
     now, chosen = 0.0, []
     for _ in range(5):
-        share = live.choose(memory, compute)
+        share = live.choose(memory, compute, EVEN)
         chosen.append(share)
         memory.done = compute.done = 0
         live.begin(memory, compute, now)
@@ -226,7 +254,7 @@ def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
     for k in range(4):
         memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=2112)]))[0] for kind in (M, C))
         assert not live.pairs.of(_key(memory, compute)) or k > 1
-        live.choose(memory, compute)
+        live.choose(memory, compute, EVEN)
         live.begin(memory, compute, now)
         now += 0.8 * seconds
         memory.done = compute.done = int(0.5 * 0.8 * 2112)  # less than a wave
@@ -240,7 +268,7 @@ def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=10560)]))[0] for kind in (M, C))
     for least, found in ((3e-3, None), (0.0, 0.8)):
         memory.done = compute.done = 0
-        live.choose(memory, compute)
+        live.choose(memory, compute, EVEN)
         live.begin(memory, compute, 0.0, least)
         memory.done = compute.done = memory.task.blocks
         live.look([], 2.5e-3)
@@ -252,8 +280,8 @@ def test_shares_of_short_kernels_are_not_tried() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0)]))[0] for kind in (M, C))
     live.pairs.note(_key(memory, compute), 0.5, (0.4, 0.9))
-    assert live.choose(memory, compute, 2e-3) == live.share(memory, compute, 2e-3) == 0.5
-    assert live.choose(memory, compute, 0.5e-3) == 0.75 and live.share(compute, memory) == 0.25
+    assert live.choose(memory, compute, EVEN, 2e-3) == live.share(memory, compute, EVEN, 2e-3) == 0.5
+    assert live.choose(memory, compute, EVEN, 0.5e-3) == 0.75 and live.share(compute, memory, EVEN) == 0.25
 
 
 def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:

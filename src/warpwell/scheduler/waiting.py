@@ -109,6 +109,10 @@ class Waiting:
                 found.append(job)
         return found
 
+    def buckets(self) -> list[tuple[Job, int]]:
+        """Return the first of each bucket, and how many wait there."""
+        return [(line.entries[line.start][2], len(line.entries) - line.start) for line in self._lines.values()]
+
     def behind(self, job: Job) -> Iterator[Job]:
         """Return those of its bucket that may be launched after it, in order."""
         entry = self._places[job]

@@ -329,7 +329,7 @@ class Lanes(Policy):
     def _ahead_of(self, view: View, job: Job, other: Job, mate: Job | None, why: dict[str, Any]) -> Launch:
         """Launch a job behind a running one, to be older than `mate` if it is memory-intensive."""
         paired = mate is not None and mate.task.profile.kind is not job.task.profile.kind
-        share = self._live.share(job, mate, _shortest(view)) if mate and paired else 1.0
+        share = self._live.share(job, mate, _work(view), _shortest(view)) if mate and paired else 1.0
         launch = self._launch(view, job, share, why)
         launch.behind = other
         if mate and paired and job.task.profile.kind is MEMORY and preemptible(mate):
@@ -381,7 +381,7 @@ class Lanes(Policy):
     def _divide(self, view: View, one: Job, two: Job, least: float = FRESH) -> list[tuple[Job, float]]:
         """Return the share of each, memory-intensive first, and measure what comes of it."""
         memory, compute = in_order(one, two)
-        share = self._live.choose(memory, compute, _shortest(view))
+        share = self._live.choose(memory, compute, _work(view), _shortest(view))
         if all([(job.waits and not self._short(view, job)) or preemptible(job) for job in (one, two)]):
             self._live.begin(memory, compute, view.now, least)  # else nothing is known of their progress
         return [(memory, share), (compute, 1.0 - share)]
@@ -495,7 +495,7 @@ class Lanes(Policy):
         mate = next((other for other in view.running if other is not victim), None)
         found: list[Decision] = [leaves, self._ahead_of(view, job, victim, mate, {"rule": why["rule"]})]
         if mate is not None and preemptible(mate) and mate.task.profile.kind is not job.task.profile.kind:
-            part = self._place(view, mate, self._live.share(mate, job, _shortest(view))).workers
+            part = self._place(view, mate, self._live.share(mate, job, _work(view), _shortest(view))).workers
             assert mate.placement is not None
             if part is not None and part < (mate.placement.workers or math.inf):
                 found.append(Resize(mate, part, {"rule": "makes room", "for": job.number}))
@@ -545,6 +545,16 @@ def _may_stay(view: View, job: Job) -> bool:
 def _shortest(view: View) -> float:
     """Return the seconds that both of a pair must take for another share to be tried."""
     return max(SOONEST, TRIED * view.overhead)
+
+
+def _work(view: View) -> tuple[float, float]:
+    """Return the seconds alone of what runs and waits, memory-intensive first."""
+    found: dict[Kind | None, float] = {MEMORY: 0.0, COMPUTE: 0.0, None: 0.0}
+    for job in view.running:
+        found[job.task.profile.kind] += _rest(job, view.now)
+    for job, count in chain(view.waiting.buckets(), ((job, 1) for job in chain(*view.trains.values()))):
+        found[job.task.profile.kind] += count * (job.rest or 0.0)
+    return found[MEMORY], found[COMPUTE]
 
 
 def _rest(job: Job, now: float) -> float:

@@ -25,11 +25,14 @@ HALF = 0.5
 LEAST = 0.5
 """Part of the shorter one's time alone that a window must last: in the beginning of one, a kernel makes room."""
 
-UNTRIED, USUAL = 1.3, 0.1
-"""Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
-
 SLOWED = 0.8
 """Rate below which a kernel might gain by a larger share."""
+
+LEAST_RATE = 1e-3
+"""Rates are taken for at least so much, to divide by."""
+
+UNTRIED, USUAL = 1.3, 0.1
+"""Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
 
 
 class _Part(NamedTuple):
@@ -125,35 +128,35 @@ class Live:
         self._usual += USUAL * (sum(rates) - self._usual)
         self._times[key] = now
 
-    def choose(self, memory: Job, compute: Job, shortest: float = 0.0) -> float:
+    def choose(self, memory: Job, compute: Job, work: tuple[float, float], shortest: float = 0.0) -> float:
         """Return the share that a memory-intensive kernel gets now: the best, or one that may be better.
 
-        If the slower of the two has much to gain by a larger share, that is tried once.
+        The best is that with which both classes would end their `work` soonest, seconds alone of what runs and waits:
+        where one has more of it, its rate counts for more. A larger share for the class that would end last is tried
+        once if that has much to gain, with pairs of which both take at least `shortest` seconds.
         """
         key = _key(memory, compute)
-        share = self._best_share(memory, compute, shortest)
+        share = self._best_share(memory, compute, work, shortest)
         if key not in self._shares and len(self._shares) >= REMEMBERED:
             self._shares.clear()
             self._times.clear()
         self._shares[key] = share
         return share
 
-    def _best_share(self, memory: Job, compute: Job, shortest: float) -> float:
+    def _best_share(self, memory: Job, compute: Job, work: tuple[float, float], shortest: float) -> float:
         found = self.pairs.of(_key(memory, compute))
+        if not found:
+            return SHARES[0]
+        share = min(found, key=lambda its: _makespan(work, found[its]))
+        first, second = _times(work, found[share])
+        rate, larger = (found[share][0], SHARES[1]) if first > second else (found[share][1], SHARES[2])
         long = min([job.task.profile.seconds or 0.0 for job in (memory, compute)]) >= shortest
-        share = SHARES[0]
-        if found:
-            share = max(found, key=lambda its: sum(found[its]))
-            its, other = found[share]
-            larger = SHARES[1] if its < other else SHARES[2]
-            if long and share == SHARES[0] and larger not in found and min(its, other) < SLOWED:
-                share = larger
-        return share
+        return larger if long and share == SHARES[0] and larger not in found and rate < SLOWED else share
 
-    def share(self, one: Job, two: Job, shortest: float = 0.0) -> float:
-        """Return the share that the first of a pair would get now."""
+    def share(self, one: Job, two: Job, work: tuple[float, float], shortest: float = 0.0) -> float:
+        """Return the share that the first of a pair would get now; see `choose`."""
         memory, compute = in_order(one, two)
-        share = self._best_share(memory, compute, shortest)
+        share = self._best_share(memory, compute, work, shortest)
         return share if one is memory else 1.0 - share
 
     def rates(self, one: Job, two: Job) -> tuple[float, float] | None:
@@ -180,6 +183,18 @@ class Live:
 def in_order(one: Job, two: Job) -> tuple[Job, Job]:
     """Return a pair with its memory-intensive kernel first."""
     return (one, two) if one.task.profile.kind is MEMORY else (two, one)
+
+
+def _times(work: tuple[float, float], rates: tuple[float, float]) -> tuple[float, float]:
+    """Return the seconds in which each class would end its work at these rates."""
+    first, second = (its / max(rate, LEAST_RATE) for its, rate in zip(work, rates, strict=True))
+    return first, second
+
+
+def _makespan(work: tuple[float, float], rates: tuple[float, float]) -> float:
+    """Return the seconds in which both end: together at these rates, and what is left of one alone."""
+    together = min(_times(work, rates))
+    return together + sum(its - rate * together for its, rate in zip(work, rates, strict=True))
 
 
 def _key(memory: Job, compute: Job) -> Key:
