@@ -28,6 +28,9 @@ LEAST = 0.5
 SLOWED = 0.8
 """Rate below which a kernel might gain by a larger share."""
 
+NEAR = 0.05
+"""Sums of rates of a pair's shares that differ by less are alike: more was measured between two windows."""
+
 LEAST_RATE = 1e-3
 """Rates are taken for at least so much, to divide by."""
 
@@ -131,9 +134,9 @@ class Live:
     def choose(self, memory: Job, compute: Job, work: tuple[float, float], shortest: float = 0.0) -> float:
         """Return the share that a memory-intensive kernel gets now: the best, or one that may be better.
 
-        The best is that with which both classes would end their `work` soonest, seconds alone of what runs and waits:
-        where one has more of it, its rate counts for more. A larger share for the class that would end last is tried
-        once if that has much to gain, with pairs of which both take at least `shortest` seconds.
+        The best has the largest sum of rates; of those that differ little, it is that with which both classes would end
+        their `work` soonest, seconds alone of what runs and waits. A larger share for the class that would end last is
+        tried once if that has much to gain, with pairs of which both take at least `shortest` seconds.
         """
         key = _key(memory, compute)
         share = self._best_share(memory, compute, work, shortest)
@@ -147,7 +150,9 @@ class Live:
         found = self.pairs.of(_key(memory, compute))
         if not found:
             return SHARES[0]
-        share = min(found, key=lambda its: _makespan(work, found[its]))
+        most = max(map(sum, found.values()))
+        alike = [its for its in found if sum(found[its]) >= most - NEAR]
+        share = min(alike, key=lambda its: _makespan(work, found[its]))
         first, second = _times(work, found[share])
         rate, larger = (found[share][0], SHARES[1]) if first > second else (found[share][1], SHARES[2])
         long = min([job.task.profile.seconds or 0.0 for job in (memory, compute)]) >= shortest
