@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import threading
 from concurrent.futures import CancelledError, wait
@@ -67,8 +68,16 @@ class Client:
                 assert handle.job is None or handle.job.task is handle.task
 
 
-@pytest.mark.parametrize("policy", ["lanes", "first-come", "left-over"])
-@pytest.mark.parametrize("seed", range(3))
+QUICK = {("lanes", 0), ("lanes", 1), ("first-come", 0), ("left-over", 1)}
+"""Policies and seeds that run in `make test`: one and two at a time."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "seed"), [
+        pytest.param(*its, marks=[] if its in QUICK else pytest.mark.long)
+        for its in itertools.product(("lanes", "first-come", "left-over"), range(3))
+    ],
+)  # fmt: skip
 def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
     arrays = [np.zeros(300) for _ in range(3)]
     with Scheduler("cpu", policy, limit=1 + seed % 2, executor=fake_executor()) as scheduler:

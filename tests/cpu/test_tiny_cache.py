@@ -61,7 +61,7 @@ def model_of(start, index, amount):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("tier", ["storage", "host-cached"])
-@pytest.mark.parametrize("frames", [1, 2, pytest.param(3, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("frames", [1, *(pytest.param(few, marks=pytest.mark.long) for few in (2, 3)), 7])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, seed: int) -> None:
     assert THREADS >= 64
