@@ -151,7 +151,7 @@ class Parts:
         self.seconds: dict[str, float] = collections.defaultdict(float)
         self._inner = threading.local()
         for kind, names in (
-            (Dispatcher, ("_answer", "_settle")), (Core, ("submit_alike", "step", "_goes_on", "_launch_others")),
+            (Dispatcher, ("_answer", "_settle")), (Core, ("submit_alike", "step", "_happened", "_launch_behind")),
             (CudaExecutor, ("launch_train", "poll", "_reap", "wait")), (Line, ("push_alike", "reap")),
             (Lines, ("watch",)), (Lanes, ("decide",)),
         ):  # fmt: skip

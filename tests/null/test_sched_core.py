@@ -469,7 +469,7 @@ def test_the_waiting_list_is_a_sorted_list_in_buckets(entries, seed) -> None:
     for number, (arrival, bucket, removes) in enumerate(entries):
         made = task(priority=bucket)
         job = Job(made, Request("r", [made]), float(arrival), number=number)
-        waiting.add(job)
+        waiting.add((job,))
         model.append(job)
         model.sort(key=lambda j: (j.arrival, j.number))
         if chance.random() < 0.2:
@@ -479,7 +479,7 @@ def test_the_waiting_list_is_a_sorted_list_in_buckets(entries, seed) -> None:
                 if model:
                     gone = model[0] if chance.random() < 0.5 else chance.choice(model)
                     model.remove(gone)
-                    waiting.remove(gone) if chance.random() < 0.5 else waiting.launched(gone)
+                    waiting.remove(gone) if chance.random() < 0.5 else waiting.launched((gone,))
         allowed = [j for j in model if j not in forbidden]
         assert waiting.everything == model
         assert list(waiting) == allowed and len(waiting) == len(allowed) and bool(waiting) == bool(allowed)
@@ -495,11 +495,11 @@ def test_waiting_ages_by_those_that_pass() -> None:
     for number, priority in enumerate((0, 1, 1, 0)):
         made = task(priority=priority)
         jobs.append(Job(made, Request("r", [made]), 0.0, number=number))
-        waiting.add(jobs[-1])
-    waiting.launched(jobs[1])
-    waiting.launched(jobs[2])
+        waiting.add((jobs[-1],))
+    waiting.launched((jobs[1],))
+    waiting.launched((jobs[2],))
     assert waiting.passed(jobs[0]) == 2
-    waiting.launched(jobs[0])
+    waiting.launched((jobs[0],))
     assert waiting.passed(jobs[3]) == 0, "its bucket has had its turn"
 
 
@@ -926,8 +926,10 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
         assert len(core.running) <= core.limit and len(set(core.running)) == len(core.running)
         assert set(core._trains) <= set(core.running)
         behind = [its for train in core._trains.values() for its in train]
-        assert len(set(behind)) == len(behind) and set(behind) == set(core._behind)
-        assert not set(behind) & set(core.running) and core._given <= set(behind)
+        assert len(set(behind)) == len(behind) == core._behind
+        assert all(its.train is train and train.given <= len(train) for train in core._trains.values() for its in train)
+        assert not set(behind) & set(core.running) and all(core._trains.values())
+        assert all(job.train is None for job in core.jobs if job not in behind)
         if rng.random() < 0.03:
             core.cancel(rng.choice(core.jobs))
         if not core.busy:
@@ -936,7 +938,7 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
     ends = (State.DONE, State.FAILED, State.CANCELLED)
     assert not core.busy and all(job.state in ends for job in core.jobs)
     assert all(job.done == job.task.blocks for job in core.jobs if job.state is State.DONE)
-    assert core.free_memory == 100 and not core._given and not core._relieves
+    assert core.free_memory == 100 and not core._relieves
     assert all(its.running == its.waiting == its.held == 0 for its in core.tenants.values())
 
 
@@ -1031,7 +1033,7 @@ def test_tasks_that_are_alike_end_as_they_do_one_by_one(seed: int, queues: bool)
                 held.append([account.held for account in core.tenants.values()])
         finish(core)
         assert set(core.ended) == set(jobs) and len(core.ended) == len(jobs)
-        assert not core._behind and not core._trains and not core._given and not core._cancelling
+        assert not core._trains and not core._cancelling and not any(job.train for job in jobs)
         assert core.free_memory == executor.capacity.memory
         events = sorted(core.log, key=lambda e: (e.time, e.kind, e.task))
         accounts = [(a.name, a.used, a.held, a.waiting, a.running, a.clock) for a in core.tenants.values()]

@@ -170,8 +170,8 @@ def test_what_stays_on_the_device_counts_and_stands_in_nobodys_way() -> None:
     for number in range(1, 9):
         other = job(number, 100, "a")
         assert admission.allowed(other)
-        admission.admit(other)
-        admission.gone(other)
+        admission.admit((other,))
+        admission.gone((other,))
     assert not admission.allowed(job(9, 500, "a")) and admission.allowed(job(9, 400, "a", there=400))
     admission.release("b", 9000)
     assert admission.allowed(large) and admission.free == 9400 and tenants["b"].held == tenants["b"].reserved == 0

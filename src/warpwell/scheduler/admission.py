@@ -73,40 +73,32 @@ class Admission:
                 return job.task.tenant == other.task.tenant
         return True
 
-    def admit(self, job: Job) -> None:
-        """Give a job its memory, unless it has it."""
-        if job in self._admitted:
+    def admit(self, jobs: Sequence[Job]) -> None:
+        """Give a job its memory, unless it has it; or several that differ in nothing but their number."""
+        if jobs[0] in self._admitted:
             return
-        self._take((job,))
-        self._crowded.pop(job, None)
+        if self._crowded and len(jobs) > 1:
+            for job in jobs:
+                self.admit((job,))
+            return
+        self._admitted.update(jobs)
+        self._take(jobs, 1)
+        self._crowded.pop(jobs[0], None)
         for other in self._crowded:
-            if self._stands_in_the_way(job, other):
+            if self._stands_in_the_way(jobs[0], other):
                 self._crowded[other] += 1
 
-    def admit_alike(self, jobs: Sequence[Job]) -> None:
-        """Give jobs that differ in nothing but their number their memory; none of them has it."""
-        if self._crowded:
-            for job in jobs:
-                self.admit(job)
-        else:
-            self._take(jobs)
+    def gone(self, jobs: Sequence[Job]) -> None:
+        """Take back the memory of a job that has ended, if it had it; or of several such."""
+        if jobs[0] in self._admitted:
+            self._admitted.difference_update(jobs)
+            self._take(jobs, -1)
+        self._crowded.pop(jobs[0], None)
 
-    def _take(self, jobs: Sequence[Job]) -> None:
-        self._admitted.update(jobs)
-        self.free -= len(jobs) * jobs[0].needs
-        self._tenants[jobs[0].task.tenant].held += len(jobs) * jobs[0].task.memory
-
-    def gone_alike(self, jobs: Sequence[Job]) -> None:
-        """Take back the memory of such jobs, which have all been admitted, and have ended."""
-        self._admitted.difference_update(jobs)
-        self.free += len(jobs) * jobs[0].needs
-        self._tenants[jobs[0].task.tenant].held -= len(jobs) * jobs[0].task.memory
-
-    def gone(self, job: Job) -> None:
-        """Take back the memory of a job that has ended."""
-        if job in self._admitted:
-            self.gone_alike((job,))
-        self._crowded.pop(job, None)
+    def _take(self, jobs: Sequence[Job], sign: int) -> None:
+        count = sign * len(jobs)
+        self.free -= count * jobs[0].needs
+        self._tenants[jobs[0].task.tenant].held += count * jobs[0].task.memory
 
     def reserve(self, tenant: str, nbytes: int) -> None:
         """Count memory for a tenant that no task holds: an array that stays on the device. `release` gives it back.

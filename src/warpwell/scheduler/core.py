@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from .events import Log, Many
 from .executor import Ended, EndedAlike, Executor, Stopped
 from .policy import Hold, Launch, Policy, Preempt, Rates, Resize, View
 from .series import Series
-from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task
+from .task import CANCELLED, DONE, PREEMPTED, RUNNING, STOPPING, Job, Placement, Request, State, Task, Train
 from .tenants import Account, Tenant, Tenants
 from .waiting import Waiting
 
@@ -116,9 +115,7 @@ class Core:
         self._held: tuple[int, ...] = ()
         self._launches = self._trained = 0
         self._look_again: float | None = None
-        self._trains: dict[Job, deque[Job]] = {}
-        self._behind: dict[Job, deque[Job]] = {}
-        self._given: set[Job] = set()
+        self._trains: dict[Job, Train] = {}
         self._relieves: dict[Job, Job] = {}
         self._failed: deque[Ended | Stopped] = deque()
         self._changed = True
@@ -210,27 +207,16 @@ class Core:
         `welcomes` said of one of them that it is to be taken in.
         """
         now, first, task = self.executor.now(), self._number, series.task
-        if self._arrivals and self._arrivals[0][0] <= now:
-            self._arrive_until(now)
-        account = self.tenants.account(task.tenant)
-        priority = account.priority(task)
+        self._arrive_until(now)
+        priority = self.tenants.account(task.tenant).priority(task)
         self._counts_memory(task)
-        if task.known is not None:
-            task.profile = task.known.profile  # what was measured since it was submitted
         alike = Job.alike
         numbers = range(first, first + len(series.handles))
         jobs = [alike(series, now, number, priority) for number in numbers]
         self._number = numbers.stop
         series.taken_in(first, jobs)
         self._jobs.update(zip(numbers, jobs, strict=True))
-        if task.pattern is None or task.pattern.forms is None:
-            for job in jobs:
-                self.executor.prepare(job)
-        self.tenants.wants(account)
-        account.waiting += len(jobs) - 1
-        self._changed |= self._queue.add_alike(jobs)
-        if "arrive" in self.log.kinds:
-            self.log.note_many(Many("arrive", task.name, task.tenant, numbers, now, self._submitted(jobs[0])))
+        self._arrive(jobs)
 
     def _counts_memory(self, task: Task) -> None:
         if task.memory > task.there or (task.memory and self.tenants.named):
@@ -248,12 +234,11 @@ class Core:
         executor, arrivals = self.executor, self._arrivals
         events = executor.poll()
         for event in events:
-            if isinstance(event, EndedAlike):
-                self._goes_on(event, events)
-                continue
-            if arrivals and arrivals[0][0] <= event.time:
-                self._arrive_until(event.time)
-            self._happened(event, events)
+            apart = isinstance(event, EndedAlike) and not self._end_together(event.jobs)
+            for its in event.each() if apart else (event,):  # type: ignore[union-attr]
+                if arrivals and arrivals[0][0] <= its.time:
+                    self._arrive_until(its.time)
+                self._happened(its, events)
         while self._failed:
             self._happened(self._failed.popleft(), events)
         now = executor.now()
@@ -275,9 +260,15 @@ class Core:
         self._latest = until
         return until
 
+    @property
+    def _behind(self) -> int:
+        """How many jobs are in trains."""
+        return sum(map(len, self._trains.values()))
+
     def _may_decide_more(self, now: float) -> bool:
         """Whether the policy may decide something that it did not last time: a train that goes on changes nothing."""
-        if len(self._behind) > self._enough and not self._changed and (self._latest is None or now < self._latest):
+        same = self._trains and not self._changed and (self._latest is None or now < self._latest)
+        if same and self._behind > self._enough:
             return False
         self._changed = False
         return True
@@ -309,158 +300,110 @@ class Core:
             before = next((j for j, n in self._next.items() if n is job), None)
             if before is not None:
                 del self._next[before]
-        self._finish(job, now, CANCELLED, None, {"rule": "asked"})
+        self._finish((job,), now, CANCELLED, None, {"rule": "asked"})
         return True
 
     def may_leave(self, job: Job) -> bool:
         """Whether a running job leaves if it is asked to: it does not run whole, or others are before it in a train."""
-        return job in self._behind or not _plain(job)
+        return job.train is not None or not _plain(job)
 
     # -- what happens --------------------------------------------------------------------------------------
     def _arrive_until(self, time: float) -> None:
         arrivals = self._arrivals
         while arrivals and arrivals[0][0] <= time:
-            self._arrive(heapq.heappop(arrivals)[2])
+            self._arrive((heapq.heappop(arrivals)[2],))
 
-    def _arrive(self, job: Job) -> None:
-        self.executor.prepare(job)
-        job.since = job.arrival
-        task = job.task
+    def _arrive(self, jobs: Sequence[Job]) -> None:
+        """Let a job wait to be launched, or several that differ in nothing but their number."""
+        job, task = jobs[0], jobs[0].task
         if task.known is not None:
             task.profile = task.known.profile  # what was measured since it was submitted
-        self.tenants.wants(self.tenants.account(task.tenant))
-        self._changed |= self._queue.add(job)
-        if "arrive" in self.log.kinds:
-            self.log.note([(job.arrival, "arrive", job.number, task.name, task.tenant, self._submitted(job))])
+        if task.pattern is None or task.pattern.forms is None:
+            for its in jobs:
+                self.executor.prepare(its)
+        job.since = job.arrival
+        self.tenants.wants(self.tenants.account(task.tenant), len(jobs))
+        self._changed |= self._queue.add(jobs)
+        given = task.priority  # it may count for less
+        why = {} if job.priority == given else {"submitted": given, "priority": job.priority}
+        self._write("arrive", jobs, job.arrival, why)
 
-    @staticmethod
-    def _submitted(job: Job) -> dict[str, Any]:
-        """Return what the log says of an arrival: that its priority counts for less."""
-        given = job.task.priority
-        return {} if job.priority == given else {"submitted": given, "priority": job.priority}
+    def _end_together(self, jobs: Sequence[Job]) -> bool:
+        """Whether ends of a train's jobs can be noted at once: nothing that is to be done happens between two."""
+        return len(jobs) == 1 or not (
+            self._next or self._arrivals or self._relieves or self.tenants.behind or jobs[0].preemptions
+            or list(islice(self._trains.get(jobs[0], ()), len(jobs) - 1)) != list(jobs[1:])
+        )  # fmt: skip
 
     def _happened(self, event: Ended | Stopped, events: Sequence[Ended | Stopped]) -> None:
-        job, time = event.job, event.time
+        """Note what became of a job, or that it has ended, and those directly behind it (`_end_together`)."""
+        job = event.job
+        jobs: Sequence[Job] = (job,)
+        times: Sequence[float] = (event.time,)
+        if isinstance(event, EndedAlike):
+            jobs, times = event.jobs, event.times
+        time, stopped = times[-1], isinstance(event, Stopped)
         self.tenants.charge(self.running, time)
         if self.tenants.behind:
             gone = {job for e in events for job in (e.jobs if isinstance(e, EndedAlike) else (e.job,))}
             self.tenants.leaves(job, event, lambda j: j.done if j in gone else self.executor.progress(j))
-        self._leaves_place(job, time, isinstance(event, Stopped))
+        self._leave_place(jobs, times, stopped)
         if len(self.running) > 1:
             self._look_for_room()
         account = self.tenants[job.task.tenant]
-        account.running -= 1
-        job.placement = None
+        account.running -= len(jobs)
         if isinstance(event, Stopped):
-            job.done = event.done
-            self._write(time, "stop", job, {"done": event.done})
+            job.done, job.placement = event.done, None
+            self._write("stop", jobs, time, {"done": event.done})
             if job in self._cancelling:
-                self._finish(job, time, CANCELLED, None, {"rule": "asked"})
+                self._finish(jobs, time, CANCELLED, None, {"rule": "asked"})
                 return
             job.state = PREEMPTED
             job.preemptions += 1
             self._changed = True
             self.tenants.wants(account)
-            self._queue.add(job)
+            self._queue.add(jobs)
         elif event.error is not None:
-            self._finish(job, time, State.FAILED, event.error, {"error": repr(event.error)})
+            self._finish(jobs, time, State.FAILED, event.error, {"error": repr(event.error)})
         else:
-            job.done = job.task.blocks
             figures: dict[str, Any] = {"ran": job.ran, "preemptions": job.preemptions}
             if event.seconds is not None and job.alone:
                 figures["alone"] = event.seconds
                 if self._learner is not None and self._learner.learn(job.task, event.seconds):
                     self._renew(job.task.known, time)
-            self._finish(job, time, DONE, None, figures)
+            self._finish(jobs, times[0], DONE, None, figures)
 
-    def _goes_on(self, event: EndedAlike, events: Sequence[Ended | Stopped]) -> None:
-        """Note ends of a train's tasks that are alike: what `_happened` would do for each of them, once for all.
+    def _leave_place(self, jobs: Sequence[Job], times: Sequence[float], stopped: bool) -> None:
+        """Take a job out of its train, or out of its place, with those directly behind it that have ended, too.
 
-        Of the last one of a train, and where one of them must be looked at by itself, `_happened` does it.
+        The next one of the train comes in its place.
         """
-        head, train = event.jobs[0], self._trains.get(event.jobs[0], ())
-        count = min(len(event.jobs), len(train))
-        if count:
-            following = train[count - 1]
-            placement = following.placement
-            count -= following not in self._given or not (placement is head.placement or placement == head.placement)
-        if (
-            self._cancelling or self._next or self._arrivals or self._relieves or self.tenants.behind
-            or head.preemptions or not count
-            or not all(map(operator.is_, islice(train, len(event.jobs) - 1), islice(event.jobs, 1, None)))
-        ):  # fmt: skip
-            count = 0
-        if count:
-            self._end_alike(event.jobs[:count], event.times[:count])
-        for its in event.each()[count:] if count < len(event.jobs) else ():
-            if self._arrivals and self._arrivals[0][0] <= its.time:
-                self._arrive_until(its.time)
-            self._happened(its, events)
-
-    def _end_alike(self, jobs: Sequence[Job], times: Sequence[float]) -> None:
-        """End jobs of a train that are alike, from its running one on; the next one of it is with the executor."""
-        head, task, train, count = jobs[0], jobs[0].task, self._trains[jobs[0]], len(jobs)
-        behind = self._behind
-        for _ in range(count):
-            following = train.popleft()
-            del behind[following]
-        self._given.difference_update(jobs)
-        self._given.remove(following)
-        since, blocks, before = head.since, task.blocks, head.ran
-        ran = [time - begun for begun, time in zip((since, *times), times, strict=False)]
-        started = since if head.started is None else head.started
-        for job, time, took in zip(jobs, times, ran, strict=True):
-            job.started, job.ran, job.since, job.ended = since, took, time, time
-            job.state, job.done, job.placement = DONE, blocks, None
-            since = time
-        head.started, head.ran, ran[0] = started, before + ran[0], before + ran[0]
-        following.since = since
-        if following.started is None:
-            following.started = since
-        self.tenants.charge(self.running, since)
-        self.tenants[task.tenant].running -= count
-        self.running[self.running.index(head)] = following
-        del self._trains[head]
-        if train:
-            self._trains[following] = train
-        if task.memory:
-            self.admission.gone_alike(jobs)
-        if not self._keep:
-            for its in jobs:
-                del self._jobs[its.number]
-        if len(self.running) > 1:
-            self._look_for_room()
-        if "end" in self.log.kinds:
-            numbers = [its.number for its in jobs]
-            self.log.note_many(Many("end", task.name, task.tenant, numbers, times, {"preemptions": 0}, "ran", ran))
-        self.policy.ended(head, times[0])
-        if self.ended is not None:
-            self.ended += jobs
-
-    def _leaves_place(self, job: Job, time: float, stopped: bool) -> None:
-        """Take a job out of its place, which the next of its train takes, or out of its train."""
-        behind = self._behind.pop(job, None)
-        if behind is not None:
-            behind.remove(job)
-            self._given.discard(job)
-            self._relieves.pop(job, None)
-            if not behind:
-                self._trains = {head: train for head, train in self._trains.items() if train}
-                self._view.trains = self._trains
+        job, time = jobs[0], times[-1]
+        if job.train is not None:
+            self._leave_train(job)
             job.since = time
             if job.started is None and not stopped:
                 job.started = time  # it began beside one that was leaving
             return
-        job.ran += time - job.since
-        job.since = time
+        since = job.since
+        for k, its in enumerate(jobs):
+            if its.started is None:
+                its.started = since
+            end = times[k]
+            its.ran += end - since
+            its.since = since = end
         place = self.running.index(job)
         train = self._trains.pop(job, None)
-        if train is None:
+        if train is not None and len(jobs) > 1:
+            for _ in range(1, len(jobs)):
+                train.popleft().train = None
+            train.given -= len(jobs) - 1
+        if not train:
             del self.running[place]
             self._changed = True
             return
         following = train.popleft()
-        del self._behind[following]
+        following.train = None
         if _plain(job) and _plain(following):
             self.running[place] = following
         else:
@@ -476,12 +419,23 @@ class Core:
             following.started = time
         if train:
             self._trains[following] = train
-        if following in self._given:
-            self._given.remove(following)
+        if train.given:
+            train.given -= 1
         else:
             self._begin_next(following, train)
 
-    def _begin_next(self, job: Job, train: deque[Job]) -> None:
+    def _leave_train(self, job: Job) -> None:
+        """Take a job out of the train that it is in."""
+        train, job.train = job.train, None
+        assert train is not None
+        place = train.index(job)
+        del train[place]
+        train.given -= place < train.given
+        self._relieves.pop(job, None)
+        if not train:
+            del self._trains[next(head for head, its in self._trains.items() if its is train)]
+
+    def _begin_next(self, job: Job, train: Train) -> None:
         """Launch a job that waited in the scheduler for its place in a train, and give the device those behind it."""
         assert job.placement is not None
         try:
@@ -491,19 +445,14 @@ class Core:
             return
         last = job
         for following in train:
+            assert following.placement is not None
             try:
-                if not self._give_behind(following, last):
+                if not self.executor.launch_behind(following, following.placement, last):
                     break
             except Exception:  # it comes out of its launch, when its turn comes
                 break
+            train.given += 1
             last = following
-
-    def _give_behind(self, job: Job, last: Job) -> bool:
-        assert job.placement is not None
-        given = self.executor.launch_behind(job, job.placement, last)
-        if given:
-            self._given.add(job)
-        return given
 
     def _renew(self, known: Any, now: float) -> None:
         """Give waiting jobs of the same code and size the profile that was just measured."""
@@ -512,37 +461,43 @@ class Core:
             self._queue.remove(job)
             self.policy.ended(job, now)
             job.task.profile = known.profile
-            self._queue.add(job)
+            self._queue.add((job,))
 
-    def _finish(self, job: Job, time: float, state: State, error: BaseException | None, why: dict[str, Any]) -> None:
-        """End a job that is in no list any more; go on with its request, or end that too."""
-        job.state = state
-        job.since = job.ended = time
-        job.error = error
-        task = job.task
+    def _finish(
+        self, jobs: Sequence[Job], time: float, state: State, error: BaseException | None, why: dict[str, Any]
+    ) -> None:
+        """End a job that is in no list any more; go on with its request, or end that too. Of several all are done."""
+        job, task = jobs[0], jobs[0].task
+        job.since = time
+        done = task.blocks if state is DONE else job.done
+        for its in jobs:
+            its.state, its.done, its.ended, its.placement = state, done, its.since, None
+        if error is not None:
+            job.error = error
         if task.memory:
-            self.admission.gone(job)
+            self.admission.gone(jobs)
         if self._cancelling:
-            self._cancelling.discard(job)
+            self._cancelling.difference_update(jobs)
         if not self._keep:
-            del self._jobs[job.number]
+            for its in jobs:
+                del self._jobs[its.number]
         if self.ended is not None:
-            self.ended.append(job)
-        if state is CANCELLED:
-            self.executor.discard(job)
+            self.ended += jobs
         if state is DONE:
-            self._write(time, "end", job, why)
+            ran = [its.ran for its in jobs] if len(jobs) > 1 else ()  # `why` has that of one
+            self._write("end", jobs, time, why, "ran", ran)
             self.policy.ended(job, time)
             following = self._next.pop(job, None)
             if following is not None:
                 following.arrival = time
-                self._arrive(following)
+                self._arrive((following,))
             return
         if state is CANCELLED:
+            self.executor.discard(job)
             kind = "cancel"
         else:
             kind = "lost" if isinstance(error, errors.TaskLostError) else "fail"
-        self._write(time, kind, job, why)
+        self._write(kind, jobs, time, why)
         self.policy.ended(job, time)
         self._drop_rest(job, time, {"rule": f"{state.value} before it", "by": job.number})
 
@@ -555,7 +510,7 @@ class Core:
                 del self._jobs[following.number]
             if self.ended is not None:
                 self.ended.append(following)
-            self._write(time, "cancel", following, why)
+            self._write("cancel", (following,), time, why)
             following = self._next.pop(following, None)
 
     # -- what is decided -----------------------------------------------------------------------------------
@@ -577,8 +532,8 @@ class Core:
             for decision in policy.decide(view):
                 if isinstance(decision, Launch):
                     again |= self._launch(decision, now)
-                    if decision.others:
-                        self._launch_others(decision, now)
+                    if decision.others and any(map(_plain, self.running)):  # else the first one failed
+                        self._launch_behind(decision, decision.others, now)
                 elif isinstance(decision, Preempt):
                     self._preempt(decision, now)
                 elif isinstance(decision, Resize):
@@ -590,7 +545,7 @@ class Core:
             if not again and not spare and admission.barred and len(self.running) < self.limit:
                 # Tenants that may burst get places that no tenant within its quota takes.
                 again = spare = True
-        self._enough = len(self._behind) // 2
+        self._enough = self._behind // 2 if self._trains else 0
         if self._launches != before:
             if self._trained == trained:
                 took = min(executor.now() - now, SLOWEST)
@@ -616,20 +571,19 @@ class Core:
         if job not in self._queue:
             raise self._wrong(f"launched {job.task.name!r}, which is {job.state.value}")
         if decision.behind is not None or (placement.plain and len(self.running) >= self.limit):
-            return self._launch_behind(decision, now)
+            return self._launch_behind(decision, (job,), now)
         if len(self.running) >= self.limit:
             raise self._wrong(f"launched {job.task.name!r} where {self.limit} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         task = job.task
-        account = self._leaves_queue(job)
+        account = self._leave_queue((job,))
         placement, why = _placed(decision)
         job.placement = placement
         try:
             self.executor.launch(job, placement)
         except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
-            job.placement = None
-            self._finish(job, now, State.FAILED, error, {"error": repr(error)})
+            self._finish((job,), now, State.FAILED, error, {"error": repr(error)})
             return True
         job.state = RUNNING
         job.since = now
@@ -642,112 +596,77 @@ class Core:
             other.alone = False
         self._launches += 1
         self.running.append(job)
-        self._write(now, "launch", job, why)
+        self._write("launch", (job,), now, why)
         return True
 
-    def _leaves_queue(self, job: Job) -> Account:
-        """Take a waiting job out of its queue and give it its memory; return the account of its tenant."""
-        task = job.task
-        self._queue.launched(job)
-        account = self.tenants[task.tenant]
-        account.waiting -= 1
-        if task.memory:
-            self.admission.admit(job)
+    def _leave_queue(self, jobs: Sequence[Job]) -> Account:
+        """Take jobs out of their queue and give them their memory; return the account of their tenant."""
+        self._queue.launched(jobs)
+        account = self.tenants[jobs[0].task.tenant]
+        account.waiting -= len(jobs)
+        if jobs[0].task.memory:
+            self.admission.admit(jobs)
         return account
 
-    def _launch_behind(self, decision: Launch, now: float) -> bool:
-        """Put a job into a train, the shortest by default; where the executor cannot, it is launched at its turn."""
-        job, trains, head = decision.job, self._trains, decision.behind
-        if head is not None:
-            if head not in self.running:
-                raise self._wrong(f"launched {job.task.name!r} behind {head.task.name!r}, which is {head.state.value}")
+    def _launch_behind(self, decision: Launch, jobs: Sequence[Job], now: float) -> bool:
+        """Put a job into a train, the shortest by default, or several that differ in nothing but their number.
+
+        What the executor cannot put behind another is launched at its turn.
+        """
+        job, name = jobs[0], jobs[0].task.name
+        if decision.behind is not None:
+            heads = [decision.behind]
+            if heads[0] not in self.running:
+                raise self._wrong(f"launched {name!r} behind {heads[0].task.name!r}, which is {heads[0].state.value}")
         else:
-            shortest = 0
-            for its in self.running:
-                if _plain(its):
-                    length = len(trains[its]) if its in trains else 0
-                    if head is None or length < shortest:
-                        head, shortest = its, length
-        if head is None or (decision.behind is None and len(self._behind) >= self.policy.ahead):
-            raise self._wrong(f"launched {job.task.name!r} where {len(self.running)} run already")
+            heads = [its for its in self.running if _plain(its)]
+            if not heads or not decision.placement.plain or self._behind + len(jobs) > self.policy.ahead:
+                raise self._wrong(f"launched {name!r} where {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
-        account = self._leaves_queue(job)
-        train = trains.get(head)
-        if train is None:
-            train = trains[head] = deque()
-        last = next((its for its in reversed(train) if its.state is RUNNING), head)
+        account = self._leave_queue(jobs)
         placement, why = _placed(decision)
-        job.placement = placement
-        job.alone = False
-        try:
-            if last is head or last in self._given:
-                self._give_behind(job, last)
-        except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
-            job.placement = None
-            if not train:
-                del trains[head]
-            self._finish(job, now, State.FAILED, error, {"error": repr(error)})
-            return True
-        train.append(job)
-        self._behind[job] = train
+        trains = self._trains
+        lengths = [len(trains[its]) if its in trains else 0 for its in heads]
+        for head, part in _dealt(jobs, heads, lengths):
+            train = trains.get(head) or Train()
+            last = next((its for its in reversed(train) if its.state is RUNNING), head)
+            if train.given == len(train):
+                try:
+                    train.given += self._give(part, placement, last)
+                except Exception as error:
+                    if len(jobs) == 1:  # a launch that fails is the task's failure, not the scheduler's
+                        self._finish(jobs, now, State.FAILED, error, {"error": repr(error)})
+                        return True
+                    # of several, it comes out of the launch of each, when its turn comes
+            train += part
+            trains[head] = train
+            for its in part:
+                its.train, its.placement, its.state, its.since = train, placement, RUNNING, now
+            if decision.relieves is not None and train.given == len(train):
+                why = self._relieve_when(decision.relieves, job, why)
+            self._write("launch", part, now, why, "behind", [last.number, *[its.number for its in part]])
+        job.alone = False  # of several, none was
+        account.running += len(jobs)
         if placement.plain:
-            self._trained += 1
+            self._trained += len(jobs)
         else:
             self._launches += 1
-        relieved = decision.relieves
-        if relieved is not None and job in self._given:
-            relieves, failed = _ask(self.executor.relieve_when, relieved, job)
-            if relieves:
-                self._relieves[job] = relieved
-                why = {**why, "relieves": relieved.number}
-            why = {**why, **failed}
-        job.state = RUNNING
-        job.since = now
-        account.running += 1
-        if "launch" in self.log.kinds:
-            self._write(now, "launch", job, {**why, "behind": last.number})
         return True
 
-    def _launch_others(self, decision: Launch, now: float) -> None:
-        """Put jobs that are alike into trains, the shortest first."""
-        jobs, placement, trains, behind = decision.others, decision.placement, self._trains, self._behind
-        heads = [job for job in self.running if _plain(job)]
-        if not heads:
-            return  # the first one failed
-        if not placement.plain or len(self._behind) + len(jobs) > self.policy.ahead:
-            raise self._wrong(f"launched {len(jobs)} of {jobs[0].task.name!r} where {len(self.running)} run already")
-        account = self.tenants[jobs[0].task.tenant]
-        self._queue.launched_alike(jobs)
-        account.waiting -= len(jobs)
-        account.running += len(jobs)
-        if jobs[0].task.memory:
-            self.admission.admit_alike(jobs)
-        self._trained += len(jobs)
-        parts = _dealt(jobs, [len(trains.get(head, ())) for head in heads])
-        told = "launch" in self.log.kinds
-        for head, part in zip(heads, parts, strict=True):
-            if not part:
-                continue
-            train = trains.get(head)
-            if train is None:
-                train = trains[head] = deque()
-            last = train[-1] if train else head
-            if last is head or last in self._given:
-                try:
-                    count = self.executor.launch_train(part, placement, last)
-                except Exception:  # it comes out of the launch of each, when its turn comes
-                    count = 0
-                self._given.update(part[:count])
-            train += part
-            for job in part:
-                behind[job] = train
-                job.placement, job.state, job.since = placement, RUNNING, now  # none of them was alone
-            if told:
-                name, tenant, why = part[0].task.name, account.name, {**decision.why, "plain": True}
-                numbers = [job.number for job in part]
-                before = [last.number, *numbers]
-                self.log.note_many(Many("launch", name, tenant, numbers, now, why, "behind", before))
+    def _give(self, jobs: Sequence[Job], placement: Placement, last: Job) -> int:
+        """Give the executor jobs to begin behind another, and return how many it takes."""
+        if len(jobs) == 1:
+            return self.executor.launch_behind(jobs[0], placement, last)
+        return self.executor.launch_train(jobs, placement, last)
+
+    def _relieve_when(self, mate: Job, job: Job, why: dict[str, Any]) -> dict[str, Any]:
+        """Have a running job relieved when another begins, if the executor can; return what the log says."""
+        relieves, failed = _ask(self.executor.relieve_when, mate, job)
+        if not relieves:
+            return {**why, **failed}
+        self._relieves[job] = mate
+        return {**why, "relieves": mate.number}
 
     def _preempt(self, decision: Preempt, now: float) -> None:
         job = decision.job
@@ -763,13 +682,12 @@ class Core:
 
     def _leave(self, job: Job, now: float, mode: str, why: dict[str, Any]) -> None:
         job.state = STOPPING
-        behind = job in self._behind
-        if not behind:
+        if job.train is None:
             job.ran += now - job.since
         job.since = now
-        here = behind and job not in self._given
+        here = job.train is not None and job.train.index(job) >= job.train.given
         failed = {} if here else _ask(self.executor.preempt, job, mode)[1]
-        self._write(now, "preempt", job, {**why, "mode": mode, "saved": self._saved(job), **failed})
+        self._write("preempt", (job,), now, {**why, "mode": mode, "saved": self._saved(job), **failed})
         if here:
             self._happened(Stopped(job, now, job.done), ())
 
@@ -790,7 +708,7 @@ class Core:
         workers, younger = decision.workers, decision.younger
         if placement.workers == workers and not younger:
             return
-        if job in self._behind:
+        if job.train is not None:
             raise self._wrong(f"resized {job.task.name!r}, whose turn has not come")
         job.alone = False
         job.placement = replace(placement, workers=workers)
@@ -800,7 +718,7 @@ class Core:
             self.running.remove(job)
             self.running.append(job)
             why["younger"] = True
-        self._write(now, "resize", job, {**why, **_ask(self.executor.resize, job, workers, younger)[1]})
+        self._write("resize", (job,), now, {**why, **_ask(self.executor.resize, job, workers, younger)[1]})
 
     def _hold(self, decision: Hold, now: float) -> None:
         """Log a preemption that was weighed and not done, once for the same newcomer beside the same kernels."""
@@ -809,12 +727,23 @@ class Core:
         key = (decision.job.number, *(job.number for job in self.running))
         if key != self._held:
             self._held = key
-            self._write(now, "hold", decision.job, decision.why)
+            self._write("hold", (decision.job,), now, decision.why)
 
     # -- the log -------------------------------------------------------------------------------------------
-    def _write(self, time: float, kind: str, job: Job, why: dict[str, Any]) -> None:
+    def _write(
+        self, kind: str, jobs: Sequence[Job], time: float, why: dict[str, Any], key: str = "",
+        values: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        """Write what happened to a job, or to several that differ in nothing but their number; see `Many`."""
         if kind in self.log.kinds:
-            self.log.note([(time, kind, job.number, job.task.name, job.task.tenant, why)])
+            job, task = jobs[0], jobs[0].task
+            if len(jobs) == 1:
+                its = {**why, key: values[0]} if values else why
+                self.log.note([(time, kind, job.number, task.name, task.tenant, its)])
+            else:
+                numbers = [job.number for job in jobs]
+                times = [job.since for job in jobs]
+                self.log.note_many(Many(kind, task.name, task.tenant, numbers, times, why, key, values))
 
     def _wrong(self, what: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
@@ -847,8 +776,10 @@ def _placed(decision: Launch) -> tuple[Placement, dict[str, Any]]:
     return placement, why
 
 
-def _dealt(jobs: Sequence[Job], lengths: list[int]) -> list[list[Job]]:
-    """Return what of `jobs` goes into trains of these lengths, one after the other into the shortest."""
+def _dealt(jobs: Sequence[Job], heads: Sequence[Job], lengths: list[int]) -> list[tuple[Job, Sequence[Job]]]:
+    """Return which jobs go behind which heads with trains of these lengths, one after the other into the shortest."""
+    if len(jobs) == 1:
+        return [(heads[lengths.index(min(lengths))], jobs)]
     parts: list[list[Job]] = [[] for _ in lengths]
     for k, job in enumerate(jobs):
         least = min(lengths)
@@ -859,4 +790,4 @@ def _dealt(jobs: Sequence[Job], lengths: list[int]) -> list[list[Job]]:
         shortest = lengths.index(least)
         parts[shortest].append(job)
         lengths[shortest] += 1
-    return parts
+    return [(head, part) for head, part in zip(heads, parts, strict=True) if part]

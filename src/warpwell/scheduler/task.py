@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -306,6 +307,8 @@ class Job:
         Its place in the order of submission: what logs call it, and what ties are broken by.
     series : Series or None
         What it was submitted in. All records of a series have one `task`, until somebody asks a handle for its own.
+    train : Train or None
+        What it is in, behind a running job; None where it does not wait for the end of one.
     """
 
     task: Task
@@ -324,6 +327,7 @@ class Job:
     alone: bool = False
     priority: int = 0
     series: Any = None
+    train: Train | None = None
 
     @classmethod
     def alike(cls, series: Any, arrival: float, number: int, priority: int) -> Job:
@@ -359,6 +363,19 @@ class Job:
         """Seconds that it would still take alone; None where that is not known."""
         seconds = self.task.profile.seconds
         return None if seconds is None else seconds * self.left
+
+
+class Train(deque[Job]):
+    """Jobs behind a running one, in the order in which they are to begin.
+
+    Attributes
+    ----------
+    given : int
+        How many of them, the first ones, the executor has (`Executor.launch_behind`). The others wait for their turn
+        in the scheduler.
+    """
+
+    given = 0
 
 
 def require_profile(profile: Any, task: str) -> Profile:

@@ -209,8 +209,8 @@ class Tenants(dict[str, Account]):
         for name in idle[: (len(idle) + 1) // 2]:
             del self[name]
 
-    def wants(self, account: Account) -> None:
-        """Note that a task of a tenant begins to wait. A tenant that wanted nothing does not catch up on it.
+    def wants(self, account: Account, count: int = 1) -> None:
+        """Note that tasks of a tenant begin to wait. A tenant that wanted nothing does not catch up on it.
 
         If no tenant wants anything, all begin anew: using an idle device costs nothing.
         """
@@ -218,7 +218,7 @@ class Tenants(dict[str, Account]):
             busy = [a.clock for a in self.values() if a.waiting or a.running]
             clocks = busy or [max(a.clock for a in self.values())]
             account.clock = max(account.clock, min(clocks))
-        account.waiting += 1
+        account.waiting += count
 
     def charge(self, running: Sequence[Job], now: float) -> None:
         """Charge the tenants of running jobs for the time since the last call.

@@ -129,31 +129,23 @@ class Waiting:
         """
         return self._lines[self._places[job][3]].passed
 
-    def add(self, job: Job) -> bool:
-        """Take a job in; return whether it is the first of its bucket."""
-        bucket = self._bucket(job)
-        entry = (self._key(job), job.number, job, bucket)
-        line = self._lines.get(bucket)
-        if line is None:
-            line = self._lines[bucket] = _Bucket()
-        line.add(entry)
-        if self._line is not None:
-            self._line.add((job.arrival, job.number, job, None))
-        self._places[job] = entry
-        return line.entries[line.start][2] is job
+    def add(self, jobs: Sequence[Job]) -> bool:
+        """Take a job in, or several that arrive together and differ in nothing but their number.
 
-    def add_alike(self, jobs: Sequence[Job]) -> bool:
-        """Take in jobs that arrive together and differ in nothing but their number; see `add`."""
+        Return whether the first of them is the first of its bucket.
+        """
         job = jobs[0]
         bucket, key = self._bucket(job), self._key(job)
         line = self._lines.get(bucket)
         if line is None:
             line = self._lines[bucket] = _Bucket()
-        entries: list[Entry] = [(key, its.number, its, bucket) for its in jobs]
-        line.add_all(entries)
+        add, places = line.add, self._places
+        for its in jobs:
+            places[its] = entry = (key, its.number, its, bucket)
+            add(entry)
         if self._line is not None:
-            self._line.add_all([(its.arrival, its.number, its, None) for its in jobs])
-        self._places.update(zip(jobs, entries, strict=True))
+            for its in jobs:
+                self._line.add((its.arrival, its.number, its, None))
         return line.entries[line.start][2] is job
 
     def alike(self, job: Job, most: int) -> list[Job]:
@@ -183,24 +175,6 @@ class Waiting:
             at = end
         return found
 
-    def launched_alike(self, jobs: Sequence[Job]) -> None:
-        """Let jobs go that were launched, the first of their bucket, in order; see `launched`."""
-        bucket = self._places[jobs[0]][3]
-        mine, count = self._lines[bucket], len(jobs)
-        order = mine if self._line is None else self._line
-        if len(self._lines) > 1 or not (mine.begins_with(jobs) and order.begins_with(jobs)):
-            for job in jobs:
-                self.launched(job)
-            return
-        mine.passed = 0
-        for job in jobs:
-            del self._places[job]
-        mine.remove_first(count)
-        if order is not mine:
-            order.remove_first(count)
-        if mine.start == len(mine.entries):
-            del self._lines[bucket]
-
     def remove(self, job: Job) -> None:
         """Let a job go that does not want to run any more."""
         entry = self._places.pop(job)
@@ -212,18 +186,30 @@ class Waiting:
         if self._line is not None:
             self._line.remove((job.arrival, job.number, job, None))
 
-    def launched(self, job: Job) -> None:
-        """Let a job go that was launched, and count it for the older ones that it passed."""
-        mine = self._lines[self._places[job][3]]
+    def launched(self, jobs: Sequence[Job]) -> None:
+        """Let a job go that was launched, or several of its bucket; count them for the older ones that they passed."""
+        bucket = self._places[jobs[0]][3]
+        mine, order = self._lines[bucket], self._line
         mine.passed = 0
         if len(self._lines) > 1:
-            arrival, number = job.arrival, job.number
             for line in self._lines.values():
                 if line is not mine:
                     head = line.entries[line.start][2]
-                    if head.arrival < arrival or (head.arrival == arrival and head.number < number):
-                        line.passed += 1
-        self.remove(job)
+                    at, number = head.arrival, head.number
+                    for job in jobs:
+                        if at < job.arrival or (at == job.arrival and number < job.number):
+                            line.passed += 1
+        if len(jobs) == 1 or not (mine.begins_with(jobs) and (order is None or order.begins_with(jobs))):
+            for job in jobs:
+                self.remove(job)
+            return
+        for job in jobs:
+            del self._places[job]
+        mine.remove_first(len(jobs))
+        if order is not None:
+            order.remove_first(len(jobs))
+        if mine.start == len(mine.entries):
+            del self._lines[bucket]
 
 
 class _Bucket:
@@ -254,18 +240,11 @@ class _Bucket:
         else:
             insort(entries, entry, self.start)
 
-    def add_all(self, found: list[Entry]) -> None:
-        entries = self.entries
-        if not entries or entries[-1] < found[0]:
-            entries += found
-        else:
-            for entry in found:
-                self.add(entry)
-
     def begins_with(self, jobs: Sequence[Job]) -> bool:
         """Whether these are its first ones; they are directly behind each other."""
         at = self.start + len(jobs) - 1
-        return at < len(self.entries) and self.entries[self.start][2] is jobs[0] and self.entries[at][2] is jobs[-1]
+        entries = self.entries
+        return at < len(entries) and entries[self.start][2] is jobs[0] and entries[at][2] is jobs[-1]
 
     def remove(self, entry: Entry) -> None:
         entries, start = self.entries, self.start
