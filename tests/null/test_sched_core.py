@@ -1061,3 +1061,19 @@ def test_one_that_cannot_be_put_behind_another_when_their_turn_comes_is_launched
     jobs = [core.submit(Request(f"t{k}", [task(f"t{k}")]))[0] for k in range(count)]
     finish(core)
     assert [(job.state, job.ended) for job in jobs] == [(State.DONE, k + 1) for k in range(count)]
+
+
+class _FailsOnce(ScriptedExecutor):
+    """Fails to put the third job behind others."""
+
+    def launch_behind(self, job, placement, other):
+        if job.number == 3:
+            raise MemoryError("no more")
+        return super().launch_behind(job, placement, other)
+
+
+def test_one_of_several_that_cannot_be_put_behind_another_is_launched_at_its_turn_and_those_before_it_once() -> None:
+    core = Core(_FailsOnce(queues=True), Alike(together=True), limit=1)
+    jobs = submitted(core, Pattern(task()), 6)
+    finish(core)
+    assert [(job.state, job.ended) for job in jobs] == [(State.DONE, k + 1) for k in range(6)]

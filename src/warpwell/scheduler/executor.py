@@ -151,11 +151,17 @@ class Executor(ABC):
     def launch_train(self, jobs: Sequence[Job], placement: Placement, other: Job) -> int:
         """Do `launch_behind` for jobs that differ in nothing but their number, one behind the other; return how many.
 
-        Those that are left behind the first that cannot be are to be launched when their turn comes.
+        Those that are left behind the first that cannot be are to be launched when their turn comes. If this raises,
+        the device was given none.
         """
         for k, job in enumerate(jobs):
-            if not self.launch_behind(job, placement, other):
-                return k
+            try:
+                if not self.launch_behind(job, placement, other):
+                    return k
+            except Exception:
+                if k == 0:
+                    raise
+                return k  # what it raises comes out of its launch, too
             other = job
         return len(jobs)
 
