@@ -652,6 +652,18 @@ def train(count: int) -> tuple[CudaExecutor, list[Job], Any]:
     return executor, jobs, x
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_full_line_takes_nothing_of_a_train(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    executor, jobs, x = train(2)
+    more = alike(x, 1e-6, count)
+    for job in more:
+        job.task.pattern = jobs[0].task.pattern
+    monkeypatch.setattr(Line, "room", 0)
+    assert executor.launch_train(more, Placement(plain=True), jobs[-1]) == 0
+    monkeypatch.undo()
+    executor.close()
+
+
 def test_the_jobs_of_a_train_end_together_each_once_and_in_order() -> None:
     executor, jobs, x = train(40)
     assert len({id(executor._runs[job]) for job in jobs[2:]}) == 1

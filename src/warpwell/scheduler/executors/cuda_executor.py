@@ -234,7 +234,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         line = None if before is None else before.line
         forms = None if task.pattern is None else task.pattern.forms
         if (
-            before is None or line is None or before.count or before.after or forms is None
+            before is None or line is None or not line.room or before.count or before.after or forms is None
             or not self._runs.keys().isdisjoint(jobs)
         ):  # fmt: skip
             return super().launch_train(jobs, placement, other)
