@@ -7,7 +7,7 @@ cuda.core.
 from __future__ import annotations
 
 import functools
-from ctypes import CDLL, Structure, c_int, c_size_t, c_ubyte, c_uint, c_void_p
+from ctypes import CDLL, Structure, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any
 
 HANDLE = 64
@@ -39,6 +39,8 @@ _TYPES: dict[str, tuple[Any, ...]] = {
     "cuStreamBatchMemOp_v2": (c_void_p, c_uint, c_void_p, c_uint),
     "cuStreamIsCapturing": (c_void_p, c_void_p),
     "cuStreamQuery": (c_void_p,),
+    "cuStreamWaitValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
+    "cuStreamWriteValue64_v2": (c_void_p, c_uint64, c_uint64, c_uint),
 }
 """Of functions that take addresses and handles, which ctypes would cut to 32 bits."""
 

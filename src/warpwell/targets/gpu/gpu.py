@@ -24,6 +24,9 @@ MIRROR_WORDS = 64
 _WRITE_WORD = 5
 """CU_STREAM_MEM_OP_WRITE_VALUE_64."""
 
+_AT_LEAST = 0
+"""CU_STREAM_WAIT_VALUE_GEQ."""
+
 
 class Gpu(GpuDevice):
     """One GPU, with a stream for control that no kernel and no large copy holds up.
@@ -56,9 +59,12 @@ class Gpu(GpuDevice):
         self.bandwidth = 2e3 * about.memory_clock_rate * about.global_memory_bus_width / 8
         self.cache = int(about.l2_cache_size)
         _, self.memory = self.memory_info()
-        # called by itself: the bindings want an object for each operation
-        self._batch = driver().cuStreamBatchMemOp_v2
+        # called by themselves: the bindings make objects for each call, which takes as long as the call
+        library = driver()
+        self._batch = library.cuStreamBatchMemOp_v2
+        self._write_value, self._wait_value = library.cuStreamWriteValue64_v2, library.cuStreamWaitValue64_v2
         self._control = self.new_stream(priority=8)
+        self._control_handle = int(self._control.handle)
         with self.on_device():
             self._mirror = memory_for("cuda").allocate_shared(8 * MIRROR_WORDS)
 
@@ -131,16 +137,15 @@ class Gpu(GpuDevice):
 
         By a stream operation, which no copy engine carries: large copies do not hold it up.
         """
-        self._check(self.driver.cuStreamWriteValue64(self._control.handle, address, value, 0))
+        self._check((self._write_value(self._control_handle, address, value, 0),))
 
     def write_word(self, stream: Any, address: int, value: int) -> None:
         """Set a word of device memory in a stream's order."""
-        self._check(self.driver.cuStreamWriteValue64(stream.handle, address, value, 0))
+        self._check((self._write_value(int(stream.handle), address, value, 0),))
 
     def wait_word(self, stream: Any, address: int, least: int) -> None:
         """Hold up a stream until a word has at least a value."""
-        at_least = self.driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        self._check(self.driver.cuStreamWaitValue64(stream.handle, address, least, int(at_least)))
+        self._check((self._wait_value(int(stream.handle), address, least, _AT_LEAST),))
 
     def reset_words(self, addresses: Sequence[int], words: Sequence[int]) -> Any:
         """Set the words at each address, behind `set_word` so far (fewer than 256); return an event behind it."""
