@@ -289,6 +289,27 @@ def test_what_comes_after_a_task_that_did_not_end_well_is_cancelled(scheduler, h
     assert handle.state is State.CANCELLED and (x == 1).all()
 
 
+def test_what_cannot_be_taken_in_when_those_before_it_have_ended_fails_alone(scheduler, monkeypatch):
+    core = scheduler._dispatcher.core
+    submit = core.submit
+
+    def refuses(request):
+        if request.name == "bad":
+            raise ValueError("refused")
+        return submit(request)
+
+    monkeypatch.setattr(core, "submit", refuses)
+    before: concurrent.futures.Future[None] = concurrent.futures.Future()
+    x = np.ones(BLOCK, np.int64)
+    bad = scheduler.submit(double[BLOCK], x, after=before, name="bad")
+    good = scheduler.submit(double[BLOCK], x, after=before)
+    before.set_result(None)
+    with pytest.raises(ValueError, match="refused"):
+        bad.result(60)
+    good.result(60)
+    assert (x == 2).all()
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -748,6 +769,29 @@ def test_a_scheduler_may_be_closed_in_its_own_thread():
     handle.add_done_callback(lambda _: scheduler.close())
     handle.result(60)
     scheduler.close()
+
+
+class Reluctant(Policy):
+    """Always says that it decides later."""
+
+    name = "reluctant"
+
+    def __init__(self, period, again):
+        self.period, self.again = period, again
+
+    def decide(self, view):
+        return [] if self.again is None else [Hold(view.waiting[0], again=self.again)]
+
+
+@pytest.mark.parametrize(("period", "again"), [(0.01, None), (None, 0.01), (None, 1e6)])
+def test_closing_gives_up_tasks_that_a_policy_never_launches(monkeypatch, period, again):
+    monkeypatch.setattr("warpwell.scheduler.dispatcher.PATIENCE", 0.2)
+    scheduler = Scheduler("cpu", Reluctant(period, again))
+    handles = [scheduler.submit(double[BLOCK], np.ones(BLOCK, np.int64)) for _ in range(3)]
+    assert scheduler._dispatcher.close(timeout=20)
+    for handle in handles:
+        with pytest.raises(errors.SchedulerError, match="policy 'reluctant' ran nothing any more"):
+            handle.result(60)
 
 
 def test_a_scheduler_that_nobody_has_ends_after_its_tasks():

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 from .. import errors
@@ -31,7 +31,8 @@ from .task import Job, Pattern, Request, State
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds that a cancelling close waits for running blocks; then it gives them up."""
+"""Seconds that a cancelling close waits for running blocks, and any close for a policy that could launch something and
+does not; then it gives the tasks up."""
 
 MANY = 1024
 """Tasks that are taken in before the core looks again what has ended."""
@@ -139,6 +140,7 @@ class Dispatcher:
         self._refuses = False
         self._again = False
         self._give_up: float | None = None
+        self._idle_since: float | None = None
         self._failure: BaseException | None = None
         self.core: Core
         ready: Reply = queue.SimpleQueue()
@@ -168,7 +170,7 @@ class Dispatcher:
         reply: Reply = queue.SimpleQueue()
         with self._gate:
             if self._closed:
-                self._raise_closed()
+                raise self._closed_error()
             self._send((function, reply))
         self.core.executor.wake()
         value: T = _answer_of(reply)
@@ -186,7 +188,7 @@ class Dispatcher:
         """
         try:
             if threading.get_ident() == self._thread.ident or not self.core.welcomes(request):
-                self.call(lambda: self._submit(request, handles, set(after)))
+                self.call(lambda: self._submit(request, handles, after))
                 return
             # nobody waits for the thread: it may be long in coming where others want the interpreter
             self.require_process()
@@ -244,7 +246,7 @@ class Dispatcher:
 
     def _require_open(self) -> None:
         if self._refuses:
-            self._raise_closed()
+            raise self._closed_error()
 
     def cancel(self, handle: Handle) -> bool:
         """See `Handle.cancel`."""
@@ -347,7 +349,7 @@ class Dispatcher:
             self._settle()
             if core.running:
                 for job in self._watchdog.look(core.running, executor):
-                    self._abandon(job.number, self._watchdog.error(job))
+                    self._abandon(job, self._watchdog.error(job))
                 times.append(self._watchdog.due)
             if self._closing:
                 if not core.busy and not self._held:
@@ -402,54 +404,46 @@ class Dispatcher:
             self._settle()
 
     def _settle(self) -> None:
-        """Settle the handles of tasks that have ended."""
-        core, handles = self.core, self._handles
+        """Settle the handles of tasks that have ended: those of a series that are done together."""
+        core = self.core
         ended, core.ended = core.ended or [], []
-        at = 0
-        while at < len(ended):
-            job = ended[at]
-            series = job.series
+        for series, jobs in groupby(ended, _done_series):
             if series is not None:
-                at += self._settle_alike(series, ended, at)
+                first = series.first
+                series.settle_all([job.number - first for job in jobs])
+                if not series.left:
+                    self._series.pop(series, None)  # a callback that cancelled the last of them has come here first
                 continue
-            at += 1
-            handle = handles.pop(job.number, None)
-            if job.state is not State.DONE:
-                self._settle_one(job, handle)
-            elif handle is not None:
-                handle.settle(None)
+            for job in jobs:
+                handle = self._handle_of(job)
+                self._handles.pop(job.number, None)
+                if handle is None:
+                    continue
+                if job.state is State.DONE:
+                    handle.settle(None)
+                    continue
+                # an executor that lost it raises when it is polled
+                self._again |= isinstance(job.error, errors.TaskLostError)
+                error = self._reasons.pop(job.number, None) or job.error
+                handle.settle(error, cancelled=job.state is State.CANCELLED and error is None)
+                if job.series is not None and not job.series.left:
+                    self._series.pop(job.series, None)
 
-    def _settle_alike(self, series: Series, ended: list[Job], at: int) -> int:
-        """Settle tasks of a series that have ended directly one after the other, from `at` on; return how many."""
-        done: list[int] = []
-        first = series.first
-        for k in range(at, len(ended)):
-            job = ended[k]
-            if job.series is not series or job.state is not State.DONE:
-                break
-            done.append(job.number - first)
-        if done:
-            series.settle_all(done)
-        else:
-            self._settle_one(ended[at], series.handles[ended[at].number - first])
-        if not series.left:
-            self._series.pop(series, None)  # a callback that cancelled the last of them has come here first
-        return len(done) or 1
-
-    def _settle_one(self, job: Job, handle: Handle | None) -> None:
-        """Settle the handle of a task that failed, or was cancelled."""
-        self._again |= isinstance(job.error, errors.TaskLostError)  # an executor that lost it raises when polled
-        if handle is not None:
-            error = self._reasons.pop(job.number, None) or job.error
-            handle.settle(error, cancelled=job.state is State.CANCELLED and error is None)
+    def _handle_of(self, job: Job) -> Handle | None:
+        """Return the handle of a job, unless it was settled."""
+        if job.series is None:
+            return self._handles.get(job.number)
+        handle: Handle | None = job.series.handles[job.number - job.series.first]
+        return handle
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, request: Request, handles: list[Handle], after: set[Future[Any]]) -> None:
+    def _submit(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
+        """Take in a request, once all of `after` have ended well."""
         if self._closing:
-            self._raise_closed()
+            raise self._closed_error()
         waits = {f for f in after if not f.done()}
-        if any(f.cancelled() or f.exception() is not None for f in after - waits):
+        if any(f.cancelled() or f.exception() is not None for f in after if f not in waits):
             for handle in handles:
                 handle.settle(None, cancelled=True)
         elif waits:
@@ -461,22 +455,16 @@ class Dispatcher:
             self._take_in(request, handles)
 
     def _submit_later(self, request: Request, handles: list[Handle], after: Sequence[Future[Any]]) -> None:
-        """Take in a request whose submitter does not wait, so that what refuses it fails its handles."""
+        """Do it for a submitter who does not wait, so that what refuses it fails its handles."""
         try:
-            if after or self._closing:
-                self._submit(request, handles, set(after))
-            else:
-                self._take_in(request, handles)
+            self._submit(request, handles, after)
         except BaseException as error:
-            for handle in handles:
-                if not handle.done():
-                    handle.settle(error)
+            self._refuse(handles, error)
 
     def _take_in_alike(self, series: Series) -> None:
         """Take in tasks that differ in nothing but their number."""
         if self._closing:
-            for handle in series.pending():
-                self._refuse(handle)
+            self._refuse(series.pending(), self._closed_error())
             return
         self._series[series] = None
         try:
@@ -485,11 +473,10 @@ class Dispatcher:
             failure = error
             self._calls.put((lambda: _raise(failure), None))
 
-    def _refuse(self, handle: Handle) -> None:
-        """Fail a task that came too late."""
-        try:
-            self._raise_closed()
-        except errors.WarpwellError as error:
+    @staticmethod
+    def _refuse(handles: Iterable[Handle], error: BaseException) -> None:
+        """Fail tasks that were not taken in."""
+        for handle in handles:
             if not handle.done():
                 handle.settle(error)
 
@@ -502,6 +489,7 @@ class Dispatcher:
         self.core.executor.wake()
 
     def _released(self, request: Request, handles: list[Handle], future: Future[Any]) -> None:
+        """Go on with a request that waited for a future, among others."""
         if handles[0] not in self._held:
             return
         _, waits = self._held[handles[0]]
@@ -509,32 +497,26 @@ class Dispatcher:
         well = not future.cancelled() and future.exception() is None
         if well and waits:
             return
-        left = [h for h in handles if self._held.pop(h, None) is not None]
-        error: BaseException | None = None
-        if well:
-            try:
-                self._take_in(request, handles)
-                return
-            except errors.WarpwellError as refused:
-                error = refused
-        for handle in left:
-            handle.settle(error, cancelled=error is None)
+        left = [handle for handle in handles if self._held.pop(handle, None) is not None]
+        if not well:
+            for handle in left:
+                handle.settle(None, cancelled=True)
+            return
+        try:
+            self._take_in(request, handles)
+        except BaseException as error:
+            self._refuse(left, error)
 
     def _take_in(self, request: Request, handles: Sequence[Handle]) -> None:
         request.arrival = self.core.executor.now()
-        self._keep(handles, self.core.submit(request))
-
-    def _keep(self, handles: Sequence[Handle], jobs: Sequence[Job]) -> None:
-        """Remember whose jobs these are."""
-        cancelled: list[Job] = []
+        jobs = self.core.submit(request)
         for handle, job in zip(handles, jobs, strict=True):
             handle.job = job
             if not handle.done():
                 self._handles[job.number] = handle
-            else:  # while they waited for earlier tasks
-                cancelled.append(job)
-        for job in cancelled:
-            self.core.cancel(job)
+        for handle, job in zip(handles, jobs, strict=True):
+            if handle.done():  # it was cancelled while it waited for earlier tasks
+                self.core.cancel(job)
 
     def _cancel(self, handle: Handle) -> bool:
         if handle.done():
@@ -574,8 +556,12 @@ class Dispatcher:
 
     def _hurry(self, due: float | None) -> float | None:
         """While closing: fail tasks that will never run, and give up tasks that do not leave in time."""
-        core = self.core
-        if not core.running and due is None and not self._again and core.waiting:
+        core, now = self.core, self.core.executor.now()
+        if core.running or self._again or not core.busy or (due is not None and core.admission.barred):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        if self._idle_since is not None and (due is None or now >= self._idle_since + PATIENCE):
             for job in core.waiting:
                 self._reasons[job.number] = errors.SchedulerError(
                     f"task {job.task.name!r} waited, and policy {core.policy.name!r} ran nothing any more when the "
@@ -585,25 +571,25 @@ class Dispatcher:
                 core.cancel(job)
             self._again = True
             return None
-        if self._give_up is not None and core.executor.now() >= self._give_up:
+        if self._give_up is not None and now >= self._give_up:
             for job in list(core.running):
                 error = errors.SchedulerError(
                     f"task {job.task.name!r} was still running when the scheduler was closed: its results are "
                     "not valid",
                     task=job.task.name,
                 )
-                self._abandon(job.number, error)
+                self._abandon(job, error)
             self._give_up = None
-        return self._give_up
+        idle = None if self._idle_since is None else self._idle_since + PATIENCE
+        return min((t for t in (self._give_up, idle) if t is not None), default=None)
 
-    def _abandon(self, number: int, error: BaseException) -> None:
-        job = next(j for j in self.core.running if j.number == number)
-        handle = self._handles.get(number) if job.series is None else job.series.handles[number - job.series.first]
+    def _abandon(self, job: Job, error: BaseException) -> None:
+        handle = self._handle_of(job)
         try:
             self.core.executor.abandon(job, error)
         except errors.TaskLostError:
             if handle is not None:
-                self._handles.pop(number, None)
+                self._handles.pop(job.number, None)
                 handle.settle(error)
             raise
         self._again = True
@@ -627,23 +613,25 @@ class Dispatcher:
         while not self._calls.empty():
             call = self._calls.get()
             if isinstance(call, Series):
-                for handle in call.pending():
-                    self._refuse(handle)
+                self._take_in_alike(call)
                 continue
             function, reply = call
             if reply is not None:
-                try:
-                    self._raise_closed()
-                except Exception as error:
-                    reply.put((None, error))
+                reply.put((None, self._closed_error()))
             elif isinstance(function, functools.partial):
                 function()  # a submission that nobody waits for: its handles fail
 
-    def _raise_closed(self) -> None:
-        if self._failure is not None:
-            why = f"the scheduler has ended ({self._failure}): make another one"
-            raise errors.SchedulerError(why) from self._failure
-        raise errors.ClosedError("the scheduler is closed: make another one")
+    def _closed_error(self) -> errors.WarpwellError:
+        if self._failure is None:
+            return errors.ClosedError("the scheduler is closed: make another one")
+        error = errors.SchedulerError(f"the scheduler has ended ({self._failure}): make another one")
+        error.__cause__ = self._failure
+        return error
+
+
+def _done_series(job: Job) -> Any:
+    """Return the series of a job that is done; None of any other."""
+    return job.series if job.state is State.DONE else None
 
 
 def _answer_of(reply: Reply) -> Any:
