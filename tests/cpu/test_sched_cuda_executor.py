@@ -572,9 +572,12 @@ def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> Non
 
     assert words(1, 2.0, _Array(64)) == words(1, 2.0, _Array(64)) and words() == ()
     different = [words(1), words(True), words(1.0), words(0.0), words(-0.0), words(_Array(64)), words(_Array(128)),
-                 words(_Array(64, (2, 2))), words(1, 1)]  # fmt: skip
+                 words(_Array(64, (2, 2))), words(1, 1), words(np.float32(1)), words(np.float64(1)), words(np.int64(1)),
+                 words(np.float32(0)), words(np.float32(-0.0)), words(np.bool_(True)),
+                 words(np.datetime64(1, "s")), words(np.datetime64(1, "m"))]  # fmt: skip
     assert len(set(different)) == len(different)
-    assert [words(its) for its in (np.zeros(3), "text", _Array(0), None, np.float32(1))] == [None] * 5
+    assert words(np.float32("nan"), np.int8(3)) == words(np.float32("nan"), np.int8(3))
+    assert [words(its) for its in (np.zeros(3), "text", _Array(0), None, [1])] == [None] * 5
     assert words(_Array(64, stream=1)) == words(_Array(64))
     assert words(_Array(64, stream=2)) is words(_Array(64, stream=4096)) is None  # each launch must wait for it
 

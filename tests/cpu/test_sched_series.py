@@ -100,6 +100,21 @@ def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
     assert [(array.min(), array.max()) for array in arrays] == [(its, its) for its in done]
 
 
+def test_tasks_with_equal_numbers_of_numpy_are_alike() -> None:
+    array, going = np.zeros(300), threading.Event()
+    with Scheduler("cpu", limit=1, executor=fake_executor()) as scheduler:
+        for _ in range(2):
+            scheduler.submit(count[300], array, np.int64(1)).result(30)
+        scheduler._dispatcher._calls_back(lambda: going.wait(30))
+        handles = [scheduler.submit(count[300], array, np.int64(1)) for _ in range(2)]
+        other = scheduler.submit(count[300], array, np.int64(2))
+        assert all(isinstance(its, SeriesHandle) for its in handles) and not isinstance(other, SeriesHandle)
+        assert handles[0]._series is handles[1]._series  # type: ignore[attr-defined]
+        going.set()
+        wait([*handles, other])
+    assert (array == 6).all()
+
+
 def test_a_callback_may_cancel_the_last_of_its_series() -> None:
     class Some(Policy):
         """Launches so many, one at a time."""

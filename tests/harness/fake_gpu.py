@@ -244,6 +244,8 @@ class FakeGpu:
         for value in args:
             if type(value) is np.ndarray:
                 found += value.ctypes.data, value.shape, value.strides, value.dtype
+            elif isinstance(value, np.generic):
+                found += value.dtype, value.tobytes()
             elif isinstance(value, int | float):
                 found += type(value), value
             else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
 from .handle import Handle, Runner
 from .task import Job, Pattern, Task
 
@@ -74,7 +76,7 @@ class Series:
             return False
         for its, given in zip(self.arguments, arguments, strict=True):
             # equal numbers are as good as the same one; of arrays, each must be kept until its task has ended
-            if its is not given and type(given) not in _NUMBERS:
+            if its is not given and not isinstance(given, _NUMBERS):
                 return False
         return True
 
@@ -150,7 +152,7 @@ class Series:
         return [handle for handle in self.handles if handle is not None]
 
 
-_NUMBERS = (int, float, bool)
+_NUMBERS = (int, float, np.generic)
 
 
 class SeriesHandle(Handle):

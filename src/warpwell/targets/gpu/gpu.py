@@ -185,7 +185,7 @@ class Gpu(GpuDevice):
         return any(key[0] == "cuda-forms" for key in list(launch.kernel.compiled))
 
     def words(self, args: Sequence[Any]) -> tuple[Any, ...] | None:
-        """Return types and words of numbers and device arrays, which decide what a launch does; None for others."""
+        """Return what decides what a launch does, of numbers and device arrays: types and words; None for others."""
         found: list[Any] = []
         for value in args:
             kind = type(value)
@@ -193,6 +193,8 @@ class Gpu(GpuDevice):
                 found += kind, value
             elif kind is float:
                 found.append(value.hex())  # zeros differ, too
+            elif issubclass(kind, np.generic):
+                found += value.dtype, value.tobytes()
             elif (memory := getattr(value, "gpu_data", None)) is not None:  # an array of numba-cuda's
                 pointer = memory.device_ctypes_pointer.value
                 found += kind, pointer, value.shape, value.strides, value.dtype
