@@ -930,6 +930,9 @@ def test_whatever_a_policy_does_every_task_ends_and_gives_back_what_it_had(devic
         assert all(its.train is train and train.given <= len(train) for train in core._trains.values() for its in train)
         assert not set(behind) & set(core.running) and all(core._trains.values())
         assert all(job.train is None for job in core.jobs if job not in behind)
+        if device == "queues":
+            given = [its for train in core._trains.values() for its in list(train)[: train.given]]
+            assert set(executor._ends) == {*core.running, *given}  # the first ones, and no others
         if rng.random() < 0.03:
             core.cancel(rng.choice(core.jobs))
         if not core.busy:

@@ -219,13 +219,9 @@ class SeriesHandle(Handle):
         return super().result(timeout)
 
     def _made(self, name: str, make: Any) -> Any:
-        self._comes()
-        return super()._made(name, make)
-
-    def _comes(self) -> None:
-        """Ask to be told of the end."""
         if not self.done():
-            self._series.awaited[self._index] = self
+            self._series.awaited[self._index] = self  # to be told of the end
+        return super()._made(name, make)
 
     def settle(self, error: BaseException | None, cancelled: bool = False) -> None:
         """See `Handle`."""

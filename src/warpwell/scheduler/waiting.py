@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 from .task import Job
@@ -153,26 +153,11 @@ class Waiting:
         pattern = job.task.pattern
         if pattern is None or job.preemptions or not self.unrestricted:
             return []
-        entry = self._places[job]
-        line = self._lines[entry[3]]
-        entries = line.entries
-        at = 1 + (line.start if entries[line.start][2] is job else bisect_left(entries, entry, line.start))
-        stop = min(at + most, len(entries))
         found: list[Job] = []
-        while at < stop:
-            its = entries[at][2]
-            if its.task.pattern is not pattern:
+        for its in islice(self.behind(job), most):
+            if its.task.pattern is not pattern or its.preemptions:
                 break
-            # those of its series come directly behind it, unless some have left
-            end = at + 1 if its.series is None else min(stop, at + its.series.first + len(its.series.jobs) - its.number)
-            if entries[end - 1][1] != its.number + end - 1 - at:
-                end = at + 1
-            part = [entry[2] for entry in entries[at:end]]
-            if any([its.preemptions for its in part]):
-                found += takewhile(lambda its: not its.preemptions, part)
-                break
-            found += part
-            at = end
+            found.append(its)
         return found
 
     def remove(self, job: Job) -> None:
