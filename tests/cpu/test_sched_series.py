@@ -96,7 +96,7 @@ def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
                 continue
             done[which] += 1
         dispatcher, executor = scheduler._dispatcher, scheduler._executor
-        until(lambda: not (dispatcher._series or executor._runs or dispatcher.core._behind))  # type: ignore[attr-defined]
+        until(lambda: not (dispatcher.core.jobs or executor._runs or dispatcher.core._behind))  # type: ignore[attr-defined]
     assert [(array.min(), array.max()) for array in arrays] == [(its, its) for its in done]
 
 

@@ -207,7 +207,6 @@ class Core:
         `welcomes` said of one of them that it is to be taken in.
         """
         now, first, task = self.executor.now(), self._number, series.task
-        self._arrive_until(now)
         priority = self.tenants.account(task.tenant).priority(task)
         self._counts_memory(task)
         alike = Job.alike
@@ -216,6 +215,7 @@ class Core:
         self._number = numbers.stop
         series.taken_in(first, jobs)
         self._jobs.update(zip(numbers, jobs, strict=True))
+        self._arrive_until(now)
         self._arrive(jobs)
 
     def _counts_memory(self, task: Task) -> None:

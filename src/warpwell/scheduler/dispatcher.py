@@ -17,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, TypeVar
 
 from .. import errors
@@ -131,10 +131,7 @@ class Dispatcher:
         self._open: Series | None = None
         self._gate = threading.Lock()
         self._process = os.getpid()
-        self._handles: dict[int, Handle] = {}
-        self._series: dict[Series, None] = {}
         self._held: dict[Handle, tuple[list[Handle], set[Future[Any]]]] = {}
-        self._reasons: dict[int, BaseException] = {}
         self._closing = False
         self._closed = False
         self._refuses = False
@@ -411,30 +408,11 @@ class Dispatcher:
             if series is not None:
                 first = series.first
                 series.settle_all([job.number - first for job in jobs])
-                if not series.left:
-                    self._series.pop(series, None)  # a callback that cancelled the last of them has come here first
                 continue
             for job in jobs:
-                handle = self._handle_of(job)
-                self._handles.pop(job.number, None)
-                if handle is None:
-                    continue
-                if job.state is State.DONE:
-                    handle.settle(None)
-                    continue
                 # an executor that lost it raises when it is polled
                 self._again |= isinstance(job.error, errors.TaskLostError)
-                error = self._reasons.pop(job.number, None) or job.error
-                handle.settle(error, cancelled=job.state is State.CANCELLED and error is None)
-                if job.series is not None and not job.series.left:
-                    self._series.pop(job.series, None)
-
-    def _handle_of(self, job: Job) -> Handle | None:
-        """Return the handle of a job, unless it was settled."""
-        if job.series is None:
-            return self._handles.get(job.number)
-        handle: Handle | None = job.series.handles[job.number - job.series.first]
-        return handle
+                _settle_one(job, job.error, cancelled=job.state is State.CANCELLED)
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -466,12 +444,13 @@ class Dispatcher:
         if self._closing:
             self._refuse(series.pending(), self._closed_error())
             return
-        self._series[series] = None
         try:
             self.core.submit_alike(series)
         except BaseException as error:  # of the policy: the thread ends of it when all that was sent has its place
             failure = error
             self._calls.put((lambda: _raise(failure), None))
+            if series.first < 0:  # the core has none of them
+                self._refuse(series.pending(), failure)
 
     @staticmethod
     def _refuse(handles: Iterable[Handle], error: BaseException) -> None:
@@ -513,7 +492,7 @@ class Dispatcher:
         for handle, job in zip(handles, jobs, strict=True):
             handle.job = job
             if not handle.done():
-                self._handles[job.number] = handle
+                job.handle = handle
         for handle, job in zip(handles, jobs, strict=True):
             if handle.done():  # it was cancelled while it waited for earlier tasks
                 self.core.cancel(job)
@@ -552,7 +531,7 @@ class Dispatcher:
 
     def _pending(self) -> list[Handle]:
         """Return the handles of all tasks that were taken in and have not ended."""
-        return [*self._handles.values(), *chain.from_iterable(its.pending() for its in self._series)]
+        return [handle for handle in map(_handle_of, self.core.jobs) if handle is not None]
 
     def _hurry(self, due: float | None) -> float | None:
         """While closing: fail tasks that will never run, and give up tasks that do not leave in time."""
@@ -563,12 +542,13 @@ class Dispatcher:
             self._idle_since = now
         if self._idle_since is not None and (due is None or now >= self._idle_since + PATIENCE):
             for job in core.waiting:
-                self._reasons[job.number] = errors.SchedulerError(
+                error = errors.SchedulerError(
                     f"task {job.task.name!r} waited, and policy {core.policy.name!r} ran nothing any more when the "
                     "scheduler was closed: choose another policy, or check its tenant's quota",
                     task=job.task.name,
                 )
                 core.cancel(job)
+                _settle_one(job, error)
             self._again = True
             return None
         if self._give_up is not None and now >= self._give_up:
@@ -584,13 +564,10 @@ class Dispatcher:
         return min((t for t in (self._give_up, idle) if t is not None), default=None)
 
     def _abandon(self, job: Job, error: BaseException) -> None:
-        handle = self._handle_of(job)
         try:
             self.core.executor.abandon(job, error)
         except errors.TaskLostError:
-            if handle is not None:
-                self._handles.pop(job.number, None)
-                handle.settle(error)
+            _settle_one(job, error)
             raise
         self._again = True
 
@@ -607,8 +584,6 @@ class Dispatcher:
             )
             lost.__cause__ = failure
             handle.settle(lost)
-        self._handles.clear()
-        self._series.clear()
         self._held.clear()
         while not self._calls.empty():
             call = self._calls.get()
@@ -632,6 +607,19 @@ class Dispatcher:
 def _done_series(job: Job) -> Any:
     """Return the series of a job that is done; None of any other."""
     return job.series if job.state is State.DONE else None
+
+
+def _handle_of(job: Job) -> Handle | None:
+    """Return the handle of a job; None of one that was settled."""
+    handle: Handle | None = job.handle if job.series is None else job.series.handles[job.number - job.series.first]
+    return handle
+
+
+def _settle_one(job: Job, error: BaseException | None, cancelled: bool = False) -> None:
+    """Settle the handle of a job, unless it was."""
+    handle, job.handle = _handle_of(job), None
+    if handle is not None:
+        handle.settle(error, cancelled=cancelled and error is None)
 
 
 def _answer_of(reply: Reply) -> Any:

@@ -46,13 +46,11 @@ class Series:
         Number of the first task, once it was taken in; until then -1.
     jobs : list of Job
         Records, from then on.
-    left : int
-        How many of them have not ended.
     """
 
     __slots__ = (
-        "arguments", "awaited", "ends", "errors", "first", "handles", "jobs", "left", "pattern", "process", "runner",
-        "task", "tasks",
+        "arguments", "awaited", "ends", "errors", "first", "handles", "jobs", "pattern", "process", "runner", "task",
+        "tasks",
     )  # fmt: skip
 
     def __init__(self, runner: Runner, pattern: Pattern, arguments: tuple[Any, ...]) -> None:
@@ -65,7 +63,6 @@ class Series:
         self.ends = bytearray()
         self.first = -1
         self.jobs: list[Job] = []
-        self.left = 0
         self.tasks: dict[int, Task] = {}
         self.awaited: dict[int, SeriesHandle] = {}
         self.errors: dict[int, BaseException] = {}
@@ -99,7 +96,6 @@ class Series:
     def taken_in(self, first: int, jobs: list[Job]) -> None:
         """Note the records that the scheduler has made, and their numbers."""
         self.jobs = jobs
-        self.left = len(jobs)
         self.first = first
         for index, task in list(self.tasks.items()):
             self._numbers(index, task)
@@ -126,7 +122,6 @@ class Series:
         if error is not None:
             self.errors[index] = error
         self.ends[index] = CANCELLED if cancelled else DONE if error is None else FAILED
-        self.left -= 1
         self.handles[index] = None
         # Who comes to wait is in `awaited` first and looks at the end then, so one of both sees the other.
         if self.awaited:
@@ -140,7 +135,6 @@ class Series:
         for index in indices:
             ends[index] = DONE
             handles[index] = None
-        self.left -= len(indices)
         if awaited:  # see `settle`
             for index in indices:
                 handle = awaited.pop(index, None)

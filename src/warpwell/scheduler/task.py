@@ -307,6 +307,8 @@ class Job:
         Its place in the order of submission: what logs call it, and what ties are broken by.
     series : Series or None
         What it was submitted in. All records of a series have one `task`, until somebody asks a handle for its own.
+    handle : Handle or None
+        What its submitter waits for, until it has ended; of a series its `series` has that.
     train : Train or None
         What it is in, behind a running job; None where it does not wait for the end of one.
     """
@@ -327,6 +329,7 @@ class Job:
     alone: bool = False
     priority: int = 0
     series: Any = None
+    handle: Any = None
     train: Train | None = None
 
     @classmethod
