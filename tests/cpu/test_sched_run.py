@@ -18,6 +18,7 @@ from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.service import service
 from warpwell.scheduler.service.client import connect
+from warpwell.turns import choice
 
 Capture = pytest.CaptureFixture[str]
 
@@ -273,3 +274,36 @@ def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeyp
     code, out, err = called(capsys, "serve", "--metrics", str(path))
     assert code == 0 and "Serving" in out and len(waits) == 3 and err.count("no metrics are written") == 1
     assert err.count("events are missing from") == 1
+
+
+def test_a_service_gives_back_the_limits_of_turns(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And sets none where its options say nothing of turns."""
+    seen: list[float] = []
+
+    def wait(_: float) -> None:
+        seen.append(json.loads((tmp_path / choice.FILE).read_text())["hold"])
+        raise sched_serve._Terminated
+
+    class Fake:
+        path = tmp_path / "s"
+        failure, unlogged, about = "", "", {}
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.broker = self
+
+        start = close = lambda self, *_: None
+        status, render = (lambda self: {"owner_pid": 1}), (lambda self: "text\n")
+
+    monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
+    monkeypatch.setattr(service, "Service", Fake)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sched_serve.time, "sleep", wait)
+    assert called(capsys, "limit", "--hold", "3")[0] == 0
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text('{"a": {"weight": 2}}')
+    for options in (["--hold", "2"], ["--tenants", str(tenants)]):
+        assert called(capsys, "serve", *options)[0] == 0
+        assert json.loads((tmp_path / choice.FILE).read_text())["hold"] == 3
+    assert seen == [2, 3]

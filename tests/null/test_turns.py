@@ -452,6 +452,53 @@ def test_limits_reach_turns_that_run(name: str) -> None:
         assert rows(name)["here"]["priority"] == 2  # half a text changes nothing
 
 
+def hold(name: str) -> float:
+    found = choice.Limits.read(Board.of(name))[1]
+    assert found is not None
+    return found.hold
+
+
+def test_limits_for_a_while_give_back_those_of_before(name: str) -> None:
+    for each in (name, f"{name}-other"):
+        with ww.turn("here", device=each):
+            pass
+    operate.limit(hold=3)
+    operate.limit(f"{name}-other", hold=4)
+    with operate.limited(hold=2):
+        assert hold(name) == hold(f"{name}-other") == 2
+        with operate.limited(hold=1):
+            assert hold(name) == 1
+        with ww.turn("here", device=f"{name}-new"):
+            pass
+    assert (hold(name), hold(f"{name}-other")) == (3, 4)
+    with ww.turn("here", device=f"{name}-later"):
+        assert hold(f"{name}-later") == 3
+
+
+def test_limits_that_are_set_meanwhile_stay(name: str) -> None:
+    with ww.turn("here", device=name):
+        pass
+    operate.limit(hold=3)
+    with operate.limited(hold=2):
+        operate.limit(hold=5)
+    assert hold(name) == 5
+    with operate.limited(hold=2):
+        operate.limit(name, hold=6)
+    assert hold(name) == 6
+
+
+def test_limits_of_a_program_that_was_killed_are_not_taken_for_the_operators(name: str) -> None:
+    with ww.turn("here", device=name):
+        pass
+    operate.limit(hold=3)
+    code = "import os\nfrom warpwell.turns.operate import limited\nwith limited(hold=2): os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert hold(name) == 2
+    with operate.limited(hold=1):
+        assert hold(name) == 1
+    assert hold(name) == 3
+
+
 @pytest.mark.parametrize("who", ["tenant", "number"])
 def test_end_ends_a_tenant(start: Any, name: str, who: str) -> None:
     stubborn = start("signal.signal(signal.SIGTERM, lambda *_: say('asked'))\n" + HOLDS)

@@ -8,7 +8,7 @@ In the order in which a turn meets them::
     choice.py    who is next: priorities, age, use so far; and the limits that an operator sets
     board.py     Board: the file that the processes of a device share: words, kernel locks, bells
     gpu_work.py  Work: how far the GPU is with what a thread has enqueued, by the driver's functions
-    operate.py   status, end, limit: what an operator asks and does
+    operate.py   status, end, limit, limited: what an operator asks and does
 
 Nothing here imports a framework or a compiler: a program that uses PyTorch or CuPy alone loads these files and the
 errors.

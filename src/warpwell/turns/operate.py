@@ -1,23 +1,28 @@
-"""`status`, `end` and `limit`: what an operator asks of turns, and does."""
+"""`status`, `end`, `limit` and `limited`: what an operator asks of turns, and does."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from .. import errors
 from ..errors.options import checked_integer, checked_seconds
 from ..replacing import replacing
-from .board import EPOCH, HOLDER, INSIDE, PRIORITY, SINCE, SLOTS, STATE, TURNS, USE, WAITING, Board, folder
+from .board import EPOCH, HOLDER, INSIDE, LIMITS, PRIORITY, SINCE, SLOTS, STATE, TURNS, USE, WAITING, Board, folder
 from .choice import CEILING, FILE, HOLD, Limits
 
 GRACE = 5.0
 """Seconds that a program has to end by itself."""
+
+BEFORE = "limits-before.json"
+"""In the folder of the boards: the limits from before `limited`, by device; of "", for all that are made later."""
 
 
 def boards() -> list[Board]:
@@ -122,15 +127,64 @@ def limit(
     ------
     ArgumentError
     """
-    own = {name: dict(_checked(name, values)) for name, values in (tenants or {}).items()}
-    limits = Limits(checked_seconds(hold, "hold"), checked_integer(ceiling, "ceiling", least=0, most=1 << 30), own)
+    text = _limits(hold, ceiling, tenants).text()
     if device is None:
-        with replacing(folder() / FILE) as path:
-            path.write_bytes(limits.text())
+        (folder() / BEFORE).unlink(missing_ok=True)  # `limited` has nothing to give back
+        _keep(FILE, text)
     chosen = boards() if device is None else [Board.of(device)]
     for board in chosen:
-        board.write_text(limits.text())
+        board.write_text(text)
     return [board.name for board in chosen]
+
+
+@contextlib.contextmanager
+def limited(*, hold: float = HOLD, tenants: Mapping[str, Mapping[str, Any]] | None = None) -> Iterator[None]:
+    """Set limits as `limit` does while the block runs; then those from before count again.
+
+    Not where somebody has set others meanwhile. A program that is killed in the block leaves its limits, and the file
+    from which the next one gives back what was before.
+    """
+    text = _limits(hold, CEILING, tenants).text()
+    before = folder() / BEFORE
+    if not before.exists():
+        found = {board.name: board.read_text() for board in boards() if board.words[LIMITS]}
+        found[""] = _read(folder() / FILE)
+        valid = {name: its.decode() for name, its in found.items() if Limits.of(its) is not None}
+        _keep(BEFORE, json.dumps(valid).encode())
+    _keep(FILE, text)
+    for board in boards():
+        board.write_text(text)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError, errors.SchedulerError):  # the folder was removed, or damaged
+            if _read(folder() / FILE) == text:
+                kept = json.loads(before.read_bytes())
+                all_others = kept.get("", Limits().text().decode()).encode()
+                _keep(FILE, all_others)
+                for board in boards():
+                    if board.read_text() == text:
+                        board.write_text(kept[board.name].encode() if board.name in kept else all_others)
+                before.unlink()
+
+
+def _limits(hold: float, ceiling: int, tenants: Mapping[str, Mapping[str, Any]] | None) -> Limits:
+    own = {name: dict(_checked(name, values)) for name, values in (tenants or {}).items()}
+    return Limits(checked_seconds(hold, "hold"), checked_integer(ceiling, "ceiling", least=0, most=1 << 30), own)
+
+
+def _keep(name: str, text: bytes) -> None:
+    """Replace a file in the folder of the boards."""
+    with replacing(folder() / name) as path:
+        path.write_bytes(text)
+
+
+def _read(path: Path) -> bytes:
+    """Return what a file has; nothing where it is missing."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def _checked(name: str, values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...cache.sizes import parse_size
-from ...errors import ArgumentError, ServiceError
+from ...errors import ArgumentError, SchedulerError, ServiceError
 from ...json_file import read_json
 from ...turns.choice import HOLD
-from ...turns.operate import limit
+from ...turns.operate import limited
 from ..arguments import Commands, command, json_option
 from ..output import Output
+
+if TYPE_CHECKING:
+    from ...scheduler.service.service import Service
 
 _EVERY = 5.0
 
@@ -69,7 +73,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     ends = [n for n in _ENDS if n is not signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
     before = {n: signal.signal(n, _stop) for n in ends}
     try:
-        return _until_stopped(arguments, output)
+        _until_stopped(arguments, output)
     except _Terminated:
         return 0
     finally:
@@ -91,7 +95,7 @@ def _stop(number: int, _: object) -> None:
     raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
-def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
+def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
     from ...scheduler.service.service import Service
 
     tenants = _by_name(arguments.tenants, "--tenants")
@@ -106,30 +110,40 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> int:
         with output.progress() as report:
             report("start", 0, 0)
             service.start()
-        if tenants or arguments.hold:
-            limit(hold=arguments.hold or HOLD, tenants=_of_turns(tenants or {}))
-        broker = service.broker
-        _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
-        output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
-                                  "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
-        sys.stdout.flush()  # the program that started it may wait for this line
-        failing = told = False
-        try:
-            while not broker.failure:
-                time.sleep(_EVERY)
-                failing = _write_again(arguments.metrics, broker, output, failing)
-                told = _tell_missing(arguments.log, broker, output, told)
-        finally:  # the last ones, of a service that is asked to end too
-            _write_again(arguments.metrics, broker, output, failing)
-            _tell_missing(arguments.log, broker, output, told)
-        raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
+        with _limits_of_turns(arguments.hold, tenants or {}):
+            _serve_on(arguments, service, output)
     except KeyboardInterrupt:
         service.close(soon=True)
         raise
     finally:
-        if tenants or arguments.hold:
-            limit()
         service.close()
+
+
+def _serve_on(arguments: argparse.Namespace, service: Service, output: Output) -> NoReturn:
+    """Say that a service has begun, and write its metrics until it is stopped or fails."""
+    broker = service.broker
+    _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
+    output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
+                              "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
+    sys.stdout.flush()  # the program that started it may wait for this line
+    failing = told = False
+    try:
+        while not broker.failure:
+            time.sleep(_EVERY)
+            failing = _write_again(arguments.metrics, broker, output, failing)
+            told = _tell_missing(arguments.log, broker, output, told)
+    finally:  # the last ones, of a service that is asked to end too
+        _write_again(arguments.metrics, broker, output, failing)
+        _tell_missing(arguments.log, broker, output, told)
+    raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
+
+
+def _limits_of_turns(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Return what sets limits of turns while the service runs, if its options say any."""
+    own = _of_turns(tenants)
+    if hold is None and not any(own.values()):
+        return contextlib.nullcontext()
+    return limited(hold=HOLD if hold is None else hold, tenants=own)
 
 
 def _of_turns(tenants: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -168,7 +182,12 @@ def _status(arguments: argparse.Namespace) -> int:
     from .turns import show
 
     output = Output(arguments.json)
-    rows = status()
+    rows: list[dict[str, Any]] = []
+    hidden = ""
+    try:
+        rows = status()
+    except SchedulerError as error:  # no /dev/shm, or a folder that is not this user's: a service may be there
+        hidden = str(error)
     asked = arguments.socket or arguments.prometheus or arguments.log
     try:
         found = _service_status(arguments, output)
@@ -176,15 +195,18 @@ def _status(arguments: argparse.Namespace) -> int:
         if asked:
             raise
         if not rows:
-            raise ServiceError(f"nobody takes turns at a GPU here, and {error}") from None
+            raise ServiceError(f"{hidden or 'nobody takes turns at a GPU here'}, and {error}") from None
         found = {}  # turns need no service
     if arguments.json:
-        output.result("", {"command": "status", **found, "turns": rows})
+        unknown = {"turns_unknown": hidden} if hidden else {}
+        output.result("", {"command": "status", **found, "turns": rows, **unknown})
     elif not arguments.prometheus:
         if found:
             output.result(found["socket"], {"command": "status", **found})
         if rows:
             show(output, rows)
+    if hidden and not arguments.json:
+        output.notes.print(f"who takes turns is not known: {hidden}")
     return 0
 
 
