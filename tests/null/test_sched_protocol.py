@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.cli import main
 from warpwell.replacing import unfinished
 from warpwell.scheduler.service import address, broker, protocol, references, wire
 from warpwell.scheduler.service import client as client_module
@@ -980,6 +981,61 @@ def test_messages_after_the_end_are_dropped_and_told() -> None:
         queue.close(20.0)
         queue.put({"type": "x"}, (), lambda: told.append("late"))
         assert told == ["stuck", "behind", "late"]
+
+
+def test_a_queue_without_a_thread_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at its first message, which would be lost."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pair() as (a, _), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(errors.ServiceError, match=r"left cannot be answered: can't start new thread"):
+            SendQueue(a, "queue")
+
+
+def test_a_child_of_a_client_does_not_keep_its_connection(make: Made) -> None:
+    service = make()
+    code = """
+import os, sys, time, warnings
+from warpwell.scheduler.service.client import connect
+client = connect(sys.argv[1])
+warnings.simplefilter("ignore")
+child = os.fork()
+if child == 0:
+    time.sleep(100)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(100)
+"""
+    command = [sys.executable, "-c", code, str(service.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        child = int(program.stdout.readline())
+        try:
+            assert len(service.broker.sessions) == 1
+            program.kill()
+            until(lambda: not service.broker.sessions)
+            os.kill(child, 0)  # it lives
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_the_status_of_a_service_needs_no_turns(
+    make: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WARPWELL_TURNS", "/proc/nothing")
+    service = make()
+    assert main(["sched", "status", "--socket", str(service.path)]) == 0
+    told = capsys.readouterr()
+    assert str(service.path) in told.out.replace("\n", "") and "the variable WARPWELL_TURNS" in told.err
+    assert main(["sched", "status", "--socket", str(service.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["turns"] == [] and "WARPWELL_TURNS" in found["turns_unknown"]
+    monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "nobody.sock"))
+    assert main(["sched", "status"]) == 2
+    assert "WARPWELL_TURNS, and no scheduler service listens" in capsys.readouterr().err
 
 
 def test_a_handle_of_a_service_is_no_use_to_a_forked_child(make: Made) -> None:

@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
@@ -35,6 +36,9 @@ SILENCE = 5.0
 
 _left: list[Any] = []
 """What keeps memory that was lent to tasks whose end nobody tells: the owner may still write to it."""
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+"""Those of this process, whose sockets forked children must not keep: they may live longer."""
 
 handles = protocol.Handlers()
 
@@ -93,6 +97,7 @@ class Client:
         self._process = os.getpid()
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection = protocol.ServiceConnection(sock, f"the service at {self.path}", patience=timeout)
+        _clients.add(self)
         try:
             _connect(sock, self.path)
             _, user = protocol.credentials(sock)
@@ -587,3 +592,13 @@ def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:
         if isinstance(error, BlockingIOError):
             told = "does not take connections: is it stopped?"
         raise errors.ServiceError(f"the scheduler service at {path} {told}") from None
+
+
+def _after_fork() -> None:
+    """Leave connections to the parent: the service hears that it has ended though this child lives."""
+    for client in list(_clients):
+        client._connection.forget()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

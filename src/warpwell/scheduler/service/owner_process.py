@@ -44,13 +44,20 @@ Arrays = Sequence[NDArray[Any]] | Callable[[], Sequence[NDArray[Any]]]
 
 
 class SendQueue:
-    """Sends messages from a thread of its own, so that callers do not wait for a slow peer."""
+    """Sends messages from a thread of its own, so that callers do not wait for a slow peer.
+
+    Raise ServiceError if no thread can start.
+    """
 
     def __init__(self, connection: ServiceConnection, name: str) -> None:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, name)
         self._last: deque[Future[None]] = deque(maxlen=UNREAD)
         self._gone = False
+        try:
+            self._thread.submit(lambda: None)  # the thread starts now, and no `put` can fail for want of one
+        except RuntimeError as error:
+            raise errors.ServiceError(f"{connection.peer} cannot be answered: {error}. Try again later") from None
 
     def put(self, header: dict[str, Any], arrays: Arrays = (), sent: Callable[[], None] | None = None) -> None:
         """Have a message sent; where the peer has gone it is dropped.
