@@ -52,6 +52,10 @@ def wild(x, far):
     x[far + ww.grid(1)] = 1
 
 @ww.kernel
+def wrong(x):
+    x[ww.grid(1)] = "a" + ww.grid(1)
+
+@ww.kernel
 def forever(x):
     while x[0] == 0:
         x[1] += 1
@@ -160,6 +164,14 @@ def caught_task(client: Client, kernels: Any) -> tuple[Any, Any, Any, int]:
             return handle, y, wanted, owner
         os.kill(owner, signal.SIGCONT)
     raise AssertionError("every task was over before its owner could be stopped")
+
+
+def test_an_error_names_the_file_of_the_client(client: Client, kernels: Any, script: Path) -> None:
+    with pytest.raises(errors.CompileError) as raised:
+        client.submit(kernels.wrong[8], np.zeros(8)).result(BOUND)
+    assert f"({script}, line " in str(raised.value)
+    (event,) = [e for e in client.log() if e.kind == "fail" and e.name == "wrong"]
+    assert f"({script}, line " in event.why["error"]
 
 
 def test_several_processes_submit(service: Service, script: Path) -> None:

@@ -212,7 +212,7 @@ class Owner:
         except BaseException as error:
             if call is None:
                 traceback.print_exc()  # nobody waits for it
-            header = {"error": wire.error_fields(error)}
+            header = {"error": self._error(error)}
         if call is not None:
             self._send({**header, "type": "reply", "call": call}, arrays)
 
@@ -291,7 +291,7 @@ class Owner:
             if failure is not None:
                 self._fault(self._stuck, str(failure))
             for task in tasks:
-                self._events.put(functools.partial(self._ended, task["id"], request, error=wire.error_fields(error)))
+                self._events.put(functools.partial(self._ended, task["id"], request, error=self._error(error)))
 
     def _launch(self, task: dict[str, Any]) -> Launch:
         self._loading[threading.get_ident()] = time.monotonic(), task["id"]
@@ -317,7 +317,10 @@ class Owner:
             number = event.task if event.kind != "reject" else -1
             if event.kind == "lost":
                 self._fault(self._stuck, str(event.why.get("error", "the device failed")))
-            told.append({**event.plain(), "task": number})
+            plain = {**event.plain(), "task": number}
+            if "error" in event.why:
+                plain["why"] = {**plain["why"], "error": self._kernels.told(str(event.why["error"]))}
+            told.append(plain)
         self._told = told
         for item in items:
             if not isinstance(item, Event):
@@ -329,6 +332,11 @@ class Owner:
         """Send a message with the events that came before it, which saves them a message of their own."""
         told, self._told = self._told, []
         self._send({**header, "events": told} if told else header, arrays)
+
+    def _error(self, error: BaseException) -> dict[str, Any]:
+        """Return an error as plain data that names the files of clients."""
+        fields = wire.error_fields(error)
+        return {**fields, "message": self._kernels.told(fields["message"])}
 
     def _done(self, number: int, _: object) -> None:
         self._events.put(functools.partial(self._end, number))
@@ -354,9 +362,9 @@ class Owner:
         elif isinstance(error, errors.StallError):
             # this process cannot stop its threads, or the GPU
             self._stuck = number
-            self._fault(number, str(error), {"type": "ended", "task": number, "error": wire.error_fields(error)})
+            self._fault(number, str(error), {"type": "ended", "task": number, "error": self._error(error)})
         elif error is not None:
-            self._ended(number, request, error=wire.error_fields(error))
+            self._ended(number, request, error=self._error(error))
         else:
             places, copies = request.changes(number)
             self._ended(number, request, copies, changed=places)

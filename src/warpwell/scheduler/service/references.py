@@ -138,6 +138,7 @@ class Kernels:
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
+        self._copies: dict[str, str] = {}  # and what each is a copy of
         self._modules: dict[tuple[str, str], ModuleType] = {}
         self._hashes: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -229,7 +230,14 @@ class Kernels:
         folder.mkdir(mode=0o700, exist_ok=True)
         copy = folder / f"{path.stem}.py"
         copy.write_bytes(content)
+        self._copies[str(copy)] = named["path"]
         return copy
+
+    def told(self, text: str) -> str:
+        """Return a text for people with the files that they have in place of our copies."""
+        for copy, path in list(self._copies.items()):
+            text = text.replace(copy, path)
+        return text
 
 
 @contextlib.contextmanager
