@@ -995,6 +995,16 @@ def test_a_queue_without_a_thread_is_refused_at_once(monkeypatch: pytest.MonkeyP
             SendQueue(a, "queue")
 
 
+def test_a_socket_that_is_not_open_to_this_user_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Closed(socket.socket):
+        def connect(self, _: Any) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(client_module.socket, "socket", Closed)
+    with pytest.raises(errors.ServiceError, match=r"is for its user alone, or for a group \(`--group`\)"):
+        connect(tmp_path / "s.sock")
+
+
 def test_a_child_of_a_client_does_not_keep_its_connection(make: Made) -> None:
     service = make()
     code = """

@@ -591,6 +591,8 @@ def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:
         told = f"cannot be reached: {error.strerror or error}"
         if isinstance(error, BlockingIOError):
             told = "does not take connections: is it stopped?"
+        elif isinstance(error, PermissionError):
+            told = "is not open to you: it is for its user alone, or for a group (`--group`) that you are not in"
         raise errors.ServiceError(f"the scheduler service at {path} {told}") from None
 
 
