@@ -271,7 +271,12 @@ def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pyte
     from warpwell.targets import memory
 
     monkeypatch.setattr(memory, "CudaMemory", lambda: memory.HostMemory("cpu"))
-    library = SimpleNamespace(cuStreamBatchMemOp_v2=None)
+    called: list[Any] = []
+    library = SimpleNamespace(
+        cuStreamBatchMemOp_v2=None,
+        cuStreamWriteValue64_v2=lambda *given: called.append(("write", *given)) or 0,
+        cuStreamWaitValue64_v2=lambda *given: called.append(("wait", *given)) or 0,
+    )
     monkeypatch.setattr("warpwell.targets.gpu.gpu.driver", lambda: library)
     gpu = Gpu()
     assert gpu.bandwidth == 2e3 * 8
@@ -280,9 +285,9 @@ def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pyte
     gpu.release(other)
     assert gpu.stream(3) is not first and gpu.stream() is first and gpu.stream(2) is other
     gpu.set_word(64, 1)
-    assert driver.calls[-1] == ("cuStreamWriteValue64", 95, 64, 1, 0)
+    gpu.write_word(first, 64, 3)
     gpu.wait_word(first, 64, 2)
-    assert driver.calls[-1] == ("cuStreamWaitValue64", 100, 64, 2, 0)
+    assert called == [("write", 95, 64, 1, 0), ("write", 100, 64, 3, 0), ("wait", 100, 64, 2, 0)]
     assert gpu.read_words(64, 3).tolist() == [0, 0, 0]
     gpu.close()
     assert first.is_closed and other.is_closed
