@@ -16,7 +16,7 @@ from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable
 from warpwell.study.rates import Matrix, MaxMin, Pair, fill, rates
 from warpwell.study.replay import replay
-from warpwell.study.simulator import HostDelays, Simulator
+from warpwell.study.simulator import RELIEVED, HostDelays, Simulator
 
 FULL = 8 * 132
 MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)
@@ -269,6 +269,40 @@ def test_a_quota_holds_from_the_end_of_the_wave_on():
     assert (simulator._runs[one].found, simulator._runs[two].found) == (FULL // 2, FULL // 2)
 
 
+def test_a_kernel_that_starves_leaves_when_it_has_ended_its_blocks():
+    table = Matrix([Pair("one", "two", (1.0, 0.0))])
+    simulator = Simulator(table, mode="drain", flag=0.0)
+    one, two = job(COMPUTE, name="one"), job(COMPUTE, name="two")
+    simulator.launch(one, half())
+    simulator.launch(two, half())
+    simulator.wait(0.5e-4)
+    simulator.preempt(two)
+    first, then = until_quiet(simulator)
+    assert first == Ended(one, first.time) and first.time >= 1e-3
+    # It has its block in hand to do, at the rate that it has alone with half of its workers.
+    (rate,) = table.together([two], [half()])
+    assert then == Stopped(two, pytest.approx(first.time + 1e-3 / 20 / rate), FULL // 2)
+
+
+@pytest.mark.parametrize(("mode", "kept"), [("drain", RELIEVED), ("switch", 1.0)])
+def test_a_compute_intensive_kernel_is_slower_beside_an_older_one_once_it_was_relieved(mode, kept):
+    rates = {"memory": 0.9, "compute": 0.8}
+    pairs = [Pair("memory", "compute", tuple(rates.values())), Pair("compute", "memory", (1.0, 0.1))]
+    simulator = Simulator(Matrix(pairs), mode=mode, flag=0.0)
+    jobs = {name: job(profile, 10_000 * FULL, name) for name, profile in (("compute", COMPUTE), ("memory", MEMORY))}
+    for its in jobs.values():
+        simulator.launch(its, half())
+    simulator.resize(jobs["compute"], FULL // 2, younger=True)
+    simulator.wait(0.1e-3)
+    simulator._settle()
+    before = {name: simulator._runs[its].position for name, its in jobs.items()}
+    simulator.wait(0.3e-3)
+    simulator._settle()
+    for name, its in jobs.items():
+        seconds = (simulator._runs[its].position - before[name]) / its.task.blocks * 1e-3
+        assert seconds == pytest.approx(0.2e-3 * rates[name] * (kept if name == "compute" else 1.0))
+
+
 def test_flags_are_seeded():
     def stops(seed):
         simulator = Simulator(ClassTable(), mode="drain", seed=seed)
@@ -327,6 +361,20 @@ def test_the_device_goes_on_while_the_host_is_busy():
     assert [event.time for event in until_quiet(simulator)] == [pytest.approx(1360e-6)]
     # Before the next command of the host there is a decision, and so it is said to cost: notice, decide, launch.
     assert simulator.cost(one, []) == pytest.approx(170e-6 + 50e-6)
+
+
+def test_workers_that_relieve_others_or_are_more_take_a_launch():
+    simulator = Simulator(ClassTable(), mode="drain", host=HOST)
+    one, two = job(COMPUTE, 10_000 * FULL), job(COMPUTE)
+    simulator.launch(one, half())
+    for workers, younger, seconds in ((FULL // 4, False, 10e-6), (FULL // 2, False, 50e-6), (FULL // 2, True, 50e-6)):
+        before = simulator.now()
+        simulator.resize(one, workers, younger)
+        assert simulator.now() - before == pytest.approx(seconds)
+    simulator.launch_behind(two, half(), one)
+    before = simulator.now()
+    simulator.resize(one, FULL // 2, younger=True)  # who is behind it comes behind its youngest workers
+    assert simulator.now() - before == pytest.approx(100e-6)
 
 
 def test_what_cannot_be():
