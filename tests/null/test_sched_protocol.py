@@ -1001,7 +1001,7 @@ def test_a_socket_that_is_not_open_to_this_user_is_told(monkeypatch: pytest.Monk
             raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(client_module.socket, "socket", Closed)
-    with pytest.raises(errors.ServiceError, match=r"is for its user alone, or for a group \(`--group`\)"):
+    with pytest.raises(errors.ServiceError, match="it, or its folder, is for its user alone, or for a group that"):
         connect(tmp_path / "s.sock")
 
 
@@ -1603,7 +1603,8 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
     with pytest.raises(errors.ServiceError, match=r"listens at .* already"):
         make()
     service.close()
-    service.path.touch()  # as if it had been killed
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(service.path))  # as if it had been killed
     with connect(make().path) as client:
         assert client.status()["clients"] == 1
     shared = tmp_path / "shared"
@@ -1612,6 +1613,12 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
         shared.chmod(mode)
         with pytest.raises(errors.ServiceError, match=f"others cannot write to: .*there. {step}"):
             make(path=shared / "s.sock")
+    with pytest.raises(errors.ServiceError, match="chmod 750 it, or name"):
+        shared.chmod(0o777)
+        make(path=shared / "s.sock", group=str(os.getgid()))
+    shared.chmod(0o700)
+    with pytest.raises(errors.ServiceError, match=f"closed to the group of this service: `chgrp {os.getgid()}`"):
+        make(path=shared / "s.sock", group=str(os.getgid()))
     (tmp_path / "link").symlink_to(tmp_path / "run")
     with pytest.raises(errors.ServiceError, match="others cannot write to"):
         make(path=tmp_path / "link" / "s.sock")
@@ -1621,6 +1628,27 @@ def test_places_where_a_service_does_not_listen(make: Made, tmp_path: Path) -> N
         make(group="nobody-has-this")
     with pytest.raises(errors.ArgumentError, match="no user 'nobody-has-this'"):
         make(users={"nobody-has-this": "t"})
+
+
+def test_a_service_replaces_no_file_by_its_socket(make: Made, tmp_path: Path) -> None:
+    run = tmp_path / "results"
+    run.mkdir(mode=0o700)
+    (run / "log").write_text("kept")
+    (run / "link").symlink_to(run / "nothing")
+    for name in ("log", "link"):
+        with pytest.raises(errors.ServiceError, match=f"{name} is not a socket, and a service would replace it"):
+            make(path=run / name)
+    assert (run / "log").read_text() == "kept" and (run / "link").is_symlink()
+
+
+def test_a_service_for_a_group_that_its_user_is_not_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getegid", lambda: 1000)
+    monkeypatch.setattr(os, "getgroups", lambda: [1000, 1001])
+    assert address.own_group("1001") == 1001
+    with pytest.raises(errors.ArgumentError, match=r"not in group '1002'.*next login"):
+        Service(tmp_path / "run" / "s.sock", group="1002")
+    assert not (tmp_path / "run").exists()
 
 
 def test_owners_that_do_not_start(make: Made) -> None:

@@ -43,9 +43,13 @@ def checked_path(path: str | os.PathLike[str] | None) -> Path:
 
 
 def prepare(path: Path, group: int | None) -> None:
-    """Make the folder of a socket; raise ServiceError if others than this user and root can write to the one there is.
+    """Make the folder of a socket, or check the one there is.
 
-    Otherwise somebody else could put a socket of his own in the place of ours, and be sent our data.
+    Raises
+    ------
+    ServiceError
+        Others than this user and root can write to it: somebody else could put a socket of his own in the place of
+        ours, and be sent our data. Or the group cannot enter it, or what is in the place of the socket is none.
     """
     folder = path.parent
     try:
@@ -61,10 +65,20 @@ def prepare(path: Path, group: int | None) -> None:
     # in a sticky folder users cannot remove files of others, but anybody may create the socket first
     if not stat.S_ISDIR(found.st_mode) or not own or not private:
         # not /tmp, which is for all
-        step = "Name" if not own or found.st_mode & stat.S_ISVTX else "chmod 700 it, or name"
+        mode = "700" if group is None else "750"
+        step = "Name" if not own or found.st_mode & stat.S_ISVTX else f"chmod {mode} it, or name"
         raise errors.ServiceError(
             f"{folder} must be a folder of yours that others cannot write to: the socket could be replaced there. "
             f"{step} another place with --socket"
+        )
+    if group is not None and not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+        raise errors.ServiceError(
+            f"{folder} is closed to the group of this service: `chgrp {group}` and `chmod 750` it, or name another "
+            "place with --socket"
+        )
+    if os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise errors.ServiceError(
+            f"{path} is not a socket, and a service would replace it: name another place with --socket, or remove it"
         )
 
 
@@ -93,6 +107,18 @@ def number_of(kind: str, name: str) -> int:
     except KeyError:
         where = {"group": "group", "user": "passwd"}[kind]
         raise errors.ArgumentError(f"there is no {kind} {name!r}: see `getent {where}`", name=kind) from None
+
+
+def own_group(name: str) -> int:
+    """Return the number of a group of this process; raise ArgumentError if it cannot give a file to this group."""
+    number = number_of("group", name)
+    if os.geteuid() != 0 and number not in (os.getegid(), *os.getgroups()):
+        raise errors.ArgumentError(
+            f"this process is not in group {name!r}, and cannot open a service to it: see `id`; who was added to a "
+            "group is in it from the next login on",
+            name="group",
+        )
+    return number
 
 
 def _is_private(folder: Path) -> bool:

@@ -592,7 +592,7 @@ def _connect(sock: socket.socket, path: os.PathLike[str]) -> None:
         if isinstance(error, BlockingIOError):
             told = "does not take connections: is it stopped?"
         elif isinstance(error, PermissionError):
-            told = "is not open to you: it is for its user alone, or for a group (`--group`) that you are not in"
+            told = "is not open to you: it, or its folder, is for its user alone, or for a group that you are not in"
         raise errors.ServiceError(f"the scheduler service at {path} {told}") from None
 
 

@@ -95,7 +95,7 @@ class Service:
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.path = address.checked_path(path)
-        self._group = None if group is None else address.number_of("group", str(group))
+        self._group = None if group is None else address.own_group(str(group))
         self._users = None if users is None else {address.number_of("user", str(n)): t for n, t in users.items()}
         named = {t.name: t.settings() for t in read_tenants(tenants)}
         self._named = frozenset(named)
