@@ -339,6 +339,12 @@ def test_a_cache_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pyt
     assert set(tmp_path.rglob("*")) == there
 
 
+def test_a_cache_that_cannot_be_looked_into_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the home of another user, whom `su` left in the environment; here what not even root can look into."""
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path / ("x" * 300)))
+    assert dispatcher(minus)(3) == 2
+
+
 def test_types_that_look_the_same_are_told_apart(tmp_path: Path) -> None:
     class Same:
         def __init__(self, value: int) -> None:

@@ -24,7 +24,7 @@ from tests.harness.until import until
 import warpwell as ww
 from warpwell import errors
 from warpwell.cli.main import main
-from warpwell.turns import choice, gpu_work, operate, seat
+from warpwell.turns import choice, gpu_work, lease, operate, seat
 from warpwell.turns.board import GRANT, HOLDER, PRIORITY, SINCE, SLOTS, USE, Board
 
 LONG = 30.0
@@ -552,6 +552,14 @@ def test_a_folder_without_room_or_rights_is_named(monkeypatch: pytest.MonkeyPatc
         pass
 
 
+def test_the_folder_is_named_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WARPWELL_TURNS", "turns")
+    with pytest.raises(errors.SchedulerError, match="WARPWELL_TURNS is 'turns'"), ww.turn("a", device=name):
+        pass
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_folder_must_be_its_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.delenv("WARPWELL_TURNS")
     monkeypatch.setattr(os.path, "isdir", lambda _: False)
@@ -580,6 +588,28 @@ def test_the_folder_must_be_its_users(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_bad_arguments_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.ArgumentError, match=message), ww.turn(**options):
         raise AssertionError
+
+
+class TorchDevice:
+    """As `torch.device`."""
+
+    def __init__(self, kind: str, index: int | None) -> None:
+        self.type, self.index = kind, index
+
+    def __str__(self) -> str:
+        return self.type if self.index is None else f"{self.type}:{self.index}"
+
+
+def test_devices_as_pytorch_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_names", {})
+    monkeypatch.setattr(lease, "current_context", lambda: 7)
+    monkeypatch.setattr(lease, "device_name", lambda number: f"gpu-{number}")
+    for kind, index, name in (
+        ("cpu", None, "host"), ("cuda", None, "gpu-None"), ("cuda", 0, "gpu-0"), ("cuda", 1, "gpu-1")
+    ):  # fmt: skip
+        device = TorchDevice(kind, index)
+        assert lease._name_of(device) == lease._name_of(str(device)) == name
+    assert lease._name_of(None) == "gpu-None" and lease._name_of("cuda-x") == "cuda-x"
 
 
 def test_a_framework_needs_no_compiler_here() -> None:

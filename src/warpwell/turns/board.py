@@ -84,10 +84,15 @@ def folder() -> Path:
     Raises
     ------
     SchedulerError
-        It is somebody else's, or (without ``WARPWELL_TURNS``) others can write to it.
+        It is somebody else's, or (without ``WARPWELL_TURNS``) others can write to it, or the variable names no whole
+        path.
     """
     chosen = os.environ.get("WARPWELL_TURNS")
     base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+    if chosen and not os.path.isabs(chosen):
+        raise errors.SchedulerError(
+            f"the variable WARPWELL_TURNS is {chosen!r}: give a whole path, or programs in other folders do not meet"
+        )
     path = Path(chosen or os.path.join(base, f"warpwell-{os.getuid()}"))
     try:
         path.mkdir(mode=0o700, parents=bool(chosen), exist_ok=True)

@@ -25,6 +25,10 @@ _QUIET = 3
 """Flags of events: waits do not spin, and no times."""
 
 
+NO_GPU = "host"
+"""Name of the device of turns where there is no GPU."""
+
+
 def current_context() -> int:
     """Return the calling thread's context, 0 where it has none."""
     library = driver()
@@ -49,7 +53,7 @@ def device_name(device: int | None) -> str:
     if library is None or library.cuInit(0) != 0 or library.cuDeviceGet(ctypes.byref(number), device or 0) != 0:
         if device is not None:
             raise errors.DeviceNotFoundError(f"this process sees no GPU {device}: see `nvidia-smi`", device="cuda")
-        return "host"
+        return NO_GPU
     return _named(library, number)
 
 

@@ -11,12 +11,15 @@ from .. import errors
 from ..errors.options import checked_integer, checked_timeout
 from .ahead import AheadSeat, gates
 from .board import Board
-from .gpu_work import current_context, device_name, handles
+from .gpu_work import NO_GPU, current_context, device_name, handles
 from .seat import Seat, seat_of
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST = 1 << 31
 _BYTES = 128
+
+_TORCH = re.compile(r"(cpu|cuda)(?::(\d+))?")
+"""A device of PyTorch as text, which is how many programs name theirs."""
 
 _names: dict[int | None, str] = {}
 """Names of GPUs, by context, and by number from -1 downwards."""
@@ -114,8 +117,9 @@ def turn(
         Of those that wait the largest is next, as far as the operator lets it count (8). Waiting for a second counts
         like a step, so that nobody waits without end. Those of one priority share the time.
     device : int, str or device of a framework, optional
-        Number of the GPU among those that this process sees, or a name of your own for something else to share; by
-        default the GPU that the thread uses, or the first one. Without a GPU turns are a lease alone.
+        Number of the GPU among those that this process sees (or as PyTorch writes it, ``"cuda:1"``), or a name of your
+        own for something else to share; by default, and for ``"cuda"``, the GPU that the thread uses, or the first one.
+        Without a GPU, and for ``"cpu"``, turns are a lease alone.
     stream : stream or sequence of streams, optional
         Streams of PyTorch, CuPy or numba, or their handles, in which the turn's work is. By default all work of the
         thread's context is waited for, and the default stream counts for what is queued.
@@ -169,6 +173,12 @@ def turn(
 
 def _name_of(device: Any) -> str:
     """Return the name of a device, under which its users meet."""
+    if device is not None and not isinstance(device, int):
+        said = _TORCH.fullmatch(str(device))
+        if said is not None:
+            if said[1] == "cpu":
+                return NO_GPU
+            device = None if said[2] is None else int(said[2])
     if device is None:
         key = current_context()
     elif isinstance(device, str):

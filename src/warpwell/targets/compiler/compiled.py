@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import os
 import pathlib
 import pickle
 from collections.abc import Callable
@@ -211,7 +212,7 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
 
         def keeps(self, signature: Any, context: Any) -> bool:
             """Tell whether there is code for these types: it may be loaded meanwhile."""
-            return self._cache_file.path(self._index_key(signature, context.codegen())).exists()
+            return os.path.exists(self._cache_file.path(self._index_key(signature, context.codegen())))
 
         def load_overload(self, signature: Any, context: Any) -> Any:
             # without Numba's own first step: it imports all that Numba can compile, a third of the processor time from
