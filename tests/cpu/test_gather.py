@@ -241,6 +241,19 @@ def test_out_is_filled_and_returned(opened: Any, tmp_path: Path) -> None:
         assert (rows_of(a, within, out=out) == model[rows]).all()
 
 
+class Nowhere(Exporter):
+    """A tensor of PyTorch's device "meta", which has no memory."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        raise ValueError("Unknown device type meta for Dlpack")
+
+
+def test_an_array_of_an_unknown_device_is_named(opened: Any, tmp_path: Path) -> None:
+    with opened(saved(tmp_path, np.zeros((10, 6), np.float32))) as a:
+        with pytest.raises(errors.ArgumentError, match=r"out cannot be shared by DLPack .*device type meta"):
+            ww.gather(a, [1], out=Nowhere(np.zeros((1, 6), np.float32), code=2))
+
+
 class Immutable(Exporter):
     """What Arrow and JAX share by DLPack without saying that nobody may change it."""
 

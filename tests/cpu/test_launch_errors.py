@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -294,3 +295,24 @@ def test_failed_is_false_again_in_the_next_launch(path: Path, device: str) -> No
         sums = np.zeros(1, np.int64)
         total[1](a, sums)
         assert sums[0] == 190
+
+
+class Refuses:
+    """A tensor that PyTorch gives to nobody: it has a gradient, or items that NumPy does not know."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
+
+
+def test_an_array_that_its_library_does_not_give_is_named() -> None:
+    out = np.zeros(1, np.int64)
+    with pytest.raises(errors.ArgumentError, match=r"argument 'a' of kernel 'total' .*Use tensor\.detach"):
+        total[1](Refuses(), out)
+    with Scheduler("cpu") as scheduler:
+        with pytest.raises(errors.ArgumentError, match=r"argument 'out' of kernel 'total' .*Use tensor\.detach"):
+            scheduler.submit(total[1], np.ones(1, np.int64), Refuses()).result(60)
+        scheduler.submit(total[1], np.ones(1, np.int64), out).result(60)
+    assert out[0] == 1

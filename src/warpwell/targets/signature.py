@@ -102,6 +102,12 @@ def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int,
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
+def argument(kernel: Any, k: int) -> str:
+    """Return what messages call argument `k`."""
+    names = parameters(kernel)
+    return f"argument {names[k] if k < len(names) else k + 1!r} of kernel {kernel.__name__!r}"
+
+
 def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
     """Check that kernels take the arguments. Called before a compilation; compiled code has checked its types.
 
@@ -109,9 +115,8 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
     ------
     ArgumentError, DTypeError
     """
-    names = parameters(kernel)
     for k, value in enumerate(values):
-        what = f"argument {names[k] if k < len(names) else k + 1!r} of kernel {kernel.__name__!r}"
+        what = argument(kernel, k)
         advice = getattr(type(value), "no_kernel_argument", None)
         if advice is not None:
             raise errors.ArgumentError(

@@ -5,6 +5,7 @@ NumPy arrays say it themselves; others (PyTorch, CuPy, JAX) say it by DLPack, wh
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -109,16 +110,17 @@ def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
         raise errors.ArgumentError(
             f"{name} is {type(given).__name__}: give a NumPy array, or an array of a library that has DLPack", name=name
         )
-    where = int(given.__dlpack_device__()[0])
-    if where not in (*HOST, *CUDA):
-        raise errors.ArgumentError(f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or "
-                                   "of a GPU of NVIDIA's", name=name)  # fmt: skip
     try:
+        where = int(given.__dlpack_device__()[0])
         # 1 is the default stream in DLPack, 0 is nothing there
-        capsule = given.__dlpack__() if where in HOST else given.__dlpack__(stream=handle or 1)
-    except (BufferError, RuntimeError, TypeError) as error:
+        on_gpu = {"stream": handle or 1} if where in CUDA else {}
+        capsule = given.__dlpack__(**on_gpu) if where in (*HOST, *CUDA) else None
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
         message = f"{name} cannot be shared by DLPack ({error}): detach or copy it"
         raise errors.ArgumentError(message, name=name) from error
+    if capsule is None:
+        raise errors.ArgumentError(f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or "
+                                   "of a GPU of NVIDIA's", name=name)  # fmt: skip
     tensor = managed(capsule).tensor
     shape = tuple(tensor.shape[k] for k in range(tensor.ndim))
     strides = None if not tensor.strides else tuple(tensor.strides[k] for k in range(tensor.ndim))
@@ -161,7 +163,9 @@ def on_a_gpu(given: Any) -> bool:
     """Return whether an array is in a GPU's memory."""
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack_device__"):
         return hasattr(given, "__cuda_array_interface__")
-    return int(given.__dlpack_device__()[0]) in CUDA
+    with contextlib.suppress(ValueError):  # a device that DLPack has no number for; `tensor_of` says so
+        return int(given.__dlpack_device__()[0]) in CUDA
+    return False
 
 
 def numbers_on_gpu(rows: Any, handle: int) -> Tensor:

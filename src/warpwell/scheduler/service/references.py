@@ -276,7 +276,7 @@ def _hash_of(path: Path, name: str, stamp: tuple[int, int] | None) -> str:
     elif _read.get((path, stamp)) != found:
         raise errors.ArgumentError(
             f"{path} has changed since your program imported kernel {name!r}, and the service would run the new one: "
-            "start your program again",
+            "start your program again, or reload the module (importlib.reload) and take the kernel from it anew",
             name="kernel",
         )
     return found

@@ -51,7 +51,7 @@ def driver(blocks: Any) -> Any:
     """Return the compiled worker of a `BlockLaunch`."""
     from ..compiler.run_cpu import compile_for, driver_of, host_arrays  # imports the compiler
 
-    values = host_arrays(blocks.values)
+    values = host_arrays(blocks.kernel, blocks.values)
     compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
     compile_for(blocks.kernel, compiled, (0,) * 5, values)
     return compiled
@@ -65,7 +65,7 @@ def work(blocks: Any, control: int, worker: int) -> None:
     context = np.zeros(8, np.int64)
     context[1:4] = (*blocks.launch.shape, 1, 1)[:3]  # code divides by them
     context[FLAG] = blocks.flag.address
-    values = host_arrays(blocks.values)
+    values = host_arrays(blocks.kernel, blocks.values)
     try:
         driver(blocks)(
             context.ctypes.data, control, worker, blocks.total, blocks.threads, *values

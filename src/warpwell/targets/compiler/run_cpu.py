@@ -18,7 +18,7 @@ from numba.core.errors import NumbaError
 from ... import errors
 from .. import atomics
 from ..fault import FLAG, LaunchFlag
-from ..signature import check_arguments
+from ..signature import argument, check_arguments
 from ..uninterrupted import Interrupts
 from .compiled import compile_host
 from .compiling import compiling, explained
@@ -114,7 +114,7 @@ def run(
     contexts = np.zeros((threads, 8), np.int64)
     contexts[:, 1:4] = (*launch.shape, 1, 1)[:3]  # code divides by them
     contexts[:, FLAG] = flag.address
-    arguments = host_arrays(values)
+    arguments = host_arrays(launch.kernel, values)
     done = threading.Semaphore(0)
     failures: list[BaseException] = []
     ended: list[int] = []
@@ -167,9 +167,22 @@ _WORDS = 0, 0, 0, 0, 0
 _WORD_TYPES = tuple(map(typeof, _WORDS))  # asked once: each costs a microsecond
 
 
-def host_arrays(values: Sequence[Any]) -> list[Any]:
-    """Return launch values with arrays of other libraries in host memory as NumPy's."""
-    return [np.asarray(v) if not isinstance(v, np.ndarray) and hasattr(v, "__dlpack__") else v for v in values]
+def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
+    """Return launch values with arrays of other libraries in host memory as NumPy's.
+
+    Raises
+    ------
+    ArgumentError
+        Its library does not give one, as PyTorch of a tensor with a gradient, or of bfloat16.
+    """
+    found = list(values)
+    for k, value in enumerate(values):
+        if not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__"):
+            try:
+                found[k] = np.asarray(value)
+            except (BufferError, RuntimeError, TypeError, ValueError) as error:
+                raise errors.ArgumentError(f"{argument(kernel, k)} is no array for NumPy: {error}") from error
+    return found
 
 
 def load() -> None:
@@ -187,7 +200,7 @@ def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
     if driver is None:
         return False
     try:
-        return (*_WORD_TYPES, *map(typeof, host_arrays(values))) in driver.overloads
+        return (*_WORD_TYPES, *map(typeof, host_arrays(kernel, values))) in driver.overloads
     except (ValueError, NotImplementedError, NumbaError):
         return False
 
@@ -197,7 +210,7 @@ def compile_launch(kernel: Any, values: Sequence[Any]) -> None:
 
     Not in the workers: one compilation, and a typing error is raised once.
     """
-    compile_for(kernel, driver_of(kernel, "cpu", _DRIVER, len(values)), _WORDS, host_arrays(values))
+    compile_for(kernel, driver_of(kernel, "cpu", _DRIVER, len(values)), _WORDS, host_arrays(kernel, values))
 
 
 def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: list[Any]) -> None:
