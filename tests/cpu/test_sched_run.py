@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from warpwell.cli.main import main
 from warpwell.cli.sched import serve as sched_serve
 from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
+from warpwell.scheduler.report import timeline
 from warpwell.scheduler.service import service
 from warpwell.scheduler.service.client import connect
 from warpwell.turns import choice
@@ -27,6 +29,23 @@ def called(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
     code = main(["sched", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
+
+
+def test_what_cannot_be_written_is_told_before_the_work(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, folder = tmp_path / "l.jsonl", tmp_path / "none"
+    monkeypatch.setattr(timeline, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    code, _, err = called(
+        capsys, "run", "--device", "cpu", "--workload", "triad:500", "--log", str(log), "--picture", "p.png"
+    )
+    assert code == 2 and "a picture needs matplotlib" in err
+    code, _, err = called(
+        capsys, "serve", "--device", "cpu", "--socket", str(tmp_path / "run" / "s.sock"), "--log", str(log),
+        "--metrics", str(folder / "m.prom"),
+    )  # fmt: skip
+    assert code == 2 and f"--metrics {folder / 'm.prom'}: the folder {folder} does not exist" in err
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_mix_under_two_policies(capsys: Capture, tmp_path: Path) -> None:
@@ -268,7 +287,7 @@ def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeyp
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     path = tmp_path / "there" / "m.prom"
     code, out, err = called(capsys, "serve", "--metrics", str(path))
-    assert code == 2 and "No such file" in err and "Serving" not in out and not waits
+    assert code == 2 and "does not exist" in err and "Serving" not in out and not waits
     path.parent.mkdir()
     monkeypatch.setattr(sched_serve.time, "sleep", wait)
     code, out, err = called(capsys, "serve", "--metrics", str(path))
@@ -307,3 +326,17 @@ def test_a_service_gives_back_the_limits_of_turns(
         assert called(capsys, "serve", *options)[0] == 0
         assert json.loads((tmp_path / choice.FILE).read_text())["hold"] == 3
     assert seen == [2, 3]
+
+
+def test_a_log_is_explained_where_stdin_and_stdout_are_closed(tmp_path: Path) -> None:
+    path = tmp_path / "l.jsonl"
+    with path.open("w") as stream:
+        log = Log()
+        log.add(Event(0.0, "arrive", 1, "k"))
+        log.write(stream)
+    for given, closed, said in ((str(path), ">&-", ""), ("-", "<&-", "this log has no events\n")):
+        command = [sys.executable, "-m", "warpwell", "sched", "explain", "--all", given]
+        done = subprocess.run(
+            ["bash", "-c", f'"$@" {closed}', "bash", *command], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, said)

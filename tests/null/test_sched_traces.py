@@ -162,6 +162,13 @@ request,arrival,kernel,seconds,kind,blocks,priority,tenant,need
 """
 
 
+def test_a_line_that_is_no_record(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("[" * 200_000)
+    with pytest.raises(errors.FormatError, match=r"t\.csv, line 1: field larger.*give a file of rows"):
+        table.read(path)
+
+
 def test_a_table(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(TABLE)

@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 what ``kv verify`` or ``table check`` found damaged, 2 bad input (a message on stderr says what to
     do), 130 an interrupt; ``run`` ends with the code of its program.
     """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed by who started this (`>&-`); no file of ours may get its number
+            setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))
     given = sys.argv[1:] if argv is None else list(argv)
     arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
     if argv is None and arguments.module not in _OWN:

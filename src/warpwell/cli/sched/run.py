@@ -19,6 +19,7 @@ from ...array.opening import require_device
 from ...errors import ArgumentError, MissingFileError, SchedulerError
 from ...scheduler import Core, Event, Log, Scheduler
 from ...scheduler.executors import executor_of
+from ...scheduler.report.timeline import require_pictures
 from ...scheduler.task import Job, Profile, Request, Task
 from ...study.experiment import chosen, log_path
 from ...study.metrics import Metrics, measure
@@ -75,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (arguments.log, arguments.trace_out, arguments.picture):
         if path is not None:
             log_path(path, policies[0], len(policies) > 1)  # before hours of work: is there such a folder?
+    if arguments.picture is not None:
+        require_pictures()
     runner = _mix if arguments.file is None else _file
     with output.progress() as report:
         values, found, wrong = runner(arguments, device, policies, report)

@@ -14,7 +14,7 @@ from ...errors import ArgumentError, SchedulerError, ServiceError
 from ...json_file import read_json
 from ...turns.choice import HOLD
 from ...turns.operate import limited
-from ..arguments import Commands, command, json_option
+from ..arguments import Commands, command, json_option, new_file
 from ..output import Output
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
     from ...scheduler.service.service import Service
 
     tenants = _by_name(arguments.tenants, "--tenants")
+    if arguments.metrics is not None:
+        new_file(arguments.metrics, "--metrics")
     service = Service(
         arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
         tenants=tenants, group=arguments.group,

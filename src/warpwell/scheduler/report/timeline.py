@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -134,6 +135,13 @@ def write_trace(log: Log, path: str | os.PathLike[str]) -> None:
         json.dump(chrome_trace(log), stream, allow_nan=False)
 
 
+def require_pictures() -> None:
+    """Raise ArgumentError if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        message = f"a picture needs matplotlib: install {errors.general.extra('demo')}"
+        raise errors.ArgumentError(message, name="picture")
+
+
 def draw(log: Log, path: str | os.PathLike[str]) -> None:
     """Draw when each task was on the device, one colour a tenant (or a kernel, where there is one tenant).
 
@@ -147,11 +155,9 @@ def draw(log: Log, path: str | os.PathLike[str]) -> None:
             "which has no limit",
             name="picture",
         )
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        message = f"a picture needs matplotlib: install {errors.general.extra('demo')}"
-        raise errors.ArgumentError(message, name="picture") from None
+    require_pictures()
+    from matplotlib.figure import Figure  # optional, and slow
+
     by_tenant = len({stay.tenant for stay in listed}) > 1
     groups = list(dict.fromkeys(stay.tenant if by_tenant else stay.name for stay in listed))
     colours = {group: _COLOURS[k % len(_COLOURS)] for k, group in enumerate(groups)}

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from ... import errors
 
@@ -123,7 +123,8 @@ def read(
     required, optional = list(required), list(optional)
     known = [*required, *optional, *ignored]
     reader = csv.reader(_content(text))
-    columns = _names(reader)
+    records = _records(reader, path)
+    columns = _names(records)
     for name in columns:
         if name not in known:
             message = f"{path} has a column {name!r} that is not known: take {', '.join(required + optional)}"
@@ -134,7 +135,7 @@ def read(
         if name not in columns:
             message = f"{path} has no column {name!r}: its first line must have {', '.join(required)}"
             raise errors.FormatError(message, path=path)
-    for values in reader:
+    for values in records:
         if not values:
             continue
         if len(values) != len(columns):
@@ -149,9 +150,17 @@ def name_of(path: str | os.PathLike[str]) -> str:
     return Path(path).name
 
 
-def _names(reader: Iterator[list[str]]) -> list[str]:
+def _records(reader: Any, path: str | os.PathLike[str]) -> Iterator[list[str]]:
+    """Give what a reader of `csv` reads; raise FormatError where it is no CSV."""
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise errors.FormatError(f"{path}, line {reader.line_num}: {error}; give a file of rows", path=path) from None
+
+
+def _names(records: Iterator[list[str]]) -> list[str]:
     """Return the names of the columns, from the first line that has something."""
-    return [name.strip() for name in next((values for values in reader if values), [])]
+    return [name.strip() for name in next((values for values in records if values), [])]
 
 
 def _content(text: Iterable[str]) -> Iterator[str]:
