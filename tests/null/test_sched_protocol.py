@@ -438,6 +438,10 @@ def test_arguments_that_do_not_travel() -> None:
             Packer().launch(double[8], [wrong])
     with pytest.raises(errors.ArgumentError, match="overlap"):
         Packer().launch(double[8], [a[:5], a[3:]])
+    graph = type("CUDAGraph", (), {"__module__": "torch.cuda.graphs"})()
+    for work in (lambda stream: None, graph):
+        with pytest.raises(errors.ArgumentError, match="is a function or a graph, and a service runs kernels alone"):
+            Packer().launch(work, [])
     Packer().launch(double[8], [*a.reshape(4, 2).T])  # columns of a matrix lie between each other
     packer = Packer()
     task = packer.launch(double[8], [a, a, read_only, read_only[2:], np.float32(0.1), 3, True, 0.5, -1])
@@ -1397,7 +1401,9 @@ def test_only_who_may_do_anything_lends_memory(make: Made, monkeypatch: pytest.M
         service.close()
 
 
-def test_where_settings_name_tenants_nobody_else_gets_in(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_settings_name_tenants_nobody_else_gets_in(
+    make: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     service = make(tenants={"a": 1, "b": {"weight": 2}})
     for name in ("c", "default", "A"):
         with pytest.raises(errors.ServiceError, match=f"tenant '{name}' has no setting .* as one of a, b"):
@@ -1410,7 +1416,7 @@ def test_where_settings_name_tenants_nobody_else_gets_in(make: Made, monkeypatch
             with pytest.raises(errors.QuotaError, match="tenant 'default' has no setting"):
                 refused()
     service.close()
-    grouped = make(tenants={"a": 1}, group=str(os.getgid()))
+    grouped = make(path=tmp_path / "group" / "s.sock", tenants={"a": 1}, group=str(os.getgid()))
     pretend(monkeypatch, 4_000_000)
     with pytest.raises(errors.ServiceError, match="tenant 'user-4000000' has no setting"):
         connect(grouped.path)

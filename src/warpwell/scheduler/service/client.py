@@ -23,6 +23,7 @@ from ...targets.arguments.overlaps import overlap
 from ...targets.arrays import at_address
 from ...targets.gpu import ipc
 from ...turns.gpu_work import device_name
+from ..callables import Call, as_launch
 from ..events import Log
 from ..handle import TaskFuture
 from ..scheduler import checked_launches, require_launch
@@ -505,6 +506,11 @@ class Packer:
         ArgumentError, DTypeError
             The kernel or an argument cannot travel.
         """
+        if isinstance(as_launch(launch, ())[0], Call):
+            raise errors.ArgumentError(
+                f"{launch!r:.80} is a function or a graph, and a service runs kernels alone: submit it to a Scheduler "
+                "of your own process"
+            )
         require_launch(launch)
         named = references.reference(launch.kernel)
         given = viewed(launch.kernel, args)
