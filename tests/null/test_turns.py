@@ -560,6 +560,22 @@ def test_the_folder_is_named_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, 
     assert not any(tmp_path.iterdir())
 
 
+def test_the_file_is_for_the_group_of_a_shared_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    given = []
+    monkeypatch.setattr(os, "fchown", lambda _, user, group: given.append((user, group)))
+    for mode in (0o700, 0o770):
+        folder = tmp_path / oct(mode)
+        folder.mkdir()
+        folder.chmod(mode)
+        monkeypatch.setenv("WARPWELL_TURNS", str(folder))
+        free(f"{name}-{mode}")
+        (made,) = folder.iterdir()
+        assert made.stat().st_mode & 0o777 == mode & 0o660
+    assert given == [(-1, tmp_path.stat().st_gid)]
+
+
 def test_the_folder_must_be_its_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
     monkeypatch.delenv("WARPWELL_TURNS")
     monkeypatch.setattr(os.path, "isdir", lambda _: False)

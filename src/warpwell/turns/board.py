@@ -8,6 +8,7 @@ again. So nothing here needs an atomic operation, and no process can leave the f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -131,9 +132,11 @@ class Board:
     def __init__(self, path: Path) -> None:
         self.name = path.name.removesuffix(".turns")
         self.path = path
-        shared = bool(os.stat(path.parent).st_mode & stat.S_IWGRP)
+        folder = os.stat(path.parent)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if shared and os.fstat(self._file).st_uid == os.getuid():
+        if folder.st_mode & stat.S_IWGRP and os.fstat(self._file).st_uid == os.getuid():
+            with contextlib.suppress(PermissionError):  # this user is not in that group
+                os.fchown(self._file, -1, folder.st_gid)
             os.fchmod(self._file, 0o660)
         if os.fstat(self._file).st_size < _SIZE:
             # by several at once, too: what is new is zero. Without its room a write to the map would kill the process
