@@ -436,6 +436,9 @@ def test_arguments_that_do_not_travel() -> None:
     for wrong in ("text", [1], None, 1 << 64, 1j, {}, np.ma.array([1.0, 2.0], mask=[0, 1])):
         with pytest.raises(errors.ArgumentError, match="does not travel"):
             Packer().launch(double[8], [wrong])
+    query = type("Query", (), {"__repr__": lambda _: pytest.fail("what may take long was printed")})()
+    with pytest.raises(errors.ArgumentError, match="is a Query, which does not travel"):
+        Packer().launch(double[8], [query])
     with pytest.raises(errors.ArgumentError, match="overlap"):
         Packer().launch(double[8], [a[:5], a[3:]])
     graph = type("CUDAGraph", (), {"__module__": "torch.cuda.graphs"})()

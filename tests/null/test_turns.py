@@ -739,6 +739,15 @@ def test_streams_narrow_what_is_waited_for(gpu: Gpu, name: str) -> None:
     assert gpu.calls == ["context 77", "wait 1", "wait 2", "wait 3", "wait 4", "context None"]
 
 
+def test_a_tensor_is_no_stream(name: str) -> None:
+    class Tensor:
+        def __bool__(self) -> bool:
+            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+    with pytest.raises(errors.ArgumentError, match="give a stream of PyTorch"):
+        ww.turn("here", device=name, stream=Tensor())
+
+
 def test_another_context_has_events_of_its_own(gpu: Gpu, name: str) -> None:
     for context in (77, 78):
         gpu.context = context

@@ -85,7 +85,7 @@ def handles(stream: Any) -> tuple[int, ...]:
                 found = getattr(stream, name)
                 break
     found = getattr(found, "value", found)
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # the last one is PyTorch's, for a tensor
         return (int(found or 0),)
     raise errors.ArgumentError(
         f"stream is {stream!r:.60}: give a stream of PyTorch, CuPy or numba, its handle, or a list", name="stream"

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...errors.options import shown
 from ...targets.arguments import viewed
 from ...targets.arguments.overlaps import overlap
 from ...targets.arrays import at_address
@@ -544,9 +545,11 @@ class Packer:
             return ["float", value]
         if is_foreign(value):
             return self._located(value, f"argument {place} of kernel {kernel!r}")
+        # to print an object of others may take long: that of a query runs it
+        its = shown(value) if isinstance(value, int | str | None) else f"a {type(value).__name__}"
         raise errors.ArgumentError(
-            f"argument {place} of kernel {kernel!r} is {value!r:.60}, which does not travel to a service: NumPy "
-            "arrays, numbers of 64 bits and what to_device returned do",
+            f"argument {place} of kernel {kernel!r} is {its}, which does not travel to a service: NumPy arrays, "
+            "numbers of 64 bits and what to_device returned do, so convert it (a masked array by `filled()`)",
             name="args",
         )
 
