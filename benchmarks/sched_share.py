@@ -208,22 +208,15 @@ blocks_by_name: dict[str, int] = {}
 
 BRIEFLY = 3
 
-SIGNAL = 15e-6
-"""Seconds of the host for a word that tells workers to leave."""
-
 WORKERS = 0.96
 """Rate of a kernel alone as workers, over that of the plain one: between 0.93 (float64) and 0.98 were measured."""
-
-NOTICE = 100e-6
-"""Seconds from an event of the GPU to the host's decision, and from its launch to the first block: 248 us lay between
-kernels that it launched, with decisions of 145 us."""
 
 
 def host_of(step: float, executor: CudaExecutor) -> HostDelays:
     """Return what the simulator is to take for the host: most steps decide and launch one kernel."""
     pace = getattr(executor, "_pace", None)
     launch = pace.launching if pace is not None else 0.5 * step
-    return HostDelays(decision=max(0.0, step - launch), launch=min(launch, step), signal=SIGNAL, notice=NOTICE)
+    return HostDelays.of(step, launch)
 
 
 def measure_all(device: str, dry: bool, window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:

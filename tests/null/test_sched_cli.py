@@ -45,6 +45,18 @@ def test_all_policies_as_json(capsys):
         assert set(values["turnaround"]) == {"compute", "memory"}
 
 
+def test_the_host_takes_its_time(capsys):
+    def stp(host):
+        options = [*SMALL, "--load", "inf", "--policy", "left-over", "--json", "--host", host]
+        found = json.loads(said(capsys, "simulate", *options))
+        assert found["host"] == pytest.approx(1e-6 * float(host))
+        return found["policies"]["left-over"]["stp"]
+
+    assert stp("0") > stp("50") > stp("500")
+    assert "host, us" in said(capsys, "simulate", *SMALL, "--host", "145")
+    assert "--host is -3.0: give a number from 0" in failing(capsys, "simulate", "--host", "-3")
+
+
 @pytest.mark.parametrize("mode", ["switch", "drain"])
 def test_the_same_seed_gives_the_same_log(tmp_path, capsys, mode):
     def log(name, seed):

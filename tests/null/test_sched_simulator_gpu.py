@@ -18,11 +18,8 @@ from warpwell.study.replay import replay
 from warpwell.study.simulator import HostDelays, Simulator
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-LAUNCH, SIGNAL, DECISION = 60e-6, 15e-6, 5
-"""Seconds of a launch and of a word to workers; the column of a decision's microseconds."""
-NOTICE = 100e-6
-"""Seconds from an event to the host's decision, and from its launch to the first block: 248 us lay between kernels that
-the host launched, with decisions of 145 us (docs/results/2026-11-24-h200-ahead.md)."""
+DECISION = 5
+"""The column of a decision's microseconds."""
 WORKERS = 0.96
 LATER = 5e-3
 """Seconds from the first class to the second, where the order matters."""
@@ -95,8 +92,7 @@ def trace(of: Run, title: str, seed: int) -> list[Request]:
 def simulated(of: Run, title: str, policy: str, number: int, row: list[float]) -> float:
     requests = trace(of, title, of.first + number)
     assert Counter(request.name for request in requests) == of.said["work"][title][number]
-    step = row[DECISION] * 1e-6
-    host = HostDelays(max(0.0, step - LAUNCH), min(step, LAUNCH), SIGNAL, NOTICE)
+    host = HostDelays.of(1e-6 * row[DECISION])
     simulator = Simulator(of.pairs, Capacity(), mode="drain", host=host, workers=WORKERS)
     return replay(requests, Core(simulator, policy, rates=of.pairs)).metrics().stp
 

@@ -18,7 +18,7 @@ from ..scheduler.policies import POLICIES, policy
 from .metrics import NEEDED
 from .rates import rates
 from .replay import ReplayResult, replay
-from .simulator import Simulator
+from .simulator import HostDelays, Simulator
 from .traces import Recipe, Trace
 
 ERROR = 0.05
@@ -46,6 +46,8 @@ class Experiment:
         None: that of the workload.
     model : SourceModel
         Constants of the source's formula.
+    host : float
+        Seconds that the host takes for a decision with its launch; see `HostDelays.of`.
     """
 
     recipe: Recipe = field(default_factory=Recipe)
@@ -56,11 +58,13 @@ class Experiment:
     error: float = ERROR
     device: Capacity | None = None
     model: SourceModel = SOURCE
+    host: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.error < float("inf"):
             raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
         errors.checked_integer(self.limit, "limit")
+        errors.checked_seconds(self.host, "host", zero=True, most=1.0)
 
     def capacity(self, workload: Trace) -> Capacity:
         """Return the simulated device."""
@@ -88,7 +92,8 @@ class Experiment:
         capacity = self.capacity(workload)
         requests, truth = workload.requests(self.error, self.recipe.seed)
         table = rates(self.rates, capacity, matrix=self.matrix)
-        simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth)
+        host = HostDelays.of(self.host)
+        simulator = Simulator(table, capacity, self.model, self.mode, self.recipe.seed, truth=truth, host=host)
         options = {"model": self.model} if name == "source" else {}
         core = Core(simulator, policy(name, **options), limit=self.limit, rates=table, log=log)
         core.log.about = {**self.about(workload), "policy": name, "rates": table.name}
@@ -108,6 +113,7 @@ class Experiment:
             "limit": self.limit,
             "mode": self.mode,
             "prediction_error": self.error,
+            "host": self.host,
             "processors": capacity.processors,
             "clock": capacity.clock,
             "cost": self.model.origin,

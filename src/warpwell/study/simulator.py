@@ -30,6 +30,11 @@ On an H200 it had 0.77 with half of the device, in place of 0.84 where the memor
 """
 
 
+LAUNCH, SIGNAL, NOTICE = 60e-6, 15e-6, 100e-6
+"""Seconds of a host beside an H200 for a launch and for a word to workers, and from an event to its decision with the
+way from its launch to the first block: 248 us lay between kernels that it launched, with decisions of 145 us."""
+
+
 class HostDelays(NamedTuple):
     """Seconds that the host takes, one thing after another, while the device goes on with what it has.
 
@@ -50,6 +55,11 @@ class HostDelays(NamedTuple):
     launch: float = 0.0
     signal: float = 0.0
     notice: float = 0.0
+
+    @classmethod
+    def of(cls, step: float, launch: float = LAUNCH) -> HostDelays:
+        """Return those of a host that takes `step` seconds for a decision with its launch; none where that is 0."""
+        return cls(max(0.0, step - launch), min(step, launch), SIGNAL, NOTICE) if step else cls()
 
 
 NO_DELAYS = HostDelays()

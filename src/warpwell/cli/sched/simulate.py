@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, SchedulerError
+from ...errors.options import checked_number
 from ...targets.uninterrupted import uninterrupted
 from ..arguments import Commands, command, json_option
 
@@ -50,6 +51,8 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group.add_argument("--model", metavar="FILE.json", help="constants of the cost formula, from sched fit")
     what = "median relative error of predicted times (default 0.05)"
     group.add_argument("--error", type=float, metavar="E", help=what)
+    what = "microseconds of the host for a decision with its launch (default 0; beside an H200 it took 145)"
+    group.add_argument("--host", type=float, default=0.0, metavar="US", help=what)
     group.add_argument("--device", choices=("h100", "v100"), help="default: that of the trace")
     group.add_argument("--processes", type=int, metavar="N", help="default: a processor each, at most 2")
     parser.add_argument("--log", metavar="FILE", help="write the log; of several policies, one file each")
@@ -102,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         error=ERROR if arguments.error is None else arguments.error,
         device=CAPACITIES[arguments.device] if arguments.device else None,
         model=SOURCE if arguments.model is None else SourceModel.load(arguments.model),
+        host=1e-6 * checked_number(arguments.host, "--host", most=1e6),
     )
     experiment.check()
     processes = arguments.processes
@@ -243,6 +247,7 @@ def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any
         "time compressed": about.get("compressed"), "arrivals": about.get("arrivals"),
         "applications": ", ".join(about.get("applications", ())), "rates": about["rates"], "preemption": about["mode"],
         "limit": about["limit"], "prediction error": about["prediction_error"], "seed": about["seed"],
+        "host, us": 1e6 * about["host"] or None,
         "left out": ", ".join([*about.get("placeholders", ()), *about.get("not_drawn", ())]) or None,
     }  # fmt: skip
     shown |= {f"imputed: {name}": text for name, text in about["imputed"].items()}
