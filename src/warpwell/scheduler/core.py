@@ -118,6 +118,8 @@ class Core:
         self._trains: dict[Job, Train] = {}
         self._relieves: dict[Job, Job] = {}
         self._failed: deque[Ended | Stopped] = deque()
+        self._unwritten: list[tuple[Any, ...]] = []
+        self._unsaved: list[tuple[dict[str, Any], Job, Placement | None, list[Job]]] = []
         self._changed = True
         self._enough = 0
         self._latest: float | None = None
@@ -181,7 +183,8 @@ class Core:
             for its, bytes_, whose in bounds:
                 if bytes_ is not None and its > bytes_:
                     why = {"rule": "memory", "bytes": its, "most": bytes_}
-                    self.log.note([(self.executor.now(), "reject", self._number, task.name, task.tenant, why)])
+                    self._unwritten.append((self.executor.now(), "reject", self._number, task.name, task.tenant, why))
+                    self._write_out()
                     raise errors.TaskMemoryError(
                         f"task {task.name!r} needs {its} bytes and {whose} {bytes_}: make it smaller, or split it",
                         task=task.name,
@@ -231,6 +234,12 @@ class Core:
         float or None
             The time at which to call again although nothing happened; None: at the next event.
         """
+        try:
+            return self._step()
+        finally:
+            self._write_out()
+
+    def _step(self) -> float | None:
         executor, arrivals = self.executor, self._arrivals
         events = executor.poll()
         for event in events:
@@ -281,15 +290,21 @@ class Core:
         bool
             False if it has ended already. A job whose last block ends meanwhile is done nevertheless.
         """
-        now = self.executor.now()
         if job.state in (DONE, State.FAILED, CANCELLED):
             return False
+        try:
+            self._cancel(job, self.executor.now())
+        finally:
+            self._write_out()
+        return True
+
+    def _cancel(self, job: Job, now: float) -> None:
         if job.state in (RUNNING, STOPPING):
             self._cancelling.add(job)
             self._drop_rest(job, now, {"rule": "cancelled before it", "by": job.number})
             if job.state is RUNNING and self.may_leave(job):
                 self._leave(job, now, "drain", {"rule": "cancelled"})
-            return True
+            return
         self._changed = True
         if job in self._queue:
             self._queue.remove(job)
@@ -301,7 +316,6 @@ class Core:
             if before is not None:
                 del self._next[before]
         self._finish((job,), now, CANCELLED, None, {"rule": "asked"})
-        return True
 
     def may_leave(self, job: Job) -> bool:
         """Whether a running job leaves if it is asked to: it does not run whole, or others are before it in a train."""
@@ -687,18 +701,20 @@ class Core:
         job.since = now
         here = job.train is not None and job.train.index(job) >= job.train.given
         failed = {} if here else _ask(self.executor.preempt, job, mode)[1]
-        self._write("preempt", (job,), now, {**why, "mode": mode, "saved": self._saved(job), **failed})
+        why = {**why, "mode": mode, "saved": None, **failed}
+        self._unsaved.append((why, job, job.placement, self.running.copy()))
+        self._write("preempt", (job,), now, why)
         if here:
             self._happened(Stopped(job, now, job.done), ())
 
-    def _saved(self, job: Job) -> dict[str, float]:
+    def _saved(self, job: Job, placement: Placement | None, running: list[Job]) -> dict[str, float]:
         """Return the inputs of the source's cost formula, for ``warpwell sched fit``: bytes of one multiprocessor."""
-        task, placement = job.task, job.placement
+        task = job.task
         blocks = min(task.profile.resident, task.blocks)
         if placement is not None and placement.workers is not None:
             blocks = min(blocks, placement.workers)
         each = -(-blocks // self.executor.capacity.processors)
-        misses = [other.task.profile.miss_rate for other in self.running if other is not job]
+        misses = [other.task.profile.miss_rate for other in running if other is not job]
         return {"bytes": (task.profile.registers + task.profile.shared) * each, "miss_rate": max(misses, default=0.0)}
 
     def _resize(self, decision: Resize, now: float) -> None:
@@ -734,16 +750,29 @@ class Core:
         self, kind: str, jobs: Sequence[Job], time: float, why: dict[str, Any], key: str = "",
         values: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Write what happened to a job, or to several that differ in nothing but their number; see `Many`."""
+        """Note what happened to a job, or to several that differ in nothing but their number; see `Many`.
+
+        It is in the log when a step has ended: what the device is to do comes first.
+        """
         if kind in self.log.kinds:
             job, task = jobs[0], jobs[0].task
             if len(jobs) == 1:
                 its = {**why, key: values[0]} if values else why
-                self.log.note([(time, kind, job.number, task.name, task.tenant, its)])
+                self._unwritten.append((time, kind, job.number, task.name, task.tenant, its))
             else:
+                self._write_out()
                 numbers = [job.number for job in jobs]
                 times = [job.since for job in jobs]
                 self.log.note_many(Many(kind, task.name, task.tenant, numbers, times, why, key, values))
+
+    def _write_out(self) -> None:
+        """Write what was noted to the log."""
+        for why, *of in self._unsaved:
+            why["saved"] = self._saved(*of)
+        self._unsaved.clear()
+        if self._unwritten:
+            unwritten, self._unwritten = self._unwritten, []
+            self.log.note(unwritten)
 
     def _wrong(self, what: str) -> errors.SchedulerError:
         return errors.SchedulerError(f"policy {self.policy.name!r} {what}: correct the policy")
