@@ -582,6 +582,10 @@ def test_words_of_arguments_are_equal_only_where_a_kernel_gets_the_same() -> Non
     assert words(_Array(64, stream=2)) is words(_Array(64, stream=4096)) is None  # each launch must wait for it
 
 
+def free_records(records: Any) -> int:
+    return len(records._ready) + len(records._used) + len(records._spare)
+
+
 def alike(x: Any, seconds: float, count: int) -> list[Job]:
     """Return jobs of one pattern."""
     profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured", resident=4)
@@ -602,6 +606,35 @@ def test_a_train_comes_behind_what_the_default_stream_was_given_before() -> None
     assert executor.launch_train(jobs[2:], plain, jobs[1]) == 4 and not gpu.default
     until(lambda: executor.poll() is not None and not executor._runs)
     assert (x == 104).all()
+    executor.close()
+
+
+def test_workers_of_a_known_pattern_need_nothing_of_their_own() -> None:
+    x, gpu = np.zeros(1000), FakeGpu()
+    executor, jobs = fake_executor_over(gpu), alike(x, 5e-3, 3)
+    for k, job in enumerate(jobs):
+        gpu.default.append(lambda k=k: x.fill(10 * k))
+        executor.launch(job, Placement(workers=2))
+        assert not gpu.default
+        until(lambda job=job: any(event.job is job and isinstance(event, Ended) for event in executor.poll()))
+        assert (x == 10 * k + 1).all() and len(gpu.made) == 1
+    executor.close()
+
+
+def test_a_task_finds_its_record_told_where_progress_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, gpu = np.zeros(1000), FakeGpu()
+    executor = fake_executor_over(gpu)
+    one, other = alike(x, 5e-3, 2)
+    executor.launch(one, Placement(workers=2))
+    ended: list[Any] = []
+    until(lambda: ended.extend(executor.poll()) or ended)
+    executor.wait(executor.now() + 0.01)  # it has nothing else to do
+    told: list[int] = []
+    monkeypatch.setattr(gpu, "set_word", lambda address, value: told.append(address))
+    executor.launch(other, Placement(workers=2))
+    assert not told
+    until(lambda: ended.extend(executor.poll()) or len(ended) == 2)
+    assert (x == 2).all()
     executor.close()
 
 
@@ -796,11 +829,11 @@ def test_what_cannot_be_put_behind_others_keeps_no_record() -> None:
     conformance.finish_one(executor)
     job, x = held(executor)
     records = executor._records
-    count = len(records._ready) + len(records._used)
+    count = free_records(records)
     refused = conformance.job(executor)
     assert not executor.launch_behind(refused, Placement(workers=1), job)
     executor.discard(refused)
-    assert len(records._ready) + len(records._used) == count
+    assert free_records(records) == count
     x[0] = 1
     conformance.ends(executor, 1)
     executor.close()
@@ -820,17 +853,17 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     executor._lines.give(line)
     executor.resize(job, 2)  # the other worker comes there, when those behind the first have been told to leave
     records = executor._records
-    count = len(records._ready) + len(records._used)
+    count = free_records(records)
     x[0] = 1
     until(lambda: executor.poll() or executor._runs[third].rows == 1, 30)  # that there is left
     executor.preempt(third)
     (event,) = executor.poll()
     assert event.job is third and isinstance(event, Stopped)
     executor.discard(third)
-    assert len(records._ready) + len(records._used) == count  # another task may reset it, and then nobody sets it
+    assert free_records(records) == count  # another task may reset it, and then nobody sets it
     going.set()
     assert [event.job for event in conformance.ends(executor, 2)] == [job, second]
-    assert len(records._ready) + len(records._used) == count + 3
+    assert free_records(records) == count + 3
     executor.close()
 
 

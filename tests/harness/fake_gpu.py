@@ -6,6 +6,7 @@ target. The order of things, and what may happen between them, is that of a GPU;
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import itertools
@@ -51,12 +52,17 @@ class FakeForms:
 
     def __init__(self, blocks: BlockLaunch, resident: int, words: bool) -> None:
         self._blocks = blocks
+        if not blocks.participants:  # launches that are alike come when this one has ended
+            self._blocks = blocks.launch.cut(blocks.args, blocks.device)
+            self._blocks.flag = blocks.flag
+            self._blocks.begin()
         self._resident = resident
         self._words = words
         self.most = 0
         """Most workers that ran at the same time."""
         self._rows: list[_Row] = []
-        self._now = self._begun = 0
+        self._now = 0
+        self._begun: collections.Counter[int] = collections.Counter()
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -75,9 +81,9 @@ class FakeForms:
         def work(worker: int) -> None:
             with self._lock:
                 self._now += 1
-                self._begun += 1
+                self._begun[control] += 1
                 # others may come as soon as one has counted itself as gone, which is before its thread is here again
-                self.most = max(self.most, self._begun - int(view_of(control + 8 * LEFT, 8, np.int64)[0]))
+                self.most = max(self.most, self._begun[control] - int(view_of(control + 8 * LEFT, 8, np.int64)[0]))
             self._blocks.work(control, worker)
             with self._lock:
                 self._now -= 1

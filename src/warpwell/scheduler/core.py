@@ -767,8 +767,8 @@ class Core:
 
     def _write_out(self) -> None:
         """Write what was noted to the log."""
-        for why, *of in self._unsaved:
-            why["saved"] = self._saved(*of)
+        for why, job, placement, running in self._unsaved:
+            why["saved"] = self._saved(job, placement, running)
         self._unsaved.clear()
         if self._unwritten:
             unwritten, self._unwritten = self._unwritten, []

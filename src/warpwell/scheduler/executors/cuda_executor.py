@@ -35,6 +35,7 @@ from typing import Any
 
 from ... import errors
 from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
+from ...targets.blocks.launch import BlockLaunch
 from ...targets.gpu.gpu import Gpu
 from ...targets.gpu.lines import NOTHING, Line
 from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
@@ -42,7 +43,7 @@ from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
 from .cuda_launch import Ahead, Order, Pace, Records
-from .cuda_run import CudaRun, Relief, lost_with
+from .cuda_run import CudaRun, Kept, Relief, lost_with
 from .threads import Threads
 
 SHORT = 20e-6
@@ -135,7 +136,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             run = self._runs[job] = self._ahead.take(job, placement)
             if run.blocks is not None:
                 self._ready(run, None)
-            elif self._gpu.at_hand(job.task.launch, job.task.arguments):
+            elif self._at_hand(job):
                 # nothing is copied or compiled: another thread would take longer to wake
                 self._ready(run, self._begin(run))
             else:
@@ -165,9 +166,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             run = None
         if run is None:
             run = self._ahead.take(job, placement)
-            if run.blocks is None and not (
-                self._gpu.at_hand(job.task.launch, job.task.arguments) and self._begin(run) is None
-            ):
+            if run.blocks is None and not (self._at_hand(job) and self._begin(run) is None):
                 return False  # a failure comes out of its launch
         else:
             run.placement, run.leave = placement, False
@@ -232,18 +231,17 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """See `Executor`."""
         before, task = self._runs.get(other), jobs[0].task
         line = None if before is None else before.line
-        forms = None if task.pattern is None else task.pattern.forms
+        kept = None if task.pattern is None else task.pattern.forms
         if (
-            before is None or line is None or not line.room or before.count or before.after or forms is None
+            before is None or line is None or not line.room or before.count or before.after or kept is None
             or not self._runs.keys().isdisjoint(jobs)
         ):  # fmt: skip
             return super().launch_train(jobs, placement, other)
         jobs = jobs[: line.room]
         run = CudaRun(jobs[0], placement)
-        run.blocks = task.launch.cut(task.arguments, self._gpu.device)
         self._gpu.wait_default()  # as `begin` does for each of the others
-        run.ticket = line.push_alike(forms.plain_row(), task.profile.seconds or 0.0, [run] * len(jobs))
-        run.forms, run.line, run.jobs = forms, line, jobs
+        run.ticket = line.push_alike(kept.forms.plain_row(), task.profile.seconds or 0.0, [run] * len(jobs))
+        run.blocks, run.forms, run.line, run.jobs = kept, kept.forms, line, jobs
         run.phase, run.behind, run.alike = Phase.RUNNING, True, True
         self._ahead.drop(*jobs)
         self._runs.update(dict.fromkeys(jobs, run))
@@ -381,6 +379,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def _advance(self) -> None:
         """Advance every run, and note its events."""
+        if not (self._prepared or self._finished) and self._lines.news == self._seen:
+            return
         with self._lock:
             prepared, self._prepared = self._prepared, []
         fault: BaseException | None = None
@@ -503,12 +503,11 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             soonest = max(self._returned + GATHER, now + min(REST * (now - self._returned), left / 10))
             lines.watch(self._seen, 0.0, 0.0, self._began + min(soonest, until or math.inf))
         while not lines.woken:
-            if lines.news != self._seen or self._prepared or self._finished:
-                self._advance()
+            self._advance()
             now = self._time()
             if self._events or (until is not None and now >= until) or (until is None and not self._runs):
                 break
-            if self._ahead.step(self._runs):
+            if self._ahead.step(self._runs) or self._records.step():
                 continue
             latest = now + 1.0 if until is None else until
             lines.watch(self._seen, self._began + latest, SPIN)
@@ -572,17 +571,29 @@ class CudaExecutor(BlockExecutor[CudaRun]):
             self._prepared.append((run, error))
         self._lines.nudge()
 
+    def _at_hand(self, job: Job) -> bool:
+        """Tell whether `_begin` copies nothing and compiles nothing."""
+        task = job.task
+        if task.pattern is not None and task.pattern.forms is not None:
+            return True
+        return bool(self._gpu.at_hand(task.launch, task.arguments))
+
     def _begin(self, run: CudaRun) -> BaseException | None:
         """Begin the arguments and compile; return what went wrong."""
         try:
             task = run.job.task
+            kept = None if task.pattern is None else task.pattern.forms
             blocks, task.cut = task.cut, None
-            if blocks is None or blocks.device != self._gpu.device:
-                blocks = task.launch.cut(task.arguments, self._gpu.device)
-            blocks.begin()
-            run.blocks = blocks
-            run.forms = self._gpu.forms(blocks)
-            run.forms.prepare()
+            if kept is not None:
+                self._gpu.wait_default()  # as where arguments begin
+                run.blocks, run.forms = kept, kept.forms
+            else:
+                if blocks is None or blocks.device != self._gpu.device:
+                    blocks = task.launch.cut(task.arguments, self._gpu.device)
+                blocks.begin()
+                run.blocks = blocks
+                run.forms = self._gpu.forms(blocks)
+                run.forms.prepare()
             run.resources = run.forms.resources(run.form)
         except BaseException as failure:  # the task's own failure, which is its end
             return failure
@@ -650,7 +661,8 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         run.kept.append(row)
         run.top += run.count
         if task.pattern is not None and task.pattern.forms is None and getattr(run.forms, "lasting", False):
-            task.pattern.forms = run.forms
+            assert isinstance(run.blocks, BlockLaunch)
+            task.pattern.forms = Kept(run.forms, run.blocks)
 
     def _timer(self) -> tuple[int, int]:
         """Return two events with times."""

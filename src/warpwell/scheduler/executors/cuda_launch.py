@@ -103,24 +103,49 @@ class Records:
         self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
         self._slab.write(0, np.tile(np.array(fresh(), np.int64), RECORDS))
         self._told = gpu.allocate_shared(PINNED_BYTES * RECORDS)
+        self._words = self._told.words[:: PINNED_BYTES // 8]
+        self._mirror = mirror_word(self._told.address, 1)
         self._first: int = self._slab.address
         self._ready: deque[int] = deque(self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS))
         self._used: deque[int] = deque()
         self._reset: tuple[Any, list[int]] | None = None
+        # by how often progress is told
+        self._spare: dict[int, int] = {}
+        self._wanted: set[int] = set()
 
     def take(self, blocks: int) -> int:
         """Return the address of a record as `fresh` says, for a task of so many blocks."""
-        record = self._next()
-        number = self._number(record)
-        self._told.words[PINNED_BYTES // 8 * number] = 0
-        # workers find it when it is there
-        told = mirror_word(self._told.address + PINNED_BYTES * number, blocks)
-        self._gpu.set_word(record + 8 * MIRROR, told)
+        often = mirror_word(0, blocks)
+        record = self._spare.pop(often, None)
+        self._wanted.add(often)
+        if record is None:
+            record = self._next()
+            self._tell(record, often)
         return record
+
+    def step(self) -> bool:
+        """Make a record ready in place of one that was taken; return whether there was one."""
+        if not self._wanted or not self._ready:
+            return False
+        often = self._wanted.pop()
+        if often not in self._spare:
+            record = self._ready.popleft()
+            try:
+                self._tell(record, often)
+            except errors.DeviceNotFoundError:  # `poll` says that it is lost
+                return False
+            self._spare[often] = record
+        return True
+
+    def _tell(self, record: int, often: int) -> None:
+        """Let workers tell progress; they find the address when it is there."""
+        number = self._number(record)
+        self._words[number] = 0
+        self._gpu.set_word(record + 8 * MIRROR, self._mirror + PINNED_BYTES * number + often)
 
     def progress(self, record: int) -> int:
         """Return how many blocks of a record's task have ended, or some less."""
-        return int(self._told.words[PINNED_BYTES // 8 * self._number(record)])
+        return int(self._words[self._number(record)])
 
     def _number(self, record: int) -> int:
         return (record - self._first) // (8 * CONTROL_WORDS)
@@ -137,6 +162,8 @@ class Records:
             self._reset = self._gpu.reset_words(made, fresh()), made
         if not self._ready and self._reset is not None:
             return self._next()
+        if not self._ready and self._spare:
+            return self._spare.popitem()[1]
         if not self._ready:
             raise errors.SchedulerError(f"{RECORDS} tasks have begun and not ended: let some end first")
         return self._ready.popleft()

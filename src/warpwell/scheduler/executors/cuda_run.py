@@ -25,7 +25,7 @@ class CudaRun(BlockRun):
     """A task on the GPU."""
 
     # Of thousands of short ones, most fields are never set: they are the class's.
-    blocks: BlockLaunch | None = None
+    blocks: BlockLaunch | Kept | None = None
     forms: Any = None
     control = 0
     """Address of its control record, 0 before it has one."""
@@ -48,7 +48,7 @@ class CudaRun(BlockRun):
     then = _NONE
     """Those that come after it."""
     alike = False
-    """Whether it shares `blocks` with others, which were never begun."""
+    """Whether it was launched as others were, as it is: it has no resources of its own, and its end is told at once."""
     jobs: Sequence[Job] | None = None
     """Of a train that was launched at once: its jobs, from `ticket` on. They have this run together, each with one row,
     until one of them is treated by itself."""
@@ -150,6 +150,33 @@ class CudaRun(BlockRun):
         assert self.blocks is not None
         resident = min(self.resources.get("resident", 1), self.blocks.blocks)
         return (self.job.task.profile.seconds or 0.0) * resident / self.blocks.blocks
+
+
+class Kept:
+    """How tasks of one pattern are launched: what a `BlockLaunch` is to others, with nothing to begin or to end.
+
+    Parameters
+    ----------
+    forms : object
+        Compiled, with the arguments of all of them, whose arrays are on the GPU.
+    blocks : BlockLaunch
+        Of one of them; it is not kept.
+    """
+
+    __slots__ = ("blocks", "forms", "preemptible")
+
+    ends_at_once = True
+
+    def __init__(self, forms: Any, blocks: BlockLaunch) -> None:
+        self.forms = forms
+        self.blocks = blocks.blocks
+        self.preemptible = blocks.preemptible
+
+    def abort(self) -> None:
+        """Its kernel asks no flag."""
+
+    def end(self) -> None:
+        """There is nothing to bring back."""
 
 
 @dataclass(eq=False)
