@@ -615,9 +615,8 @@ def test_workers_of_a_known_pattern_need_nothing_of_their_own() -> None:
     for k, job in enumerate(jobs):
         gpu.default.append(lambda k=k: x.fill(10 * k))
         executor.launch(job, Placement(workers=2))
-        assert not gpu.default
         until(lambda job=job: any(event.job is job and isinstance(event, Ended) for event in executor.poll()))
-        assert (x == 10 * k + 1).all() and len(gpu.made) == 1
+        assert not gpu.default and (x == 10 * k + 1).all() and len(gpu.made) == 1
     executor.close()
 
 
