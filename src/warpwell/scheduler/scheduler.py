@@ -234,9 +234,10 @@ class Scheduler:
             launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
             profile=profile, size=size,
         )  # fmt: skip
+        request = Request(task.name, (task,))
         if key is not None:
-            self._remember(key, task)
-        return self.submit_request(Request(task.name, (task,)), after)[0]
+            self._remember(key, request)
+        return self.submit_request(request, after)[0]
 
     def _may_be_alike(self, launch: Any) -> bool:
         """Whether the words of its arguments, and options, decide everything about its task but its number."""
@@ -251,11 +252,12 @@ class Scheduler:
             return None
         return None if found is None or found[1] not in (None, self._learner.forgotten) else found
 
-    def _remember(self, key: Any, task: Task) -> None:
-        """Remember a task, for others that are like it, if any thread may take them in."""
+    def _remember(self, key: Any, request: Request) -> None:
+        """Remember the task of a request, for others that are like it, if any thread may take them in."""
         assert self._patterns is not None and self._learner is not None
+        task = request.tasks[0]
         with contextlib.suppress(TypeError):
-            if not task.cut.participants and self._dispatcher.core.welcomes(Request(task.name, (task,))):
+            if not task.cut.participants and self._dispatcher.core.welcomes(request):
                 if len(self._patterns) >= PATTERNS:
                     self._patterns.clear()
                 task.pattern = Pattern(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import errors
@@ -197,19 +197,21 @@ class Pattern:
         What an executor launched one of them by, and launches more by (`Executor.launch_train`); None until then.
     """
 
-    __slots__ = ("_known", "_task", "forms")
+    __slots__ = ("_known", "_shared", "_task", "forms")
 
     def __init__(self, task: Task) -> None:
-        shared = {its.name: getattr(task, its.name) for its in fields(task)}
-        shared |= {"arguments": (), "cut": None, "number": -1, "pattern": self}
-        # Where their class has the fields, a task is one object that the garbage collector looks at, and not two.
-        self._task: type[Task] = type("Task", (Task,), shared)
+        self._shared = {**vars(task), "arguments": (), "cut": None, "number": -1, "pattern": self}
+        self._task: type[Task] | None = None
         self._known = task.known
         self.forms: Any = None
 
     def task(self, arguments: tuple[Any, ...]) -> Task:
         """Return one more such task. Its fields were checked when the first one was made."""
-        task = self._task.__new__(self._task)
+        made = self._task
+        if made is None:  # with the second one: the first does not wait for it
+            # Where their class has the fields, a task is one object that the garbage collector looks at, and not two.
+            made = self._task = type("Task", (Task,), self._shared)
+        task = made.__new__(made)
         task.arguments = arguments
         if self._known is not None:
             task.profile = self._known.profile

@@ -73,7 +73,7 @@ class Prepared:
         """
         self._leading[: self._words] = words
         row = self._configured(grid, threads, _ROW)
-        row[8] = self._addresses.ctypes.data
+        row[8] = _address(self._addresses)
         return row
 
     def own_row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
@@ -87,7 +87,7 @@ class Prepared:
             self._like = key, made
         row = self._like[1].copy()
         row[_ROW : _ROW + self._words] = words
-        at = row.__array_interface__["data"][0]
+        at = _address(row)
         row[8] += at
         row[_ROW + count :] += at
         return row
@@ -131,8 +131,7 @@ def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]
 
     Values are NumPy scalars, ctypes values, and addresses and words as Python integers.
     """
-    places = np.zeros(max(1, len(values)), np.uint64)
-    room = places.view(np.uint8)
+    room = bytearray(8 * max(1, len(values)))
     for k, value in enumerate(values):
         if isinstance(value, np.generic):
             raw = value.tobytes()
@@ -140,5 +139,10 @@ def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]
             raw = bytes(value)
         else:
             raw = (int(value) & (2**64 - 1)).to_bytes(8, "little")
-        room[8 * k : 8 * k + len(raw)] = np.frombuffer(raw, np.uint8)
-    return places, places.ctypes.data + 8 * np.arange(places.size, dtype=np.uint64)
+        room[8 * k : 8 * k + len(raw)] = raw
+    places = np.frombuffer(room, np.uint64)
+    return places, _address(places) + 8 * np.arange(places.size, dtype=np.uint64)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])  # `array.ctypes` makes an object first
