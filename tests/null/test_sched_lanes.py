@@ -193,8 +193,9 @@ def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -
     assert name == "bad" and why["S1"] > why["S0"] and why["C"] < why["T"] and why["gain"] > 0
 
 
-EVEN = (1.0, 1.0)
-"""Seconds of work of both classes that are about."""
+def even() -> tuple[float, float]:
+    """Return seconds of work of both classes that are about."""
+    return 1.0, 1.0
 
 
 def test_the_class_with_more_work_gets_the_larger_share() -> None:
@@ -226,7 +227,7 @@ def test_shares_follow_the_rates() -> None:
     rates = {0.5: (0.5, 0.9), 0.75: (0.9, 0.8)}
     now, chosen = 0.0, []
     for _ in range(5):
-        share = live.choose(memory, compute, EVEN)
+        share = live.choose(memory, compute, even)
         chosen.append(share)
         memory.done = compute.done = 0
         live.begin(memory, compute, now)
@@ -253,7 +254,7 @@ def test_windows_of_a_pair_that_are_too_short_count_together() -> None:
     for k in range(4):
         memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=2112)]))[0] for kind in (M, C))
         assert not live.pairs.of(_key(memory, compute)) or k > 1
-        live.choose(memory, compute, EVEN)
+        live.choose(memory, compute, even)
         live.begin(memory, compute, now)
         now += 0.8 * seconds
         memory.done = compute.done = int(0.5 * 0.8 * 2112)  # less than a wave
@@ -267,7 +268,7 @@ def test_a_short_window_that_begins_with_a_launch_says_nothing() -> None:
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0, blocks=10560)]))[0] for kind in (M, C))
     for least, found in ((3e-3, None), (0.0, 0.8)):
         memory.done = compute.done = 0
-        live.choose(memory, compute, EVEN)
+        live.choose(memory, compute, even)
         live.begin(memory, compute, 0.0, least)
         memory.done = compute.done = memory.task.blocks
         live.look([], 2.5e-3)
@@ -279,8 +280,8 @@ def test_shares_of_short_kernels_are_not_tried() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 1.0)]))[0] for kind in (M, C))
     live.pairs.note(_key(memory, compute), 0.5, (0.4, 0.9))
-    assert live.choose(memory, compute, EVEN, 2e-3) == live.share(memory, compute, EVEN, 2e-3) == 0.5
-    assert live.choose(memory, compute, EVEN, 0.5e-3) == 0.75 and live.share(compute, memory, EVEN) == 0.25
+    assert live.choose(memory, compute, even, 2e-3) == live.share(memory, compute, even, 2e-3) == 0.5
+    assert live.choose(memory, compute, even, 0.5e-3) == 0.75 and live.share(compute, memory, even) == 0.25
 
 
 def test_a_kernel_that_blocks_its_lane_holds_up_nobody_for_ever() -> None:

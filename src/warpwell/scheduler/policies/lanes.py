@@ -208,6 +208,8 @@ class Lanes(Policy):
     def _best(self, view: View, jobs: list[Job], mate: Job | None = None) -> Job:
         """Return whose turn it is: among equals the best company of `mate`, a preempted one, the oldest."""
         equals = self._standing.first(view, jobs)
+        if len(equals) == 1:
+            return equals[0]
         sums = {job: 0 if mate is None else round(self._live.sum(job, mate) / ALIKE) for job in equals}
         return min(equals, key=lambda job: (-sums[job], job.state is not PREEMPTED, job.rest or 0.0, *age(job)))
 
@@ -309,8 +311,10 @@ class Lanes(Policy):
         again = math.inf
         for job in running:
             rest = rest_of(job, view.now)
+            if rest is None or not preemptible(job) or job in view.trains:
+                continue
             lane = [its for its in heads if its.task.profile.kind is job.task.profile.kind]
-            if not lane or rest is None or not preemptible(job) or job in view.trains:
+            if not lane:
                 continue
             mate = next((other for other in running if other is not job), None)
             coming = view.trains.get(mate, ()) if mate is not None else ()
@@ -318,7 +322,7 @@ class Lanes(Policy):
             if self._standing.level(view, following) < self._standing.level(view, first):
                 continue
             if rest <= soon:
-                launch = self._ahead_of(view, following, job, mate, {"rule": "next"})
+                launch, _ = self._ahead_of(view, following, job, mate, {"rule": "next"})
                 poor = mate is not None and self._poor(view, following, mate) and self._as_it_is(view, following)
                 if poor or (mate is None and self._brief(view, following)):
                     launch.placement, launch.relieves = self._plain(view, following), None
@@ -326,17 +330,25 @@ class Lanes(Policy):
             again = min(again, max(rest - soon, 0.1 * TRAIN))
         return [Hold(first, {"rule": "next"}, again=again)] if again < math.inf else []
 
-    def _ahead_of(self, view: View, job: Job, other: Job, mate: Job | None, why: dict[str, Any]) -> Launch:
-        """Launch a job behind a running one, to be older than `mate` if it is memory-intensive."""
+    def _ahead_of(
+        self, view: View, job: Job, other: Job, mate: Job | None, why: dict[str, Any]
+    ) -> tuple[Launch, float]:
+        """Launch a job behind a running one, to be older than `mate` if it is memory-intensive; return `mate`'s share."""
         paired = mate is not None and mate.task.profile.kind is not job.task.profile.kind
-        share = self._live.share(job, mate, _work(view), _shortest(view)) if mate and paired else 1.0
+        share = rest = 1.0
+        if mate and paired:
+            memory, compute = in_order(job, mate)
+            share = self._live.share(memory, compute, lambda: _work(view), _shortest(view))
+            rest = 1.0 - share
+            if memory is mate:
+                share, rest = rest, share
         launch = self._launch(view, job, share, why)
         launch.behind = other
         if mate and paired and job.task.profile.kind is MEMORY and preemptible(mate):
             higher = self._standing.of(view, job) > self._standing.of(view, mate)
             launch.relieves = mate if higher or not launch.placement.plain else None
         self._queued[job] = self._standing.level(view, job)
-        return launch
+        return launch, rest
 
     def _begun(self, view: View) -> list[Decision]:
         """Give those that began behind others their shares; the compute-intensive kernel of a pair is the younger."""
@@ -381,7 +393,7 @@ class Lanes(Policy):
     def _divide(self, view: View, one: Job, two: Job, least: float = FRESH) -> list[tuple[Job, float]]:
         """Return the share of each, memory-intensive first, and measure what comes of it."""
         memory, compute = in_order(one, two)
-        share = self._live.choose(memory, compute, _work(view), _shortest(view))
+        share = self._live.choose(memory, compute, lambda: _work(view), _shortest(view))
         if all([(job.waits and not self._short(view, job)) or preemptible(job) for job in (one, two)]):
             self._live.begin(memory, compute, view.now, least)  # else nothing is known of their progress
         return [(memory, share), (compute, 1.0 - share)]
@@ -493,9 +505,10 @@ class Lanes(Policy):
         if not self.soon:
             return [leaves]
         mate = next((other for other in view.running if other is not victim), None)
-        found: list[Decision] = [leaves, self._ahead_of(view, job, victim, mate, {"rule": why["rule"]})]
+        launch, share = self._ahead_of(view, job, victim, mate, {"rule": why["rule"]})
+        found: list[Decision] = [leaves, launch]
         if mate is not None and preemptible(mate) and mate.task.profile.kind is not job.task.profile.kind:
-            part = self._place(view, mate, self._live.share(mate, job, _work(view), _shortest(view))).workers
+            part = self._place(view, mate, share).workers
             assert mate.placement is not None
             if part is not None and part < (mate.placement.workers or math.inf):
                 found.append(Resize(mate, part, {"rule": "makes room", "for": job.number}))

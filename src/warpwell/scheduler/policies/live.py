@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..predict.pairs import Key, Pairs, key_of
@@ -36,6 +36,10 @@ LEAST_RATE = 1e-3
 
 UNTRIED, USUAL = 1.3, 0.1
 """Sum of rates of a pair that was not measured, before any was, and what a measurement counts for it from then on."""
+
+
+Work = Callable[[], tuple[float, float]]
+"""Returns seconds alone of each class, memory-intensive first; called only where it decides."""
 
 
 class _Part(NamedTuple):
@@ -131,7 +135,7 @@ class Live:
         self._usual += USUAL * (sum(rates) - self._usual)
         self._times[key] = now
 
-    def choose(self, memory: Job, compute: Job, work: tuple[float, float], shortest: float = 0.0) -> float:
+    def choose(self, memory: Job, compute: Job, work: Work, shortest: float = 0.0) -> float:
         """Return the share that a memory-intensive kernel gets now: the best, or one that may be better.
 
         The best has the largest sum of rates; of those that differ little, it is that with which both classes would end
@@ -146,19 +150,24 @@ class Live:
         self._shares[key] = share
         return share
 
-    def _best_share(self, memory: Job, compute: Job, work: tuple[float, float], shortest: float) -> float:
+    def _best_share(self, memory: Job, compute: Job, work: Work, shortest: float) -> float:
         found = self.pairs.of(_key(memory, compute))
         if not found:
             return SHARES[0]
         most = max(map(sum, found.values()))
         alike = [its for its in found if sum(found[its]) >= most - NEAR]
-        share = min(alike, key=lambda its: _makespan(work, found[its]))
-        first, second = _times(work, found[share])
+        share = alike[0]
+        if len(alike) > 1:
+            seconds = work()
+            share = min(alike, key=lambda its: _makespan(seconds, found[its]))
+        long = min(memory.task.profile.seconds or 0.0, compute.task.profile.seconds or 0.0) >= shortest
+        if share != SHARES[0] or not long or min(found[share]) >= SLOWED:
+            return share
+        first, second = _times(work(), found[share])
         rate, larger = (found[share][0], SHARES[1]) if first > second else (found[share][1], SHARES[2])
-        long = min([job.task.profile.seconds or 0.0 for job in (memory, compute)]) >= shortest
-        return larger if long and share == SHARES[0] and larger not in found and rate < SLOWED else share
+        return larger if larger not in found and rate < SLOWED else share
 
-    def share(self, one: Job, two: Job, work: tuple[float, float], shortest: float = 0.0) -> float:
+    def share(self, one: Job, two: Job, work: Work, shortest: float = 0.0) -> float:
         """Return the share that the first of a pair would get now; see `choose`."""
         memory, compute = in_order(one, two)
         share = self._best_share(memory, compute, work, shortest)
