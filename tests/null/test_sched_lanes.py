@@ -202,13 +202,13 @@ def test_the_class_with_more_work_gets_the_larger_share() -> None:
     live = Live()
     memory, compute = (core_of().submit(Request("r", [task(kind, 10.0)]))[0] for kind in (M, C))
     live.pairs.note(_key(memory, compute), 0.5, (0.75, 0.76))
-    assert live.share(memory, compute, (9.0, 1.0)) == 0.75  # tried for the one that would end last
-    assert live.share(memory, compute, (1.0, 9.0)) == 0.25
+    assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75  # tried for the one that would end last
+    assert live.share(memory, compute, lambda: (1.0, 9.0)) == 0.25
     live.pairs.note(_key(memory, compute), 0.75, (0.98, 0.5))
-    assert live.share(memory, compute, (9.0, 1.0)) == 0.75
-    assert live.share(memory, compute, (1.0, 1.0)) == 0.5  # more for both together
+    assert live.share(memory, compute, lambda: (9.0, 1.0)) == 0.75
+    assert live.share(memory, compute, lambda: (1.0, 1.0)) == 0.5  # more for both together
     live.pairs.note(_key(memory, compute), 0.25, (0.4, 0.9))  # much less together
-    assert live.share(memory, compute, (1.0, 9.0)) == 0.5
+    assert live.share(memory, compute, lambda: (1.0, 9.0)) == 0.5
 
 
 def test_work_is_what_runs_and_waits_on_the_device_or_not() -> None:
