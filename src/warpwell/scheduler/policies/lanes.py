@@ -333,7 +333,7 @@ class Lanes(Policy):
     def _ahead_of(
         self, view: View, job: Job, other: Job, mate: Job | None, why: dict[str, Any]
     ) -> tuple[Launch, float]:
-        """Launch a job behind a running one, older than `mate` if it is memory-intensive; return the share of `mate`."""
+        """Launch a job behind a running one, older than `mate` if it is memory-intensive; return that one's share."""
         paired = mate is not None and mate.task.profile.kind is not job.task.profile.kind
         share = rest = 1.0
         if mate and paired:
