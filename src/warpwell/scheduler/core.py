@@ -591,19 +591,19 @@ class Core:
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
         task = job.task
-        account = self._leave_queue((job,))
         placement, why = _placed(decision)
         job.placement = placement
         try:
             self.executor.launch(job, placement)
         except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
+            self._leave_queue((job,))
             self._finish((job,), now, State.FAILED, error, {"error": repr(error)})
             return True
+        self._leave_queue((job,)).running += 1
         job.state = RUNNING
         job.since = now
         if job.started is None:
             job.started = now
-        account.running += 1
         if task.known is not None:
             job.alone = placement.workers is None and not self.running and not job.preemptions
         for other in self.running:
@@ -638,7 +638,6 @@ class Core:
                 raise self._wrong(f"launched {name!r} where {len(self.running)} run already")
         if not (self._queue.unrestricted or self.admission.allowed(job)):
             return False
-        account = self._leave_queue(jobs)
         placement, why = _placed(decision)
         trains = self._trains
         lengths = [len(trains[its]) if its in trains else 0 for its in heads]
@@ -650,6 +649,7 @@ class Core:
                     train.given += self._give(part, placement, last)
                 except Exception as error:
                     if len(jobs) == 1:  # a launch that fails is the task's failure, not the scheduler's
+                        self._leave_queue(jobs)
                         self._finish(jobs, now, State.FAILED, error, {"error": repr(error)})
                         return True
                     # of several, it comes out of the launch of each, when its turn comes
@@ -661,7 +661,7 @@ class Core:
                 why = self._relieve_when(decision.relieves, job, why)
             self._write("launch", part, now, why, "behind", [last.number, *[its.number for its in part]])
         job.alone = False  # of several, none was
-        account.running += len(jobs)
+        self._leave_queue(jobs).running += len(jobs)
         if placement.plain:
             self._trained += len(jobs)
         else:

@@ -420,6 +420,9 @@ class Dispatcher:
         """Take in a request, once all of `after` have ended well."""
         if self._closing:
             raise self._closed_error()
+        if not after:
+            self._take_in(request, handles)
+            return
         waits = {f for f in after if not f.done()}
         if any(f.cancelled() or f.exception() is not None for f in after if f not in waits):
             for handle in handles:
