@@ -171,7 +171,7 @@ class Lanes(Policy):
         if not heads:
             return self._ease(view)
         self._standing.look(view, heads)
-        if any([_unknown(job) for job in running]):
+        if None in [job.task.profile.kind for job in running]:
             return []  # it is measured
         if not running:
             return self._begin(view, heads)
@@ -345,8 +345,8 @@ class Lanes(Policy):
         launch = self._launch(view, job, share, why)
         launch.behind = other
         if mate and paired and job.task.profile.kind is MEMORY and preemptible(mate):
-            higher = self._standing.of(view, job) > self._standing.of(view, mate)
-            launch.relieves = mate if higher or not launch.placement.plain else None
+            older = not launch.placement.plain or self._standing.of(view, job) > self._standing.of(view, mate)
+            launch.relieves = mate if older else None
         self._queued[job] = self._standing.level(view, job)
         return launch, rest
 
@@ -508,7 +508,7 @@ class Lanes(Policy):
         launch, share = self._ahead_of(view, job, victim, mate, {"rule": why["rule"]})
         found: list[Decision] = [leaves, launch]
         if mate is not None and preemptible(mate) and mate.task.profile.kind is not job.task.profile.kind:
-            part = self._place(view, mate, share).workers
+            part = quota(mate, share, view.capacity)
             assert mate.placement is not None
             if part is not None and part < (mate.placement.workers or math.inf):
                 found.append(Resize(mate, part, {"rule": "makes room", "for": job.number}))
