@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,7 +84,8 @@ class Prepared:
             made = self._configured(grid, threads, _ROW + 2 * count)
             made[_ROW : _ROW + count] = self._leading
             made[8] = 8 * (_ROW + count)
-            made[_ROW + count :] = 8 * np.arange(_ROW, _ROW + count)
+            made[_ROW + count :] = _offsets(count)
+            made[_ROW + count :] += 8 * _ROW
             self._like = key, made
         row = self._like[1].copy()
         row[_ROW : _ROW + self._words] = words
@@ -141,7 +143,13 @@ def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]
             raw = (int(value) & (2**64 - 1)).to_bytes(8, "little")
         room[8 * k : 8 * k + len(raw)] = raw
     places = np.frombuffer(room, np.uint64)
-    return places, _address(places) + 8 * np.arange(places.size, dtype=np.uint64)
+    return places, _address(places) + _offsets(places.size)
+
+
+@functools.cache
+def _offsets(count: int) -> NDArray[np.uint64]:
+    """Return the offsets of so many places."""
+    return 8 * np.arange(count, dtype=np.uint64)
 
 
 def _address(array: NDArray[Any]) -> int:
