@@ -356,6 +356,19 @@ def test_a_kernel_that_cannot_be_cut_runs_whole_and_the_log_says_why(scheduler, 
     assert (x == 2).all()
 
 
+class Sparse:
+    """As a sparse tensor of PyTorch: it has no memory of its own."""
+
+    dtype = np.dtype(float)
+
+    @property
+    def nbytes(self):
+        raise RuntimeError("nbytes is not defined for sparse tensors")
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("can't convert")
+
+
 def test_bad_arguments_are_refused_at_once(scheduler):
     x = np.zeros(BLOCK)
     handle = scheduler.submit(double[BLOCK], x)
@@ -372,6 +385,7 @@ def test_bad_arguments_are_refused_at_once(scheduler):
         (lambda: scheduler.submit(double[BLOCK], x, after=[3]), "handles"),
         (lambda: scheduler.submit(double[BLOCK], x, after=3), "handles"),
         (lambda: scheduler.submit(double[BLOCK], x, size=3), "size is 3"),
+        (lambda: scheduler.submit(double[BLOCK], Sparse()), "is a Sparse without memory of its own"),
         (lambda: scheduler.submit_many([]), "without launches"),
         (lambda: scheduler.submit_many([double[4]]), "is not a tuple of kernel"),
         (lambda: scheduler.submit_many((double[4], np.zeros(4))), "is not a tuple of kernel"),

@@ -418,8 +418,14 @@ def _arrays(args: Sequence[Any]) -> list[Any]:
     found: dict[int, Any] = {}
     for a in args:
         kind = type(a)
-        if kind is int or kind is float or not (hasattr(a, "nbytes") and hasattr(a, "dtype")):
+        if kind is int or kind is float:
             continue
+        try:
+            if not (hasattr(a, "nbytes") and hasattr(a, "dtype")):
+                continue
+        except RuntimeError as error:  # a sparse tensor of PyTorch
+            message = f"an argument is a {kind.__name__} without memory of its own ({error}): convert it to a dense one"
+            raise errors.ArgumentError(message, name="args") from error
         if not (isinstance(a, _NO_ARRAYS) or is_argument(a)):
             found[id(a)] = a
     return list(found.values())
