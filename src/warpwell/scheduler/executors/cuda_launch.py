@@ -103,7 +103,7 @@ class Records:
         self._slab = gpu.allocate(8 * CONTROL_WORDS * RECORDS)
         self._slab.write(0, np.tile(np.array(fresh(), np.int64), RECORDS))
         self._told = gpu.allocate_shared(PINNED_BYTES * RECORDS)
-        self._words = self._told.words[:: PINNED_BYTES // 8]
+        self._words = self._told.words
         self._mirror = mirror_word(self._told.address, 1)
         self._first: int = self._slab.address
         self._ready: deque[int] = deque(self._slab.address + 8 * CONTROL_WORDS * k for k in range(RECORDS))
@@ -140,12 +140,12 @@ class Records:
     def _tell(self, record: int, often: int) -> None:
         """Let workers tell progress; they find the address when it is there."""
         number = self._number(record)
-        self._words[number] = 0
+        self._words[PINNED_BYTES // 8 * number] = 0
         self._gpu.set_word(record + 8 * MIRROR, self._mirror + PINNED_BYTES * number + often)
 
     def progress(self, record: int) -> int:
         """Return how many blocks of a record's task have ended, or some less."""
-        return int(self._words[self._number(record)])
+        return int(self._words[PINNED_BYTES // 8 * self._number(record)])
 
     def _number(self, record: int) -> int:
         return (record - self._first) // (8 * CONTROL_WORDS)

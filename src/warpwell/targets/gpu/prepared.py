@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,8 @@ from .device import check
 
 Grid = tuple[int, ...]
 
-_ROW = 9
-"""Words of a row: CUlaunchConfig, the function, and where its arguments are."""
+_HEAD = struct.Struct("<7I28xqq")
+"""A row: CUlaunchConfig, the function, and where its arguments are."""
 
 _SHAPE_ERRORS = (
     "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_NOT_FOUND",
@@ -62,8 +63,8 @@ class Prepared:
         self._shared = shared
         self._places, self._addresses = pack([0] * words + list(arguments))
         self._leading = self._places.view(np.int64)
-        self._like: tuple[Any, NDArray[np.int64]] = (None, self._leading)
-        """What the last `own_row` was made of, with distances for addresses."""
+        self._own = self._places[words:].tobytes()
+        self._formats = f"<{words}q", f"<{self._places.size}q"
         self._start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
         self._extra = () if cooperative else (0,)
 
@@ -73,32 +74,26 @@ class Prepared:
         The arguments are this object's own, so all rows of it launch with the same `words`.
         """
         self._leading[: self._words] = words
-        row = self._configured(grid, threads, _ROW)
-        row[8] = _address(self._addresses)
-        return row
+        made = bytearray(_HEAD.size)
+        self._configure(made, grid, threads, _address(self._addresses))
+        return np.frombuffer(made, np.int64)
 
     def own_row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
         """Return what `row` does, with arguments of its own behind it: keep it until its launch has ended."""
-        key, count = (grid, threads), self._places.size
-        if self._like[0] != key:
-            made = self._configured(grid, threads, _ROW + 2 * count)
-            made[_ROW : _ROW + count] = self._leading
-            made[8] = 8 * (_ROW + count)
-            made[_ROW + count :] = _offsets(count)
-            made[_ROW + count :] += 8 * _ROW
-            self._like = key, made
-        row = self._like[1].copy()
-        row[_ROW : _ROW + self._words] = words
-        at = _address(row)
-        row[8] += at
-        row[_ROW + count :] += at
+        size, first = self._places.nbytes, _HEAD.size
+        made = bytearray(first + 2 * size)
+        row = np.frombuffer(made, np.int64)
+        at = _address(row) + first
+        self._configure(made, grid, threads, at + size)
+        # not by NumPy, whose first calls after others ran take longest
+        struct.pack_into(self._formats[0], made, first, *words)
+        made[first + 8 * self._words : first + size] = self._own
+        struct.pack_into(self._formats[1], made, first + size, *range(at, at + size, 8))
         return row
 
-    def _configured(self, grid: Grid, threads: Grid, size: int) -> NDArray[np.int64]:
-        row = np.zeros(size, np.int64)
-        row[:4].view(np.uint32)[:7] = (*(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared)
-        row[7] = int(self._function)
-        return row
+    def _configure(self, row: bytearray, grid: Grid, threads: Grid, arguments: int) -> None:
+        shape = *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared
+        _HEAD.pack_into(row, 0, *shape, int(self._function), arguments)
 
     def launch(self, grid: Grid, threads: Grid, stream: Any, words: Sequence[int]) -> None:
         """Launch it, and return at once (one thread at a time)."""
