@@ -253,6 +253,49 @@ def test_a_task_larger_than_the_memory_creates_nothing() -> None:
 PLAIN = Placement(plain=True)
 
 
+class Replaces(Policy):
+    """Makes what runs leave for the first that waits, which takes its place; then it is wrong, if it is to be."""
+
+    name = "replaces"
+    wrong = False
+
+    def decide(self, view):
+        job = view.waiting.first()
+        if job is None or len(view.running) > 1:
+            return []
+        if not view.running:
+            return [Launch(job)]
+        victim = view.running[0]
+        if victim.state is not State.RUNNING:
+            return []
+        leaves = Preempt(victim, newcomer=job)
+        return [leaves, Launch(victim)] if self.wrong else [leaves, Launch(job, behind=victim)]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_log_is_written_when_the_device_has_been_told(wrong: bool) -> None:
+    executor, policy = ScriptedExecutor(queues=True, cost=0.1), Replaces()
+    core = Core(executor, policy)
+    core.submit(Request("one", [task("one")]))
+    core.step()
+    policy.wrong = wrong
+    executor.wait(0.2)
+    core.submit(Request("other", [task("other")], 0.2))
+    seen = []
+    for name in ("preempt", "launch_behind"):
+        method = getattr(executor, name)
+        setattr(executor, name, lambda *given, method=method: (seen.append(len(core.log)), method(*given))[1])
+    if wrong:
+        with pytest.raises(errors.SchedulerError, match="correct the policy"):
+            core.step()
+    else:
+        core.step()
+    assert seen == [2] * len(seen) and len(seen) == 2 - wrong
+    kinds = ["arrive", "launch", "arrive", "preempt", *["launch"][wrong:]]
+    assert [event.kind for event in core.log] == kinds
+    assert core.log.events[3].why["saved"]["bytes"] > 0
+
+
 class Wrong(Policy):
     name = "wrong"
 
