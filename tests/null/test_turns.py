@@ -564,7 +564,12 @@ def test_the_file_is_for_the_group_of_a_shared_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     given = []
-    monkeypatch.setattr(os, "fchown", lambda _, user, group: given.append((user, group)))
+
+    def fchown(_: int, user: int, group: int) -> None:
+        given.append((user, group))
+        raise OSError(errno.EINVAL, "a container does not know this group")
+
+    monkeypatch.setattr(os, "fchown", fchown)
     for mode in (0o700, 0o770):
         folder = tmp_path / oct(mode)
         folder.mkdir()

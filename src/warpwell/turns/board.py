@@ -135,7 +135,7 @@ class Board:
         folder = os.stat(path.parent)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if folder.st_mode & stat.S_IWGRP and os.fstat(self._file).st_uid == os.getuid():
-            with contextlib.suppress(PermissionError):  # this user is not in that group
+            with contextlib.suppress(OSError):  # this user is not in that group, or a container does not know it
                 os.fchown(self._file, -1, folder.st_gid)
             os.fchmod(self._file, 0o660)
         if os.fstat(self._file).st_size < _SIZE:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -136,10 +135,12 @@ def write_trace(log: Log, path: str | os.PathLike[str]) -> None:
 
 
 def require_pictures() -> None:
-    """Raise ArgumentError if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
+    """Import what draws pictures; raise ArgumentError if matplotlib is not installed."""
+    try:
+        import matplotlib.figure  # noqa: F401 - optional, and slow
+    except ImportError:
         message = f"a picture needs matplotlib: install {errors.general.extra('demo')}"
-        raise errors.ArgumentError(message, name="picture")
+        raise errors.ArgumentError(message, name="picture") from None
 
 
 def draw(log: Log, path: str | os.PathLike[str]) -> None:
@@ -156,7 +157,7 @@ def draw(log: Log, path: str | os.PathLike[str]) -> None:
             name="picture",
         )
     require_pictures()
-    from matplotlib.figure import Figure  # optional, and slow
+    from matplotlib.figure import Figure
 
     by_tenant = len({stay.tenant for stay in listed}) > 1
     groups = list(dict.fromkeys(stay.tenant if by_tenant else stay.name for stay in listed))

@@ -71,7 +71,7 @@ def prepare(path: Path, group: int | None) -> None:
             f"{folder} must be a folder of yours that others cannot write to: the socket could be replaced there. "
             f"{step} another place with --socket"
         )
-    if group is not None and not found.st_mode & (stat.S_IXGRP | stat.S_IXOTH):
+    if group is not None and not found.st_mode & (stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH):
         raise errors.ServiceError(
             f"{folder} is closed to the group of this service: `chgrp {group}` and `chmod 750` it, or name another "
             "place with --socket"
