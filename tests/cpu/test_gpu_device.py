@@ -267,17 +267,6 @@ def test_launches_with_arguments_of_their_own() -> None:
         assert [p.value for p in places] == [*words, int(np.float64(2.5).view(np.int64)), 3]
 
 
-def _writes(called: list[Any]) -> Any:
-    """Return what stands for cuStreamWriteValue64, which is called by its address."""
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)
-    def write(*given: int) -> int:
-        called.append(("write", *given))
-        return 0
-
-    return write
-
-
 def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     from warpwell.targets import memory
 
@@ -285,7 +274,7 @@ def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pyte
     called: list[Any] = []
     library = SimpleNamespace(
         cuStreamBatchMemOp_v2=None,
-        cuStreamWriteValue64_v2=_writes(called),
+        cuStreamWriteValue64_v2=lambda *given: called.append(("write", *given)) or 0,
         cuStreamWaitValue64_v2=lambda *given: called.append(("wait", *given)) or 0,
     )
     monkeypatch.setattr("warpwell.targets.gpu.gpu.driver", lambda: library)

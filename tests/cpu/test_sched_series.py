@@ -15,6 +15,7 @@ from tests.harness.fake_gpu import fake_executor
 from tests.harness.until import until
 
 import warpwell as ww
+from warpwell import errors
 from warpwell.scheduler import Handle, Launch, Policy, Scheduler
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.policy import Decision, View
@@ -113,6 +114,24 @@ def test_tasks_with_equal_numbers_of_numpy_are_alike() -> None:
         going.set()
         wait([*handles, other])
     assert (array == 6).all()
+
+
+def test_what_was_taken_in_is_in_the_log_of_a_scheduler_that_fails() -> None:
+    def fail() -> None:
+        raise ValueError("as a policy may")
+
+    array, going = np.zeros(300), threading.Event()
+    scheduler = Scheduler("cpu", limit=1, executor=fake_executor())
+    for _ in range(2):
+        scheduler.submit(count[300], array, 1).result(30)
+    scheduler._dispatcher._calls_back(lambda: going.wait(30))
+    handle = scheduler.submit(count[300], array, 1)
+    scheduler._dispatcher._calls_back(fail)
+    going.set()
+    with pytest.raises(errors.TaskLostError, match="as a policy may"):
+        handle.result(30)
+    scheduler.close()
+    assert [event.kind for event in scheduler.log].count("arrive") == 3
 
 
 def test_a_callback_may_cancel_the_last_of_its_series() -> None:

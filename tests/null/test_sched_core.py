@@ -296,6 +296,28 @@ def test_the_log_is_written_when_the_device_has_been_told(wrong: bool) -> None:
     assert core.log.events[3].why["saved"]["bytes"] > 0
 
 
+@pytest.mark.parametrize("limit", [1, 2])  # with one place, it is launched behind the first
+def test_a_task_that_cancels_itself_while_it_is_launched_goes_on(limit: int) -> None:
+    executor = ScriptedExecutor(queues=True)
+    core = Core(executor, "first-come", limit=limit)
+    _, its, after = (core.submit(Request(name, [task(name)]))[0] for name in ("before", "its", "after"))
+    asked = []
+    for name in ("launch", "launch_behind"):
+        method = getattr(executor, name)
+
+        def launch(job, *about, method=method):
+            if job is its:
+                asked.append(core.cancel(its))
+            return method(job, *about)
+
+        setattr(executor, name, launch)
+    for _ in range(20):
+        core.step()
+        if core.running:
+            executor.wait(None)
+    assert asked[0] is False and its.state is after.state is State.DONE
+
+
 class Wrong(Policy):
     name = "wrong"
 

@@ -118,6 +118,7 @@ class Core:
         self._trains: dict[Job, Train] = {}
         self._relieves: dict[Job, Job] = {}
         self._failed: deque[Ended | Stopped] = deque()
+        self._launching: Job | None = None
         self._unwritten: list[tuple[Any, ...]] = []
         self._unsaved: list[tuple[dict[str, Any], Job, Placement | None, list[Job]]] = []
         self._changed = True
@@ -184,7 +185,7 @@ class Core:
                 if bytes_ is not None and its > bytes_:
                     why = {"rule": "memory", "bytes": its, "most": bytes_}
                     self._unwritten.append((self.executor.now(), "reject", self._number, task.name, task.tenant, why))
-                    self._write_out()
+                    self.write_out()
                     raise errors.TaskMemoryError(
                         f"task {task.name!r} needs {its} bytes and {whose} {bytes_}: make it smaller, or split it",
                         task=task.name,
@@ -237,7 +238,7 @@ class Core:
         try:
             return self._step()
         finally:
-            self._write_out()
+            self.write_out()
 
     def _step(self) -> float | None:
         executor, arrivals = self.executor, self._arrivals
@@ -288,14 +289,15 @@ class Core:
         Returns
         -------
         bool
-            False if it has ended already. A job whose last block ends meanwhile is done nevertheless.
+            False if it has ended already, or asks for it itself while it is launched. A job whose last block ends
+            meanwhile is done nevertheless.
         """
-        if job.state in (DONE, State.FAILED, CANCELLED):
+        if job.state in (DONE, State.FAILED, CANCELLED) or job is self._launching:
             return False
         try:
             self._cancel(job, self.executor.now())
         finally:
-            self._write_out()
+            self.write_out()
         return True
 
     def _cancel(self, job: Job, now: float) -> None:
@@ -592,13 +594,15 @@ class Core:
             return False
         task = job.task
         placement, why = _placed(decision)
-        job.placement = placement
+        job.placement, self._launching = placement, job
         try:
             self.executor.launch(job, placement)
         except Exception as error:  # a launch that fails is the task's failure, not the scheduler's
             self._leave_queue((job,))
             self._finish((job,), now, State.FAILED, error, {"error": repr(error)})
             return True
+        finally:
+            self._launching = None
         self._leave_queue((job,)).running += 1
         job.state = RUNNING
         job.since = now
@@ -670,9 +674,13 @@ class Core:
 
     def _give(self, jobs: Sequence[Job], placement: Placement, last: Job) -> int:
         """Give the executor jobs to begin behind another, and return how many it takes."""
-        if len(jobs) == 1:
-            return self.executor.launch_behind(jobs[0], placement, last)
-        return self.executor.launch_train(jobs, placement, last)
+        self._launching = jobs[0]
+        try:
+            if len(jobs) == 1:
+                return self.executor.launch_behind(jobs[0], placement, last)
+            return self.executor.launch_train(jobs, placement, last)
+        finally:
+            self._launching = None
 
     def _relieve_when(self, mate: Job, job: Job, why: dict[str, Any]) -> dict[str, Any]:
         """Have a running job relieved when another begins, if the executor can; return what the log says."""
@@ -760,13 +768,13 @@ class Core:
                 its = {**why, key: values[0]} if values else why
                 self._unwritten.append((time, kind, job.number, task.name, task.tenant, its))
             else:
-                self._write_out()
+                self.write_out()
                 numbers = [job.number for job in jobs]
                 times = [job.since for job in jobs]
                 self.log.note_many(Many(kind, task.name, task.tenant, numbers, times, why, key, values))
 
-    def _write_out(self) -> None:
-        """Write what was noted to the log."""
+    def write_out(self) -> None:
+        """Write what was noted to the log: each step does, and who ends after one that raised."""
         for why, job, placement, running in self._unsaved:
             why["saved"] = self._saved(job, placement, running)
         self._unsaved.clear()

@@ -577,6 +577,8 @@ class Dispatcher:
     def _fail_all(self, failure: BaseException | None) -> None:
         """Fail every task that has not ended: the thread ends, and nobody may wait for it any more."""
         self._closing = True  # callbacks may submit: nobody would run it
+        with contextlib.suppress(Exception):  # of somebody else's log, which may be what has failed
+            self.core.write_out()
         self._settle()
         for handle in [*self._pending(), *self._held]:
             if handle.done():

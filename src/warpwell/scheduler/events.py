@@ -138,7 +138,11 @@ class Log:
         return found
 
     def add(self, event: Event) -> None:
-        """Append an event."""
+        """Append an event.
+
+        A scheduler calls it in its thread when it has carried out what it decided: it must not raise, and must not call
+        the scheduler.
+        """
         self._append(event, 1)
 
     def note(self, found: Sequence[tuple[Any, ...]]) -> None:

@@ -24,9 +24,6 @@ MIRROR_WORDS = 64
 _WRITE_WORD = 5
 """CU_STREAM_MEM_OP_WRITE_VALUE_64."""
 
-_SETS = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint)
-"""cuStreamWriteValue64, called with the interpreter's lock held."""
-
 _AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ."""
 
@@ -66,7 +63,6 @@ class Gpu(GpuDevice):
         library = driver()
         self._batch = library.cuStreamBatchMemOp_v2
         self._write_value, self._wait_value = library.cuStreamWriteValue64_v2, library.cuStreamWaitValue64_v2
-        self._set_value = _SETS(address_of(self._write_value))
         self._control = self.new_stream(priority=8)
         self._control_handle = int(self._control.handle)
         with self.on_device():
@@ -139,10 +135,11 @@ class Gpu(GpuDevice):
     def set_word(self, address: int, value: int) -> None:
         """Set a word of device memory as soon as possible, whatever runs; return at once.
 
-        By a stream operation, which no copy engine carries: large copies do not hold it up. Without giving up the
-        interpreter's lock: who does may get it back when another thread's 5 ms are over, and kernels are to leave now.
+        By a stream operation, which no copy engine carries: large copies do not hold it up. The interpreter's
+        lock is given up meanwhile: where another thread frees memory, the driver may wait for kernels, and these for
+        threads of Python.
         """
-        self._check((self._set_value(self._control_handle, address, value, 0),))
+        self._check((self._write_value(self._control_handle, address, value, 0),))
 
     def write_word(self, stream: Any, address: int, value: int) -> None:
         """Set a word of device memory in a stream's order."""
