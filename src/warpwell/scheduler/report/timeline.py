@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -137,7 +138,7 @@ def write_trace(log: Log, path: str | os.PathLike[str]) -> None:
 def require_pictures() -> None:
     """Import what draws pictures; raise ArgumentError if matplotlib is not installed."""
     try:
-        import matplotlib.figure  # noqa: F401 - optional, and slow
+        importlib.import_module("matplotlib.figure")  # optional, and slow
     except ImportError:
         message = f"a picture needs matplotlib: install {errors.general.extra('demo')}"
         raise errors.ArgumentError(message, name="picture") from None
