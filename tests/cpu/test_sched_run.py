@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from warpwell.cli.main import main
 from warpwell.cli.sched import serve as sched_serve
 from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.report import timeline
 from warpwell.scheduler.service import service
 from warpwell.scheduler.service.client import connect
 from warpwell.turns import choice
@@ -35,7 +33,7 @@ def test_what_cannot_be_written_is_told_before_the_work(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, folder = tmp_path / "l.jsonl", tmp_path / "none"
-    monkeypatch.setattr(timeline, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda _: None)))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
     code, _, err = called(
         capsys, "run", "--device", "cpu", "--workload", "triad:500", "--log", str(log), "--picture", "p.png"
     )
