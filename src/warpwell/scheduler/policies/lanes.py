@@ -337,11 +337,8 @@ class Lanes(Policy):
         paired = mate is not None and mate.task.profile.kind is not job.task.profile.kind
         share = rest = 1.0
         if mate and paired:
-            memory, compute = in_order(job, mate)
-            share = self._live.share(memory, compute, lambda: _work(view), _shortest(view))
+            share = self._live.share(job, mate, lambda: _work(view), _shortest(view))
             rest = 1.0 - share
-            if memory is mate:
-                share, rest = rest, share
         launch = self._launch(view, job, share, why)
         launch.behind = other
         if mate and paired and job.task.profile.kind is MEMORY and preemptible(mate):
