@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
@@ -53,11 +55,30 @@ def merged(*all_changes: Changes) -> Changes:
 
 
 def edit(text: str, pairs: Mapping[str, str], name: str) -> str:
-    """Return a text with changes; `name` says what it is where one does not apply."""
+    """Return `text` with each key of `pairs` replaced by its value.
+
+    Keys match token by token, whatever white space the formatter put between the tokens.
+
+    Raises
+    ------
+    AssertionError
+        If a key does not occur exactly once. The message begins with `name`.
+    """
     for old, new in pairs.items():
-        assert text.count(old) == 1, f"{name} has {text.count(old)} times {old!r}"
-        text = text.replace(old, new)
+        matches = list(_token_pattern(old).finditer(text))
+        assert len(matches) == 1, f"{name} contains {old!r} {len(matches)} times"
+        (match,) = matches
+        text = text[: match.start()] + new + text[match.end() :]
     return text
+
+
+def _token_pattern(old: str) -> re.Pattern[str]:
+    tokens = re.findall(r"\w+|[^\w\s]", old)
+    pattern = re.escape(tokens[0])
+    for before, token in pairwise(tokens):
+        pattern += (r"\s+" if re.match(r"\w", before) and re.match(r"\w", token) else r"\s*") + re.escape(token)
+    indent = r"[ \t]*" if old[0].isspace() else ""
+    return re.compile(indent + pattern + (r"[ \t]*\n?" if old[-1] == "\n" else ""))
 
 
 @contextlib.contextmanager
