@@ -38,9 +38,15 @@ def contiguous(nbytes: int, options: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {"pinned copy": {"GB_a_second": copy, "of_copy": 1.0}}
     for page in options.page_size:
         with ww.open(
-            RamMedium(data), dtype=np.int64, device=options.device, tier="storage", page_size=page,
-            cache=nbytes + nbytes // 4 + (64 << 20), threads=options.threads, name="bulk",
-        ) as a:  # fmt: skip
+            RamMedium(data),
+            dtype=np.int64,
+            device=options.device,
+            tier="storage",
+            page_size=page,
+            cache=nbytes + nbytes // 4 + (64 << 20),
+            threads=options.threads,
+            name="bulk",
+        ) as a:
 
             def prefetch(a: Any = a) -> None:
                 ticket = a.prefetch()

@@ -162,8 +162,15 @@ def whole(options: argparse.Namespace, environs: Environs) -> list[dict[str, Any
                 for side, (took, text) in run(programs, options.limit).items():
                     times[side].append(took)
                     texts.add(text)
-        row = {"program": program, "work": work, "start": start, "first": list(environs)[number % 2], "seconds": times,
-               "same": len(texts) == 1, "said": sorted(texts)}  # fmt: skip
+        row = {
+            "program": program,
+            "work": work,
+            "start": start,
+            "first": list(environs)[number % 2],
+            "seconds": times,
+            "same": len(texts) == 1,
+            "said": sorted(texts),
+        }
         print(json.dumps(row), flush=True)
         out.append(row)
     return out

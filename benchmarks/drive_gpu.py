@@ -110,10 +110,18 @@ def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: a
 def on_the_file(path: Path, data: np.ndarray, page: int, reads: int, device: str) -> float:
     """Return misses a second by our own controller on the image's file, in the page cache."""
     cache = max(data.nbytes // 16, 64 * page)
-    with FileMedium(path, direct=False) as medium, ww.open(
-        medium, dtype=np.int64, shape=data.size + DATA_AT // 8, device=device, tier="storage", cache=cache,
-        page_size=page,
-    ) as a:  # fmt: skip
+    with (
+        FileMedium(path, direct=False) as medium,
+        ww.open(
+            medium,
+            dtype=np.int64,
+            shape=data.size + DATA_AT // 8,
+            device=device,
+            tier="storage",
+            cache=cache,
+            page_size=page,
+        ) as a,
+    ):
         whole = np.fromfile(path, np.int64)[: a.size]
         return read_at_random(a, whole, reads, device, f"our controller, pages of {page}")
 
@@ -142,10 +150,28 @@ def main() -> None:
             reads = options.reads * 4096 // page // 4 * 4
             found = on_the_drive(path, data, page, reads, options)
             ours = on_the_file(path, data, page, reads, options.device)
-            rows.append([page, reads, found["misses a second"] / 1e3, ours / 1e3, found["misses a second"] / ours,
-                         found["doorbells"], found["pages"], found["commands"]])  # fmt: skip
-    head = ["page", "reads, all right", "K misses/s, drive", "ours, on the file", "ratio", "doorbells", "pages scanned",
-            "commands"]  # fmt: skip
+            rows.append(
+                [
+                    page,
+                    reads,
+                    found["misses a second"] / 1e3,
+                    ours / 1e3,
+                    found["misses a second"] / ours,
+                    found["doorbells"],
+                    found["pages"],
+                    found["commands"],
+                ]
+            )
+    head = [
+        "page",
+        "reads, all right",
+        "K misses/s, drive",
+        "ours, on the file",
+        "ratio",
+        "doorbells",
+        "pages scanned",
+        "commands",
+    ]
     table(f"kernels on {options.device}, QEMU's controller", head, rows)
     save(options.json, machine(options.device) | {"rows": rows, "head": head})
 

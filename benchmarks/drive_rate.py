@@ -66,8 +66,9 @@ def medium_rate(medium: Medium, depth: int, count: int) -> float:
     for k in (64, count):
         counter.words[0] = 0
         begun = time.perf_counter()
-        failed = dispatcher(pump)(native.start, native.complete, native.state, block.address, PAGE, pages, depth, k,
-                                  counter.address, k)  # fmt: skip
+        failed = dispatcher(pump)(
+            native.start, native.complete, native.state, block.address, PAGE, pages, depth, k, counter.address, k
+        )
         spent = time.perf_counter() - begun
         if failed:
             raise SystemExit(f"{failed} reads failed: {medium.last_error()}")
@@ -78,9 +79,17 @@ def kernel_rate(source: object, pages: int, depth: int, count: int) -> float:
     """Return misses a second of a kernel of `depth` threads."""
     queues = max(1, depth // 32)
     with ww.open(
-        source, dtype=np.int64, shape=pages * 512, device="cpu", tier="storage", page_size=PAGE, merge=1,
-        cache=max(pages // 16, 2 * depth) * PAGE, queues=queues, depth=max(64, 2 * depth // queues),
-    ) as a:  # fmt: skip
+        source,
+        dtype=np.int64,
+        shape=pages * 512,
+        device="cpu",
+        tier="storage",
+        page_size=PAGE,
+        merge=1,
+        cache=max(pages // 16, 2 * depth) * PAGE,
+        queues=queues,
+        depth=max(64, 2 * depth // queues),
+    ) as a:
         wrong = np.zeros(1, np.int64)
         walk[depth](a, 1, pages - 1, wrong)
         misses = a.stats.misses
@@ -131,8 +140,10 @@ def main() -> None:
             count = options.count // (4 if depth == 1 else 1)
             turns = [rates(path, depth, count) for _ in range(options.rounds)]
             top = {name: max(turn[name] for turn in turns) for name in turns[0]}
-            rows += [[name, depth, rate / 1e3, rate / top["qemu-img bench"], rate / top["file"],
-                      rate / top["misses: file"]] for name, rate in top.items()]  # fmt: skip
+            rows += [
+                [name, depth, rate / 1e3, rate / top["qemu-img bench"], rate / top["file"], rate / top["misses: file"]]
+                for name, rate in top.items()
+            ]
     head = ["reader", "depth", "K reads/s", "of qemu-img", "of file", "of misses: file"]
     table("random reads of 4 KiB", head, rows)
     save(options.json, machine("cpu") | {"rows": rows, "head": head})

@@ -62,11 +62,25 @@ def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, 
 def fio_rate(program: str, path: Path, nbytes: int, depth: int, seconds: float) -> float:
     """Return fio's reads a second."""
     said = subprocess.run(
-        [program, "--name=read", f"--filename={path}", f"--size={path.stat().st_size}", f"--bs={nbytes}",
-         "--rw=randread", "--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", f"--runtime={seconds}",
-         "--time_based", "--output-format=json"],
-        capture_output=True, text=True, check=True, timeout=60 + seconds,
-    ).stdout  # fmt: skip
+        [
+            program,
+            "--name=read",
+            f"--filename={path}",
+            f"--size={path.stat().st_size}",
+            f"--bs={nbytes}",
+            "--rw=randread",
+            "--direct=1",
+            "--ioengine=io_uring",
+            f"--iodepth={depth}",
+            f"--runtime={seconds}",
+            "--time_based",
+            "--output-format=json",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60 + seconds,
+    ).stdout
     return float(json.loads(said[said.index("{") :])["jobs"][0]["read"]["iops"])
 
 
@@ -85,11 +99,24 @@ def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool)
             counter.words[0] = 0
             failed: list[int] = []
             workers = [
-                threading.Thread(target=lambda k=k: failed.append(loop(
-                    native.start, native.complete, native.state, block.address + nbytes * k, nbytes, pages, each,
-                    count, counter.address, salt)))
+                threading.Thread(
+                    target=lambda k=k: failed.append(
+                        loop(
+                            native.start,
+                            native.complete,
+                            native.state,
+                            block.address + nbytes * k,
+                            nbytes,
+                            pages,
+                            each,
+                            count,
+                            counter.address,
+                            salt,
+                        )
+                    )
+                )
                 for k in range(threads)
-            ]  # fmt: skip
+            ]
             begun = time.perf_counter()
             for worker in workers:
                 worker.start()
@@ -109,9 +136,17 @@ def array_rate(path: Path, nbytes: int, depth: int, target: str, seconds: float,
     pages = 1 << (path.stat().st_size // nbytes).bit_length() - 1
     queues = min(8, max(1, depth // 8))
     options = {"queues": queues, "depth": 2 * depth // queues, "merge": 1, "page_size": nbytes}
-    with FileMedium(path, direct=True, ring=ring) as medium, ww.open(
-        medium, dtype=np.int64, device=target, tier="storage", cache=max(pages * nbytes // 8, 64 * nbytes), **options
-    ) as a:
+    with (
+        FileMedium(path, direct=True, ring=ring) as medium,
+        ww.open(
+            medium,
+            dtype=np.int64,
+            device=target,
+            tier="storage",
+            cache=max(pages * nbytes // 8, 64 * nbytes),
+            **options,
+        ) as a,
+    ):
         wrong = np.zeros(1, np.int64)
         count = 2048
         spent = kernel_seconds(touch, count, a, nbytes // 8, pages - 1, wrong, device=target, arrays=[a], runs=1)

@@ -112,20 +112,41 @@ def cold(args: argparse.Namespace) -> list[dict[str, Any]]:
             count = args.rows // 8 if method == "memmap" else args.rows
             drop(path)
             said = subprocess.run(
-                [sys.executable, __file__, "--one", method, "--file", args.file, "--row-bytes", str(args.row_bytes),
-                 "--rows", str(count), "--seed", str(turn)], capture_output=True, text=True, check=True,
-            ).stdout  # fmt: skip
+                [
+                    sys.executable,
+                    __file__,
+                    "--one",
+                    method,
+                    "--file",
+                    args.file,
+                    "--row-bytes",
+                    str(args.row_bytes),
+                    "--rows",
+                    str(count),
+                    "--seed",
+                    str(turn),
+                ],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
             found[method].append({**json.loads(said), "count": count})
     after = drive_rate(path, 64, args.seconds)
     lines = []
     for method, each in found.items():
         rate = statistics.median(one["count"] / one["seconds"] for one in each)
         pages = statistics.median(one["read"] / PAGE / one["seconds"] for one in each)
-        lines.append({
-            "cold": method, "rows/s": round(rate), "4 KiB reads/s": round(pages),
-            "of the drive": round(pages / ((before + after) / 2), 2),
-            "read / wanted": round(statistics.median(one["read"] / one["count"] for one in each) / args.row_bytes, 2),
-        })  # fmt: skip
+        lines.append(
+            {
+                "cold": method,
+                "rows/s": round(rate),
+                "4 KiB reads/s": round(pages),
+                "of the drive": round(pages / ((before + after) / 2), 2),
+                "read / wanted": round(
+                    statistics.median(one["read"] / one["count"] for one in each) / args.row_bytes, 2
+                ),
+            }
+        )
     lines.append({"cold": "drive before, after", "4 KiB reads/s": f"{before:.0f}, {after:.0f}"})
     return lines
 
@@ -157,9 +178,14 @@ def warm(args: argparse.Namespace) -> list[dict[str, Any]]:
                     begun = time.perf_counter()
                     way()
                     best[name] = min(best[name], time.perf_counter() - begun)
-        lines.append({"warm, bytes a row": row_bytes, "rows": count,
-                      **{f"{name} Mrows/s": round(count / s / 1e6, 2) for name, s in best.items()},
-                      "gather / take": round(best["take"] / best["gather"], 2)})  # fmt: skip
+        lines.append(
+            {
+                "warm, bytes a row": row_bytes,
+                "rows": count,
+                **{f"{name} Mrows/s": round(count / s / 1e6, 2) for name, s in best.items()},
+                "gather / take": round(best["take"] / best["gather"], 2),
+            }
+        )
     return lines
 
 
@@ -186,8 +212,13 @@ def line_of(what: str, row_bytes: int, count: int, best: dict[str, float], goal:
     """Return a line of the table: GB/s of each way, and the first one's of that of the goal."""
     rates = {name: round(count * row_bytes / seconds / 1e9, 2) for name, seconds in best.items()}
     first = next(iter(best))
-    return {"what": what, "bytes a row": row_bytes, "rows": count, "GB/s": rates,
-            f"{first} / {goal}": round(best[goal] / best[first], 3)}  # fmt: skip
+    return {
+        "what": what,
+        "bytes a row": row_bytes,
+        "rows": count,
+        "GB/s": rates,
+        f"{first} / {goal}": round(best[goal] / best[first], 3),
+    }
 
 
 def resident(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
@@ -208,20 +239,26 @@ def resident(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
     def many(one: Any) -> Any:
         return lambda: [one() for _ in range(8)]
 
-    with opened(cache=2 * model.nbytes) as whole, opened(cache=model.nbytes // 2) as part, \
-            opened(tier="device") as device:  # fmt: skip
+    with (
+        opened(cache=2 * model.nbytes) as whole,
+        opened(cache=model.nbytes // 2) as part,
+        opened(tier="device") as device,
+    ):
         whole.prefetch().wait()
         part.prefetch(0, len(model) * 2 // 5).wait()
         for a, numbers in ((whole, rows), (whole, rows), (part, some), (device, rows)):
             ww.gather(a, numbers, out=out).result()
             if not torch.equal(out, there[numbers]):
                 raise SystemExit(f"the rows are wrong: {a}")
-        best = best_of({
-            "whole cache": many(lambda: ww.gather(whole, rows, out=out)),
-            "part": many(lambda: ww.gather(part, some, out=out).result()),
-            "device tier": many(lambda: ww.gather(device, rows, out=out)),
-            "index_select": many(lambda: torch.index_select(there, 0, rows, out=out)),
-        }, turns)  # fmt: skip
+        best = best_of(
+            {
+                "whole cache": many(lambda: ww.gather(whole, rows, out=out)),
+                "part": many(lambda: ww.gather(part, some, out=out).result()),
+                "device tier": many(lambda: ww.gather(device, rows, out=out)),
+                "index_select": many(lambda: torch.index_select(there, 0, rows, out=out)),
+            },
+            turns,
+        )
         asked = ww.gather(part, some, out=out)
         asked.result()
     line = line_of("cached", row_bytes, 8 * count, best, "index_select")
@@ -278,22 +315,30 @@ def from_host(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
     on_gpu = torch.as_tensor(rows, device="cuda")
     out = torch.empty((count, row_bytes // 8), dtype=torch.int64, device="cuda")
     options = {"device": "cuda", "dtype": "i8", "shape": model.shape}
-    with ww.open(ww.storage.RamMedium(model, writable=False), **options, tier="host") as host, \
-            ww.open(ww.storage.RamMedium(model, writable=False), **options, cache="256MiB") as ram:  # fmt: skip
+    with (
+        ww.open(ww.storage.RamMedium(model, writable=False), **options, tier="host") as host,
+        ww.open(ww.storage.RamMedium(model, writable=False), **options, cache="256MiB") as ram,
+    ):
         for a in (host, ram):
             ww.gather(a, rows, out=out).result()
             if (out[:: count // 97].cpu().numpy() != model[rows[:: count // 97]]).any():
                 raise SystemExit(f"the rows are wrong: {a}")
-        best = best_of({
-            "ram": lambda: ww.gather(ram, rows, out=out).result(),
-            "pinned tier": lambda: ww.gather(host, rows, out=out).result(),
-            "pinned tier, numbers on the GPU": lambda: ww.gather(host, on_gpu, out=out).result(),
-            "take and copy": take_and_copy(model, rows, out),
-        }, turns)  # fmt: skip
+        best = best_of(
+            {
+                "ram": lambda: ww.gather(ram, rows, out=out).result(),
+                "pinned tier": lambda: ww.gather(host, rows, out=out).result(),
+                "pinned tier, numbers on the GPU": lambda: ww.gather(host, on_gpu, out=out).result(),
+                "take and copy": take_and_copy(model, rows, out),
+            },
+            turns,
+        )
     best["bus"] = bus_seconds(turns) * count * row_bytes
     line = line_of("host", row_bytes, count, best, "pinned tier")
-    return {**line, "ram / take": round(best["take and copy"] / best["ram"], 3),
-            "pinned / bus": round(best["bus"] / best["pinned tier"], 3)}  # fmt: skip
+    return {
+        **line,
+        "ram / take": round(best["take and copy"] / best["ram"], 3),
+        "pinned / bus": round(best["bus"] / best["pinned tier"], 3),
+    }
 
 
 def on_gpu(args: argparse.Namespace) -> None:
@@ -301,9 +346,12 @@ def on_gpu(args: argparse.Namespace) -> None:
     items = np.arange(parse_size(args.size) // 8)
     lines = []
     for measure, given, row_bytes in (
-        (resident, items[: len(items) // 2], 1024), (from_host, items, 4096), (from_host, items, 1024),
-        (resident, items[: len(items) // 2], 256), (resident, items[: len(items) // 2], 4096),
-    ):  # fmt: skip
+        (resident, items[: len(items) // 2], 1024),
+        (from_host, items, 4096),
+        (from_host, items, 1024),
+        (resident, items[: len(items) // 2], 256),
+        (resident, items[: len(items) // 2], 4096),
+    ):
         lines.append(measure(given, row_bytes, args.turns))
         print(json.dumps(lines[-1]), flush=True)
     save(args.out, {**machine("cuda"), "lines": lines})

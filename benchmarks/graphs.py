@@ -66,9 +66,12 @@ class Gap:
         self.folder = folder
         jobs = [
             subprocess.Popen([*flags, *more, "-o", str(folder / name)])
-            for name, more in (("converter", [str(sources / "src" / "converter.cc")]), ("driver", [driver]),
-                               ("sssp", ["-DWEIGHTED", driver]))
-        ]  # fmt: skip
+            for name, more in (
+                ("converter", [str(sources / "src" / "converter.cc")]),
+                ("driver", [driver]),
+                ("sssp", ["-DWEIGHTED", driver]),
+            )
+        ]
         if any(job.wait() for job in jobs):
             raise SystemExit("GAP's sources did not compile")
 
@@ -109,9 +112,16 @@ def taken(wsg: Path, out: Path, kind: str, scale: int) -> wg.Graph:
     np.save(out / "edges.npy", destinations)
     np.save(out / "weights.npy", np.ascontiguousarray(pairs[:, 1]))
     meta = {
-        "format": "warpwell graph", "version": 2, "vertices": vertices, "edges": edges, "undirected": True,
-        "source": f"GAP {kind} scale={scale}", "destinations": "int32", "weights": "int32", "in_edges": True,
-    }  # fmt: skip
+        "format": "warpwell graph",
+        "version": 2,
+        "vertices": vertices,
+        "edges": edges,
+        "undirected": True,
+        "source": f"GAP {kind} scale={scale}",
+        "destinations": "int32",
+        "weights": "int32",
+        "in_edges": True,
+    }
     (out / "graph.json").write_text(json.dumps(meta))
     with wsg.with_suffix(".sg").open("wb") as file:
         file.write(b"\0")
@@ -198,8 +208,13 @@ def measure_way(
                 continue
             times = [r.seconds for r in results]
             read = statistics.mean(r.stats.bytes_read for r in results)
-            out[name] = {"ms": 1e3 * statistics.mean(times), "least_ms": 1e3 * min(times), "read_bytes": read,
-                         "GB_a_second": read / statistics.mean(times) / 1e9, "runs": len(times)}  # fmt: skip
+            out[name] = {
+                "ms": 1e3 * statistics.mean(times),
+                "least_ms": 1e3 * min(times),
+                "read_bytes": read,
+                "GB_a_second": read / statistics.mean(times) / 1e9,
+                "runs": len(times),
+            }
             if drives:
                 out[name]["of_the_drives"] = out[name]["GB_a_second"] / (drives * DRIVE.bandwidth / 1e9)
             say(tier, drives or "", name, f"{out[name]['ms']:.2f} ms, {read / 1e6:.0f} MB read")
@@ -342,8 +357,10 @@ def show(kind: str, found: dict[str, Any], scale: int) -> None:
         if name in host and name in stored:
             ours, theirs = stored[name]["ms"], host[name]["ms"]
             loaded = (theirs + 1e3 * host["loading_s"]) / ours
-            print(f"{name}: storage takes {ours / theirs:.2f} of host without its loading; host with its loading takes "
-                  f"{loaded:.2f} of storage; host moves {host[name].get('of_the_bus', 0.0):.2f} of the bus")
+            print(
+                f"{name}: storage takes {ours / theirs:.2f} of host without its loading; host with its loading takes "
+                f"{loaded:.2f} of storage; host moves {host[name].get('of_the_bus', 0.0):.2f} of the bus"
+            )
         for way, figures in tiers.items():
             if "of_the_drives" in figures.get(name, {}):
                 print(f"{name}, {way}: {figures[name]['of_the_drives']:.2f} of the drives' rate")

@@ -92,8 +92,15 @@ def bam(a, b, c, d, index):
     return bam_read(b, 8 * index)
 
 
-READERS = {"raw L1": (raw_l1, 32), "raw": (raw, 32), "warpwell": (warpwell, None), "at 64 regs": (warpwell, 64),
-           "placed": (warpwell, None), "complete": (warpwell, None), "BaM": (bam, 32)}  # fmt: skip
+READERS = {
+    "raw L1": (raw_l1, 32),
+    "raw": (raw, 32),
+    "warpwell": (warpwell, None),
+    "at 64 regs": (warpwell, 64),
+    "placed": (warpwell, None),
+    "complete": (warpwell, None),
+    "BaM": (bam, 32),
+}
 """Readers: `warpwell` looks at a page's word twice, as where pages take turns in the frames; `placed` once, as where
 each page has its own; `complete` never, as where all are there."""
 EVICTING, PLACED, COMPLETE = range(3)
@@ -177,9 +184,15 @@ def walk_pinned_span(a, frames, page_items, pages, warps, sink):
 def walks(a, page_size, target, threads, sink):
     """Time walks over all pages, and print a table."""
     pages, items = a.size * 8 // page_size, page_size // 8
-    kinds = [("raw", walk_raw, EVICTING), ("subscripts", walk, EVICTING), ("placed", walk, PLACED),
-             ("complete", walk, COMPLETE), ("placed, pinned", walk_pinned, PLACED),
-             ("complete, pinned", walk_pinned, COMPLETE), ("span, pinned", walk_pinned_span, COMPLETE)]  # fmt: skip
+    kinds = [
+        ("raw", walk_raw, EVICTING),
+        ("subscripts", walk, EVICTING),
+        ("placed", walk, PLACED),
+        ("complete", walk, COMPLETE),
+        ("placed, pinned", walk_pinned, PLACED),
+        ("complete, pinned", walk_pinned, COMPLETE),
+        ("span, pinned", walk_pinned_span, COMPLETE),
+    ]
     frames, rows, raw = a.cache.constants(a._nsid)["frames"], [], 0.0
     for name, k, residency in kinds:
         with seen_as(a, residency):
@@ -232,9 +245,15 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
     items = nbytes // 8
     table_bytes = 16 * (nbytes // page_size) + (64 << 20)
     a = ww.open(
-        Sequence(nbytes), dtype=np.int64, device=target, cache=nbytes + table_bytes, page_size=page_size, merge=1,
-        name="resident", timeout=60,
-    )  # fmt: skip
+        Sequence(nbytes),
+        dtype=np.int64,
+        device=target,
+        cache=nbytes + table_bytes,
+        page_size=page_size,
+        merge=1,
+        name="resident",
+        timeout=60,
+    )
     memory = memory_for(target)
     try:
         pages = nbytes // page_size
@@ -276,8 +295,10 @@ def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, sto
                 row += [rates[n] for n in READERS]
                 row += [rates[n] / rates["raw"] for n in READERS if n != "raw"]
                 if target == "cuda":
-                    row += [f"{rates['warpwell regs']}/{rates['at 64 regs regs']}",
-                            f"{rates['warpwell occupancy']:.2f}/{rates['at 64 regs occupancy']:.2f}"]  # fmt: skip
+                    row += [
+                        f"{rates['warpwell regs']}/{rates['at 64 regs regs']}",
+                        f"{rates['warpwell occupancy']:.2f}/{rates['at 64 regs occupancy']:.2f}",
+                    ]
                 rows.append(row)
                 results["rows"].append({"pattern": pattern, "store": store, **rates})
         head = ["pattern", "store", *(f"{n} G/s" for n in READERS), *(f"{n}/raw" for n in READERS if n != "raw")]

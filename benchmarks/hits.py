@@ -32,9 +32,12 @@ def repeated(script: str, runs: int, limit: float, *options: str) -> list[dict[s
             out = Path(folder) / "out.json"
             try:
                 done = subprocess.run(
-                    [sys.executable, str(HERE / script), *options, "--json", str(out)], capture_output=True, text=True,
-                    check=False, timeout=limit,
-                )  # fmt: skip
+                    [sys.executable, str(HERE / script), *options, "--json", str(out)],
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    timeout=limit,
+                )
             except subprocess.TimeoutExpired as late:
                 print(f"{script} did not end within {limit:g} s; it said:\n{_text(late.stdout)}", flush=True)
                 return found

@@ -69,8 +69,9 @@ def on_device(target: str, array: np.ndarray) -> Any:
     return to_device(target, array)
 
 
-def kernel_rate(path: str, target: str, nbytes: int, count: int, lanes: int, rounds: int, cached: bool,
-                **options: Any) -> float:  # fmt: skip
+def kernel_rate(
+    path: str, target: str, nbytes: int, count: int, lanes: int, rounds: int, cached: bool, **options: Any
+) -> float:
     """Return millions of records a second that kernels retrieve."""
     cache = 4 * count * (nbytes + 64) if cached else None
     with ww.kv.open(path, device=target, cache=cache, **options) as store:
@@ -213,8 +214,11 @@ def main() -> None:
         if options.two:
             path = make(folder, 1024, 1 << 17)
             results["two"] = two_devices(path, 1 << 17, 4096, 40)
-            table("two GPUs on one emulated drive (100 us, IOPS limit twice what one GPU reaches)",
-                  ["limit M/s", "one M/s", "two M/s", "two/one"], [results["two"]])  # fmt: skip
+            table(
+                "two GPUs on one emulated drive (100 us, IOPS limit twice what one GPU reaches)",
+                ["limit M/s", "one M/s", "two M/s", "two/one"],
+                [results["two"]],
+            )
             save(options.json, results)
             return
         rows, batches = [], []
@@ -223,8 +227,18 @@ def main() -> None:
             count = 1 << (total // nbytes).bit_length() - 1
             path = make(folder, nbytes, count)
             for queues, service in shapes:
-                rate = kernel_rate(path, options.device, nbytes, count, threads, rounds, False,
-                                   queues=queues, threads=service, depth=1024)  # fmt: skip
+                rate = kernel_rate(
+                    path,
+                    options.device,
+                    nbytes,
+                    count,
+                    threads,
+                    rounds,
+                    False,
+                    queues=queues,
+                    threads=service,
+                    depth=1024,
+                )
                 rows.append([nbytes, "kernel", queues, service, rate, rate * nbytes / 1e3])
             rate = kernel_rate(path, options.device, nbytes, count, threads, rounds * 8, True, queues=8, depth=1024)
             rows.append([nbytes, "kernel, cached", "", "", rate, rate * nbytes / 1e3])
@@ -232,8 +246,11 @@ def main() -> None:
                 device, host = batch_rates(path, options.device, nbytes, count, batch, queues=8, depth=1024)
                 batches.append([nbytes, batch, device, host, device / host])
         table("records a second by kernels", ["value B", "how", "queues", "threads", "M/s", "GB/s"], rows)
-        table("batches: get_async, and get_many with a pinned copy",
-              ["value B", "keys", "device M/s", "host M/s", "ratio"], batches)  # fmt: skip
+        table(
+            "batches: get_async, and get_many with a pinned copy",
+            ["value B", "keys", "device M/s", "host M/s", "ratio"],
+            batches,
+        )
         record = overlap(path, options.device, count, 4096)
         table("overlap, 8 KiB values", ["keys", "fetch ms", "compute ms", "both ms", "both/longer"], [record])
         results |= {"rows": rows, "batches": batches, "overlap": record}

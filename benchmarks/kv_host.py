@@ -114,8 +114,12 @@ def gets(arguments: argparse.Namespace, nbytes: int, as_array: bool) -> dict:
 def result_row(name: str, read_only: bool, rates: list[float]) -> dict:
     """Return what is known of one row."""
     others = max(rates[1:])
-    return {"row": name, "read_only": read_only, "ratio": rates[0] / others,
-            **{kind.name: rate for kind, rate in zip(kv_systems.SYSTEMS, rates, strict=True)}}  # fmt: skip
+    return {
+        "row": name,
+        "read_only": read_only,
+        "ratio": rates[0] / others,
+        **{kind.name: rate for kind, rate in zip(kv_systems.SYSTEMS, rates, strict=True)},
+    }
 
 
 def main() -> int:
@@ -135,8 +139,9 @@ def main() -> int:
             jobs[f"{name}-{batch}"] = functools.partial(ycsb, arguments, name, batch)
     for as_array in (False, True):
         for nbytes in SIZES:
-            jobs[f"gets-{nbytes}-{'array' if as_array else 'bytes'}"] = functools.partial(gets, arguments, nbytes,
-                                                                                           as_array)  # fmt: skip
+            jobs[f"gets-{nbytes}-{'array' if as_array else 'bytes'}"] = functools.partial(
+                gets, arguments, nbytes, as_array
+            )
     results = []
     for name, job in jobs.items():
         if arguments.only is None or arguments.only in name:
@@ -148,8 +153,11 @@ def main() -> int:
         for r in results
     ]
     where = f"{len(os.sched_getaffinity(0))} cores, durability {arguments.durability}"
-    measure.table(f"thousand operations per second ({where})",
-                  ["workload", *names, "ratio to the better other", "read-only"], rows)  # fmt: skip
+    measure.table(
+        f"thousand operations per second ({where})",
+        ["workload", *names, "ratio to the better other", "read-only"],
+        rows,
+    )
     losing = [r["row"] for r in results if r["read_only"] and r["ratio"] <= 1]
     print(f"\nread-only rows where another is faster: {', '.join(losing) or 'none'}")
     measure.save(arguments.json, {"machine": measure.machine("cpu"), "arguments": vars(arguments), "rows": results})

@@ -182,18 +182,30 @@ def on_host(path: Path, rows: int, options: argparse.Namespace) -> dict[str, dic
 
             return run
 
-        one = turns({"memmap": each(lambda i: np.array(mapped[i])), "memmap, not copied": each(lambda i: mapped[i]),
-                     "mapped": each(lambda i: a[i]), "storage": each(lambda i: b[i])}, options.runs + 2)  # fmt: skip
-        whole = turns({"np.load": lambda: np.load(path), "mapped": lambda: np.asarray(a),
-                       "storage": lambda: np.asarray(b)}, options.runs)  # fmt: skip
+        one = turns(
+            {
+                "memmap": each(lambda i: np.array(mapped[i])),
+                "memmap, not copied": each(lambda i: mapped[i]),
+                "mapped": each(lambda i: a[i]),
+                "storage": each(lambda i: b[i]),
+            },
+            options.runs + 2,
+        )
+        whole = turns(
+            {"np.load": lambda: np.load(path), "mapped": lambda: np.asarray(a), "storage": lambda: np.asarray(b)},
+            options.runs,
+        )
     return {"a row": {name: seconds / len(places) for name, seconds in one.items()}, "everything": whole}
 
 
 def show(title: str, found: dict[str, float], unit: float = 1.0) -> dict[str, Any]:
     """Print times with their ratios to the first."""
     first = next(iter(found.values()))
-    table(title, ["", "ms" if unit == 1e3 else "us", "times the first"],
-          [[name, seconds * unit, seconds / first] for name, seconds in found.items()])  # fmt: skip
+    table(
+        title,
+        ["", "ms" if unit == 1e3 else "us", "times the first"],
+        [[name, seconds * unit, seconds / first] for name, seconds in found.items()],
+    )
     return {name: {"seconds": seconds, "ratio": seconds / first} for name, seconds in found.items()}
 
 

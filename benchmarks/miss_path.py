@@ -62,9 +62,17 @@ def misses(
     part = data[: count * items]
     with ww.open(
         emulated(part, drives) if drives else RamMedium(part),
-        dtype=np.int64, shape=part.shape, device=target, tier=tier, cache=max(part.nbytes // 8, page_size),
-        page_size=page_size, merge=1, timeout=60, name=f"{tier} {page_size}", **options,
-    ) as a:  # fmt: skip
+        dtype=np.int64,
+        shape=part.shape,
+        device=target,
+        tier=tier,
+        cache=max(part.nbytes // 8, page_size),
+        page_size=page_size,
+        merge=1,
+        timeout=60,
+        name=f"{tier} {page_size}",
+        **options,
+    ) as a:
         times, commands, before = [], [], 0
         wrong = np.zeros(1, np.int64)
         if target == "cuda":
@@ -81,17 +89,22 @@ def misses(
             raise SystemExit(f"{bad} items were wrong")
         seconds = min(times)
         rate = count / seconds
-        return [tier, page_size, count, part.nbytes / (a.cache.frames * page_size), commands[-1] / count,
-                rate / 1e6, rate * page_size / 1e9]  # fmt: skip
+        return [
+            tier,
+            page_size,
+            count,
+            part.nbytes / (a.cache.frames * page_size),
+            commands[-1] / count,
+            rate / 1e6,
+            rate * page_size / 1e9,
+        ]
 
 
 def host_records(data: np.ndarray, target: str) -> list:
     """Return a row: bytes a second of 4 KiB records from the host tier, and of a pinned copy."""
     count = data.nbytes // 4096
     memory = memory_for(target)
-    with ww.open(
-        RamMedium(data), dtype=np.int64, shape=(count, 512), device=target, tier="host", name="records"
-    ) as a:
+    with ww.open(RamMedium(data), dtype=np.int64, shape=(count, 512), device=target, tier="host", name="records") as a:
         sink = memory.allocate(8 << 20)
         width = 32 if target == "cuda" else 1
         warps = 1 << 18 if target == "cuda" else 1 << 12
@@ -159,15 +172,24 @@ def main() -> None:
     ]
     head = ["tier", "page B", "pages", "data/cache", "commands/page", "M pages/s", "GB/s"]
     table("miss path over ram (no drive), unique random pages", head, rows)
-    over = [[n, size, row[4] * row[5], n * DRIVE.read_iops[size >= 4096] / 1e6] for n in options.drives
-            for size in options.page_size
-            for row in [misses("storage", data, pages, size, options.device, chosen, n)]]  # fmt: skip
+    over = [
+        [n, size, row[4] * row[5], n * DRIVE.read_iops[size >= 4096] / 1e6]
+        for n in options.drives
+        for size in options.page_size
+        for row in [misses("storage", data, pages, size, options.device, chosen, n)]
+    ]
     if over:
-        table(f"misses over emulated {DRIVE.name}", ["drives", "page B", "M commands/s", "drives' M/s", "ratio"],
-              [[*row, row[2] / row[3]] for row in over])  # fmt: skip
+        table(
+            f"misses over emulated {DRIVE.name}",
+            ["drives", "page B", "M commands/s", "drives' M/s", "ratio"],
+            [[*row, row[2] / row[3]] for row in over],
+        )
     record = host_records(data[: min(data.size, 1 << 28)], options.device)
-    table("4 KiB records at random, a warp a record", ["tier", "GB/s", "copy GB/s", "ratio"],
-          [[*record, record[1] / record[2]]])  # fmt: skip
+    table(
+        "4 KiB records at random, a warp a record",
+        ["tier", "GB/s", "copy GB/s", "ratio"],
+        [[*record, record[1] / record[2]]],
+    )
     save(options.json, machine(options.device) | {"misses": rows, "head": head, "drives": over, "records": record})
 
 

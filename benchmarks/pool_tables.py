@@ -77,8 +77,9 @@ def local(compute: Callable[..., None], inputs: Sequence[Any], out: Any) -> Call
     return run
 
 
-def pooled(device: Any, compute: Callable[..., None], inputs: Sequence[Any], out: Any,
-           tuning: Tuning) -> Callable[[], None]:  # fmt: skip
+def pooled(
+    device: Any, compute: Callable[..., None], inputs: Sequence[Any], out: Any, tuning: Tuning
+) -> Callable[[], None]:
     """Return a run on a device of the pool."""
     there = [device.empty(a.shape, a.dtype) for a in (*inputs, out)]
 
@@ -144,8 +145,9 @@ class Rates:
         return nbytes / rates[0] + chunk / rates[1]
 
 
-def compare(device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: Sequence[Any], out: Any,
-            bound: float) -> list[Any]:  # fmt: skip
+def compare(
+    device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: Sequence[Any], out: Any, bound: float
+) -> list[Any]:
     """Return times in every way, taken in turn, and how they relate; the model's rates are those before and after."""
     runs = {
         "local pinned": local(here, [pinned_like(a) for a in inputs], pinned_like(out)),
@@ -177,8 +179,15 @@ def compare(device: Any, rates: Rates, name: str, here: Any, away: Any, inputs: 
 
     alone = seconds(computed, bound)
     model = alone + sum(rates.pipeline(a.nbytes, "in") for a in inputs) + rates.pipeline(out.nbytes, "out") + rates.call
-    return [name, *[1e3 * t for t in found.values()], 1e3 * alone, 1e3 * model, found["pipeline"] / model,
-            found["lent"] / found["local pinned"], found["pipeline"] / found["one piece"]]  # fmt: skip
+    return [
+        name,
+        *[1e3 * t for t in found.values()],
+        1e3 * alone,
+        1e3 * model,
+        found["pipeline"] / model,
+        found["lent"] / found["local pinned"],
+        found["pipeline"] / found["one piece"],
+    ]
 
 
 def main() -> None:
@@ -191,12 +200,29 @@ def main() -> None:
     device = next(d for d in ww.devices() if d.target == "cuda")
     result: dict[str, Any] = machine("cuda") | {"link": device.link}
     rates = Rates(device)
-    print(f"{device.link}: " + ", ".join(
-        f"{way} {stage} {rate / 1e9:.2f} GB/s" for stage, of in (("link", rates.link), ("device", rates.device))
-        for way, rate in of.items()
-    ) + f"; a call that moves nothing {1e6 * rates.call:.0f} us", flush=True)  # fmt: skip
-    columns = ["case", "local pinned ms", "local pageable", "lent", "pipeline", "one piece", "computation", "model",
-               "pipeline/model", "lent/local pinned", "pipeline/one piece"]  # fmt: skip
+    print(
+        f"{device.link}: "
+        + ", ".join(
+            f"{way} {stage} {rate / 1e9:.2f} GB/s"
+            for stage, of in (("link", rates.link), ("device", rates.device))
+            for way, rate in of.items()
+        )
+        + f"; a call that moves nothing {1e6 * rates.call:.0f} us",
+        flush=True,
+    )
+    columns = [
+        "case",
+        "local pinned ms",
+        "local pageable",
+        "lent",
+        "pipeline",
+        "one piece",
+        "computation",
+        "model",
+        "pipeline/model",
+        "lent/local pinned",
+        "pipeline/one piece",
+    ]
     rows = []
     rng = np.random.default_rng(0)
     for n in options.ffts:

@@ -117,10 +117,12 @@ def application(link: float, latency: float, copy: float, options: argparse.Name
             with Busy() if name == "busy" else threading.Lock():
                 found[name] = {size: (upload(size, whole[size]), upload(size, Tuning())) for size in SIZES}
         found["beside"] = {
-            size: (beside(device, buffers[size], source[:size], whole[size], found["idle"][size][0]),
-                   beside(device, buffers[size], source[:size], Tuning(), found["idle"][size][1]))
+            size: (
+                beside(device, buffers[size], source[:size], whole[size], found["idle"][size][0]),
+                beside(device, buffers[size], source[:size], Tuning(), found["idle"][size][1]),
+            )
             for size in SIZES
-        }  # fmt: skip
+        }
         before = processor_seconds(device)
         for _ in range(8):
             buffers[SIZES[-1]].copy_from(source)
@@ -181,9 +183,14 @@ def job(options: argparse.Namespace, link: float, copy: float) -> dict[str, Any]
 def report(link: float, copy: float, rates: dict[str, float], found: dict[str, Any]) -> dict[str, Any]:
     title = f"link of {link:g} MB/s (emulated)" if link else "no emulated link"
     names = [f"{size >> 10} KiB" for size in SIZES]
-    table(f"{title}, device {copy:g} MB/s: MB/s by chunk and data", ["chunk", *names],
-          [[f"{chunk >> 10} KiB", *[size / s / MB for size, s in row.items()]]
-           for chunk, row in found["pipeline"].items()])  # fmt: skip
+    table(
+        f"{title}, device {copy:g} MB/s: MB/s by chunk and data",
+        ["chunk", *names],
+        [
+            [f"{chunk >> 10} KiB", *[size / s / MB for size, s in row.items()]]
+            for chunk, row in found["pipeline"].items()
+        ],
+    )
     slowest = min(rates.values())
     stages = ", ".join(f"{name} {rate / MB:.0f}" for name, rate in rates.items())
     bound = 1 - (1 / slowest) / sum(1 / rate for rate in rates.values())
@@ -193,8 +200,11 @@ def report(link: float, copy: float, rates: dict[str, float], found: dict[str, A
         for size, (whole, piped) in found[name].items():
             reached = size / piped / slowest
             rows.append([name, f"{size >> 10} KiB", 1e3 * whole, 1e3 * piped, 1 - piped / whole, reached])
-    table(f"{title}: in one piece, and with the defaults", ["application", "data", "one piece ms", "pipeline ms",
-          "saved", "of the slowest stage"], rows)  # fmt: skip
+    table(
+        f"{title}: in one piece, and with the defaults",
+        ["application", "data", "one piece ms", "pipeline ms", "saved", "of the slowest stage"],
+        rows,
+    )
     cores = len(os.sched_getaffinity(0))
     needed = slowest * found["processor"]
     print(f"at the slowest stage's rate both processes keep {needed:.2f} of {cores} processors busy")
@@ -222,8 +232,10 @@ def main() -> None:
     memory = job(options, 0, 0)
     size = 64 << 20
     rates = {"memory": size / memory["memory"][size], "device": engine(options.copy)}
-    print(f"round trip {1e6 * memory['round trip']:.0f} us; memory to memory, MB/s: "
-          + ", ".join(f"{s >> 10} KiB {s / t / MB:.0f}" for s, t in memory["memory"].items()))  # fmt: skip
+    print(
+        f"round trip {1e6 * memory['round trip']:.0f} us; memory to memory, MB/s: "
+        + ", ".join(f"{s >> 10} KiB {s / t / MB:.0f}" for s, t in memory["memory"].items())
+    )
     for link in options.links:
         stages = rates | ({"link": link * MB} if link else {})
         result["jobs"].append(report(link, options.copy, stages, job(options, link, options.copy)))

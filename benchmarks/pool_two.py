@@ -212,8 +212,9 @@ def subspace(devices: Any, n: int, width: int, steps: int) -> list[list[Any]]:
         vectors = [devices[k].to_device(whole) for k in range(count)]
         outs = [devices[k].empty((part, width), np.float32) for k in range(count)]
 
-        def run(count: int = count, part: int = part, matrices: Any = matrices, vectors: Any = vectors,
-                outs: Any = outs) -> None:  # fmt: skip
+        def run(
+            count: int = count, part: int = part, matrices: Any = matrices, vectors: Any = vectors, outs: Any = outs
+        ) -> None:
             for _ in range(steps):
                 for k in range(count):
                     devices[k].call(multiply, matrices[k], vectors[k], outs[k])

@@ -23,8 +23,13 @@ def line(cells: Sequence[object]) -> str:
 def _text(cell: object) -> str:
     if cell is None:
         return ""
-    return f"{cell:.3g}" if isinstance(cell, float) and abs(cell) < 1000 else f"{cell:,.0f}" \
-        if isinstance(cell, float) else str(cell)  # fmt: skip
+    return (
+        f"{cell:.3g}"
+        if isinstance(cell, float) and abs(cell) < 1000
+        else f"{cell:,.0f}"
+        if isinstance(cell, float)
+        else str(cell)
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -46,13 +51,24 @@ def graphs(found: Found) -> str:
         for way, figures in part["tiers"].items():
             shares = [figures.get(n, {}).get("of_the_drives") for n in ("bfs", "cc")]
             rows.append([way, figures.get("loading_s"), *(_ms(figures, n) for n in names), *shares])
-        head = ["edges in", "loading, s", "BFS, ms", "components", "PageRank", "SSSP", "BFS, of the drives",
-                "components"]  # fmt: skip
+        head = [
+            "edges in",
+            "loading, s",
+            "BFS, ms",
+            "components",
+            "PageRank",
+            "SSSP",
+            "BFS, of the drives",
+            "components",
+        ]
         equal = ", ".join(name for name, good in part.get("agrees_with_GAP", {}).items() if good)
-        out += [f"### {kind} {found['scale']}, {part['edges']:,} edges\n", table(head, rows),
-                f"Means; BFS over {found['sources']} sources. Equal to GAP's, vertex by vertex: "
-                f"{equal or 'not compared'}. A kernel reads pinned host memory at "
-                f"{found['bus_GB_a_second']:.1f} GB/s.\n"]  # fmt: skip
+        out += [
+            f"### {kind} {found['scale']}, {part['edges']:,} edges\n",
+            table(head, rows),
+            f"Means; BFS over {found['sources']} sources. Equal to GAP's, vertex by vertex: "
+            f"{equal or 'not compared'}. A kernel reads pinned host memory at "
+            f"{found['bus_GB_a_second']:.1f} GB/s.\n",
+        ]
         out += [f"- {text}" for text in _shares(part)] + [""]
     return "\n".join(out)
 
@@ -87,27 +103,39 @@ def hits(found: Found) -> str:
     runs = found.get("hit_path", [])
     for k, page in enumerate(runs[0]["pages"] if runs else []):
         pages = [run["pages"][k] for run in runs]
-        readers = [n for n in page["rows"][0]
-                   if n not in ("pattern", "store") and not n.endswith((" regs", " occupancy"))]  # fmt: skip
+        readers = [
+            n for n in page["rows"][0] if n not in ("pattern", "store") and not n.endswith((" regs", " occupancy"))
+        ]
         rows = []
         for r, row in enumerate(page["rows"]):
             rates = {n: statistics.median(p["rows"][r][n] for p in pages) for n in readers}
-            rows.append([row["pattern"] + (", with stores" if row["store"] else ""), rates["raw"],
-                         *(rates[n] / rates["raw"] for n in readers if n != "raw")])  # fmt: skip
+            rows.append(
+                [
+                    row["pattern"] + (", with stores" if row["store"] else ""),
+                    rates["raw"],
+                    *(rates[n] / rates["raw"] for n in readers if n != "raw"),
+                ]
+            )
         head = ["reads", "raw, G/s", *(f"{n}, of raw" for n in readers if n != "raw")]
         out += [f"### Pages of {page['page_size']} B\n", table(head, rows)]
         walks = [p.get("walks") for p in pages]
         if walks[0]:
-            rows = [[w[0], statistics.median(one[i][1] for one in walks), statistics.median(one[i][2] for one in walks)]
-                    for i, w in enumerate(walks[0])]  # fmt: skip
+            rows = [
+                [w[0], statistics.median(one[i][1] for one in walks), statistics.median(one[i][2] for one in walks)]
+                for i, w in enumerate(walks[0])
+            ]
             out += [table(["walks, a warp a page", "G/s", "of raw"], rows)]
     for part in (found.get("spans") or [{}])[-1].get("spans", []):
         rows = [[row[0], row[2], float(row[4]), float(row[5])] for row in part["rows"]]
-        out += [f"### Spans, pages of {part['page_size']} B, runs of {part['run']} B\n",
-                table(["walk", "registers", "G items/s", "of raw"], rows)]  # fmt: skip
+        out += [
+            f"### Spans, pages of {part['page_size']} B, runs of {part['run']} B\n",
+            table(["walk", "registers", "G items/s", "of raw"], rows),
+        ]
     for name, words in (("bam_hit", "as shipped"), ("bam_hit_nostats", "counters off")):
-        rows = [[r["page"], r["pattern"], r["method"], float(r["greads_median"]), float(r["of_raw"])]
-                for r in found.get(name, [])]  # fmt: skip
+        rows = [
+            [r["page"], r["pattern"], r["method"], float(r["greads_median"]), float(r["of_raw"])]
+            for r in found.get(name, [])
+        ]
         if rows:
             head = ["page, B", "pattern", "accessor", "G/s", "of raw"]
             out += [f"### BaM's own page cache, {words}\n", table(head, rows)]
@@ -121,8 +149,10 @@ def rows_of(found: Found) -> str:
 
 def bulk(found: Found) -> str:
     """Return the table of bulk.json."""
-    return table(["what", "GB/s", "of a pinned copy"],
-                 [[name, row["GB_a_second"], row["of_copy"]] for name, row in found["contiguous"].items()])  # fmt: skip
+    return table(
+        ["what", "GB/s", "of a pinned copy"],
+        [[name, row["GB_a_second"], row["of_copy"]] for name, row in found["contiguous"].items()],
+    )
 
 
 def block(found: Found) -> str:

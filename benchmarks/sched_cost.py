@@ -100,8 +100,10 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench()
     misses = miss_rates()
-    found = {name: (Made(bench, launch, arguments), kind) for name, (launch, arguments, kind) in
-             kernels("cuda", False).items()}  # fmt: skip
+    found = {
+        name: (Made(bench, launch, arguments), kind)
+        for name, (launch, arguments, kind) in kernels("cuda", False).items()
+    }
     for name, (made, _) in found.items():
         seconds = min(bench.seconds(made.forms.start_plain) for _ in range(3))
         resident = min(made.resident["workers"]["resident"], made.blocks.blocks)
@@ -124,8 +126,11 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(["goes", "stays", "bytes", "miss_rate", "seconds", "kind", "decay"])
         writer.writerows([*row[:-1], "" if row[-1] is None else min(1.0, row[-1])] for row in rows)
-    table("a preemption of one beside another", ["goes", "stays", "bytes", "miss rate", "us", "class", "decay"],
-          [[*row[:4], 1e6 * row[4], *row[5:]] for row in rows])  # fmt: skip
+    table(
+        "a preemption of one beside another",
+        ["goes", "stays", "bytes", "miss rate", "us", "class", "decay"],
+        [[*row[:4], 1e6 * row[4], *row[5:]] for row in rows],
+    )
     for kind in Kind:
         decays = [row[-1] for row in rows if row[-1] is not None and row[-2] == kind.value]
         if decays:

@@ -39,9 +39,18 @@ METRICS = {
 CHECKED = 4
 """Sizes, from the smallest, whose results are compared with NumPy's."""
 UNITS = {
-    "second": 1e9, "msecond": 1e6, "usecond": 1e3, "nsecond": 1, "s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1,
-    "Gbyte": 1e9, "Mbyte": 1e6, "Kbyte": 1e3,
-}  # fmt: skip
+    "second": 1e9,
+    "msecond": 1e6,
+    "usecond": 1e3,
+    "nsecond": 1,
+    "s": 1e9,
+    "ms": 1e6,
+    "us": 1e3,
+    "ns": 1,
+    "Gbyte": 1e9,
+    "Mbyte": 1e6,
+    "Kbyte": 1e3,
+}
 
 
 def chosen(app: Application) -> list[int]:
@@ -55,10 +64,18 @@ def chosen(app: Application) -> list[int]:
 
 def described(app: Application, step: Step) -> dict[str, Any]:
     """Return what is known of a launch before it runs."""
-    return {"app": app.workload.name, "kernel": step.name, "n": app.size,
-            "size": step.size, "shape": list(step.launch.shape), "blocks": step.blocks(),
-            "warps": step.warps(), "memory": app.memory,
-            "bytes": footprint(step.arguments), "kind": app.workload.kinds[step.name].value}  # fmt: skip
+    return {
+        "app": app.workload.name,
+        "kernel": step.name,
+        "n": app.size,
+        "size": step.size,
+        "shape": list(step.launch.shape),
+        "blocks": step.blocks(),
+        "warps": step.warps(),
+        "memory": app.memory,
+        "bytes": footprint(step.arguments),
+        "kind": app.workload.kinds[step.name].value,
+    }
 
 
 def rounds(apps: list[str], count: int) -> Iterator[tuple[str, int, int]]:
@@ -106,8 +123,11 @@ def run(arguments: argparse.Namespace) -> int:
         # rewritten after each, so that a run that is killed leaves what it has done
         plan = {"machine": where, "rows": rows, "left_out": left, "worst_error": worst}
         Path(arguments.plan).write_text(json.dumps(plan), encoding="utf-8")
-    print(f"{len(rows)} launches of {len(compiled)} applications in {time.perf_counter() - begun:.1f} s; {left} sizes "
-          f"left out for time; results at most {worst:.2g} from NumPy's", flush=True)  # fmt: skip
+    print(
+        f"{len(rows)} launches of {len(compiled)} applications in {time.perf_counter() - begun:.1f} s; {left} sizes "
+        f"left out for time; results at most {worst:.2g} from NumPy's",
+        flush=True,
+    )
     return 0
 
 
@@ -152,10 +172,21 @@ def parse(arguments: argparse.Namespace) -> int:
     result = {"machine": plan["machine"], "worst_error": plan["worst_error"], "rows": joined}
     Path(arguments.out).write_text(json.dumps(result, indent=0), encoding="utf-8")
     largest = {r["kernel"]: r for r in sorted(joined, key=lambda r: r["n"])}
-    table(f"{len(joined)} launches, the largest of each kernel",
-          ("kernel", "size", "instructions", "us", "GB/s", "miss"),
-          [(k, str(r["size"]), r["instructions"], r["seconds"] * 1e6, r["dram_bytes"] / r["seconds"] / 1e9,
-            r["miss_rate"] if r["miss_rate"] is not None else "-") for k, r in largest.items()])  # fmt: skip
+    table(
+        f"{len(joined)} launches, the largest of each kernel",
+        ("kernel", "size", "instructions", "us", "GB/s", "miss"),
+        [
+            (
+                k,
+                str(r["size"]),
+                r["instructions"],
+                r["seconds"] * 1e6,
+                r["dram_bytes"] / r["seconds"] / 1e9,
+                r["miss_rate"] if r["miss_rate"] is not None else "-",
+            )
+            for k, r in largest.items()
+        ],
+    )
     return 0
 
 

@@ -131,13 +131,19 @@ def overhead(bench: Bench, runs: int, sizes: dict[str, int]) -> list[list[Any]]:
         for step, cut in zip(apps[1], cuts, strict=True):
             plain, workers, chunk = compare(bench, cut, runs)
             r = cut.resident
-            rows.append([
-                f"{name}.{step.name}", cut.blocks.blocks, 1e3 * plain, workers / plain - 1, chunk,
-                f"{r['plain']['registers']}/{r['workers']['registers']}",
-                f"{r['plain']['local']}/{r['workers']['local']}",
-                f"{r['plain']['resident']}/{r['workers']['resident']}",
-                "yes" if equal else "NO",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"{name}.{step.name}",
+                    cut.blocks.blocks,
+                    1e3 * plain,
+                    workers / plain - 1,
+                    chunk,
+                    f"{r['plain']['registers']}/{r['workers']['registers']}",
+                    f"{r['plain']['local']}/{r['workers']['local']}",
+                    f"{r['plain']['resident']}/{r['workers']['resident']}",
+                    "yes" if equal else "NO",
+                ]
+            )
             print(*rows[-1], flush=True)
         del apps
     return rows
@@ -290,15 +296,20 @@ def main() -> None:
     result: dict[str, Any] = machine("cuda")
     if "shrink" in options.parts:
         result["shrink"] = shrink_and_resume(bench)
-        table("shrink to half and grow again, blocks of 50 us",
-              ["left after us", "rate", "launched again us", "each once"], [result["shrink"]])  # fmt: skip
+        table(
+            "shrink to half and grow again, blocks of 50 us",
+            ["left after us", "rate", "launched again us", "each once"],
+            [result["shrink"]],
+        )
         save(options.json, result)
     if "latency" in options.parts:
         counts = {10e-6: 400, 100e-6: 400, 1e-3: 200, 10e-3: 40}
         result["latency"] = latency(bench, False, counts) + latency(bench, True, counts)
-        table("from the flag to the last worker having left",
-              ["copies", "block us", "times", "p50 us", "p99 us", "p50 - block", "p99 - block"],
-              result["latency"])  # fmt: skip
+        table(
+            "from the flag to the last worker having left",
+            ["copies", "block us", "times", "p50 us", "p99 us", "p50 - block", "p99 - block"],
+            result["latency"],
+        )
         save(options.json, result)
     if "length" in options.parts:
         result["length"] = by_block_length(bench, options.runs)
@@ -306,9 +317,11 @@ def main() -> None:
         save(options.json, result)
     if "forms" in options.parts:
         result["forms"] = overhead(bench, options.runs, sizes)
-        table("plain, workers",
-              ["kernel", "blocks", "plain ms", "workers", "chunk", "registers", "local", "resident", "equal"],
-              result["forms"])  # fmt: skip
+        table(
+            "plain, workers",
+            ["kernel", "blocks", "plain ms", "workers", "chunk", "registers", "local", "resident", "equal"],
+            result["forms"],
+        )
         costs = sorted(row[3] for row in result["forms"])
         print(f"workers: median {statistics.median(costs):+.3f}, worst {costs[-1]:+.3f}")
         save(options.json, result)

@@ -20,11 +20,16 @@ from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh
 
 KERNELS = {
-    "gemm": ("gemm", 2048), "correlation_product": ("correlation", 1536),
-    "black_scholes": ("black_scholes", 1 << 24), "mm2_first": ("2mm", 2048),
-    "triad": ("triad", 1 << 27), "conv2d": ("conv2d", 12288), "atax_rows": ("atax", 12288), "spmv": ("spmv", 1 << 21),
+    "gemm": ("gemm", 2048),
+    "correlation_product": ("correlation", 1536),
+    "black_scholes": ("black_scholes", 1 << 24),
+    "mm2_first": ("2mm", 2048),
+    "triad": ("triad", 1 << 27),
+    "conv2d": ("conv2d", 12288),
+    "atax_rows": ("atax", 12288),
+    "spmv": ("spmv", 1 << 21),
     "fdtd_hz": ("fdtd", 10240),
-}  # fmt: skip
+}
 """Kernel: its workload, and a size whose arrays are larger than the second-level cache where it is memory-bound."""
 
 ROUNDS = 4000
@@ -103,10 +108,21 @@ def main() -> None:
         kernels.append(Kernel(bench, name, *KERNELS[name]))
         k = kernels[-1]
         blocks = k.made.blocks.blocks
-        print(f"{k.name} {k.kind} {1e3 * k.alone:.3f} ms ({1e3 * k.workers:.3f} as workers), {blocks} blocks, "
-              f"{k.resident} resident", flush=True)  # fmt: skip
-    result["alone"] = {k.name: {"seconds": k.alone, "blocks": k.made.blocks.blocks, "kind": k.kind,
-                                "resident": k.resident, "workers": k.workers} for k in kernels}  # fmt: skip
+        print(
+            f"{k.name} {k.kind} {1e3 * k.alone:.3f} ms ({1e3 * k.workers:.3f} as workers), {blocks} blocks, "
+            f"{k.resident} resident",
+            flush=True,
+        )
+    result["alone"] = {
+        k.name: {
+            "seconds": k.alone,
+            "blocks": k.made.blocks.blocks,
+            "kind": k.kind,
+            "resident": k.resident,
+            "workers": k.workers,
+        }
+        for k in kernels
+    }
     whole = (gpu.stream(), gpu.stream())
     divided = {p: green_contexts(p) for p in options.apart}
     found: list[Pair] = []
@@ -129,14 +145,24 @@ def main() -> None:
             found += shared
             best = max(shared, key=lambda pair: sum(pair.rates))
             alone, part = max(apart, key=lambda those: sum(those[0]), default=((0.0, 0.0), 0.0))
-            rows.append([
-                first.name, second.name, f"{first.kind[0]}{second.kind[0]}",
-                sum(best.rates), "{:.2f} {:.2f}".format(*best.rates), f"{best.shares}",
-                sum(alone), "{:.2f} {:.2f}".format(*alone), part,
-            ])  # fmt: skip
-    table("best of each pair, the first resident first",
-          ["first", "second", "kinds", "STP shared", "rates", "quotas", "STP apart", "rates", "part"],
-          rows)  # fmt: skip
+            rows.append(
+                [
+                    first.name,
+                    second.name,
+                    f"{first.kind[0]}{second.kind[0]}",
+                    sum(best.rates),
+                    "{:.2f} {:.2f}".format(*best.rates),
+                    f"{best.shares}",
+                    sum(alone),
+                    "{:.2f} {:.2f}".format(*alone),
+                    part,
+                ]
+            )
+    table(
+        "best of each pair, the first resident first",
+        ["first", "second", "kinds", "STP shared", "rates", "quotas", "STP apart", "rates", "part"],
+        rows,
+    )
     result["pairs"] = rows
     save(options.json, result)
     if options.matrix:

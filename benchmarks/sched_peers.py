@@ -86,11 +86,14 @@ class Tenants:
         environment = {**os.environ, **variables}
         self._processes = [
             subprocess.Popen(
-                [sys.executable, __file__, kind, *(["--dry"] if dry else [])], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, text=True, env=environment,
+                [sys.executable, __file__, kind, *(["--dry"] if dry else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
             )
             for kind in SIDES
-        ]  # fmt: skip
+        ]
 
     def _tell(self, lines: Sequence[str]) -> list[Any]:
         for process, line in zip(self._processes, lines, strict=True):

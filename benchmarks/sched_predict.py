@@ -75,8 +75,10 @@ def extrapolated(samples: Sequence[Sample]) -> Pairs:
 def first_run(samples: Sequence[Sample]) -> Pairs:
     """Tell the class of each launch by how fast it went through its arrays, as the scheduler does."""
     shares = [min(1.0, s.moving / s.seconds) for s in samples]
-    return [(s, Prediction("first run", seconds=s.seconds, bandwidth=moved, compute=1 - moved)) for s, moved in
-            zip(samples, shares, strict=True)]  # fmt: skip
+    return [
+        (s, Prediction("first run", seconds=s.seconds, bandwidth=moved, compute=1 - moved))
+        for s, moved in zip(samples, shares, strict=True)
+    ]
 
 
 def errors(pairs: Pairs, field: str) -> np.ndarray:
@@ -101,9 +103,15 @@ def profile(source: Sample | Prediction, truth: Sample, scale: float) -> Profile
     if not source.seconds or source.kind is None:
         return Profile(kind=None, miss_rate=1.0, source="cold", resident=room(truth))
     return Profile(
-        source.kind, source.seconds * scale, (source.instructions or 0) * scale, miss_rate=source.miss_rate or 0.0,
-        bandwidth=source.bandwidth or 0.0, compute=source.compute or 0.0, resident=room(truth), source="predicted",
-    )  # fmt: skip
+        source.kind,
+        source.seconds * scale,
+        (source.instructions or 0) * scale,
+        miss_rate=source.miss_rate or 0.0,
+        bandwidth=source.bandwidth or 0.0,
+        compute=source.compute or 0.0,
+        resident=room(truth),
+        source="predicted",
+    )
 
 
 def room(sample: Sample) -> int:
@@ -133,13 +141,22 @@ def lost(pairs: Pairs, policies: Sequence[str], kernels: int, seeds: int, scale:
     long = [(s, p) for s, p in pairs if s.seconds and s.kind is not None and s.seconds >= 5e-6]
     rows = []
     for name in policies:
-        found = {kind: [simulated(long, name, kernels, seed, scale, kind == "perfect") for seed in range(seeds)]
-                 for kind in ("predicted", "perfect")}  # fmt: skip
+        found = {
+            kind: [simulated(long, name, kernels, seed, scale, kind == "perfect") for seed in range(seeds)]
+            for kind in ("predicted", "perfect")
+        }
         stp = {kind: float(np.mean([run["stp"] for run in runs])) for kind, runs in found.items()}
         antt = {kind: float(np.mean([run["antt"] for run in runs])) for kind, runs in found.items()}
-        rows.append({"policy": name, "stp": stp["predicted"], "stp_perfect": stp["perfect"],
-                     "stp_lost": 1 - stp["predicted"] / stp["perfect"], "antt": antt["predicted"],
-                     "antt_perfect": antt["perfect"]})  # fmt: skip
+        rows.append(
+            {
+                "policy": name,
+                "stp": stp["predicted"],
+                "stp_perfect": stp["perfect"],
+                "stp_lost": 1 - stp["predicted"] / stp["perfect"],
+                "antt": antt["predicted"],
+                "antt_perfect": antt["perfect"],
+            }
+        )
     return rows
 
 
@@ -157,13 +174,18 @@ def main() -> int:
     except WarpwellError as error:
         print(f"{error}\nCount launches on a GPU first; the text at the top of sched_counts.py says how.")
         return 2
-    print(f"{len(samples)} launches of {len(by(samples, 'kernel'))} kernels in {len(by(samples, 'app'))} applications, "
-          f"measured on {device}", flush=True)  # fmt: skip
+    print(
+        f"{len(samples)} launches of {len(by(samples, 'kernel'))} kernels in {len(by(samples, 'app'))} applications, "
+        f"measured on {device}",
+        flush=True,
+    )
     cases = {
-        "interpolation": interpolated(samples), "extrapolation": extrapolated(samples),
-        "first run": first_run(samples), "first run of 20 us": first_run([s for s in samples if s.seconds >= 2e-5]),
+        "interpolation": interpolated(samples),
+        "extrapolation": extrapolated(samples),
+        "first run": first_run(samples),
+        "first run of 20 us": first_run([s for s in samples if s.seconds >= 2e-5]),
         "first run of 100 us": first_run([s for s in samples if s.seconds >= 1e-4]),
-    }  # fmt: skip
+    }
     everything = {s.app for s in samples}
     parts = {"all": everything, "irregular": everything & set(IRREGULAR), "others": everything - set(IRREGULAR)}
     result: dict[str, Any] = {"device": device, "launches": len(samples), "errors": {}}
@@ -178,10 +200,21 @@ def main() -> int:
     for app, rows in by((s for s, _ in cases["interpolation"]), "app").items():
         names = {row.kernel for row in rows}
         ours = {case: summary([(s, p) for s, p in pairs if s.kernel in names]) for case, pairs in cases.items()}
-        lines.append((app, *(ours[c].get(f"{f}_median", "-") for f in ("instructions", "seconds")
-                             for c in ("interpolation", "extrapolation"))))  # fmt: skip
-    table("Median errors by application: instructions, then seconds, each interpolated, extrapolated",
-          ("application", "i inter", "i extra", "s inter", "s extra"), lines)  # fmt: skip
+        lines.append(
+            (
+                app,
+                *(
+                    ours[c].get(f"{f}_median", "-")
+                    for f in ("instructions", "seconds")
+                    for c in ("interpolation", "extrapolation")
+                ),
+            )
+        )
+    table(
+        "Median errors by application: instructions, then seconds, each interpolated, extrapolated",
+        ("application", "i inter", "i extra", "s inter", "s extra"),
+        lines,
+    )
     result["lost"] = {}
     for case in ("interpolation", "extrapolation", "first run"):
         found = lost(cases[case], arguments.policies, arguments.kernels, arguments.seeds, arguments.scale)

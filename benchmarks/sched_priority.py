@@ -260,13 +260,16 @@ def main() -> None:
     widths = [f"{1e6 * half:.1f}" for _, _, half in clocks.points]
     drift = 1e6 * (clocks.points[-1][1] - clocks.points[0][1])
     print(f"clocks: known to {' and '.join(widths)} us, drifted {drift:.1f} us in the run")
-    table("from submit to the start of a task of top priority, us",
-          ["policy", "takes its place in", "copies", "kernels ended", "times", "p50", "p99", "worst", *STEPS],
-          rows)  # fmt: skip
+    table(
+        "from submit to the start of a task of top priority, us",
+        ["policy", "takes its place in", "copies", "kernels ended", "times", "p50", "p99", "worst", *STEPS],
+        rows,
+    )
     result["rows"] = rows
     # seconds of the log's clock: submitted, begun
-    result["times"] = [[*head, [[here - offset, clocks.host(there) - offset] for here, there in found]]
-                       for head, found, _ in raw]  # fmt: skip
+    result["times"] = [
+        [*head, [[here - offset, clocks.host(there) - offset] for here, there in found]] for head, found, _ in raw
+    ]
     save(options.json, result)
 
 

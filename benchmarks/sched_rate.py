@@ -151,10 +151,13 @@ class Parts:
         self.seconds: dict[str, float] = collections.defaultdict(float)
         self._inner = threading.local()
         for kind, names in (
-            (Dispatcher, ("_answer", "_settle")), (Core, ("submit_alike", "step", "_happened", "_launch_behind")),
-            (CudaExecutor, ("launch_train", "poll", "_reap", "wait")), (Line, ("push_alike", "reap")),
-            (Lines, ("watch",)), (Lanes, ("decide",)),
-        ):  # fmt: skip
+            (Dispatcher, ("_answer", "_settle")),
+            (Core, ("submit_alike", "step", "_happened", "_launch_behind")),
+            (CudaExecutor, ("launch_train", "poll", "_reap", "wait")),
+            (Line, ("push_alike", "reap")),
+            (Lines, ("watch",)),
+            (Lanes, ("decide",)),
+        ):
             for name in names:
                 setattr(kind, name, self._measured(f"{kind.__name__}.{name}", getattr(kind, name)))
         gc.callbacks.append(self._collects)

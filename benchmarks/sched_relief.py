@@ -117,6 +117,7 @@ def row(bench: Bench, m: Side, c: Side, streams: Any, shares: Any, relieve: bool
 
 def exact(bench: Bench, m: Side, c: Side, x: Any, a: Any, streams: Any) -> str:
     """Run both once beside each other, compute relieved many times; compare with the plain kernels."""
+
     def plain(side: Side) -> None:
         side.made.forms.start_plain(streams[0])
         bench.wait(bench.gpu.mark(streams[0]))
@@ -177,8 +178,11 @@ def main() -> None:
         ramp[x.size](x, dtype(0.0007))
         compute = Side(bench, logistic[x.size // 4], (x, dtype(3.7), steps))
         kind = np.dtype(dtype).name
-        print(f"stream {1e3 * memory.alone:.2f} ms, logistic {kind} {1e3 * compute.alone:.2f} ms, workers "
-              f"{memory.full} {compute.full}, claims of {memory.chunk} {compute.chunk}", flush=True)  # fmt: skip
+        print(
+            f"stream {1e3 * memory.alone:.2f} ms, logistic {kind} {1e3 * compute.alone:.2f} ms, workers "
+            f"{memory.full} {compute.full}, claims of {memory.chunk} {compute.chunk}",
+            flush=True,
+        )
         if dtype is np.float32:
             few = [zeros("cuda", 1 << 27, np.float64) for _ in range(3)]
             ramp[few[0].size](few[1], 1.0)
@@ -189,8 +193,10 @@ def main() -> None:
             for first, relieved in (("memory", False), ("compute", False), ("compute", True)):
                 if time.perf_counter() - begun > options.seconds:
                     break
-                found = max((together(bench, memory, compute, streams, shares, first, relieved)
-                             for _ in range(options.runs)), key=sum)  # fmt: skip
+                found = max(
+                    (together(bench, memory, compute, streams, shares, first, relieved) for _ in range(options.runs)),
+                    key=sum,
+                )
                 how = "relieved once" if relieved else "as they are"
                 rows.append([kind, str(shares), f"{first} first", how, sum(found), *found])
         for name, side in (("row of long", memory), ("row of short", short)):

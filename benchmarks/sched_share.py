@@ -123,10 +123,16 @@ def measured(bench: Bench, found: dict[str, Any]) -> tuple[dict[str, Made], dict
         resident = min(r["resident"], one.blocks.blocks)
         one.chunk = max(1, min(16, int(20e-6 / (seconds * resident / one.blocks.blocks))))
         profiles[name] = Profile(
-            kind=kind, seconds=seconds, registers=4 * r["registers"] * r["threads"], shared=r["shared"],
-            threads=r["threads"], resident=resident, bandwidth=0.9 if kind is Kind.MEMORY else 0.1,
-            compute=0.1 if kind is Kind.MEMORY else 0.9, source="measured",
-        )  # fmt: skip
+            kind=kind,
+            seconds=seconds,
+            registers=4 * r["registers"] * r["threads"],
+            shared=r["shared"],
+            threads=r["threads"],
+            resident=resident,
+            bandwidth=0.9 if kind is Kind.MEMORY else 0.1,
+            compute=0.1 if kind is Kind.MEMORY else 0.9,
+            source="measured",
+        )
         print(f"{name} {kind.value} {1e3 * seconds:.3f} ms, {one.blocks.blocks} blocks, {resident} resident")
     return made, profiles
 
@@ -154,12 +160,20 @@ def pairs(bench: Bench, made: dict[str, Made], profiles: dict[str, Profile], fou
 
 def ordered(found: Any, profiles: Any, first: str, second: str, count: int, at: float) -> list[Request]:
     """Return `count` kernels of one class, and as many of the other a little later."""
-    return [request(found, profiles, name, at + k * LATER) for k, name in enumerate((first, second))
-            for _ in range(count)]  # fmt: skip
+    return [
+        request(found, profiles, name, at + k * LATER) for k, name in enumerate((first, second)) for _ in range(count)
+    ]
 
 
-def trace(found: Any, profiles: Any, names: tuple[list[str], list[str]], count: int, load: float | None, seed: int,
-          at: float = 0.0) -> list[Request]:  # fmt: skip
+def trace(
+    found: Any,
+    profiles: Any,
+    names: tuple[list[str], list[str]],
+    count: int,
+    load: float | None,
+    seed: int,
+    at: float = 0.0,
+) -> list[Request]:
     """Return `count` requests of one kernel, memory- and compute-intensive in equal parts, at random."""
     rng = np.random.default_rng(seed)
     order = [rng.choice(names[k % 2]) for k in range(count)]
@@ -248,10 +262,12 @@ def traces_of(found: Any, profiles: Any, count: int) -> dict[str, Any]:
     sides = {
         name: tuple([n for n in names if found[n][2] is kind] for kind in (Kind.MEMORY, Kind.COMPUTE))
         for name, names in {
-            "seven": suite, "short": [n for n in suite if n not in ("stream", "logistic")], "random mix": mixed,
+            "seven": suite,
+            "short": [n for n in suite if n not in ("stream", "logistic")],
+            "random mix": mixed,
             "complementary": ["stream", "logistic"],
         }.items()
-    }  # fmt: skip
+    }
     memory, compute = sides["seven"]
 
     def of(names: Any, load: float | None) -> Any:
@@ -330,10 +346,17 @@ def main() -> None:
                 simulated = Simulator(rates, capacity, mode="drain", host=host_of(steps, real), workers=WORKERS)
                 guess = replay(maker(seed, 0.0), Core(simulated, core.policy.name, rates=rates))
                 m = ran.metrics()
-                figures[title, name].append([
-                    m.stp, both(ran, profiles), m.antt, float(m.failed),
-                    float(sum(e.kind == "preempt" for e in ran.log)), 1e6 * steps, guess.metrics().stp / m.stp - 1,
-                ])  # fmt: skip
+                figures[title, name].append(
+                    [
+                        m.stp,
+                        both(ran, profiles),
+                        m.antt,
+                        float(m.failed),
+                        float(sum(e.kind == "preempt" for e in ran.log)),
+                        1e6 * steps,
+                        guess.metrics().stp / m.stp - 1,
+                    ]
+                )
                 if options.logs and k == 0:
                     os.makedirs(options.logs, exist_ok=True)
                     with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.jsonl", "w", encoding="utf-8") as file:
@@ -341,10 +364,15 @@ def main() -> None:
         print(f"seed {seed} at {time.perf_counter() - begun:.1f} s", flush=True)
     if options.peers:
         played = {
-            title: [[(one.tasks[0].name, found[one.tasks[0].name][2].value, one.arrival)
-                     for one in makers[title](options.first + k, 0.0)] for k in range(min(5, options.seeds))]
+            title: [
+                [
+                    (one.tasks[0].name, found[one.tasks[0].name][2].value, one.arrival)
+                    for one in makers[title](options.first + k, 0.0)
+                ]
+                for k in range(min(5, options.seeds))
+            ]
             for title in options.peers
-        }  # fmt: skip
+        }
         seconds = {name: its.seconds for name, its in profiles.items()}
         nan = float("nan")
         for title, name, its in sched_peers.measure(bench, made, played, seconds, options.dry, begun + options.most):
@@ -361,9 +389,12 @@ def bounds(result: Any) -> dict[str, list[float]]:
     seconds = {name: its[0] for name, its in result["profiles"].items()}
     try:
         return {
-            title: [bound([Task(n, 1, Profile(seconds=seconds[n] * count)) for n, count in its.items()], matrix)
-                    for its in seeds] for title, seeds in result["work"].items()
-        }  # fmt: skip
+            title: [
+                bound([Task(n, 1, Profile(seconds=seconds[n] * count)) for n, count in its.items()], matrix)
+                for its in seeds
+            ]
+            for title, seeds in result["work"].items()
+        }
     except errors.ArgumentError as error:  # no SciPy here: print the tables again where it is
         print(error)
         return {}

@@ -101,10 +101,25 @@ class Torch:
                     y.register_hook(outer._paused)  # called in the backward pass, by PyTorch's own thread
                 return y
 
-        shape = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2),
-                 (512, 512, 1)]  # fmt: skip
-        layers = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(), *[Block(*s) for s in shape],
-                  nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]  # fmt: skip
+        shape = [
+            (64, 64, 1),
+            (64, 64, 1),
+            (64, 128, 2),
+            (128, 128, 1),
+            (128, 256, 2),
+            (256, 256, 1),
+            (256, 512, 2),
+            (512, 512, 1),
+        ]
+        layers = [
+            nn.Conv2d(3, 64, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            *[Block(*s) for s in shape],
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(512, 10),
+        ]
         self.model = nn.Sequential(*layers).cuda().to(memory_format=torch.channels_last)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.images = torch.randn(self.batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
@@ -304,9 +319,7 @@ def mps() -> Iterator[dict[str, str]]:
     try:
         yield variables
     finally:
-        subprocess.run(
-            ["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, timeout=20, check=False
-        )
+        subprocess.run(["nvidia-cuda-mps-control"], input="quit\n", text=True, env=environment, timeout=20, check=False)
         for log in Path(folder).glob("*.log"):
             sys.stderr.write(f"{log.name}: {log.read_text(errors='replace')[-400:]}\n")
         shutil.rmtree(folder, ignore_errors=True)
@@ -396,8 +409,10 @@ def measure(options: argparse.Namespace, rows: Table) -> None:
                 ("MPS 70 %", {percent: "70"}, {}, ("",)),
                 ("MPS, training below normal", {"CUDA_MPS_CLIENT_PRIORITY": "1"}, {}, ("",)),
             ):
-                two = [Program(TRAIN, options.pretend, **variables, **first_),
-                       Program(SERVE, options.pretend, **variables, **second)]  # fmt: skip
+                two = [
+                    Program(TRAIN, options.pretend, **variables, **first_),
+                    Program(SERVE, options.pretend, **variables, **second),
+                ]
                 try:
                     for program in two:
                         program.started()

@@ -138,8 +138,14 @@ def map_out(a, out, runs, items, warps, sink):
 
 
 RAW = {"raw": raw, "raw pairs": raw_pairs, "raw stores": raw_stores}
-SPANS = {"subscripts": subscripts, "known fold": known_fold, "user fold": user_fold, "map in place": map_in_place,
-         "map out": map_out, "complete": user_fold}  # fmt: skip
+SPANS = {
+    "subscripts": subscripts,
+    "known fold": known_fold,
+    "user fold": user_fold,
+    "map in place": map_in_place,
+    "map out": map_out,
+    "complete": user_fold,
+}
 """Walks with the look at pages that take turns in the frames; `complete` without, as where all pages have their own."""
 
 
@@ -162,9 +168,15 @@ def run(nbytes: int, page_size: int, run_bytes: int, target: str, threads: int, 
     """Fill a cache and time every walk."""
     items = run_bytes // 8
     a = ww.open(
-        RamMedium(np.arange(nbytes // 8)), dtype=np.int64, device=target, mode="r+", page_size=page_size,
-        cache=nbytes + 16 * (nbytes // page_size) + (64 << 20), name="resident", timeout=60,
-    )  # fmt: skip
+        RamMedium(np.arange(nbytes // 8)),
+        dtype=np.int64,
+        device=target,
+        mode="r+",
+        page_size=page_size,
+        cache=nbytes + 16 * (nbytes // page_size) + (64 << 20),
+        name="resident",
+        timeout=60,
+    )
     memory = memory_for(target)
     try:
         begun, pages = time.perf_counter(), nbytes // page_size
@@ -184,8 +196,14 @@ def run(nbytes: int, page_size: int, run_bytes: int, target: str, threads: int, 
         for name in names:
             for registers in counts if name in SPANS else counts[:1]:
                 k = make(RAW.get(name) or SPANS[name], registers)
-                args = (a if name in SPANS else frames, *((out,) if name == "map out" else ()), runs, items, warps,
-                        sink.address)  # fmt: skip
+                args = (
+                    a if name in SPANS else frames,
+                    *((out,) if name == "map out" else ()),
+                    runs,
+                    items,
+                    warps,
+                    sink.address,
+                )
                 try:
                     with seen_as(a, COMPLETE if name == "complete" else EVICTING):
                         seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
@@ -193,8 +211,11 @@ def run(nbytes: int, page_size: int, run_bytes: int, target: str, threads: int, 
                     print(f"{name}, {registers} registers: {error!r:.300}", flush=True)
                     continue
                 rate = rates[name, registers] = nbytes / 8 / seconds / 1e9
-                base = max(v for (n, _), v in rates.items() if n in (("raw stores",) if "map" in name else
-                           ("raw", "raw pairs")))  # fmt: skip
+                base = max(
+                    v
+                    for (n, _), v in rates.items()
+                    if n in (("raw stores",) if "map" in name else ("raw", "raw pairs"))
+                )
                 used = registers_and_occupancy(k, len(args)) if target == "cuda" else (0, 0.0)
                 rows.append([name, registers, used[0], f"{used[1]:.2f}", rate, rate / base])
                 print(*rows[-1], flush=True)
@@ -221,10 +242,16 @@ def main() -> None:
     nbytes = parse_size(options.frames or ("8GiB" if on_gpu else "16MiB"))
     results = machine(options.device)
     results["spans"] = [
-        run(nbytes, *(int(n) for n in shape.split(":")), options.device, 1 << 18 if on_gpu else 64, options.walks,
-            options.registers)
+        run(
+            nbytes,
+            *(int(n) for n in shape.split(":")),
+            options.device,
+            1 << 18 if on_gpu else 64,
+            options.walks,
+            options.registers,
+        )
         for shape in options.pages
-    ]  # fmt: skip
+    ]
     save(options.json, results)
 
 

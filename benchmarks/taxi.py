@@ -58,12 +58,14 @@ def make(folder: Path, rows: int) -> None:
         drawn = [random.choice([0, 0.5, 2.5], 100_000) for _ in range(4)]
         source = pa.table([miles, 4 * miles, *drawn], names=COLUMNS).set_column(3, COLUMNS[3], pa.nulls(100_000))
     values = [None if one.null_count == len(one) else one.fill_null(0).to_numpy() for one in source.columns]
-    schema = pa.schema([(name, pa.null() if one is None else pa.float64())
-                        for name, one in zip(COLUMNS, values, strict=True)])  # fmt: skip
+    schema = pa.schema(
+        [(name, pa.null() if one is None else pa.float64()) for name, one in zip(COLUMNS, values, strict=True)]
+    )
     arrow = folder / "trips.arrow"
-    with pa.ipc.new_file(arrow, schema) as writer, parquet.ParquetWriter(
-        folder / "trips.parquet", schema, compression="zstd"
-    ) as other:
+    with (
+        pa.ipc.new_file(arrow, schema) as writer,
+        parquet.ParquetWriter(folder / "trips.parquet", schema, compression="zstd") as other,
+    ):
         for start in range(0, rows, BATCH):
             chosen = random.integers(0, len(source), min(BATCH, rows - start))
             taken = [pa.nulls(len(chosen)) if one is None else one[chosen] for one in values]
@@ -118,8 +120,18 @@ def _polars(lazy, names, least):
     return list(lazy.filter(pl.col(COLUMNS[0]) >= least).select(pl.col(names).mean()).collect().row(0))
 
 
-SYSTEMS = ["ours file scan", "ours folder scan", "ours coded scan", "ours file where", "ours coded where", "duckdb",
-           "duckdb parquet", "polars parquet", "polars ipc", "pyarrow"]  # fmt: skip
+SYSTEMS = [
+    "ours file scan",
+    "ours folder scan",
+    "ours coded scan",
+    "ours file where",
+    "ours coded where",
+    "duckdb",
+    "duckdb parquet",
+    "polars parquet",
+    "polars ipc",
+    "pyarrow",
+]
 
 
 def measured(folder: Path, system: str, count: int, least: float) -> tuple[float, list[float]]:
@@ -223,17 +235,31 @@ def selection(path: Path, rows: int, options: dict) -> None:
         mask = torch.zeros(-(-rows // 64), dtype=torch.int64, device="cuda")
         nothing = torch.zeros(1, dtype=torch.int64, device="cuda")
         items, runs = where._rows_of(table, run), rows // RUN
-        seconds = kernel_seconds(span_kernel(), runs * 32, items, runs, runs, torch.zeros(runs * 32, device="cuda"),
-                                 device="cuda", arrays=[items])  # fmt: skip
+        seconds = kernel_seconds(
+            span_kernel(),
+            runs * 32,
+            items,
+            runs,
+            runs,
+            torch.zeros(runs * 32, device="cuda"),
+            device="cuda",
+            arrays=[items],
+        )
         for share in (3e-4, 0.5):
             flips = key_sets.set_of(NUMBERS[0], column.type, ">=", 1 - share)
             units, *tables = where._tables(column, [(run, 0)], flips, {})
             near = [torch.as_tensor(one, device="cuda") for one in (*tables[:2], np.array(tails, np.int64))]
             given = (*arrays[:2], *near[:2], *where._form(column, run)[1:], 0, near[2], nothing, mask, 0)
             took = kernel_seconds(selecting.select_whole, units * 32, *given, device="cuda", arrays=[arrays[0]])
-            say(what="selection, resident", **options, share=share, gb_s=round(8 * rows / took / 1e9),
-                span_gb_s=round(8 * rows / seconds / 1e9), of_a_span=round(seconds / took, 2),
-                where_ms=round(whole * 1e3, 1))  # fmt: skip
+            say(
+                what="selection, resident",
+                **options,
+                share=share,
+                gb_s=round(8 * rows / took / 1e9),
+                span_gb_s=round(8 * rows / seconds / 1e9),
+                of_a_span=round(seconds / took, 2),
+                where_ms=round(whole * 1e3, 1),
+            )
 
 
 def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict, repeats: int) -> None:
@@ -275,9 +301,17 @@ def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict
             times.append(took)
     ours, bulk_load = (statistics.median(one[k] for one in times[1:]) for k in (0, 1))
     ratio = sum(one.nbytes for one in columns) / read
-    say(what="Q5", **options, share=share, ms=round(ours * 1e3, 1), bulk_ms=round(bulk_load * 1e3, 1),
-        faster=round(bulk_load / ours, 2), bytes_ratio=round(ratio, 2), of_it=round(bulk_load / ours / ratio, 2),
-        kvikio_ms=kvikio_ms(path, columns))  # fmt: skip
+    say(
+        what="Q5",
+        **options,
+        share=share,
+        ms=round(ours * 1e3, 1),
+        bulk_ms=round(bulk_load * 1e3, 1),
+        faster=round(bulk_load / ours, 2),
+        bytes_ratio=round(ratio, 2),
+        of_it=round(bulk_load / ours / ratio, 2),
+        kvikio_ms=kvikio_ms(path, columns),
+    )
 
 
 def kvikio_ms(path: Path, columns: list[np.ndarray]) -> float | None:
@@ -366,13 +400,30 @@ def all_cold(folder: Path, rows: int, repeats: int) -> None:
             for system, done in runs.items():
                 done.append(cold(folder, system, count, 30.0))
         for system, done in runs.items():
-            say(question=f"Q{count - 1}", state="cold", system=system, rows=rows,
-                seconds=statistics.median(one[0] for one in done), read_mb=round(done[0][1] / 1e6, 1))  # fmt: skip
+            say(
+                question=f"Q{count - 1}",
+                state="cold",
+                system=system,
+                rows=rows,
+                seconds=statistics.median(one[0] for one in done),
+                read_mb=round(done[0][1] / 1e6, 1),
+            )
 
 
-SWEPT = ("ours folder scan", "ours folder scan direct", "ours folder scan whole", "ours coded scan",
-         "ours coded scan direct", "ours coded scan whole", "ours file scan", "duckdb", "duckdb parquet",
-         "polars parquet", "polars ipc", "pyarrow")  # fmt: skip
+SWEPT = (
+    "ours folder scan",
+    "ours folder scan direct",
+    "ours folder scan whole",
+    "ours coded scan",
+    "ours coded scan direct",
+    "ours coded scan whole",
+    "ours file scan",
+    "duckdb",
+    "duckdb parquet",
+    "polars parquet",
+    "polars ipc",
+    "pyarrow",
+)
 
 
 def sweep(
@@ -396,8 +447,16 @@ def sweep(
         for system, done in runs.items():
             seconds = statistics.median(one[0] for one in done)
             lines[system].append((real, seconds))
-            say(question="Q5", state="cold", system=system, rows=rows, selectivity=real, seconds=round(seconds, 4),
-                least=round(min(one[0] for one in done), 4), read_mb=round(done[0][1] / 1e6, 1))  # fmt: skip
+            say(
+                question="Q5",
+                state="cold",
+                system=system,
+                rows=rows,
+                selectivity=real,
+                seconds=round(seconds, 4),
+                least=round(min(one[0] for one in done), 4),
+                read_mb=round(done[0][1] / 1e6, 1),
+            )
     if picture is not None:
         draw(picture, lines, rows)
 

@@ -20,8 +20,17 @@ class Drawing:
         self.title, self.description = title, description
         self.shapes: list[str] = []
 
-    def text(self, x: float, y: float, words: str, *, anchor: str = "middle", size: int = 14, color: str = INK,
-             bold: bool = False) -> None:  # fmt: skip
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        anchor: str = "middle",
+        size: int = 14,
+        color: str = INK,
+        bold: bool = False,
+    ) -> None:
         """Write one line around (x, y)."""
         weight = ' font-weight="600"' if bold else ""
         self.shapes.append(
@@ -29,8 +38,9 @@ class Drawing:
             f"{escape(words)}</text>"
         )
 
-    def box(self, x: float, y: float, width: float, height: float, lines: Sequence[str] = (), *,
-            fill: str = BLUE) -> None:  # fmt: skip
+    def box(
+        self, x: float, y: float, width: float, height: float, lines: Sequence[str] = (), *, fill: str = BLUE
+    ) -> None:
         """Draw a box with lines of text in its middle, the first one bold."""
         self.shapes.append(
             f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{fill}" stroke="{INK}"/>'
@@ -53,31 +63,39 @@ class Drawing:
 
     def svg(self) -> str:
         """Return the picture."""
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
-            f'height="{self.height}" role="img" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">',
-            f"<title>{escape(self.title)}</title>",
-            f"<desc>{escape(self.description)}</desc>",
-            '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
-            f'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>',
-            f'<rect width="{self.width}" height="{self.height}" rx="10" fill="{PANEL}"/>',
-            *self.shapes,
-            "</svg>",
-            "",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
+                f'width="{self.width}" height="{self.height}" role="img" '
+                'font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">',
+                f"<title>{escape(self.title)}</title>",
+                f"<desc>{escape(self.description)}</desc>",
+                '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+                f'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{INK}"/></marker></defs>',
+                f'<rect width="{self.width}" height="{self.height}" rx="10" fill="{PANEL}"/>',
+                *self.shapes,
+                "</svg>",
+                "",
+            ]
+        )
 
 
 def miss() -> Drawing:
     """A read whose page is not in the cache, step by step between four places."""
     picture = Drawing(
-        860, 600, "A miss",
+        860,
+        600,
+        "A miss",
         "Eight steps between device memory, pinned host memory, a service thread and storage: the reading thread takes "
         "a frame, puts a command into the submission queue, a service thread reads the page into a staging buffer and "
         "posts a completion, and the reading thread copies the page into its frame.",
-    )  # fmt: skip
-    places = {"device": (115, "kernel and cache", "device memory", BLUE), "host": (345, "queues and staging",
-              "pinned host memory", GREEN), "service": (560, "controller", "service threads", AMBER),
-              "storage": (755, "medium", "SSD or file", RED)}  # fmt: skip
+    )
+    places = {
+        "device": (115, "kernel and cache", "device memory", BLUE),
+        "host": (345, "queues and staging", "pinned host memory", GREEN),
+        "service": (560, "controller", "service threads", AMBER),
+        "storage": (755, "medium", "SSD or file", RED),
+    }
     for x, name, where, fill in places.values():
         picture.box(x - 88, 18, 176, 48, [name, where], fill=fill)
         picture.line(x, 66, x, 535)
@@ -103,19 +121,27 @@ def miss() -> Drawing:
     send(400, 6, "post the completion", service, host)
     send(445, 7, "copy page to the frame", host, device)
     own(490, 8, "set the word to VALID:", "every waiting thread reads its item")
-    picture.text(device - 100, 565, "A hit is step 1 alone: the word says VALID, and the item is read from its frame.",
-                 anchor="start", size=13, color=SOFT)  # fmt: skip
+    picture.text(
+        device - 100,
+        565,
+        "A hit is step 1 alone: the word says VALID, and the item is read from its frame.",
+        anchor="start",
+        size=13,
+        color=SOFT,
+    )
     return picture
 
 
 def decision() -> Drawing:
     """What the scheduler compares when a kernel arrives."""
     picture = Drawing(
-        860, 430, "A decision of the scheduler",
+        860,
+        430,
+        "A decision of the scheduler",
         "A compute-bound kernel C arrives while memory-bound kernels A and B run. The policy compares the work that "
         "the device does with and without a change, decides to preempt B, and the executor lets B leave at the end "
         "of its blocks before C starts.",
-    )  # fmt: skip
+    )
     picture.box(20, 30, 170, 66, ["C is submitted", "compute-bound", "waits"], fill=AMBER)
     picture.box(20, 130, 170, 66, ["A and B run", "both memory-bound", "S0 = 1.10"], fill=RED)
     picture.arrow(190, 63, 250, 100)
@@ -128,8 +154,9 @@ def decision() -> Drawing:
     picture.text(450, 110, "change  d n C + S1 (T - C)", anchor="start")
     picture.text(450, 132, "         = 0.55 x 5 + 1.60 x 15 = 26.8 ms of work", anchor="start")
     picture.text(450, 162, "C = 5 ms is what the change takes; S1 = 1.60 is the", anchor="start", size=12, color=SOFT)
-    picture.text(450, 180, "sum of A and C together, d n = 0.55 what A does meanwhile", anchor="start", size=12,
-                 color=SOFT)  # fmt: skip
+    picture.text(
+        450, 180, "sum of A and C together, d n = 0.55 what A does meanwhile", anchor="start", size=12, color=SOFT
+    )
     picture.arrow(560, 196, 560, 228)
     picture.text(578, 217, "26.8 > 22.0: preempt B, launch C", anchor="start", bold=True)
 
@@ -152,10 +179,12 @@ def decision() -> Drawing:
 def transfer() -> Drawing:
     """A copy to a device elsewhere, in chunks through staging buffers."""
     picture = Drawing(
-        860, 400, "A pool transfer",
+        860,
+        400,
+        "A pool transfer",
         "An array goes from the application over the link into four staging buffers of the agent, and from there to "
         "the device. While chunk 2 is received, chunk 1 is copied on, so that both stages work at the same time.",
-    )  # fmt: skip
+    )
     picture.box(20, 26, 150, 60, ["application", "array"], fill=GREEN)
     picture.arrow(170, 56, 330, 56)
     picture.text(250, 46, "link")
@@ -176,16 +205,24 @@ def transfer() -> Drawing:
         picture.box(left + step * (k + 1), top + 48, step - 4, 36, [str(k + 1)], fill=AMBER)
     picture.arrow(left, top + 106, 845, top + 106)
     picture.text(left, top + 124, "time", anchor="start", size=12, color=SOFT)
-    picture.text(left + 60, top + 124, "chunk 2 is received while chunk 1 is copied on: 9 steps instead of 16",
-                 anchor="start", size=12, color=SOFT)  # fmt: skip
+    picture.text(
+        left + 60,
+        top + 124,
+        "chunk 2 is received while chunk 1 is copied on: 9 steps instead of 16",
+        anchor="start",
+        size=12,
+        color=SOFT,
+    )
 
     y = 305
     picture.text(20, y, "Other ways, where both ends allow it:", anchor="start", bold=True)
-    for k, words in enumerate((
-        "an array below 24 MiB: one piece, because handing a chunk over costs tens of microseconds",
-        "an array of ww.pinned_empty on the same host: the copy engine reads it where it is; nothing is sent",
-        "two devices of one host: from memory to memory, by NVLink, PCIe or the operating system",
-    )):  # fmt: skip
+    for k, words in enumerate(
+        (
+            "an array below 24 MiB: one piece, because handing a chunk over costs tens of microseconds",
+            "an array of ww.pinned_empty on the same host: the copy engine reads it where it is; nothing is sent",
+            "two devices of one host: from memory to memory, by NVLink, PCIe or the operating system",
+        )
+    ):
         picture.text(36, y + 24 + 22 * k, f"•  {words}", anchor="start", size=13)
     return picture
 

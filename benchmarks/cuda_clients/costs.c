@@ -34,7 +34,8 @@ static const char *between = "{";
 static struct {
     int (*init)(unsigned), (*retain)(void **, int), (*set)(void *), (*load)(void **, const void *);
     int (*function)(void **, void *, const char *), (*synchronize)(void), (*stream)(void **, unsigned);
-    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                  void **);
     int (*wait)(void *), (*alloc)(uint64_t *, size_t), (*release)(uint64_t), (*pin)(void **, size_t, unsigned);
     int (*unpin)(void *), (*in)(uint64_t, const void *, size_t), (*out)(void *, uint64_t, size_t);
     int (*set_bytes)(uint64_t, unsigned char, size_t);
@@ -44,16 +45,25 @@ static const struct {
     void *at;
     const char *name;
 } wanted[] = {
-    {&cu.init, "cuInit"}, {&cu.retain, "cuDevicePrimaryCtxRetain"}, {&cu.set, "cuCtxSetCurrent"},
-    {&cu.load, "cuModuleLoadData"}, {&cu.function, "cuModuleGetFunction"}, {&cu.synchronize, "cuCtxSynchronize"},
-    {&cu.stream, "cuStreamCreate"}, {&cu.launch, "cuLaunchKernel"}, {&cu.wait, "cuStreamSynchronize"},
-    {&cu.alloc, "cuMemAlloc_v2"}, {&cu.release, "cuMemFree_v2"}, {&cu.pin, "cuMemHostAlloc"},
-    {&cu.unpin, "cuMemFreeHost"}, {&cu.in, "cuMemcpyHtoD_v2"}, {&cu.out, "cuMemcpyDtoH_v2"},
+    {&cu.init, "cuInit"},
+    {&cu.retain, "cuDevicePrimaryCtxRetain"},
+    {&cu.set, "cuCtxSetCurrent"},
+    {&cu.load, "cuModuleLoadData"},
+    {&cu.function, "cuModuleGetFunction"},
+    {&cu.synchronize, "cuCtxSynchronize"},
+    {&cu.stream, "cuStreamCreate"},
+    {&cu.launch, "cuLaunchKernel"},
+    {&cu.wait, "cuStreamSynchronize"},
+    {&cu.alloc, "cuMemAlloc_v2"},
+    {&cu.release, "cuMemFree_v2"},
+    {&cu.pin, "cuMemHostAlloc"},
+    {&cu.unpin, "cuMemFreeHost"},
+    {&cu.in, "cuMemcpyHtoD_v2"},
+    {&cu.out, "cuMemcpyDtoH_v2"},
     {&cu.set_bytes, "cuMemsetD8_v2"},
 };
 
-static void check(int code, const char *what)
-{
+static void check(int code, const char *what) {
     if (!code)
         return;
     fprintf(stderr, "%s gave %d\n", what, code);
@@ -61,66 +71,58 @@ static void check(int code, const char *what)
 }
 #define CHECK(call) check(call, #call)
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
-static void rest(long ms)
-{
+static void rest(long ms) {
     struct timespec t = {0, ms * 1000000};
     nanosleep(&t, NULL);
 }
 
-static void sample(double micros)
-{
+static void sample(double micros) {
     if (nsamples < MOST_SAMPLES)
         samples[nsamples++] = micros;
 }
 
-static int ascending(const void *a, const void *b)
-{
+static int ascending(const void *a, const void *b) {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
-static void say(const char *name, double value)
-{
+static void say(const char *name, double value) {
     printf("%s\"%s\": %.4g", between, name, value);
     between = ", ";
 }
 
 /* Tell a quantile of the samples that were taken since the last time. */
-static void tell(const char *name, double quantile)
-{
+static void tell(const char *name, double quantile) {
     qsort(samples, nsamples, sizeof *samples, ascending);
     say(name, samples[(size_t)(quantile * (double)(nsamples - 1))]);
     nsamples = 0;
 }
 
-/* -- launches and synchronizations ----------------------------------------------------------------------------------- */
+/* -- launches and synchronizations -----------------------------------------------------------------------------------
+ */
 
 static void *none, *nap, *stream;
 static uint64_t memory;
 
-static void launch(void)
-{
+static void launch(void) {
     uint64_t a = memory, b = memory;
     uint32_t n = 1;
     void *params[] = {&a, &b, &n};
     CHECK(cu.launch(none, 1, 1, 1, 32, 1, 1, 0, stream, params, NULL));
 }
 
-static void work_for(uint32_t micros)
-{
+static void work_for(uint32_t micros) {
     void *params[] = {&micros};
     CHECK(cu.launch(nap, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL));
 }
 
-static void launches(void)
-{
+static void launches(void) {
     for (int r = 0; r < rounds; r++) {
         for (int i = 0; i < BURST; i++) {
             double begun = now();
@@ -147,8 +149,7 @@ static void launches(void)
     tell("launch done, of many, best", 0.0);
 }
 
-static void synchronizations(void)
-{
+static void synchronizations(void) {
     for (int r = 0; r < rounds; r++) {
         double begun = now();
         CHECK(cu.wait(stream));
@@ -179,10 +180,10 @@ static void synchronizations(void)
     tell("synchronize with 2 ms of work, beyond the work", 0.5);
 }
 
-/* -- memory ---------------------------------------------------------------------------------------------------------- */
+/* -- memory ----------------------------------------------------------------------------------------------------------
+ */
 
-static void small_copies(void)
-{
+static void small_copies(void) {
     static char bytes[SMALL];
     memset(bytes, 1, sizeof bytes);
     for (int r = 0; r < rounds; r++) {
@@ -222,8 +223,7 @@ static void small_copies(void)
     tell("4 KiB out", 0.5);
 }
 
-static void allocations(const char *name, size_t nbytes)
-{
+static void allocations(const char *name, size_t nbytes) {
     uint64_t at;
     for (int r = 0; r < rounds; r++) {
         double begun = now();
@@ -235,8 +235,7 @@ static void allocations(const char *name, size_t nbytes)
 }
 
 /* An allocation and its free while 63 others are there, as a program that makes arrays has it. */
-static void many_allocations(void)
-{
+static void many_allocations(void) {
     uint64_t all[64];
     for (int i = 0; i < 64; i++)
         CHECK(cu.alloc(&all[i], 2u << 20));
@@ -251,8 +250,7 @@ static void many_allocations(void)
     tell("free and allocate 2 MiB beside 63 others", 0.5);
 }
 
-static double best_copy(void *host, size_t nbytes, int in)
-{
+static double best_copy(void *host, size_t nbytes, int in) {
     double best = 1e18, until = now() + 100e3;
     for (int r = 0; r < 200 && (r < 4 || now() < until); r++) {
         double begun = now();
@@ -268,8 +266,7 @@ static double best_copy(void *host, size_t nbytes, int in)
     return (double)nbytes / best * 1e-3;
 }
 
-static void large_copies(size_t most)
-{
+static void large_copies(size_t most) {
     static const char *kinds[] = {"pageable", "pinned"};
     char name[64];
     for (int pinned = 0; pinned < 2; pinned++) {
@@ -294,8 +291,7 @@ static void large_copies(size_t most)
     }
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc != 4)
         return 2;
     rounds = atoi(argv[2]);

@@ -27,59 +27,60 @@
 #include <cstdio>
 #include <cstdlib>
 
-const int kTrials = 5;  // of kernels without a source
+const int kTrials = 5; // of kernels without a source
 
-template <typename T>
-static void Write(const string &folder, const char *name, const pvector<T> &found) {
-  FILE *file = fopen((folder + "/" + name).c_str(), "wb");
-  if (file == nullptr || fwrite(found.data(), sizeof(T), found.size(), file) != found.size()) {
-    perror(name);
-    exit(1);
-  }
-  fclose(file);
+template <typename T> static void Write(const string &folder, const char *name, const pvector<T> &found) {
+    FILE *file = fopen((folder + "/" + name).c_str(), "wb");
+    if (file == nullptr || fwrite(found.data(), sizeof(T), found.size(), file) != found.size()) {
+        perror(name);
+        exit(1);
+    }
+    fclose(file);
 }
 
 template <typename Kernel>
 static void Measure(const string &folder, const char *name, const vector<long> &sources, Kernel kernel) {
-  Write(folder, (string(name) + ".0").c_str(), kernel(static_cast<NodeID>(sources[0])));
-  for (long source : sources) {
-    Timer timer;
-    timer.Start();
-    auto found = kernel(static_cast<NodeID>(source));
-    timer.Stop();
-    printf("%s %ld %.9f\n", name, source, timer.Seconds());
-    fflush(stdout);
-  }
+    Write(folder, (string(name) + ".0").c_str(), kernel(static_cast<NodeID>(sources[0])));
+    for (long source : sources) {
+        Timer timer;
+        timer.Start();
+        auto found = kernel(static_cast<NodeID>(source));
+        timer.Stop();
+        printf("%s %ld %.9f\n", name, source, timer.Seconds());
+        fflush(stdout);
+    }
 }
 
 int main(int argc, char *argv[]) {
 #ifdef WEIGHTED
-  const int first = 4;
+    const int first = 4;
 #else
-  const int first = 3;
+    const int first = 3;
 #endif
-  if (argc <= first) {
-    fprintf(stderr, "usage: see the head of driver.cc\n");
-    return 2;
-  }
-  char name[] = "gap", option[] = "-f";
-  char *given[] = {name, option, argv[1], nullptr};
-  CLBase cli(3, given);
-  if (!cli.ParseArgs()) return 2;
-  const string folder = argv[2];
-  vector<long> sources, none(kTrials, -1);
-  for (int k = first; k < argc; k++) sources.push_back(atol(argv[k]));
+    if (argc <= first) {
+        fprintf(stderr, "usage: see the head of driver.cc\n");
+        return 2;
+    }
+    char name[] = "gap", option[] = "-f";
+    char *given[] = {name, option, argv[1], nullptr};
+    CLBase cli(3, given);
+    if (!cli.ParseArgs())
+        return 2;
+    const string folder = argv[2];
+    vector<long> sources, none(kTrials, -1);
+    for (int k = first; k < argc; k++)
+        sources.push_back(atol(argv[k]));
 #ifdef WEIGHTED
-  const WeightT delta = atoi(argv[3]);
-  WeightedBuilder builder(cli);
-  WGraph g = builder.MakeGraph();
-  Measure(folder, "sssp", sources, [&](NodeID s) { return DeltaStep(g, s, delta); });
+    const WeightT delta = atoi(argv[3]);
+    WeightedBuilder builder(cli);
+    WGraph g = builder.MakeGraph();
+    Measure(folder, "sssp", sources, [&](NodeID s) { return DeltaStep(g, s, delta); });
 #else
-  Builder builder(cli);
-  Graph g = builder.MakeGraph();
-  Measure(folder, "bfs", sources, [&](NodeID s) { return DOBFS(g, s); });
-  Measure(folder, "cc", none, [&](NodeID) { return Afforest(g); });
-  Measure(folder, "pr", none, [&](NodeID) { return PageRankPullGS(g, 20, 1e-4); });
+    Builder builder(cli);
+    Graph g = builder.MakeGraph();
+    Measure(folder, "bfs", sources, [&](NodeID s) { return DOBFS(g, s); });
+    Measure(folder, "cc", none, [&](NodeID) { return Afforest(g); });
+    Measure(folder, "pr", none, [&](NodeID) { return PageRankPullGS(g, 20, 1e-4); });
 #endif
-  return 0;
+    return 0;
 }

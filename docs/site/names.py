@@ -15,8 +15,9 @@ from sphinx.util.nodes import make_refnode
 class NameRole(XRefRole):
     """Refers to a Python object, if there is one of that name."""
 
-    def process_link(self, env: BuildEnvironment, refnode: nodes.Element, has_explicit_title: bool, title: str,
-                     target: str) -> tuple[str, str]:  # fmt: skip
+    def process_link(
+        self, env: BuildEnvironment, refnode: nodes.Element, has_explicit_title: bool, title: str, target: str
+    ) -> tuple[str, str]:
         """Note where the name was used."""
         refnode["optional"] = True
         refnode["refdomain"] = "py"

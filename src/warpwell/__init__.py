@@ -164,8 +164,9 @@ _FROM = {
 }
 _HOMES = {
     name.partition("=")[0]: f"{home}:{name.partition('=')[2]}" if home else name
-    for home, names in _FROM.items() for name in names.split()
-}  # fmt: skip
+    for home, names in _FROM.items()
+    for name in names.split()
+}
 
 # What a room asks for by name because it lies in a room above it; see `warpwell.registry`.
 _PROVIDED = {

@@ -112,13 +112,25 @@ def test_reshape_refuses_what_cannot_be(array: Any, shape: tuple[Any, ...]) -> N
 @pytest.mark.parametrize(
     "options",
     [
-        {"queues": 2.5}, {"queues": 0}, {"queues": True}, {"depth": 0}, {"depth": 8.0}, {"threads": 0},
-        {"threads": "2"}, {"merge": 2.0}, {"timeout": float("inf")}, {"timeout": float("nan")}, {"timeout": 0},
-        {"timeout": "3"}, {"page_size": 4096.0}, {"page_size": "3KiB"}, {"cache": 65536.5},
+        {"queues": 2.5},
+        {"queues": 0},
+        {"queues": True},
+        {"depth": 0},
+        {"depth": 8.0},
+        {"threads": 0},
+        {"threads": "2"},
+        {"merge": 2.0},
+        {"timeout": float("inf")},
+        {"timeout": float("nan")},
+        {"timeout": 0},
+        {"timeout": "3"},
+        {"page_size": 4096.0},
+        {"page_size": "3KiB"},
+        {"cache": 65536.5},
         {"offset": 1.5, "dtype": "u1"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_options_that_cannot_be_are_named(tmp_path: Path, options: dict[str, Any]) -> None:
     np.save(tmp_path / "a.npy", np.arange(100))
     with pytest.raises(errors.ArgumentError, match=next(iter(options))):

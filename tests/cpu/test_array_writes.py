@@ -458,11 +458,15 @@ ENDS = {
         "    kept = write(7)\n"
         "    opened.set(); time.sleep(0.2)\n"
         "    for a in kept: a[3] = 8\n"
-        "threading.Thread(target=work).start(); opened.wait(60)", 0),
+        "threading.Thread(target=work).start(); opened.wait(60)",
+        0,
+    ),
     "multiprocessing": (
         "p = multiprocessing.get_context('fork').Process(target=lambda: globals().update(kept=write()))\n"
-        "p.start(); p.join(60); assert p.exitcode == 0", 0),
-}  # fmt: skip
+        "p.start(); p.join(60); assert p.exitcode == 0",
+        0,
+    ),
+}
 
 
 def program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:

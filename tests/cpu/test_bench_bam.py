@@ -60,4 +60,3 @@ def test_frames_that_hold_everything() -> None:
         a.pin()
         cache = BamCache.resident(a)
         assert picked(a, cache, order) == data[order].sum() and cache.misses == 0
-

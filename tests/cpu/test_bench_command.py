@@ -40,9 +40,13 @@ def test_a_benchmark_has_ceilings(capsys: pytest.CaptureFixture[str], name: str)
 # reads in all, writes in two: half of the time is their compilation
 @pytest.mark.parametrize(
     ("tier", "names"),
-    [("host", ["array"]), ("device", ["array", "vectoradd"]), ("host-cached", ["array"]),
-     ("mapped", ["array", "vectoradd"])],
-)  # fmt: skip
+    [
+        ("host", ["array"]),
+        ("device", ["array", "vectoradd"]),
+        ("host-cached", ["array"]),
+        ("mapped", ["array", "vectoradd"]),
+    ],
+)
 def test_tiers_without_a_medium(capsys: pytest.CaptureFixture[str], tier: str, names: list[str]) -> None:
     for report in answer(capsys, *names, "--tier", tier)["benchmarks"]:
         assert tier in report["where"] or tier == "host-cached"

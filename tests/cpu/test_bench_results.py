@@ -66,9 +66,12 @@ def test_results_that_differ_from_gaps_are_found(script, tmp_path: Path) -> None
 
 def test_the_page_of_results(script, tmp_path: Path) -> None:
     means = {"ms": 2.0, "least_ms": 1.0}
-    tiers = {"host": {"loading_s": 0.1, "bfs": means | {"of_the_bus": 0.9}}, "device": {"bfs": {"ms": 1.0}},
-             "storage": {"loading_s": 0.0, "bfs": {"ms": 3.0}},
-             "4 x P5800X (emulated)": {"bfs": means | {"of_the_drives": 0.87}}}  # fmt: skip
+    tiers = {
+        "host": {"loading_s": 0.1, "bfs": means | {"of_the_bus": 0.9}},
+        "device": {"bfs": {"ms": 1.0}},
+        "storage": {"loading_s": 0.0, "bfs": {"ms": 3.0}},
+        "4 x P5800X (emulated)": {"bfs": means | {"of_the_drives": 0.87}},
+    }
     kron = {"edges": 10, "tiers": tiers, "GAP": {"bfs": {"ms": 2.5}}, "agrees_with_GAP": {"bfs": True}}
     graphs = {"gpu": "G", "commit": "c0", "scale": 3, "sources": 2, "bus_GB_a_second": 50.0, "kron": kron}
     (tmp_path / "graphs.json").write_text(json.dumps(graphs))

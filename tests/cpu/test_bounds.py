@@ -188,11 +188,18 @@ def test_the_environment_switches_it_on_at_each_launch(monkeypatch: pytest.Monke
 
 def test_a_segmentation_fault_becomes_an_error(tmp_path: Path) -> None:
     (tmp_path / "oob.py").write_text(
-        "import numpy as np, warpwell as ww\n" + "@ww.kernel\n" + inspect.getsource(double.function).partition("\n")[2]
+        "import numpy as np, warpwell as ww\n"
+        + "@ww.kernel\n"
+        + inspect.getsource(double.function).partition("\n")[2]
         + "double[3_000_000](np.ones(100), np.zeros(100), device='cpu')\n"
-    )  # fmt: skip
-    ran = subprocess.run([sys.executable, tmp_path / "oob.py"], env={**os.environ, "WARPWELL_CHECK": "1"},
-                         capture_output=True, text=True, timeout=100)  # fmt: skip
+    )
+    ran = subprocess.run(
+        [sys.executable, tmp_path / "oob.py"],
+        env={**os.environ, "WARPWELL_CHECK": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert ran.returncode == 1 and "IndexRangeError: kernel 'double' used index" in ran.stderr
 
 

@@ -134,8 +134,9 @@ def test_an_interrupt_ends_a_run(tmp_path: Path, compiling: bool) -> None:
                "--device", "cpu", "--cache", "512", "--page-size", "512",
                "--out", str(tmp_path / "levels.npy")]  # fmt: skip
     nothing_kept = {"WARPWELL_CACHE_DIR": str(tmp_path / "cache")} if compiling else {}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               env=os.environ | nothing_kept)  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | nothing_kept
+    )
     if compiling:
         assert process.stderr is not None and process.stderr.readline().startswith("compiling kernels")
     time.sleep(1.5 if compiling else 5)

@@ -24,10 +24,16 @@ def begin() -> Iterator[Begin]:
     with contextlib.ExitStack() as stack:
 
         def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-            process = stack.enter_context(subprocess.Popen(
-                [sys.executable, "-m", "warpwell", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True, env=os.environ | environment, start_new_session=True,
-            ))  # fmt: skip
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "warpwell", *arguments],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=os.environ | environment,
+                    start_new_session=True,
+                )
+            )
             stack.callback(end, process)
             return process
 
@@ -139,9 +145,12 @@ with scratch("held-") as folder:
                 raise
 """
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | {"TMPDIR": str(tmp_path)},
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         assert folder.exists()

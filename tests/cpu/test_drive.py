@@ -690,9 +690,13 @@ def test_a_forked_child_rings_no_doorbell_and_waits_for_no_lock_of_the_parents(s
             try:
                 assert store(reg.INTMS, 0) == -1
                 for call in (
-                    medium.native, shared.transport, shared.open, lambda: medium.read(0, 512),
-                    lambda: medium.write(7, np.zeros(9)), lambda: drive.namespace(1),
-                ):  # fmt: skip
+                    medium.native,
+                    shared.transport,
+                    shared.open,
+                    lambda: medium.read(0, 512),
+                    lambda: medium.write(7, np.zeros(9)),
+                    lambda: drive.namespace(1),
+                ):
                     with pytest.raises(errors.ForkError, match="forked from it"):
                         call()
                 code = 0

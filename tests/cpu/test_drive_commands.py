@@ -43,8 +43,23 @@ def test_it_asks_first(namespace: Namespace, capsys: pytest.CaptureFixture[str],
     assert main([*command, "--yes-destroy-data", "S1/1"]) == 0
     assert "ww.open(" in capsys.readouterr().out
     assert np.array_equal(np.load(io.BytesIO(namespace.read(0, namespace.blocks).tobytes()[NPY_AT:])), ITEMS)
-    assert main(["drive", "format-array", "01:00.0/1", "--dtype", "int32", "--shape", "10,20", "--json",
-                 "--yes-destroy-data", "S1/1"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "drive",
+                "format-array",
+                "01:00.0/1",
+                "--dtype",
+                "int32",
+                "--shape",
+                "10,20",
+                "--json",
+                "--yes-destroy-data",
+                "S1/1",
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["shape"] == [10, 20]
 
 
@@ -59,14 +74,17 @@ def test_somebodys_data_stay(namespace: Namespace, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [([], "--dtype and --shape"), (["--dtype", "int32", "--shape", "0"], "at least 1"),
-     (["--dtype", "int32", "--shape", "x"], "1000,100"), (["--dtype", "nothing", "--shape", "1"], "not a dtype"),
-     (["--from", "none.npy"], "does not exist"), (["--from", "a.npy", "--dtype", "int32"], "of its own"),
-     (["--dtype", "int64", "--shape", "10000000"], "does not fit")],
-)  # fmt: skip
-def test_bad_input(
-    namespace: Namespace, capsys: pytest.CaptureFixture[str], options: list[str], says: str
-) -> None:
+    [
+        ([], "--dtype and --shape"),
+        (["--dtype", "int32", "--shape", "0"], "at least 1"),
+        (["--dtype", "int32", "--shape", "x"], "1000,100"),
+        (["--dtype", "nothing", "--shape", "1"], "not a dtype"),
+        (["--from", "none.npy"], "does not exist"),
+        (["--from", "a.npy", "--dtype", "int32"], "of its own"),
+        (["--dtype", "int64", "--shape", "10000000"], "does not fit"),
+    ],
+)
+def test_bad_input(namespace: Namespace, capsys: pytest.CaptureFixture[str], options: list[str], says: str) -> None:
     assert main(["drive", "format-array", "01:00.0/1", "--yes-destroy-data", "S1/1", *options]) == 2
     assert says in capsys.readouterr().err
     assert not namespace.read(0, namespace.blocks).any()

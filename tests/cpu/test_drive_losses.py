@@ -217,10 +217,13 @@ def test_a_failed_flush_is_a_loss(disk: NbdServer, medium: DriveMedium) -> None:
 
 def test_a_replica_goes_on_when_one_drive_dies(content: np.ndarray) -> None:
     with (
-        NbdServer(content) as one, NbdServer(content) as two,
-        QemuDrive([QemuNamespace(backend=one.backend)]) as first, first.open() as a,
-        QemuDrive([QemuNamespace(backend=two.backend)]) as second, second.open() as b,
-    ):  # fmt: skip
+        NbdServer(content) as one,
+        NbdServer(content) as two,
+        QemuDrive([QemuNamespace(backend=one.backend)]) as first,
+        first.open() as a,
+        QemuDrive([QemuNamespace(backend=two.backend)]) as second,
+        second.open() as b,
+    ):
         media = [DriveMedium(d.namespace(1), queues=1) for d in (a, b)]
         with Replicated(media) as pair:
             assert pair.emulated and "QEMU" in pair.description

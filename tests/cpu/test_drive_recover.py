@@ -174,8 +174,14 @@ def test_namespaces_queues_and_media_of_before_refuse(drive: Drive) -> None:
     drive.recover()
     drive.recover()  # nothing to do
     assert drive.lost is None
-    for use in (lambda: space.read(0, 1), space.flush, medium.sync, a.recover, lambda: values(a, rows),
-                lambda: medium.read(0, 512)):  # fmt: skip
+    for use in (
+        lambda: space.read(0, 1),
+        space.flush,
+        medium.sync,
+        a.recover,
+        lambda: values(a, rows),
+        lambda: medium.read(0, 512),
+    ):
         with pytest.raises(errors.DriveLostError, match="started again since"):
             use()
     again = drive.host_queue()  # of the same id

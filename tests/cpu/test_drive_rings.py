@@ -110,8 +110,10 @@ def test_several_namespaces_and_caches_of_one_drive(tmp_path) -> None:
         assert third.cache.pairs.count == 3 and drive.spare_queues == 0  # one of the six is the host's
         where = np.arange(0, ITEMS, 100)
         out = np.zeros((3, where.size), np.int64)
-        workers = [threading.Thread(target=lambda k=k, a=a: read[where.size](a, where, out[k]))
-                   for k, a in enumerate((first, second, third))]  # fmt: skip
+        workers = [
+            threading.Thread(target=lambda k=k, a=a: read[where.size](a, where, out[k]))
+            for k, a in enumerate((first, second, third))
+        ]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -365,6 +367,7 @@ def test_a_relay_that_fails_loses_the_drive(tmp_path, monkeypatch: pytest.Monkey
 def test_nothing_is_left(tmp_path) -> None:
     image = formatted(tmp_path / "disk")
     with drive_with(image) as (_, drive):
+
         def state() -> tuple[int, int, int]:
             threads = sum(t.name == "warpwell-relay" for t in threading.enumerate())
             return len(os.listdir("/proc/self/fd")), threads, drive.spare_queues

@@ -51,11 +51,17 @@ class FakeVfio:
 
     def ioctl(self, descriptor: int, request: int, given: Any = 0) -> int:
         name = {
-            vfio._GET_API_VERSION: "version", vfio._CHECK_EXTENSION: "check", vfio._SET_IOMMU: "iommu",
-            vfio._GROUP_GET_STATUS: "status", vfio._GROUP_SET_CONTAINER: "attach", vfio._DEVICE_GET_INFO: "info",
-            vfio._DEVICE_GET_REGION_INFO: "region", vfio._DEVICE_RESET: "reset", vfio._IOMMU_GET_INFO: "ranges",
+            vfio._GET_API_VERSION: "version",
+            vfio._CHECK_EXTENSION: "check",
+            vfio._SET_IOMMU: "iommu",
+            vfio._GROUP_GET_STATUS: "status",
+            vfio._GROUP_SET_CONTAINER: "attach",
+            vfio._DEVICE_GET_INFO: "info",
+            vfio._DEVICE_GET_REGION_INFO: "region",
+            vfio._DEVICE_RESET: "reset",
+            vfio._IOMMU_GET_INFO: "ranges",
             vfio._IOMMU_MAP_DMA: "map",
-        }[request]  # fmt: skip
+        }[request]
         self.asked.append(name)
         if name == self.refused:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -65,8 +71,17 @@ class FakeVfio:
             struct.pack_into("I", given, 4, int(self.can_reset))
         elif name == "region":
             bar = struct.unpack_from("I", given, 8)[0] == 0
-            struct.pack_into("IIIIQQ", given, 0, 32, 7 if bar else 3, 0 if bar else 7, 0, 0x4000 if bar else 256,
-                             0 if bar else CONFIGURATION_AT)  # fmt: skip
+            struct.pack_into(
+                "IIIIQQ",
+                given,
+                0,
+                32,
+                7 if bar else 3,
+                0 if bar else 7,
+                0,
+                0x4000 if bar else 256,
+                0 if bar else CONFIGURATION_AT,
+            )
         elif name == "ranges":
             struct.pack_into("IIQI", given, 0, len(given), 3, 4096, 64)
             struct.pack_into("HHI", given, 64, 2, 1, 128)  # another capability first
@@ -117,14 +132,28 @@ def opened(kernel: FakeVfio) -> Iterator[VfioTransport]:
 def test_it_is_opened_and_closed_in_order(kernel: FakeVfio) -> None:
     before = set(os.listdir("/proc/self/fd"))
     with opened(kernel) as transport:
-        assert kernel.asked == ["version", "check", "status", "attach", "iommu", "ranges", "map", "device", "info",
-                                "region", "region"]  # fmt: skip
+        assert kernel.asked == [
+            "version",
+            "check",
+            "status",
+            "attach",
+            "iommu",
+            "ranges",
+            "map",
+            "device",
+            "info",
+            "region",
+            "region",
+        ]
         assert transport.ranges == RANGES
         at = transport.arena.address
         assert kernel.mapped == (32, 3, at, at, ARENA) and RANGES[1][0] <= at < RANGES[1][1]
         assert kernel.command == 0x406
-        inherited = [fd for fd in map(int, set(os.listdir("/proc/self/fd")) - before)
-                     if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)]  # fmt: skip
+        inherited = [
+            fd
+            for fd in map(int, set(os.listdir("/proc/self/fd")) - before)
+            if os.path.exists(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
+        ]
         assert not inherited
     assert kernel.asked[-1] == "reset"
     assert set(os.listdir("/proc/self/fd")) == before
@@ -280,8 +309,10 @@ def test_memory_that_may_not_be_pinned(kernel: FakeVfio, monkeypatch: pytest.Mon
 
 def test_nothing_is_bound_by_opening(kernel: FakeVfio) -> None:
     kernel.machine.add_drive("0000:02:00.0", 1, group=13)
-    for attempt in (lambda name: VfioTransport(name, ARENA, kernel.machine),
-                    lambda name: open_namespace(f"nvme:{name}/1", kernel.machine)):  # fmt: skip
+    for attempt in (
+        lambda name: VfioTransport(name, ARENA, kernel.machine),
+        lambda name: open_namespace(f"nvme:{name}/1", kernel.machine),
+    ):
         with pytest.raises(errors.DriveError, match=r"sudo warpwell drive bind 0000:02:00\.0"):
             attempt("0000:02:00.0")
     assert kernel.machine.driver("0000:02:00.0") == "nvme" and kernel.asked == []
@@ -293,9 +324,7 @@ def test_nothing_is_bound_by_opening(kernel: FakeVfio) -> None:
     ("code", "says"),
     [(errno.EBUSY, "another program"), (errno.EACCES, "--user"), (errno.ENOENT, "modprobe vfio-pci")],
 )
-def test_a_node_that_cannot_be_opened(
-    kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch, code: int, says: str
-) -> None:
+def test_a_node_that_cannot_be_opened(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch, code: int, says: str) -> None:
     real = os.open
 
     def refuse(path: Any, *more: Any) -> int:

@@ -36,16 +36,22 @@ def run(fake: Path, text: str, **environment: str) -> str:
     """Return what a program prints that uses the fake, in a process of its own: the fake reads its environment once."""
     known = {name: value for name, value in os.environ.items() if not name.startswith(("FAKE_", "CUDA_"))}
     done = subprocess.run(
-        [sys.executable, "-c", BEFORE + textwrap.dedent(text)], cwd=ROOT, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", BEFORE + textwrap.dedent(text)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
         env=known | {"FAKE": str(fake), "CUDA_MODULE_LOADING": "EAGER"} | environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_missing_wait_shows_as_wrong_bytes(fake: Path) -> None:
     """A copy in another stream, and in the legacy stream beside blocking and non-blocking ones."""
-    out = run(fake, """
+    out = run(
+        fake,
+        """
         def late(flags):
             address, stream = cuda.alloc(4096), cuda.stream(flags)
             cuda.launch(0, stream, "nap", 30_000)
@@ -70,7 +76,8 @@ def test_a_missing_wait_shows_as_wrong_bytes(fake: Path) -> None:
         cuda.cuMemcpyDtoHAsync_v2(ctypes.c_void_p(pinned), address, 4096, other)
         cuda.cuStreamSynchronize(other)
         print(data[0], data[4095])
-        """)  # fmt: skip
+        """,
+    )
     assert out.split() == [str(FRESH)] * 2 + ["7", "7"] + [str(FRESH), "7"] + ["9", "9"]
 
 
@@ -114,19 +121,29 @@ def test_it_blocks_where_a_real_driver_does_and_says_so(fake: Path, tmp_path: Pa
         """
     out = run(fake, text, FAKE_BLOCKED=str(tmp_path / "blocked"))
     assert out.splitlines() == [
-        "600 600 []", "{'cuLaunchKernel main'}", "['cuMemcpyHtoDAsync_v2 main']", "['cuMemFree_v2 main']",
-    ]  # fmt: skip
-    lazy = run(fake, """
+        "600 600 []",
+        "{'cuLaunchKernel main'}",
+        "['cuMemcpyHtoDAsync_v2 main']",
+        "['cuMemFree_v2 main']",
+    ]
+    lazy = run(
+        fake,
+        """
         stream = cuda.stream(NON_BLOCKING)
         cuda.launch(0, stream, "nap", 20_000)
         cuda.launch(0, stream, "fill", cuda.alloc(4), 1, 1)  # its code is loaded now: this waits
         print(open(os.environ["FAKE_BLOCKED"]).read().split())
-        """, FAKE_BLOCKED=str(tmp_path / "lazy"), CUDA_MODULE_LOADING="LAZY")  # fmt: skip
+        """,
+        FAKE_BLOCKED=str(tmp_path / "lazy"),
+        CUDA_MODULE_LOADING="LAZY",
+    )
     assert lazy.split() == ["['cuLaunchKernel',", "'main']"]
 
 
 def test_wrong_addresses_and_handles_are_errors_and_no_crash(fake: Path) -> None:
-    out = run(fake, """
+    out = run(
+        fake,
+        """
         address, data = cuda.alloc(4096), ctypes.create_string_buffer(4096)
         codes = [
             cuda.code("cuMemcpyHtoD_v2", address, data, 4097),
@@ -149,15 +166,22 @@ def test_wrong_addresses_and_handles_are_errors_and_no_crash(fake: Path) -> None
         if not os.fork():
             os._exit(cuda.code("cuInit", 0) * 10 + cuda.code("cuCtxSynchronize"))
         print(os.waitstatus_to_exitcode(os.wait()[1]))
-        """)  # fmt: skip
+        """,
+    )
     assert [line.split() for line in out.splitlines()] == [
-        ["1", "1", "1", "1", "1", "400", "400", "400", "713", "400", "200"], ["700", "700"], ["0", "1"], ["8"], ["33"],
-    ]  # fmt: skip
+        ["1", "1", "1", "1", "1", "400", "400", "400", "713", "400", "200"],
+        ["700", "700"],
+        ["0", "1"],
+        ["8"],
+        ["33"],
+    ]
 
 
 def test_memory_is_made_by_parts_and_bounded(fake: Path) -> None:
     """Reserve, create, map, give access, use, unmap; and a device has so much memory and no more."""
-    out = run(fake, """
+    out = run(
+        fake,
+        """
         piece, made, base = 2 << 20, [], ctypes.c_uint64()
         prop = (ctypes.c_int * 8)(1, 0, 1, 0, 0, 0, 0, 0)
         access = (ctypes.c_int * 3)(1, 0, 3)
@@ -178,13 +202,17 @@ def test_memory_is_made_by_parts_and_bounded(fake: Path) -> None:
         print(cuda.code("cuMemCreate", ctypes.byref(base), 3 * piece, prop, 0))
         cuda.cuMemUnmap(hint + piece, 2 * piece)
         print(cuda.code("cuMemAddressFree", hint, 1 << 40))
-        """, FAKE_MEMORY=str(8 << 20))  # fmt: skip
+        """,
+        FAKE_MEMORY=str(8 << 20),
+    )
     assert out.split() == ["True", "1", "05" * 8, "1", "1", "5", "2", "0"]
 
 
 def test_output_of_kernels_comes_at_a_synchronization(fake: Path) -> None:
     """Prints as the driver's printf; an assertion loses the context and writes to stderr."""
-    out = run(fake, """
+    out = run(
+        fake,
+        """
         cuda.launch(0, 0, "print", 42)
         while cuda.code("cuStreamQuery", 0):
             pass
@@ -195,7 +223,8 @@ def test_output_of_kernels_comes_at_a_synchronization(fake: Path) -> None:
         one = ctypes.c_uint(1)
         cuda.cuLaunchKernel(function, one, one, one, one, one, one, ctypes.c_uint(0), 0, None, None)
         os.write(1, b"%d\\n" % cuda.code("cuCtxSynchronize"))
-        """)  # fmt: skip
+        """,
+    )
     assert out.splitlines() == ["before", "fake print 42", "710"]
 
 
@@ -218,7 +247,9 @@ PTX = b"""
 
 
 def test_parameters_and_globals_of_ptx(fake: Path) -> None:
-    out = run(fake, f"""
+    out = run(
+        fake,
+        f"""
         module = cuda.out("cuModuleLoadData", {PTX!r})
         function = cuda.out("cuModuleGetFunction", module, b"_Z3addPfiS_d")
         size = ctypes.c_size_t()
@@ -231,7 +262,8 @@ def test_parameters_and_globals_of_ptx(fake: Path) -> None:
         cuda.cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), module, b"table")
         cuda.write(address.value, bytes(range(48)))
         print(size.value, cuda.read(address.value, 48)[47])
-        """)  # fmt: skip
+        """,
+    )
     assert out.splitlines() == ["0 8", "8 4", "16 24", "40 8", "1", "48 47"]
 
 
@@ -302,7 +334,9 @@ def test_a_weak_driver_reads_little_pinned_memory_at_once_unless_an_event_or_the
 
 
 def test_who_waits_for_the_legacy_stream_waits_for_blocking_ones(fake: Path) -> None:
-    out = run(fake, """
+    out = run(
+        fake,
+        """
         for flags in (0, NON_BLOCKING):
             cuda.launch(0, cuda.stream(flags), "nap", 50_000)
             print(cuda.code("cuStreamQuery", 0))
@@ -310,5 +344,6 @@ def test_who_waits_for_the_legacy_stream_waits_for_blocking_ones(fake: Path) -> 
             print(cuda.code("cuCtxSynchronize"), cuda.code("cuStreamQuery", 0))
         cuda.launch(0, 0, "nap", 50_000)
         print(cuda.code("cuStreamQuery", cuda.stream()))
-        """)  # fmt: skip
+        """,
+    )
     assert out.split() == ["600", "0", "0", "0", "0", "0", "0"]

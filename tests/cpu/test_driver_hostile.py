@@ -183,15 +183,25 @@ def random_calls(raw: Raw, own: list[int], seed: int, entries: int) -> None:
         near = rng.choice(own) + rng.choice([0, 0, 8, 512, 4096, 1 << 20])
         words = [near, rng.choice(own), rng.choice([0, 1, 64, 4096, 1 << 20, 1 << 32, MOST, rng.getrandbits(64)])]
         small = [rng.choice([0, 1, 2, 3, 5, 20, 21, 64, 255, 65_535, 65_536, 1 << 31]) for _ in range(12)]
-        arguments = rng.choice([
-            struct.pack("=QQQ", *rng.sample(words, 3)), struct.pack("=12I", *small), rng.randbytes(rng.randrange(200)),
-            struct.pack("=QQ", near, 64) + bytes(64), struct.pack("=QQII", near, 4096, 1, 4), struct.pack("=Q", near),
-        ])  # fmt: skip
+        arguments = rng.choice(
+            [
+                struct.pack("=QQQ", *rng.sample(words, 3)),
+                struct.pack("=12I", *small),
+                rng.randbytes(rng.randrange(200)),
+                struct.pack("=QQ", near, 64) + bytes(64),
+                struct.pack("=QQII", near, 4096, 1, 4),
+                struct.pack("=Q", near),
+            ]
+        )
         raw.post(
-            op, arguments, slot=rng.choice([None, None, 0, 7, 255]), flags=rng.choice([0, 1, 0xFFFF]),
-            stream=rng.choice([0, 1, 1, 20, 21, 99, 1 << 31]), place=rng.choice([0, 0, 1, 2, 64]),
+            op,
+            arguments,
+            slot=rng.choice([None, None, 0, 7, 255]),
+            flags=rng.choice([0, 1, 0xFFFF]),
+            stream=rng.choice([0, 1, 1, 20, 21, 99, 1 << 31]),
+            place=rng.choice([0, 0, 1, 2, 64]),
             nbytes=rng.choice([0, 64, 4096, PLACE]),
-        )  # fmt: skip
+        )
     raw.until(lambda: struct.unpack_from("=Q", raw.status)[0] == raw.head, "the worker stopped reading")
 
 
@@ -270,9 +280,16 @@ def test_a_handshake_may_say_anything(server: DriverServer, witness: Raw) -> Non
     started = time.monotonic()
     right = Raw.hello(OPEN)
     for packet, descriptors in [
-        (b"", 0), (b"x", 0), (right, 0), (right, 1), (right, 3), (right * 2, 2), (right[:-1], 2),
-        (struct.pack("=IIQII", OPEN, MAGIC, 1, 1, 0), 2), (struct.pack("=IIQII", 77, MAGIC, 1, 1, 0), 2),
-    ]:  # fmt: skip
+        (b"", 0),
+        (b"x", 0),
+        (right, 0),
+        (right, 1),
+        (right, 3),
+        (right * 2, 2),
+        (right[:-1], 2),
+        (struct.pack("=IIQII", OPEN, MAGIC, 1, 1, 0), 2),
+        (struct.pack("=IIQII", 77, MAGIC, 1, 1, 0), 2),
+    ]:
         line = Raw.connect(server.folder)
         with open(os.devnull, "rb") as nothing:
             line.sendmsg([packet], [(1, 1, struct.pack(f"={descriptors}i", *[nothing.fileno()] * descriptors))])

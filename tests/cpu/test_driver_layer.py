@@ -105,8 +105,11 @@ def hostile() -> Hostile:
 def _elf(sections: list[tuple[int, int, int]], segments: list[tuple[int, int]]) -> bytes:
     """Make the headers of an ELF file: (type, offset, size) of sections, (offset, size) of segments."""
     at = 64 + 56 * len(segments)
-    head = b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 64, at, 0, 64, 56,
-        len(segments), 64, len(sections), 0)  # fmt: skip
+    head = (
+        b"\x7fELF\x02\x01\x01"
+        + bytes(9)
+        + struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 64, at, 0, 64, 56, len(segments), 64, len(sections), 0)
+    )
     head += b"".join(struct.pack("<IIQQQQQQ", 1, 5, offset, 0, 0, size, size, 1) for offset, size in segments)
     return head + b"".join(struct.pack("<IIQQQQIIQQ", 0, k, 0, 0, o, n, 0, 0, 1, 0) for k, o, n in sections)
 
@@ -300,8 +303,14 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
     environ["WARPWELL_CUDA_REFUSED"] = str(tmp_path / "refused")
 
     def said(code: int, **more: str) -> list[str]:
-        done = subprocess.run([sys.executable, "-c", _ALONE, str(layer), str(code)], env=environ | more,
-            capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", _ALONE, str(layer), str(code)],
+            env=environ | more,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return done.stderr.splitlines()
 
@@ -319,11 +328,18 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
 
 # -- host functions ---------------------------------------------------------------------------------------------------
 
+
 def runs(program: str) -> None:
     """Run a program on a fake device; it asserts by itself."""
     with DriverServer(1, driver=build.parts().fake) as server:
-        done = subprocess.run([sys.executable, "-c", program], env=server.environ(), capture_output=True, text=True,
-            timeout=60, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=server.environ(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 0, done.stderr
 
 

@@ -32,7 +32,12 @@ MESSAGE = struct.Struct("=IiQQQ")  # said, result, at, nbytes, number
 
 RIGHT = {
     "access": [
-        "can 1 [0, 1, 1, 0] 0", "wrong 1 201 201 705", "enabled 0 704 0", "disabled 0 705", "copied {5}", "grown",
+        "can 1 [0, 1, 1, 0] 0",
+        "wrong 1 201 201 705",
+        "enabled 0 704 0",
+        "disabled 0 705",
+        "copied {5}",
+        "grown",
     ],
     "frees": ["waits True", "another True", "right True True"],
     "graph_memory": ["waits True others False", "done 0 True"],
@@ -42,9 +47,14 @@ RIGHT = {
     "synchronous": ["codes 0 0 wrong 0"],
     "rows": ["codes 0 0 rows [{2}, {3}] [{3}, {2}]"],
     "lost": [
-        "waiting", "told 46 0 True", "refused True True", "by the way {4}", "copied {8}", "linked again 0 {6}",
+        "waiting",
+        "told 46 0 True",
+        "refused True True",
+        "by the way {4}",
+        "copied {8}",
+        "linked again 0 {6}",
     ],
-}  # fmt: skip
+}
 """What the acts say."""
 
 
@@ -92,8 +102,12 @@ def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monke
     monkeypatch.setenv("FAKE_SEED", "7")
     with DriverServer(2, driver=build.build().fake) as server:
         assert said(server, "access") == [
-            "can 0 [0, 0, 0, 0] 0", "wrong 1 201 201 705", "enabled 217 217 217", "disabled 705 705", "copied {5}",
-        ]  # fmt: skip
+            "can 0 [0, 0, 0, 0] 0",
+            "wrong 1 201 201 705",
+            "enabled 217 217 217",
+            "disabled 705 705",
+            "copied {5}",
+        ]
         assert programs(server, "--seeds", "0:8") == "8 programs are right\n"
 
 
@@ -183,9 +197,14 @@ def test_what_comes_over_a_link_is_checked(server: DriverServer) -> None:
             assert raw.say(line, RANGE, OTHER_ARENA, 8 * PIECE) == 0
             assert raw.say(line, RANGE, OTHER_ARENA + 16 * PIECE, PIECE) == INVALID_VALUE
             for at, nbytes in [
-                (raw.arena, PIECE), (OTHER_ARENA - PIECE, PIECE), (OTHER_ARENA, 9 * PIECE), (OTHER_ARENA, 0),
-                (OTHER_ARENA + 1, PIECE), ((1 << 64) - PIECE, PIECE), (OTHER_ARENA, (1 << 64) - PIECE),
-            ]:  # fmt: skip
+                (raw.arena, PIECE),
+                (OTHER_ARENA - PIECE, PIECE),
+                (OTHER_ARENA, 9 * PIECE),
+                (OTHER_ARENA, 0),
+                (OTHER_ARENA + 1, PIECE),
+                ((1 << 64) - PIECE, PIECE),
+                (OTHER_ARENA, (1 << 64) - PIECE),
+            ]:
                 assert raw.say(line, MAP, at, nbytes, fd=fd) == INVALID_VALUE
                 assert raw.say(line, UNMAP, at, nbytes) == INVALID_VALUE
             assert raw.say(line, MAP, OTHER_ARENA, PIECE) == INVALID_VALUE

@@ -39,9 +39,15 @@ def start() -> Iterator[Start]:
 
         def begin(server: DriverServer, *words: str) -> subprocess.Popen[str]:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.harness.driver.acts", *words], env=server.environ(), cwd=ROOT, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "tests.harness.driver.acts", *words],
+                env=server.environ(),
+                cwd=ROOT,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             stack.enter_context(process)
             stack.callback(process.kill)
             return process

@@ -38,8 +38,10 @@ def are_right(server: DriverServer, seeds: range, *arguments: str) -> None:
 
 def few_and_more(first: int, middle: int, end: int) -> list[Any]:
     """Return seeds for `make test`, and more for `make thorough`."""
-    return [pytest.param(range(first, middle), id="few"),
-            pytest.param(range(middle, end), id="more", marks=pytest.mark.long)]  # fmt: skip
+    return [
+        pytest.param(range(first, middle), id="few"),
+        pytest.param(range(middle, end), id="more", marks=pytest.mark.long),
+    ]
 
 
 @pytest.fixture

@@ -246,7 +246,9 @@ def state() -> tuple[int, int]:
 BAD_FILES = {
     "truncated": (lambda p, x: (np.save(p, x), os.truncate(p, 600)), errors.FormatError, "truncated: 600 bytes"),
     "longer": (
-        lambda p, x: (np.save(p, x), p.write_bytes(p.read_bytes() + b"x")), errors.FormatError, "longer than its header"
+        lambda p, x: (np.save(p, x), p.write_bytes(p.read_bytes() + b"x")),
+        errors.FormatError,
+        "longer than its header",
     ),
     "text": (lambda p, x: p.write_text("0 1\n"), errors.FormatError, r"not a \.npy file"),
     "empty": (lambda p, x: p.write_bytes(b""), errors.FormatError, r"not a \.npy file"),

@@ -72,8 +72,13 @@ def test_rows_are_those_that_numpy_has(opened: Any, tmp_path: Path, shape: tuple
     rng = np.random.default_rng(len(shape))
     model = rng.integers(0, 255, (*shape, np.dtype(dtype).itemsize), np.uint8).view(dtype).reshape(shape)
     with opened(saved(tmp_path, model)) as a:
-        for rows in (rng.integers(0, shape[0], 900), np.arange(shape[0])[::-1], rng.integers(0, shape[0], (4, 0, 3)),
-                     rng.integers(0, shape[0], (5, 7)).astype("i4"), [shape[0] - 1]):  # fmt: skip
+        for rows in (
+            rng.integers(0, shape[0], 900),
+            np.arange(shape[0])[::-1],
+            rng.integers(0, shape[0], (4, 0, 3)),
+            rng.integers(0, shape[0], (5, 7)).astype("i4"),
+            [shape[0] - 1],
+        ):
             got = rows_of(a, rows)
             wanted = model[np.asarray(rows)]
             assert got.dtype == wanted.dtype and got.shape == wanted.shape and got.tobytes() == wanted.tobytes()
@@ -90,9 +95,13 @@ def test_items_of_any_dtype(opened: Any, tmp_path: Path, dtype: Any) -> None:
 
 @settings(max_examples=25)
 @given(
-    rows=st.lists(st.integers(0, ROWS - 1), max_size=200), small=st.booleans(), stride=st.sampled_from([1, 2, -1]),
-    hole=st.sampled_from([0, PAGE, 1 << 20]), most=st.integers(1, 40), ahead=st.booleans(),
-)  # fmt: skip
+    rows=st.lists(st.integers(0, ROWS - 1), max_size=200),
+    small=st.booleans(),
+    stride=st.sampled_from([1, 2, -1]),
+    hole=st.sampled_from([0, PAGE, 1 << 20]),
+    most=st.integers(1, 40),
+    ahead=st.booleans(),
+)
 def test_any_list_of_rows(
     rows: list[int], small: bool, stride: int, hole: int, most: int, ahead: bool, tmp_path_factory: Any
 ) -> None:
@@ -116,9 +125,11 @@ def test_any_list_of_rows(
 
 @settings(max_examples=300)
 @given(
-    rows=st.lists(st.integers(0, 200), min_size=1, max_size=80), nbytes=st.integers(1, 3000),
-    origin=st.integers(0, 300), most=st.integers(1, 30),
-)  # fmt: skip
+    rows=st.lists(st.integers(0, 200), min_size=1, max_size=80),
+    nbytes=st.integers(1, 3000),
+    origin=st.integers(0, 300),
+    most=st.integers(1, 30),
+)
 def test_waves_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes: int, origin: int, most: int) -> None:
     starts = origin + np.sort(np.array(rows)) * nbytes
     wanted = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
@@ -174,8 +185,10 @@ def test_fields_views_and_reshaped_arrays(opened: Any, tmp_path: Path) -> None:
             some = rows % len(same)
             assert (rows_of(one, some) == same[some]).all()
         assert (rows_of(a.reshape(50, 10), rows % 50) == model.reshape(50, 10)[rows % 50]).all()
-    with opened(saved(tmp_path, np.zeros((ROWS, 4), kind), "b.npy")) as b, \
-            pytest.raises(errors.ArgumentError, match="do not follow one another"):  # fmt: skip
+    with (
+        opened(saved(tmp_path, np.zeros((ROWS, 4), kind), "b.npy")) as b,
+        pytest.raises(errors.ArgumentError, match="do not follow one another"),
+    ):
         ww.gather(b["x"], rows)
 
 
@@ -303,11 +316,14 @@ def test_an_out_in_the_array_itself_is_refused(tmp_path: Path, tier: str) -> Non
 def test_rows_that_are_no_rows_are_refused(opened: Any, tmp_path: Path) -> None:
     with opened(saved(tmp_path, np.zeros((ROWS, 2)))) as a:
         for rows, kind, message in (
-            (3, errors.ArgumentError, "one number"), ([0.5], errors.DTypeError, "float64"),
-            (np.ones(ROWS, bool), errors.DTypeError, "flatnonzero"), (np.zeros(2, "u8"), errors.DTypeError, "uint64"),
-            (["a"], errors.DTypeError, "give int32"), (Exporter(np.zeros(2, "i8"), 0, device=2), errors.ArgumentError,
-                                                      "GPU"), ([[1], [2, 3]], errors.ArgumentError, "array"),
-        ):  # fmt: skip
+            (3, errors.ArgumentError, "one number"),
+            ([0.5], errors.DTypeError, "float64"),
+            (np.ones(ROWS, bool), errors.DTypeError, "flatnonzero"),
+            (np.zeros(2, "u8"), errors.DTypeError, "uint64"),
+            (["a"], errors.DTypeError, "give int32"),
+            (Exporter(np.zeros(2, "i8"), 0, device=2), errors.ArgumentError, "GPU"),
+            ([[1], [2, 3]], errors.ArgumentError, "array"),
+        ):
             with pytest.raises(kind, match=message):
                 ww.gather(a, rows)
         with pytest.raises(errors.ArgumentError, match="stream"):
@@ -380,10 +396,16 @@ def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
         assert (rows_of(a, rows) == model[rows]).all(), "now it is in memory, and copied from there"
 
 
-@pytest.mark.parametrize(("short", "long", "hole"), [
-    (20e-6, 140e-6, 16 << 10), (1e-6, 1e-6 * 32, 0), (50e-6, 50e-6, 128 << 10), (80e-6, 100e-6, 128 << 10),
-    (5e-6, 2e-6, 128 << 10),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("short", "long", "hole"),
+    [
+        (20e-6, 140e-6, 16 << 10),
+        (1e-6, 1e-6 * 32, 0),
+        (50e-6, 50e-6, 128 << 10),
+        (80e-6, 100e-6, 128 << 10),
+        (5e-6, 2e-6, 128 << 10),
+    ],
+)
 def test_the_break_even_follows_from_two_times(short: float, long: float, hole: int) -> None:
     assert abs(break_even.break_even(short, long) - hole) <= 4096
 
@@ -633,9 +655,7 @@ def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
     assert not wrong and not jobs._live
 
 
-def test_another_array_is_opened_on_the_cache_after_the_gather(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "GRACE", 0.2)
     medium = Slow()
     with ww.Cache("64KiB", device="cpu", page_size=PAGE) as cache, ww.open(medium, dtype="u1", cache=cache) as a:
@@ -729,8 +749,9 @@ with ww.open(Slow(1 << 20), dtype="u1", device="cpu", cache="64KiB", page_size=5
 
 @pytest.mark.parametrize(("program", "said"), [(ENDING, "end\n"), (INTERRUPTED, "interrupted False\n7 True\n")])
 def test_programs_that_end_or_are_interrupted_amid_gathers(tmp_path: Path, program: str, said: str) -> None:
-    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100,
-                         check=False)  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, said, "")
 
 
@@ -799,8 +820,11 @@ def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
         raise RuntimeError("no more")
 
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
-        for batches, kind in ((broken(), RuntimeError), ([[1], [2], [ROWS], [3]], errors.IndexRangeError),
-                              ([[1], [2], [0.5]], errors.DTypeError)):  # fmt: skip
+        for batches, kind in (
+            (broken(), RuntimeError),
+            ([[1], [2], [ROWS], [3]], errors.IndexRangeError),
+            ([[1], [2], [0.5]], errors.DTypeError),
+        ):
             it = ww.rows(a, batches, ahead=4)
             assert [next(it).tolist(), next(it).tolist()] == [[1], [2]]
             with pytest.raises(kind):
@@ -827,15 +851,22 @@ def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, with_places
     rows = random.integers(0, len(model), n).astype(np.int64 if with_places else np.int32)
     places = random.permutation(n) if with_places else None
     out, expected = np.zeros((n, 4), np.int64), model[rows]
-    copier = in_stream.RowsInStream("cpu", stream_on("cpu"), source=model.ctypes.data, extent=len(model), stride=32,
-                                    nbytes=32, far=True)  # fmt: skip
+    copier = in_stream.RowsInStream(
+        "cpu", stream_on("cpu"), source=model.ctypes.data, extent=len(model), stride=32, nbytes=32, far=True
+    )
     seen = []
     by_regions = copier._by_regions
     copier._by_regions = lambda *given: seen.append(by_regions(*given)) or seen[0]
 
     def begin(numbers):
-        return copier.begin(in_stream.Numbers((n,), numbers, None, numbers.itemsize), places, out.ctypes.data,
-                            lambda: None, lambda _: ValueError(), None)  # fmt: skip
+        return copier.begin(
+            in_stream.Numbers((n,), numbers, None, numbers.itemsize),
+            places,
+            out.ctypes.data,
+            lambda: None,
+            lambda _: ValueError(),
+            None,
+        )
 
     job = begin(rows)
     assert job.done and job.error is None and seen

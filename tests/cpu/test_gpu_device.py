@@ -77,18 +77,30 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     import cuda
 
     found = Driver()
-    names = ("multiprocessor_count", "max_registers_per_multiprocessor", "max_shared_memory_per_multiprocessor",
-             "max_threads_per_multiprocessor", "clock_rate", "memory_clock_rate", "global_memory_bus_width",
-             "l2_cache_size")  # fmt: skip
+    names = (
+        "multiprocessor_count",
+        "max_registers_per_multiprocessor",
+        "max_shared_memory_per_multiprocessor",
+        "max_threads_per_multiprocessor",
+        "clock_rate",
+        "memory_clock_rate",
+        "global_memory_bus_width",
+        "l2_cache_size",
+    )
     one = SimpleNamespace(
-        name="stand-in", uuid="1-2", compute_capability=(9, 0), set_current=lambda: None, default_stream="default",
+        name="stand-in",
+        uuid="1-2",
+        compute_capability=(9, 0),
+        set_current=lambda: None,
+        default_stream="default",
         properties=SimpleNamespace(**dict.fromkeys(names, 8)),
         create_stream=lambda options: Stream(options.priority, "whole"),
-    )  # fmt: skip
+    )
     core = SimpleNamespace(
-        Device=lambda ordinal=0: one, Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
+        Device=lambda ordinal=0: one,
+        Stream=SimpleNamespace(from_handle=lambda handle: f"stream {handle}"),
         **{name: SimpleNamespace for name in ("StreamOptions", "EventOptions")},
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sys.modules, "cuda.core", core)
     monkeypatch.setattr(cuda, "core", core, raising=False)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", found)
@@ -164,15 +176,14 @@ def test_each_gpu_has_a_default_stream_of_its_own(driver: Driver, monkeypatch: p
 
     monkeypatch.setattr(core, "Stream", Legacy)
     shared = Legacy()
-    monkeypatch.setattr(
-        device, "current", lambda: (driver, SimpleNamespace(device_id=now, default_stream=shared))
-    )
+    monkeypatch.setattr(device, "current", lambda: (driver, SimpleNamespace(device_id=now, default_stream=shared)))
     for now in (0, 1, 0, 1):
         assert device.mark() == now
 
 
 def test_no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
+
     @ww.kernel
     def double(a: Any) -> None:
         a[ww.grid(1)] *= 2
@@ -260,8 +271,11 @@ def test_launches_with_arguments_of_their_own() -> None:
     prepared = Prepared(SimpleNamespace(cuLaunchKernel=None), 77, "k", 2, [np.float64(2.5), 3], shared=40)
     one, other = prepared.own_row((5,), (64,), (7, 8)), prepared.own_row((5,), (64,), (9, 10))
     wide = prepared.own_row((4, 3), (8, 2, 2), (1, 2))
-    for row, grid, words in ((one, (5, 1, 1, 64, 1, 1), (7, 8)), (other, (5, 1, 1, 64, 1, 1), (9, 10)),
-                             (wide, (4, 3, 1, 8, 2, 2), (1, 2))):  # fmt: skip
+    for row, grid, words in (
+        (one, (5, 1, 1, 64, 1, 1), (7, 8)),
+        (other, (5, 1, 1, 64, 1, 1), (9, 10)),
+        (wide, (4, 3, 1, 8, 2, 2), (1, 2)),
+    ):
         assert row[:4].view(np.uint32)[:7].tolist() == [*grid, 40] and row[7] == 77
         places = [ctypes.c_int64.from_address(a) for a in (ctypes.c_int64 * 4).from_address(int(row[8]))]
         assert [p.value for p in places] == [*words, int(np.float64(2.5).view(np.int64)), 3]
@@ -296,8 +310,9 @@ def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pyte
 def test_memory_is_freed_behind_the_streams_that_used_it(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     import time
 
-    monkeypatch.setattr(MemoryPool, "of", lambda driver, ordinal: SimpleNamespace(
-        handle=1, reserved=64, used=16, trim=lambda: None))  # fmt: skip
+    monkeypatch.setattr(
+        MemoryPool, "of", lambda driver, ordinal: SimpleNamespace(handle=1, reserved=64, used=16, trim=lambda: None)
+    )
     monkeypatch.setattr("warpwell.targets.gpu.memory_pool.OOM_SECONDS", 0.02)
     gpu = GpuDevice(0, errors.KernelError)
     memory = PoolMemory(gpu)

@@ -218,8 +218,11 @@ def test_destinations_that_are_no_vertices(tmp_path: Path) -> None:
     edges = np.load(graph.edges_path)
     edges[[3, 9]] = -7, 1 << 30
     np.save(graph.edges_path, edges)
-    for run in (lambda: sssp(graph, 0, device="cpu"), lambda: pagerank(graph, device="cpu"),
-                lambda: triangles(graph, device="cpu")):  # fmt: skip
+    for run in (
+        lambda: sssp(graph, 0, device="cpu"),
+        lambda: pagerank(graph, device="cpu"),
+        lambda: triangles(graph, device="cpu"),
+    ):
         with pytest.raises(FormatError, match="outside of 0 to 20"):
             run()
 

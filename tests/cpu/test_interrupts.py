@@ -149,6 +149,7 @@ def test_a_medium_that_takes_long(medium: str) -> None:
 def test_calls_of_the_host(path: Path) -> None:
     index = np.random.default_rng(1).integers(0, 100_000, 5000)
     with ww.open(path, "r+", device="cpu", cache="64KiB") as a:
+
         def written() -> None:
             a[:512] = np.arange(512)
             a.flush()

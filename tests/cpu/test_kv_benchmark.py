@@ -15,10 +15,26 @@ def test_every_row(tmp_path: Path, durability: str) -> None:
     for package in ("lmdb", "rocksdict"):
         pytest.importorskip(package)
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--records", "400", "--operations", "1024", "--rounds", "1",
-         "--durability", durability, "--folder", str(tmp_path), "--json", str(tmp_path / "out.json")],
-        capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--records",
+            "400",
+            "--operations",
+            "1024",
+            "--rounds",
+            "1",
+            "--durability",
+            durability,
+            "--folder",
+            str(tmp_path),
+            "--json",
+            str(tmp_path / "out.json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     assert len(rows) == 16

@@ -53,8 +53,12 @@ def test_the_tables_agree_with_the_instruction() -> None:
     )
     run = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "NUMBA_CPU_NAME": "generic"}, capture_output=True, text=True, timeout=100, check=True,
-    )  # fmt: skip
+        env={**os.environ, "NUMBA_CPU_NAME": "generic"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
     expected = [crc32c_of(bytes(k * 7 % 251 for k in range(n))) for n in SIZES]
     assert [int(word) for word in run.stdout.split()] == expected
 

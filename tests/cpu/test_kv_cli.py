@@ -264,9 +264,14 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         store.put_many([5, b"5", b"17", "-3", -3, b"9" * 16], [b"int", b"5", b"17", b"t", b"n", b"l"])
     place = tmp_path / "s.kv"
     for options, value in (
-        (("5",), "int"), (("5", "--type", "text"), "5"), (("17",), "17"), (("--", "-3"), "n"),
-        (("9999999999999999",), "l"), (("3137", "--type", "hex"), "17"), (("+5", "--type", "int"), "int"),
-    ):  # fmt: skip
+        (("5",), "int"),
+        (("5", "--type", "text"), "5"),
+        (("17",), "17"),
+        (("--", "-3"), "n"),
+        (("9999999999999999",), "l"),
+        (("3137", "--type", "hex"), "17"),
+        (("+5", "--type", "int"), "int"),
+    ):
         arguments = [*options[1:], place, options[0]] if options[0] != "--" else [place, *options]
         assert main(["kv", "get", *map(str, arguments)]) == 0
         assert capsys.readouterr().out == value
@@ -288,8 +293,9 @@ def test_keys_of_get(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_dump_to_a_folder_and_back(words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "dump", words, tmp_path / "out")
     assert (said["records"], said["value_bytes"], said["names"]) == (3, 261, "text")
-    assert {p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*")
-            if p.is_file()} == {"a": b"first", "b/c": bytes(range(256)), "empty": b""}  # fmt: skip
+    assert {
+        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()
+    } == {"a": b"first", "b/c": bytes(range(256)), "empty": b""}
     assert "--overwrite" in failing(capsys, "dump", words, tmp_path / "out")
     assert answer(capsys, "dump", words, tmp_path / "out", "--overwrite", "--prefix", "b")["records"] == 1
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["b"]
@@ -510,8 +516,12 @@ def test_bench_with_the_files_of_ycsb(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_closed_pipe(words: Path) -> None:
     with kv.open(words, mode="r+") as store:
         store[b"large"] = bytes(1 << 20)  # more than a pipe holds
-    process = subprocess.Popen([sys.executable, "-m", "warpwell", "kv", "get", str(words), "large"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "warpwell", "kv", "get", str(words), "large"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ,
+    )
     assert process.stdout is not None
     assert process.stdout.read(10) == bytes(10)
     process.stdout.close()

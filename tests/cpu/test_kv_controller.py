@@ -35,9 +35,15 @@ class Bench:
         self.nsid = self.controller.attach_kv(functions or self.memory.native(), name="test")
 
     def send(
-        self, rows: Sequence[list[int]], values: Any = None, *, threads: int = 1, nsid: int | None = None,
-        pairs: QueuePairs | None = None, limit: int = LIMIT,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        self,
+        rows: Sequence[list[int]],
+        values: Any = None,
+        *,
+        threads: int = 1,
+        nsid: int | None = None,
+        pairs: QueuePairs | None = None,
+        limit: int = LIMIT,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Send commands; return their answers and buffers."""
         pairs = pairs or self.pairs
         commands = np.array(rows, np.int64)
@@ -48,9 +54,17 @@ class Bench:
         each = -(-len(rows) // threads)
         with self.controller.active(pairs):
             request_all[threads](
-                pairs.records, pairs.count, self.nsid if nsid is None else nsid, commands.ctypes.data, buffers,
-                answers, each, limit, device=self.device, services=self.controller.services(),
-            )  # fmt: skip
+                pairs.records,
+                pairs.count,
+                self.nsid if nsid is None else nsid,
+                commands.ctypes.data,
+                buffers,
+                answers,
+                each,
+                limit,
+                device=self.device,
+                services=self.controller.services(),
+            )
         assert pairs.in_use() == 0 or (answers < 0).any()
         return answers, buffers
 
@@ -91,9 +105,21 @@ def test_each_command_and_its_answer(device: str, window: int) -> None:
         answers, buffers = b.send(rows, [value] * len(rows))
         absent, there = nvme.KV_KEY_DOES_NOT_EXIST, nvme.KV_KEY_EXISTS
         assert answers.tolist() == [
-            absent, 0, 40 << 16, 40 << 16, 40 << 16, 0, absent, there, absent, nvme.KV_INVALID_VALUE_SIZE, 0, 0, 0,
             absent,
-        ]  # fmt: skip
+            0,
+            40 << 16,
+            40 << 16,
+            40 << 16,
+            0,
+            absent,
+            there,
+            absent,
+            nvme.KV_INVALID_VALUE_SIZE,
+            0,
+            0,
+            0,
+            absent,
+        ]
         assert bytes(buffers[2]) == value + b"\xff" * (ROOM - 40)
         assert bytes(buffers[3][:16]) == value[:16]
         # what is absent or there is an answer; the value that is too large is a failure
@@ -191,9 +217,10 @@ def test_queue_pairs_of_several_devices(device: str) -> None:
         for number, pairs in enumerate([b.pairs, *others]):
             value = bytes([number]) * 8
             answers, buffers = b.send(
-                [command_row(nvme.KV_STORE, number, 8), command_row(nvme.KV_RETRIEVE, number, ROOM)] * 3, [value] * 6,
+                [command_row(nvme.KV_STORE, number, 8), command_row(nvme.KV_RETRIEVE, number, ROOM)] * 3,
+                [value] * 6,
                 pairs=pairs,
-            )  # fmt: skip
+            )
             assert answers.tolist() == [0, 8 << 16] * 3 and bytes(buffers[1, :8]) == value
         assert b.controller.commands == 18 and b.controller.outstanding() == 0
         with b.controller.active(others[0]):

@@ -575,9 +575,7 @@ def filled(number: int, sizes: list[int]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("returns", ["request", "queue"])
-def test_values_that_change_between_their_pieces(
-    tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_change_between_their_pieces(tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come as one version; what was there of another is gone."""
     monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     keys = list(range(6))
@@ -680,9 +678,7 @@ def test_threads_that_share_a_buffer_leave_no_wrong_value_in_the_cache(numbers: 
 
 
 @pytest.mark.parametrize("device", ["cpu", "interp"])
-def test_values_of_several_pieces_come_into_the_cache(
-    mixed: Any, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_of_several_pieces_come_into_the_cache(mixed: Any, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     path, records, keys = mixed
     keys = keys[:200] if device == "cpu" else keys[:20]
@@ -731,15 +727,50 @@ def test_two_devices_on_one_controller(numbers: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"queues": 0}, {"queues": -1}, {"depth": 3}, {"depth": 0}, {"depth": 48},
-     {"value_bytes": 0}, {"value_bytes": 1 << 25}, {"timeout": 0},
-     {"timeout": float("nan")}, {"threads": 0}, {"cache": "much"}, {"returns": "maybe"}, {"weight": 0},
-     {"device": "cpu:1"}, {"device": "cudas"}, {"device": 3}, {"mode": "w"}, {"mode": None},
-     {"timeout": float("inf")}, {"timeout": "3"}, {"timeout": None}, {"timeout": True}, {"timeout": 1e10},
-     {"queues": 2.5}, {"queues": True}, {"queues": "2"}, {"queues": 10**6}, {"depth": 16.0}, {"depth": 2**40},
-     {"threads": 1.5}, {"cache": -1}, {"cache": True}, {"value_bytes": 2.5}, {"window": -1}, {"window": 1.5},
-     {"window": float("nan")}, {"weight": 1.5}, {"weight": 1000}, {"returns": None}, {"beside": 3}, {"drive": 3}],
-)  # fmt: skip
+    [
+        {"queues": 0},
+        {"queues": -1},
+        {"depth": 3},
+        {"depth": 0},
+        {"depth": 48},
+        {"value_bytes": 0},
+        {"value_bytes": 1 << 25},
+        {"timeout": 0},
+        {"timeout": float("nan")},
+        {"threads": 0},
+        {"cache": "much"},
+        {"returns": "maybe"},
+        {"weight": 0},
+        {"device": "cpu:1"},
+        {"device": "cudas"},
+        {"device": 3},
+        {"mode": "w"},
+        {"mode": None},
+        {"timeout": float("inf")},
+        {"timeout": "3"},
+        {"timeout": None},
+        {"timeout": True},
+        {"timeout": 1e10},
+        {"queues": 2.5},
+        {"queues": True},
+        {"queues": "2"},
+        {"queues": 10**6},
+        {"depth": 16.0},
+        {"depth": 2**40},
+        {"threads": 1.5},
+        {"cache": -1},
+        {"cache": True},
+        {"value_bytes": 2.5},
+        {"window": -1},
+        {"window": 1.5},
+        {"window": float("nan")},
+        {"weight": 1.5},
+        {"weight": 1000},
+        {"returns": None},
+        {"beside": 3},
+        {"drive": 3},
+    ],
+)
 def test_options_that_cannot_be(numbers: Any, options: dict[str, Any]) -> None:
     path, records = numbers
     (name,) = options

@@ -201,8 +201,12 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     from warpwell.targets import bus_error
 
     functions = (
-        bus_error.guard, bus_error.release, bus_error.map_guarded, bus_error.unmap, mapped_file.map_file,
-    )  # fmt: skip
+        bus_error.guard,
+        bus_error.release,
+        bus_error.map_guarded,
+        bus_error.unmap,
+        mapped_file.map_file,
+    )
     codes = {function.__code__ for function in functions}
     gc.collect()
     guarded = set(bus_error._places)  # arrays of other tests may be mapped still
@@ -243,17 +247,22 @@ def end(program: str, path: Path) -> tuple[int, str]:
         ("w = ww.kv.create(path, durability='none'); w['a'] = b'1'; d = ww.kv.open(path, device='cpu')", 0, 1, ""),
         (
             "w = ww.kv.create(path); w['a'] = b'1'; w.commit(); w['b'] = w['c'] = b'2'; raise ValueError('mine')",
-            1, 1, "2 changes of {path} since its last commit() are lost",
+            1,
+            1,
+            "2 changes of {path} since its last commit() are lost",
         ),
         ("w = ww.kv.create(path); w['a'] = b'1'; w.commit(); raise ValueError('mine')", 1, 1, None),
         (
             "w = ww.kv.create(path); w['a'] = b'1'; child = os.fork()\n"
             "if not child: sys.exit(0)\n"
-            "os.waitpid(child, 0); assert w.uncommitted() == 1 and w['a'] == b'1'; w['b'] = b'2'", 0, 2, "",
+            "os.waitpid(child, 0); assert w.uncommitted() == 1 and w['a'] == b'1'; w['b'] = b'2'",
+            0,
+            2,
+            "",
         ),
     ],
     ids=["end", "exit", "none", "exception", "nothing-lost", "fork"],
-)  # fmt: skip
+)
 def test_a_program_that_leaves_a_store_open(
     tmp_path: Path, program: str, status: int, stored: int, said: str | None
 ) -> None:

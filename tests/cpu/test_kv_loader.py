@@ -111,9 +111,12 @@ SIZES = {"n": st.integers(0, 200), "batch": st.integers(1, 40), "seed": st.integ
 
 @settings(max_examples=60)
 @given(
-    **SIZES, world=st.sampled_from([1, 2, 3, 4, 7]), drop=st.booleans(), prefetch=st.integers(0, 3),
+    **SIZES,
+    world=st.sampled_from([1, 2, 3, 4, 7]),
+    drop=st.booleans(),
+    prefetch=st.integers(0, 3),
     kind=st.sampled_from(KINDS),
-)  # fmt: skip
+)
 def test_ranks_deliver_one_order(
     n: int, batch: int, seed: int, world: int, drop: bool, prefetch: int, kind: Callable[[Any], Any]
 ) -> None:
@@ -143,9 +146,13 @@ def test_ranks_deliver_one_order(
 
 @settings(max_examples=60)
 @given(
-    **SIZES, world=st.integers(1, 4), later=st.integers(1, 4), later_batch=st.integers(1, 40),
-    kind=st.sampled_from(KINDS), data=st.data(),
-)  # fmt: skip
+    **SIZES,
+    world=st.integers(1, 4),
+    later=st.integers(1, 4),
+    later_batch=st.integers(1, 40),
+    kind=st.sampled_from(KINDS),
+    data=st.data(),
+)
 def test_a_resumed_run_delivers_exactly_the_rest(
     n: int, batch: int, seed: int, world: int, later: int, later_batch: int, kind: Any, data: st.DataObject
 ) -> None:
@@ -175,11 +182,19 @@ def test_a_resumed_run_delivers_exactly_the_rest(
     assert flat(steps) == (np.concatenate(order).tolist() if n else [])
 
 
-@pytest.mark.parametrize("keys", [
-    np.array([9, -4, 7, 7, 3]), range(100, 0, -7), range(0), range(2**62, 2**63, 2**60),
-    [b"a", b"a\0", b"16 bytes exactly"],
-    ["one", 2, b"three"], np.array([2**63 - 1, -(2**63)]), range(-(2**63), 2**63, 2**63 - 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "keys",
+    [
+        np.array([9, -4, 7, 7, 3]),
+        range(100, 0, -7),
+        range(0),
+        range(2**62, 2**63, 2**60),
+        [b"a", b"a\0", b"16 bytes exactly"],
+        ["one", 2, b"three"],
+        np.array([2**63 - 1, -(2**63)]),
+        range(-(2**63), 2**63, 2**63 - 1),
+    ],
+)
 def test_without_shuffle_keys_come_in_their_order(keys: Any) -> None:
     def raw(keys: Any) -> list[bytes]:
         return [keys.raw(k) for k in range(keys.size)]
@@ -405,14 +420,27 @@ def test_fewer_samples_than_ranks() -> None:
     assert [len(mine[0]) for mine in got] == [0, 1, 0, 1, 1]
 
 
-@pytest.mark.parametrize(("options", "match"), [
-    ({"batch_size": 0}, "batch_size is 0"), ({"batch_size": 2.0}, "an integer"), ({"batch_size": True}, "batch_size"),
-    ({"rank": 2, "world_size": 2}, "from 0 to 1"), ({"rank": -1}, "rank is -1"), ({"world_size": 0}, "world_size"),
-    ({"prefetch": -1}, "prefetch"), ({"seed": "a"}, "seed"), ({"keys": 5}, "keys"), ({"seed": 1.5}, "seed"),
-    ({"shuffle": "no"}, "True or False"), ({"shuffle": None}, "shuffle"), ({"drop_last": 2}, "drop_last"),
-    ({"prefetch": float("inf")}, "an integer"), ({"keys": "abc"}, "keys"),
-    ({"keys": range(2**63, 2**63 + 9)}, "64-bit"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": 2.0}, "an integer"),
+        ({"batch_size": True}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "from 0 to 1"),
+        ({"rank": -1}, "rank is -1"),
+        ({"world_size": 0}, "world_size"),
+        ({"prefetch": -1}, "prefetch"),
+        ({"seed": "a"}, "seed"),
+        ({"keys": 5}, "keys"),
+        ({"seed": 1.5}, "seed"),
+        ({"shuffle": "no"}, "True or False"),
+        ({"shuffle": None}, "shuffle"),
+        ({"drop_last": 2}, "drop_last"),
+        ({"prefetch": float("inf")}, "an integer"),
+        ({"keys": "abc"}, "keys"),
+        ({"keys": range(2**63, 2**63 + 9)}, "64-bit"),
+    ],
+)
 def test_options_that_cannot_be(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ArgumentError, match=match):
         DataLoader(Records(np.arange(10)), **options)
@@ -438,10 +466,18 @@ def _at_epoch(epoch: int) -> DataLoader:
     return loader
 
 
-@pytest.mark.parametrize(("change", "match"), [
-    ({"version": 2}, "version 2"), ({"samples": 9}, "other keys"), ({"keys": 1}, "other keys"),
-    ({"position": 11}, "edited"), ({"position": -1}, "position"), ({"epoch": "x"}, "epoch"), ({"seed": None}, "seed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"samples": 9}, "other keys"),
+        ({"keys": 1}, "other keys"),
+        ({"position": 11}, "edited"),
+        ({"position": -1}, "position"),
+        ({"epoch": "x"}, "epoch"),
+        ({"seed": None}, "seed"),
+    ],
+)
 def test_states_that_cannot_be(change: dict[str, Any], match: str) -> None:
     loader = DataLoader(Records(np.arange(10)), 4, seed=6)
     before = loader.state_dict()

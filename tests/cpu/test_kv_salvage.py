@@ -99,10 +99,17 @@ def test_whole_files_that_are_missing(damaged):
     journals = [n for n in names if n.endswith(".jnl")]
     assert len(snapshots) == len(journals) == 2
     for gone, complete in [
-        (["MANIFEST"], True), (["MANIFEST", "IDENTITY"], True), (snapshots[1:], True), (snapshots[:1], True),
-        (journals[:1], True), (["COMMITTED", "LOCK", "MANIFEST"], True), (journals[1:], False), (snapshots, False),
-        (["MANIFEST", *snapshots], False), ([n for n in names if n.endswith(".val")], False),
-    ]:  # fmt: skip
+        (["MANIFEST"], True),
+        (["MANIFEST", "IDENTITY"], True),
+        (snapshots[1:], True),
+        (snapshots[:1], True),
+        (journals[:1], True),
+        (["COMMITTED", "LOCK", "MANIFEST"], True),
+        (journals[1:], False),
+        (snapshots, False),
+        (["MANIFEST", *snapshots], False),
+        ([n for n in names if n.endswith(".val")], False),
+    ]:
         kept = {name: (path / name).read_bytes() for name in gone}
         for name in gone:
             (path / name).unlink()

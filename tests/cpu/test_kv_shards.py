@@ -22,8 +22,10 @@ def make(base, shards, count=100):
 def snapshot_of(*folders):
     return {
         str(path): path.read_bytes()
-        for folder in folders for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "LOCK"
-    }  # fmt: skip
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "LOCK"
+    }
 
 
 @pytest.fixture(params=["now", "format 1"])

@@ -24,9 +24,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.kv.log.files import Files
 
-KEYS = st.sampled_from(
-    [b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"]
-)
+KEYS = st.sampled_from([b"a", b"a\0", b"b", bytes(16), b"\xff" * 16, bytes(8), "8 bytes.", 0, 1, -1, 2**62, "é", "key"])
 VALUES = st.sampled_from([0, 1, 64, 65, 4096, 5000, 70_000]).map(lambda n: b"v%d" % n * (n // 2) + bytes(n % 2))
 RECORDS = st.lists(st.tuples(KEYS, VALUES), max_size=6)
 
@@ -238,10 +236,15 @@ def store(tmp_path: Path):
 @pytest.mark.parametrize("key", [b"", b"x" * 17, "", 1 << 64])
 def test_keys_that_cannot_be(store: ww.kv.Store, key: object) -> None:
     for call in (
-        lambda: store.get(key), lambda: store[key], lambda: key in store, lambda: store.delete(key),
-        lambda: store.put(key, b""), lambda: store.put_many([b"ok", key], [b"", b""]),
-        lambda: store.get_many([key]), lambda: store.delete_many([b"kept", key]),
-    ):  # fmt: skip
+        lambda: store.get(key),
+        lambda: store[key],
+        lambda: key in store,
+        lambda: store.delete(key),
+        lambda: store.put(key, b""),
+        lambda: store.put_many([b"ok", key], [b"", b""]),
+        lambda: store.get_many([key]),
+        lambda: store.delete_many([b"kept", key]),
+    ):
         with pytest.raises(errors.KeyLengthError):
             call()
     assert dict(store.items()) == {b"kept": b"value"}
@@ -249,10 +252,15 @@ def test_keys_that_cannot_be(store: ww.kv.Store, key: object) -> None:
 
 @pytest.mark.parametrize(
     ("value", "error"),
-    [("text", errors.ArgumentError), (5, errors.ArgumentError), (None, errors.ArgumentError),
-     ({"x": 1}, errors.ArgumentError), (bytes((1 << 24) + 1), errors.ValueSizeError),
-     (np.zeros((4, 4))[:, 1], errors.ArgumentError)],
-)  # fmt: skip
+    [
+        ("text", errors.ArgumentError),
+        (5, errors.ArgumentError),
+        (None, errors.ArgumentError),
+        ({"x": 1}, errors.ArgumentError),
+        (bytes((1 << 24) + 1), errors.ValueSizeError),
+        (np.zeros((4, 4))[:, 1], errors.ArgumentError),
+    ],
+)
 def test_values_that_cannot_be(store: ww.kv.Store, value: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="kept"):
         store["kept"] = value
@@ -345,9 +353,15 @@ def test_creation_refuses_and_leaves_what_is_there(store: ww.kv.Store, tmp_path:
     with pytest.raises(errors.SharingError):  # somebody writes to it
         ww.kv.create(store.path, overwrite=True)
     store.close()
-    for options in ({"durability": "perhaps"}, {"segment_bytes": "1KiB"}, {"segment_bytes": "x"},
-                    {"schema": {}}, {"shards": []}, {"shards": [tmp_path / "a", tmp_path / "a"]},
-                    {"shards": [tmp_path / "no" / "a"]}):  # fmt: skip
+    for options in (
+        {"durability": "perhaps"},
+        {"segment_bytes": "1KiB"},
+        {"segment_bytes": "x"},
+        {"schema": {}},
+        {"shards": []},
+        {"shards": [tmp_path / "a", tmp_path / "a"]},
+        {"shards": [tmp_path / "no" / "a"]},
+    ):
         with pytest.raises(errors.WarpwellError):
             ww.kv.create(store.path, overwrite=True, **options)
         with ww.kv.open(store.path) as kept:
@@ -361,9 +375,18 @@ def test_creation_refuses_and_leaves_what_is_there(store: ww.kv.Store, tmp_path:
 def test_use_after_close(store: ww.kv.Store) -> None:
     store.close()
     store.close()
-    for call in (lambda: store["kept"], lambda: len(store), lambda: list(store), lambda: store.put(1, b""),
-                 lambda: store.commit(), lambda: store.get_many([1]), lambda: store.get_async([1]),
-                 lambda: store.stats, lambda: "kept" in store, lambda: store.native()):  # fmt: skip
+    for call in (
+        lambda: store["kept"],
+        lambda: len(store),
+        lambda: list(store),
+        lambda: store.put(1, b""),
+        lambda: store.commit(),
+        lambda: store.get_many([1]),
+        lambda: store.get_async([1]),
+        lambda: store.stats,
+        lambda: "kept" in store,
+        lambda: store.native(),
+    ):
         with pytest.raises(errors.ClosedError, match="open it again"):
             call()
     assert "closed" in repr(store)
@@ -420,17 +443,27 @@ def test_a_forked_writer_refuses_and_the_parent_goes_on(store: ww.kv.Store) -> N
 def test_options_that_cannot_be(store: ww.kv.Store, tmp_path: Path) -> None:
     future = ww.kv.open(store.path).get_async([1])
     for call, name in (
-        *((lambda o=o: ww.kv.create(tmp_path / "odd.kv", **o), next(iter(o)))
-          for o in ({"overwrite": "no"}, {"shards": "abc"}, {"shards": 3}, {"shards": [3]}, {"segment_bytes": 1.5},
-                    {"durability": None})),
+        *(
+            (lambda o=o: ww.kv.create(tmp_path / "odd.kv", **o), next(iter(o)))
+            for o in (
+                {"overwrite": "no"},
+                {"shards": "abc"},
+                {"shards": 3},
+                {"shards": [3]},
+                {"segment_bytes": 1.5},
+                {"durability": None},
+            )
+        ),
         *((lambda path=path: ww.kv.open(path), "path") for path in (3, None, store, b"path", "")),
         *((lambda o=o: store.compact(threshold=o), "threshold") for o in ("x", None, float("nan"), True)),
         *((lambda o=o: store.list(limit=o), "limit") for o in (1.5, "x", True)),
         *((lambda o=o: store.list(prefix=o), "prefix") for o in (3, None)),
-        (lambda: store.verify(progress=3), "progress"), (lambda: store.compact(progress=3), "progress"),
+        (lambda: store.verify(progress=3), "progress"),
+        (lambda: store.compact(progress=3), "progress"),
         *((lambda o=o: future.wait(o), "timeout") for o in (float("inf"), float("nan"), -1, "3")),
-        (lambda: ww.kv.Permutation(10, 1.5), "seed"), (lambda: ww.kv.Permutation(2.5), "size"),
-    ):  # fmt: skip
+        (lambda: ww.kv.Permutation(10, 1.5), "seed"),
+        (lambda: ww.kv.Permutation(2.5), "size"),
+    ):
         with pytest.raises(errors.ArgumentError, match=name):
             call()
     assert not (tmp_path / "odd.kv").exists()
@@ -654,8 +687,12 @@ def test_stores_of_format_1_are_as_they_were(tmp_path):
 
 def test_values_that_hold_addresses_are_refused(tmp_path):
     with ww.kv.create(tmp_path / "a.kv") as w:
-        for value in (np.array([{}], object), np.zeros(1, [("a", object)]), (ctypes.py_object * 1)(1),
-                      (ctypes.c_char_p * 1)(b"x")):  # fmt: skip
+        for value in (
+            np.array([{}], object),
+            np.zeros(1, [("a", object)]),
+            (ctypes.py_object * 1)(1),
+            (ctypes.c_char_p * 1)(b"x"),
+        ):
             with pytest.raises(errors.ArgumentError, match="'o' holds Python objects or pointers"):
                 w.put("o", value)
             with pytest.raises(errors.ArgumentError, match="'o' holds"):

@@ -14,8 +14,11 @@ def test_curves_are_equal_through_kills(tmp_path: Path) -> None:
     run = Run(str(tmp_path / "digits.kv"), str(tmp_path), batch=128, epochs=3, seed=5, every=3)
     results = kv_training.compare(tmp_path, run, worlds=(2, 1), kills=2)
     assert [result.run for result in results] == [
-        "one process, from the store", "2 ranks as processes", "1 rank as processes", "killed and resumed",
-    ]  # fmt: skip
+        "one process, from the store",
+        "2 ranks as processes",
+        "1 rank as processes",
+        "killed and resumed",
+    ]
     assert [result.different for result in results] == [None] * 4
     assert [result.steps for result in results] == [45] * 4
     killed = results[-1]
@@ -28,8 +31,9 @@ def test_differences_are_told(tmp_path: Path) -> None:
     for wrong, said in [
         (replace(right[2], loss=(2.0 + 2**-51).hex()), "step 2 has loss"),
         (replace(right[3], ids=(4, 3)), "other samples"),
-        (replace(right[4], number=5), "step 5 of 5"), (replace(right[1], epoch=1), "other samples"),
-    ]:  # fmt: skip
+        (replace(right[4], number=5), "step 5 of 5"),
+        (replace(right[1], epoch=1), "other samples"),
+    ]:
         assert said in str(kv_training.difference([*right, wrong], right))
     assert kv_training.difference(right[:3] + right[4:], right) == "step 3 is missing"
     (tmp_path / "steps.txt").write_text("0 0 0x1p0 1,2\n1 0 0x1p")

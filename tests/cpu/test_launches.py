@@ -375,9 +375,15 @@ def test_a_forked_process_launches_and_is_told_what_is_its_parents(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # its devices are the CPU; see test_gpu_device for a GPU's
     assert run(tmp_path, FORK).splitlines() == [
-        "4.0", "ForkError True", "ForkError True", "None", "ForkError True", "3", "999",
+        "4.0",
+        "ForkError True",
+        "ForkError True",
+        "None",
+        "ForkError True",
+        "3",
+        "999",
         "999 10.0 3 3",
-    ]  # fmt: skip
+    ]
 
 
 def test_nothing_is_served_while_a_kernel_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,9 +200,7 @@ def test_a_lost_gpu_ends_everything_with_its_status(driver: Driver) -> None:
     assert {status for _, status in reaped(line, 2)} == {700}
 
 
-def test_lines_are_given_back_and_there_are_not_endless_ones(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_given_back_and_there_are_not_endless_ones(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
     first, second = taken(driver, 0), taken(driver, 1)
     assert driver.lines.take(0) is None

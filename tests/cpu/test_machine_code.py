@@ -26,8 +26,13 @@ print("numba" in sys.modules)
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOADS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "WARPWELL_CACHE_DIR": str(folder)})  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", LOADS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "WARPWELL_CACHE_DIR": str(folder)},
+    )
 
 
 def said(process: subprocess.Popen[str]) -> str:
@@ -53,11 +58,14 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     assert {path.suffix for path in kept.parent.iterdir()} == {".o", ".lock"}
 
 
-@pytest.mark.parametrize("damage", [
-    pytest.param(b"", marks=pytest.mark.long, id="empty"),
-    pytest.param(b"\0" * 5000, marks=pytest.mark.long, id="zeros"),
-    pytest.param(None, id="half"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(b"", marks=pytest.mark.long, id="empty"),
+        pytest.param(b"\0" * 5000, marks=pytest.mark.long, id="zeros"),
+        pytest.param(None, id="half"),
+    ],
+)
 def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: bytes | None) -> None:
     assert said(start(tmp_path)) == "True"
     (kept,) = tmp_path.rglob("*.o")

@@ -84,9 +84,20 @@ def test_the_default_on_the_cpu_is_a_mapping(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"cache": "64KiB"}, {"page_size": 512}, {"stats": "full"}, {"stats": "basic"}, {"read_once": True},
-     {"share": 0.5}, {"timeout": 5.0}, {"threads": 2}, {"queues": 1}, {"depth": 8}, {"merge": 1}],
-)  # fmt: skip
+    [
+        {"cache": "64KiB"},
+        {"page_size": 512},
+        {"stats": "full"},
+        {"stats": "basic"},
+        {"read_once": True},
+        {"share": 0.5},
+        {"timeout": 5.0},
+        {"threads": 2},
+        {"queues": 1},
+        {"depth": 8},
+        {"merge": 1},
+    ],
+)
 def test_an_option_of_a_cache_asks_for_a_cache(path: Path, options: dict[str, Any]) -> None:
     with ww.open(path, device="cpu", **options) as a:
         assert a.tier == "storage"
@@ -195,12 +206,21 @@ def test_other_code_of_numba_is_compiled_as_ever() -> None:
 def test_ranges_of_any_step_stay_what_they_are(path: Path) -> None:
     with ww.open(path, device="cpu") as a:
         for start, stop, step in [
-            (0, 9, 1), (0, 9, 2), (9, 0, -1), (9, -1, -3), (5, 5, 1), (5, 2, 1), (2, 5, -1), (7, 8, 9)
-        ]:  # fmt: skip
+            (0, 9, 1),
+            (0, 9, 2),
+            (9, 0, -1),
+            (9, -1, -3),
+            (5, 5, 1),
+            (5, 2, 1),
+            (2, 5, -1),
+            (7, 8, 9),
+        ]:
             out = np.zeros(2, np.int64)
             walk[1](a, start, stop, step, out)
-            assert out.tolist() == [sum(range(start, stop, step)) + len(range(start, stop, step)),
-                                    len(range(start, stop, step))]  # fmt: skip
+            assert out.tolist() == [
+                sum(range(start, stop, step)) + len(range(start, stop, step)),
+                len(range(start, stop, step)),
+            ]
         with pytest.raises(errors.IndexRangeError, match="index -1 of"):
             walk[1](a, 3, -2, -1, np.zeros(2, np.int64))
         with pytest.raises(errors.IndexRangeError, match=f"index {N} of"):
@@ -296,9 +316,13 @@ other[4096]
 @pytest.mark.parametrize("arguments", [[], ["-X"], ["after"], ["-X", "after"]])
 def test_a_foreign_mapping_that_fails_ends_the_process(path: Path, arguments: list[str]) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", FOREIGN, *arguments], cwd=path.parent, capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", FOREIGN, *arguments],
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
         check=False,
-    )  # fmt: skip
+    )
     assert ended.returncode == -signal.SIGBUS
     assert ended.stderr.count("Fatal Python error") <= 1
 

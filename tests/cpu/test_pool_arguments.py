@@ -74,10 +74,21 @@ def counter(values: Any) -> Counter:
     return Counter(values)
 
 
-@pytest.mark.parametrize("array", [
-    NUMBERS, NUMBERS[::2], NUMBERS.reshape(100, -1).T, np.asfortranarray(np.ones((300, 400, 3))), RECORDS,
-    RECORDS["n"], np.frombuffer(NUMBERS.tobytes(), ">i8"), NUMBERS.astype("M8[s]"), np.ones((ITEMS, 1, 0, 3)),
-], ids=lambda a: f"{a.dtype.kind}{a.shape}")  # fmt: skip
+@pytest.mark.parametrize(
+    "array",
+    [
+        NUMBERS,
+        NUMBERS[::2],
+        NUMBERS.reshape(100, -1).T,
+        np.asfortranarray(np.ones((300, 400, 3))),
+        RECORDS,
+        RECORDS["n"],
+        np.frombuffer(NUMBERS.tobytes(), ">i8"),
+        NUMBERS.astype("M8[s]"),
+        np.ones((ITEMS, 1, 0, 3)),
+    ],
+    ids=lambda a: f"{a.dtype.kind}{a.shape}",
+)
 def test_arrays_arrive_as_they_are(devices: Devices, array: Any) -> None:
     back = devices[0].call(same, array).get(30)
     assert np.array_equal(back, array) and (back.dtype, back.shape) == (array.dtype, array.shape)

@@ -374,9 +374,7 @@ def test_agents_that_end_leave_no_threads() -> None:
 
 
 @pytest.mark.parametrize("what", ["way", "offer"])
-def test_data_are_sent_where_memory_cannot_be_offered(
-    agents: Pool, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_are_sent_where_memory_cannot_be_offered(agents: Pool, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (one, two), both = agents
 
     def no(*_: object) -> None:

@@ -29,9 +29,11 @@ class Driver:
         self.CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
         self.CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
         self.CUmemPool_attribute = SimpleNamespace(
-            CU_MEMPOOL_ATTR_RELEASE_THRESHOLD=4, CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES=3,
-            CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT=5, CU_MEMPOOL_ATTR_USED_MEM_CURRENT=7,
-        )  # fmt: skip
+            CU_MEMPOOL_ATTR_RELEASE_THRESHOLD=4,
+            CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES=3,
+            CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT=5,
+            CU_MEMPOOL_ATTR_USED_MEM_CURRENT=7,
+        )
         self.cuuint64_t = int
 
     def CUmemPoolProps(self) -> Any:

@@ -64,9 +64,7 @@ def test_ctrl_c_between_the_halves_of_a_copy(devices: Devices, op: Op, monkeypat
     assert np.array_equal(b.copy_to_host()[1:], np.arange(999))
 
 
-def test_a_signal_handler_in_the_middle_of_a_call_is_refused(
-    devices: Devices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_handler_in_the_middle_of_a_call_is_refused(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
     device, transport = devices[0], devices[0].caller.transport
     send = transport.send
 

@@ -163,10 +163,16 @@ def test_everybody_who_waits_is_told() -> None:
         event = lost.default_stream.record()
         result = lost.call(nap, 0.0)
         waits: list[Callable[[], object]] = [
-            result.get, event.synchronize, lambda: event.done and event.synchronize(), lost.synchronize,
-            lambda: x.copy_to_host(), lambda: x.copy_from(np.ones(300_000)), lambda: fill(lost), lost.ask,
+            result.get,
+            event.synchronize,
+            lambda: event.done and event.synchronize(),
+            lost.synchronize,
+            lambda: x.copy_to_host(),
+            lambda: x.copy_from(np.ones(300_000)),
+            lambda: fill(lost),
+            lost.ask,
             lambda: large.copy_from(np.ones(2_000_000)),
-        ]  # fmt: skip
+        ]
         large = lost.empty(2_000_000, stream=stream)
         found: list[BaseException | None] = [None] * len(waits)
         begun = time.monotonic()

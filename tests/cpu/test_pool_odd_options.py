@@ -68,10 +68,16 @@ def test_odd_options_are_refused(devices: Devices, call: Callable[[Any], object]
     device.synchronize(30)
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"count": 1.5}, "count is 1.5"), ({"count": 0}, "at least"), ({"memory": -1}, "memory is -1"),
-    ({"target": "tpu"}, "target='tpu': choose 'cpu' or 'cuda'"), ({"timeout": INF}, "timeout is inf"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"count": 1.5}, "count is 1.5"),
+        ({"count": 0}, "at least"),
+        ({"memory": -1}, "memory is -1"),
+        ({"target": "tpu"}, "target='tpu': choose 'cpu' or 'cuda'"),
+        ({"timeout": INF}, "timeout is inf"),
+    ],
+)
 def test_leases_that_cannot_be(devices: Devices, options: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.ArgumentError, match=said):
         devices.lease(**options)

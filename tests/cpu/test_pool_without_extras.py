@@ -34,6 +34,12 @@ def test_the_program_of_the_page_about_clusters_without_the_extra(tmp_path: Path
     programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = next(text for text in programs if "ww.devices()" in text)
     (tmp_path / "app.py").write_text(BLOCKED + program + MORE, encoding="utf-8")
-    done = subprocess.run([sys.executable, "app.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100,
-                          env={**os.environ, "PYTHONPATH": str(ROOT / "src")})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "app.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
     assert (done.returncode, done.stdout) == (0, "all 0\n"), done.stderr

@@ -50,8 +50,9 @@ def adds_up(ticket: ww.Ticket) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(
     pages=st.lists(st.integers(0, 500), min_size=1, max_size=200, unique=True).map(sorted),
-    most=st.integers(1, 9), extra=st.integers(0, 40),
-)  # fmt: skip
+    most=st.integers(1, 9),
+    extra=st.integers(0, 40),
+)
 def test_rows_hold_each_page_once_in_its_slot(pages: list[int], most: int, extra: int) -> None:
     slot_pages = most + extra
     rows = _Rows.of(np.array(pages), most, slot_pages)
@@ -297,8 +298,12 @@ def test_long_runs_hold_what_kernels_wrote(
         assert from_medium.to_device(a, 8 * low, 8 * (high - low), memory, again)
         np.testing.assert_array_equal(memory.bytes.view(np.int64), expected[low:high])
         assert bool(mended) == (mode == "r+") or high - low < 700
-        out = from_medium.to_host(a, 8 * low, 8 * (high - low), lambda out, first, end: again(first, end) or np.copyto(
-            out[first:end], memory.bytes[first:end]))
+        out = from_medium.to_host(
+            a,
+            8 * low,
+            8 * (high - low),
+            lambda out, first, end: again(first, end) or np.copyto(out[first:end], memory.bytes[first:end]),
+        )
         np.testing.assert_array_equal(out.view(np.int64), expected[low:high])
 
 

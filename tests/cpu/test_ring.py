@@ -120,8 +120,11 @@ def test_under_wrappers(path: Path) -> None:
 
 
 def open_descriptors(path: Path) -> int:
-    found = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if int(name) < 200
-             and os.path.lexists(f"/proc/self/fd/{name}")]  # fmt: skip
+    found = [
+        os.readlink(f"/proc/self/fd/{name}")
+        for name in os.listdir("/proc/self/fd")
+        if int(name) < 200 and os.path.lexists(f"/proc/self/fd/{name}")
+    ]
     return sum("io_uring" in target or target == str(path) for target in found)
 
 

@@ -65,19 +65,39 @@ def test_rows_stand_where_numpy_arrays_stood(a: Any) -> None:
     np.testing.assert_array_equal(np.asarray(rows), model)
     np.testing.assert_array_equal(np.asarray(rows, np.float32), model.astype("f4"))
     for got, wanted in [
-        (rows + 1, model + 1), (2 - rows, 2 - model), (rows @ model.T, model @ model.T), (-rows, -model),
-        (rows == model, model == model), (rows < 205, model < 205), (rows * rows, model * model),
-        (model + rows, 2 * model), (np.add(rows, 1), model + 1), (rows.T, model.T), (abs(rows), abs(model)),
-        (rows.sum(axis=0), model.sum(axis=0)), (rows.astype("f4"), model.astype("f4")), (rows[[2, 0]], model[[2, 0]]),
-        (rows[1], model[1]), (rows[1, 2], model[1, 2]), (rows.reshape(-1)[4:9], model.reshape(-1)[4:9]),
-        (np.concatenate([rows, rows]), np.concatenate([model, model])), (np.mean(rows), model.mean()),
-    ]:  # fmt: skip
+        (rows + 1, model + 1),
+        (2 - rows, 2 - model),
+        (rows @ model.T, model @ model.T),
+        (-rows, -model),
+        (rows == model, model == model),
+        (rows < 205, model < 205),
+        (rows * rows, model * model),
+        (model + rows, 2 * model),
+        (np.add(rows, 1), model + 1),
+        (rows.T, model.T),
+        (abs(rows), abs(model)),
+        (rows.sum(axis=0), model.sum(axis=0)),
+        (rows.astype("f4"), model.astype("f4")),
+        (rows[[2, 0]], model[[2, 0]]),
+        (rows[1], model[1]),
+        (rows[1, 2], model[1, 2]),
+        (rows.reshape(-1)[4:9], model.reshape(-1)[4:9]),
+        (np.concatenate([rows, rows]), np.concatenate([model, model])),
+        (np.mean(rows), model.mean()),
+    ]:
         assert not isinstance(got, ww.Rows) or len(got) == 5
         np.testing.assert_array_equal(got, wanted)
     assert rows.tolist() == model.tolist() and 205 in rows and 7 not in rows
     assert [list(row) for row in rows] == model.tolist()
-    for same in (rows.copy(), copy.copy(rows), copy.deepcopy(rows), pickle.loads(pickle.dumps(rows)), rows.read(),
-                 rows.copy_to_host(), np.from_dlpack(rows)):  # fmt: skip
+    for same in (
+        rows.copy(),
+        copy.copy(rows),
+        copy.deepcopy(rows),
+        pickle.loads(pickle.dumps(rows)),
+        rows.read(),
+        rows.copy_to_host(),
+        np.from_dlpack(rows),
+    ):
         assert type(same) is np.ndarray
         np.testing.assert_array_equal(same, model)
     with pytest.raises(ValueError, match="ambiguous"):
@@ -214,9 +234,7 @@ def test_a_read_beside_a_close_takes_no_other_file(tmp_path: Path, monkeypatch: 
         opened: list[Any] = []
         real = os.preadv
 
-        def preadv(
-            fd: int, buffers: Any, offset: int, a: Any = a, opened: list[Any] = opened, real: Any = real
-        ) -> int:
+        def preadv(fd: int, buffers: Any, offset: int, a: Any = a, opened: list[Any] = opened, real: Any = real) -> int:
             if not opened:  # as if another thread closed the array here, and the program opened a file
                 a.close()
                 opened.extend((tmp_path / "b.npy").open("rb") for _ in range(16))

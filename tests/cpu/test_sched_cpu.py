@@ -72,8 +72,13 @@ def wrong(gate, a, y):
 
 
 def job_of(launch, *arguments, **options):
-    task = Task(launch.kernel.__name__, BlockLaunch(launch, arguments, "cpu").blocks, launch=launch,
-                arguments=arguments, **options)  # fmt: skip
+    task = Task(
+        launch.kernel.__name__,
+        BlockLaunch(launch, arguments, "cpu").blocks,
+        launch=launch,
+        arguments=arguments,
+        **options,
+    )
     return Job(task, Request(task.name, [task]), 0.0)
 
 

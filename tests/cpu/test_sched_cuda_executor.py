@@ -100,7 +100,7 @@ def fake_executor_over(gpu: FakeGpu) -> Any:
 
 
 def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_begun(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda_launch, "SOON", 60.0)
     gpu = FakeGpu()
@@ -285,8 +285,9 @@ def test_a_task_that_is_said_to_be_short_leaves_for_a_higher_priority() -> None:
         until = time.monotonic() + 20
         while not all(h.running() for h in long) and time.monotonic() < until:
             time.sleep(1e-3)
-        short = scheduler.submit(spin[256], np.zeros(256, np.int64), 10, tenant="a", priority=100,
-                                 profile=Profile(seconds=1e-3, **options))  # fmt: skip
+        short = scheduler.submit(
+            spin[256], np.zeros(256, np.int64), 10, tenant="a", priority=100, profile=Profile(seconds=1e-3, **options)
+        )
         short.result(20)
         assert not any(h.done() for h in long)
         for handle in long:
@@ -487,11 +488,19 @@ def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> Non
         first = pattern()
         assert first is not None and pattern() is first and pattern(tenant="default", priority=0) is first
         others = [
-            pattern(add[999]), pattern(spin[4], np.zeros(4, np.int64), 1), pattern(add[1000], np.zeros(1000)),
-            pattern(add[1000], x[:]), pattern(tenant="b"), pattern(priority=1), pattern(name="other"),
-            pattern(profile=Profile(seconds=1.0)), pattern(deadline=1.0), pattern(memory=9000), pattern(size={"n": 1}),
+            pattern(add[999]),
+            pattern(spin[4], np.zeros(4, np.int64), 1),
+            pattern(add[1000], np.zeros(1000)),
+            pattern(add[1000], x[:]),
+            pattern(tenant="b"),
+            pattern(priority=1),
+            pattern(name="other"),
+            pattern(profile=Profile(seconds=1.0)),
+            pattern(deadline=1.0),
+            pattern(memory=9000),
+            pattern(size={"n": 1}),
             pattern(after=scheduler.submit(add[1000], x)),
-        ]  # fmt: skip
+        ]
         assert others.pop(3) is first  # a view of the same memory
         kept = [its for its in others if its is not None]
         assert first not in kept and len(set(kept)) == len(kept) == 7

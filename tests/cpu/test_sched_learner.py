@@ -245,9 +245,13 @@ class Plan(Policy):
 
 @pytest.mark.parametrize(
     "placement, sizes, measured",
-    [(Placement(), [1000], True), (Placement(), [1000, 100_000], False), (Placement(workers=2), [1000], False),
-     (Placement(plain=True), [1000], True)],
-)  # fmt: skip
+    [
+        (Placement(), [1000], True),
+        (Placement(), [1000, 100_000], False),
+        (Placement(workers=2), [1000], False),
+        (Placement(plain=True), [1000], True),
+    ],
+)
 def test_only_what_has_the_whole_device_for_itself_is_measured(placement, sizes, measured):
     executor, learns, plan = Hand(), learner(), Plan()
     plan.placement = placement

@@ -31,7 +31,7 @@ from warpwell.targets.gpu import ipc
 BOUND = 60.0
 ROOT = Path(__file__).parents[2]
 
-KERNELS = '''
+KERNELS = """
 import sys, time
 from pathlib import Path
 import numpy as np
@@ -70,7 +70,7 @@ if __name__ == "__main__":
         time.sleep(0.01)
     print("running", flush=True)
     time.sleep(100)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -221,8 +221,9 @@ def test_memory_that_cannot_be_closed_keeps_no_other_open() -> None:
     assert set(closed) == {b"bad", b"good"}
 
 
-def test_memory_of_a_task_that_nobody_tells_of_is_kept(service: Service, gpu: FakeIpc, kernels: Any,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_memory_of_a_task_that_nobody_tells_of_is_kept(
+    service: Service, gpu: FakeIpc, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left: list[Any] = []
     monkeypatch.setattr(client_module, "_left", left)
     found = connect(service.path)
@@ -244,8 +245,9 @@ def test_memory_of_a_task_that_nobody_tells_of_is_kept(service: Service, gpu: Fa
     until(lambda: all_closed(service))
 
 
-def test_memory_that_cannot_be_lent(service: Service, client: Client, gpu: FakeIpc, kernels: Any,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_memory_that_cannot_be_lent(
+    service: Service, client: Client, gpu: FakeIpc, kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = gpu.array(np.arange(8))
     pool = gpu.array(np.arange(8), lendable=False)
     with pytest.raises(errors.ArgumentError, match="PYTORCH_CUDA_ALLOC_CONF"):
@@ -290,12 +292,30 @@ def test_made_up_handles_fail_alone(service: Service, client: Client, gpu: FakeI
     until(lambda: all_closed(service))
 
 
-@pytest.mark.parametrize("change", [
-    {"handle": "ab"}, {"handle": "zz" * 64}, {"handle": 3}, {"handle": "ab" * 65}, {"offset": -1}, {"offset": 1 << 48},
-    {"offset": 0.5}, {"offset": True}, {"offset": 6}, {"dtype": "|O"}, {"dtype": "<U2"}, {"dtype": 7}, {"shape": []},
-    {"shape": [0]}, {"shape": [-1, -1]}, {"shape": [1 << 30, 1 << 30]}, {"shape": [True]},
-    {"shape": [1] * 33}, {"shape": "8"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"handle": "ab"},
+        {"handle": "zz" * 64},
+        {"handle": 3},
+        {"handle": "ab" * 65},
+        {"offset": -1},
+        {"offset": 1 << 48},
+        {"offset": 0.5},
+        {"offset": True},
+        {"offset": 6},
+        {"dtype": "|O"},
+        {"dtype": "<U2"},
+        {"dtype": 7},
+        {"shape": []},
+        {"shape": [0]},
+        {"shape": [-1, -1]},
+        {"shape": [1 << 30, 1 << 30]},
+        {"shape": [True]},
+        {"shape": [1] * 33},
+        {"shape": "8"},
+    ],
+)
 def test_lent_arrays_that_are_none(change: dict[str, Any]) -> None:
     good = {"handle": "ab" * 64, "offset": 8, "dtype": "<f4", "shape": [2, 3]}
     assert wire.check_lent([good]) == [good] and wire.lent_bytes(good) == 24
@@ -308,8 +328,9 @@ def test_lent_arrays_that_are_none(change: dict[str, Any]) -> None:
         wire.check_task(task, [], 1)
 
 
-def test_a_client_that_is_killed_while_its_memory_is_written_to(service: Service, client: Client, gpu: FakeIpc,
-                                                               kernels: Any) -> None:  # fmt: skip
+def test_a_client_that_is_killed_while_its_memory_is_written_to(
+    service: Service, client: Client, gpu: FakeIpc, kernels: Any
+) -> None:
     before = client.status()["owner_restarts"]
     command = [sys.executable, kernels.__file__, str(service.path), str(gpu.folder)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

@@ -39,19 +39,43 @@ def test_what_cannot_be_written_is_told_before_the_work(
     )
     assert code == 2 and "a picture needs matplotlib" in err
     code, _, err = called(
-        capsys, "serve", "--device", "cpu", "--socket", str(tmp_path / "run" / "s.sock"), "--log", str(log),
-        "--metrics", str(folder / "m.prom"),
-    )  # fmt: skip
+        capsys,
+        "serve",
+        "--device",
+        "cpu",
+        "--socket",
+        str(tmp_path / "run" / "s.sock"),
+        "--log",
+        str(log),
+        "--metrics",
+        str(folder / "m.prom"),
+    )
     assert code == 2 and f"--metrics {folder / 'm.prom'}: the folder {folder} does not exist" in err
     assert not any(tmp_path.iterdir())
 
 
 def test_a_mix_under_two_policies(capsys: Capture, tmp_path: Path) -> None:
     code, out, _ = called(
-        capsys, "run", "--device", "cpu", "--policy", "first-come,source", "--workload", "gemm:40,triad:500",
-        "--repeat", "2", "--seed", "3", "--log", str(tmp_path / "l.jsonl"), "--trace-out", str(tmp_path / "t.json"),
-        "--picture", str(tmp_path / "p.png"), "--json",
-    )  # fmt: skip
+        capsys,
+        "run",
+        "--device",
+        "cpu",
+        "--policy",
+        "first-come,source",
+        "--workload",
+        "gemm:40,triad:500",
+        "--repeat",
+        "2",
+        "--seed",
+        "3",
+        "--log",
+        str(tmp_path / "l.jsonl"),
+        "--trace-out",
+        str(tmp_path / "t.json"),
+        "--picture",
+        str(tmp_path / "p.png"),
+        "--json",
+    )
     assert code == 0
     values = json.loads(out)
     assert values["requests"] == 4 and values["kernels"] == 4 and values["results"] == "equal to NumPy's"
@@ -106,20 +130,23 @@ def submit(scheduler):
     assert code == 2 and "no function submit(scheduler)" in err
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    (["run", "--policy", "nope"], "there is no policy 'nope': choose one of first-come"),
-    (["run", "--policy", ","], "no policy named"),
-    (["run", "--workload", "nope"], "there is no workload 'nope'"),
-    (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),
-    (["run", "--load", "-1"], "--load -1.0: give more than 0"),
-    (["run", "--repeat", "0"], "--repeat 0"),
-    (["run", "absent.py"], "absent.py does not exist"),
-    (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
-    (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
-    (["serve", "--allow", "x"], "add --group"),
-    (["serve", "--tenants", "absent.json"], "absent.json does not exist: give the file of --tenants"),
-    (["status", "--socket", "absent/s.sock"], "warpwell sched serve"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "--policy", "nope"], "there is no policy 'nope': choose one of first-come"),
+        (["run", "--policy", ","], "no policy named"),
+        (["run", "--workload", "nope"], "there is no workload 'nope'"),
+        (["run", "--workload", "gemm:-3"], "--workload gemm:-3: its size"),
+        (["run", "--load", "-1"], "--load -1.0: give more than 0"),
+        (["run", "--repeat", "0"], "--repeat 0"),
+        (["run", "absent.py"], "absent.py does not exist"),
+        (["run", "--log", "/nowhere/l.jsonl"], "/nowhere does not exist"),
+        (["explain", "absent.jsonl"], "absent.jsonl does not exist"),
+        (["serve", "--allow", "x"], "add --group"),
+        (["serve", "--tenants", "absent.json"], "absent.json does not exist: give the file of --tenants"),
+        (["status", "--socket", "absent/s.sock"], "warpwell sched serve"),
+    ],
+)
 def test_bad_input(capsys: Capture, arguments: list[str], told: str, tmp_path: Path) -> None:
     device = ["--device", "cpu"] if arguments[0] in ("run", "serve") else []
     code, _, err = called(capsys, *arguments, *device)
@@ -150,17 +177,32 @@ def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert lines[0] == "policy source" and len(lines) == 3
     assert "gemm (task 0) was launched with nothing else running" in lines[1]
-    _, out, _ = called(capsys, "explain", str(path), "--all", "--json", "--metrics", str(tmp_path / "m.prom"),
-                       "--trace-out", str(tmp_path / "t.json"), "--picture", str(tmp_path / "p.svg"))  # fmt: skip
+    _, out, _ = called(
+        capsys,
+        "explain",
+        str(path),
+        "--all",
+        "--json",
+        "--metrics",
+        str(tmp_path / "m.prom"),
+        "--trace-out",
+        str(tmp_path / "t.json"),
+        "--picture",
+        str(tmp_path / "p.svg"),
+    )
     values = json.loads(out)
     assert [e["kind"] for e in values["events"]] == ["arrive", "launch", "hold", "end"]
     assert values["events"][3]["text"] == "gemm (task 0) has ended, after 1 s on the device."
     assert 'warpwell_launches_total{policy="source",tenant="a"} 1' in (tmp_path / "m.prom").read_text()
     assert (tmp_path / "t.json").exists() and (tmp_path / "p.svg").exists()
     for options, kinds in (
-        (["--task", "1"], ["hold"]), (["--task", "0"], ["launch", "hold"]), (["--tenant", "b"], ["hold"]),
-        (["--kind", "end"], ["end"]), (["--since", "0.2"], ["hold"]), (["--until", "0.2"], ["launch"]),
-    ):  # fmt: skip
+        (["--task", "1"], ["hold"]),
+        (["--task", "0"], ["launch", "hold"]),
+        (["--tenant", "b"], ["hold"]),
+        (["--kind", "end"], ["end"]),
+        (["--since", "0.2"], ["hold"]),
+        (["--until", "0.2"], ["launch"]),
+    ):
         _, out, _ = called(capsys, "explain", str(path), "--json", *options)
         assert [e["kind"] for e in json.loads(out)["events"]] == kinds, options
 
@@ -168,8 +210,9 @@ def test_explaining_a_log(capsys: Capture, tmp_path: Path) -> None:
 def test_filters_that_match_nothing_say_so(capsys: Capture, tmp_path: Path) -> None:
     path = written(tmp_path / "l.jsonl")
     for options, what in (
-        (["--tenant", "nobody"], "--tenant nobody"), (["--task", "7", "--since", "0.1"], "--task 7 --since 0.1"),
-    ):  # fmt: skip
+        (["--tenant", "nobody"], "--tenant nobody"),
+        (["--task", "7", "--since", "0.1"], "--task 7 --since 0.1"),
+    ):
         code, out, err = called(capsys, "explain", str(path), *options)
         assert code == 0 and out == "policy source\n"
         assert err.startswith(f"nothing matches {what}; tenants in this log: a, b; tasks 0 to 1")
@@ -188,10 +231,17 @@ def test_the_header_of_a_log(capsys: Capture, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 100
 
 
-@pytest.mark.parametrize("line", [
-    "no json", "[1]", '{"time": 1}', '{"time": "x", "kind": "end", "task": 1, "name": "k"}',
-    '{"time": 1, "kind": "end", "task": 1, "name": "k", "more": 2}', '{"about": 3}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        "no json",
+        "[1]",
+        '{"time": 1}',
+        '{"time": "x", "kind": "end", "task": 1, "name": "k"}',
+        '{"time": 1, "kind": "end", "task": 1, "name": "k", "more": 2}',
+        '{"about": 3}',
+    ],
+)
 def test_damaged_logs_are_named_by_line(capsys: Capture, tmp_path: Path, line: str) -> None:
     path = written(tmp_path / "l.jsonl")
     with path.open("a") as stream:

@@ -182,10 +182,11 @@ def test_every_policy_gives_right_results(name):
     arrays = [np.zeros(BLOCK * (1 + k), np.int64) for k in range(8)]
     with scheduler_of(name) as scheduler:
         handles = [
-            scheduler.submit(increment[a.size], a, priority=k % 3,
-                             profile=Profile(kind=list(ww.scheduler.Kind)[k % 2], seconds=0.01))
+            scheduler.submit(
+                increment[a.size], a, priority=k % 3, profile=Profile(kind=list(ww.scheduler.Kind)[k % 2], seconds=0.01)
+            )
             for k, a in enumerate(arrays)
-        ]  # fmt: skip
+        ]
         for handle in handles:
             handle.result(60)
     assert all((a == 1).all() for a in arrays)
@@ -317,8 +318,9 @@ def test_what_device_code_latched_comes_out_of_the_result(scheduler, tmp_path):
     np.save(tmp_path / "a.npy", np.arange(BLOCK))
     y, x = np.zeros(BLOCK, np.int64), np.ones(BLOCK, np.int64)
     with ww.open(tmp_path / "a.npy", device="cpu") as array:
-        bad, after, good = *scheduler.submit_many([(beyond[BLOCK], array, y), (double[BLOCK], x)]), scheduler.submit(
-            double[BLOCK], x
+        bad, after, good = (
+            *scheduler.submit_many([(beyond[BLOCK], array, y), (double[BLOCK], x)]),
+            scheduler.submit(double[BLOCK], x),
         )
         with pytest.raises(errors.IndexRangeError):
             bad.result(60)

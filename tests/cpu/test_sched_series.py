@@ -74,11 +74,12 @@ QUICK = {("lanes", 0), ("lanes", 1), ("first-come", 0), ("left-over", 1)}
 
 
 @pytest.mark.parametrize(
-    ("policy", "seed"), [
+    ("policy", "seed"),
+    [
         pytest.param(*its, marks=[] if its in QUICK else pytest.mark.long)
         for its in itertools.product(("lanes", "first-come", "left-over"), range(3))
     ],
-)  # fmt: skip
+)
 def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
     arrays = [np.zeros(300) for _ in range(3)]
     with Scheduler("cpu", policy, limit=1 + seed % 2, executor=fake_executor()) as scheduler:

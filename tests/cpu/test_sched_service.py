@@ -221,9 +221,7 @@ def test_clients_that_have_gone_leave_no_threads_in_the_owner(service: Service) 
     until(lambda: len(list(threads.iterdir())) <= before + LINES)
 
 
-def test_a_task_that_cannot_be_fails_alone(
-    client: Client, kernels: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_cannot_be_fails_alone(client: Client, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.arange(10)
     named = references.reference(kernels.double)
     with monkeypatch.context() as patch:
@@ -260,10 +258,16 @@ def test_what_a_client_only_reads_no_kernel_writes_to(client: Client, kernels: A
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[Owner]:
     """An owner in this process, of which the test is the threads."""
-    settings = protocol.ServiceMessage({
-        "type": "settings", "spool": str(tmp_path), "device": "cpu", "policy": "lanes", "limit": None,
-        "tenants": None,
-    })  # fmt: skip
+    settings = protocol.ServiceMessage(
+        {
+            "type": "settings",
+            "spool": str(tmp_path),
+            "device": "cpu",
+            "policy": "lanes",
+            "limit": None,
+            "tenants": None,
+        }
+    )
     made = Owner(Told(), settings)  # type: ignore[arg-type]
     yield made
     made._scheduler.close(cancel=True)
@@ -309,8 +313,11 @@ def test_an_owner_whose_service_is_stopped_while_it_begins_says_nothing(tmp_path
     with theirs:
         done = subprocess.run(
             [sys.executable, "-m", "warpwell.scheduler.service.owner", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()], timeout=60, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            pass_fds=[theirs.fileno()],
+            timeout=60,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -25,9 +25,14 @@ PAGE = 4096
 
 @contextmanager
 def opened(
-    script: Mapping[int, Answer] | None = None, always: Answer | None = None, *, mode: str = "r", page: int = PAGE,
-    timeout: float = 1.0, frames: int = 4,
-) -> Iterator[tuple[ScriptedController, ww.Array]]:  # fmt: skip
+    script: Mapping[int, Answer] | None = None,
+    always: Answer | None = None,
+    *,
+    mode: str = "r",
+    page: int = PAGE,
+    timeout: float = 1.0,
+    frames: int = 4,
+) -> Iterator[tuple[ScriptedController, ww.Array]]:
     with (
         ScriptedController(8 * N, script, always) as drive,
         ww.Cache(frames * (page + 8), page_size=page, device="cpu", service=drive, timeout=timeout) as cache,

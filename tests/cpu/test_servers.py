@@ -50,8 +50,13 @@ def served(request: pytest.FixtureRequest) -> Iterator[Served]:
             service = HostThreads(2)
             media = [RamMedium(np.zeros(8 * PAGE, np.uint8), writable=True) for _ in range(3)]
         rings = service.fit(ASKED, "cpu", PAGE)
-        pairs = QueuePairs(service.memory("cpu"), count=rings.queues, depth=rings.depth,
-                           staging_bytes=PAGE * rings.merge, lists=service.lists)  # fmt: skip
+        pairs = QueuePairs(
+            service.memory("cpu"),
+            count=rings.queues,
+            depth=rings.depth,
+            staging_bytes=PAGE * rings.merge,
+            lists=service.lists,
+        )
         server = service.start(pairs, device="cpu", timeout=2.0)
         stack.callback(server.close)
         yield Served(service, rings, server, media)

@@ -190,6 +190,7 @@ def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None
     """The launch fails, and leaves nothing behind."""
     monkeypatch.setattr(service_pool, "_pool", service_pool.ServicePool())
     with opened() as a:
+
         def refuse(_: object) -> None:
             raise RuntimeError("can't start new thread")
 

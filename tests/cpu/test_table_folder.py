@@ -169,8 +169,12 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     before = memory("VmRSS")
     schema = pa.schema({"x": pa.float64()})
     steps: list[tuple[str, int, int]] = []
-    with ww.table.convert(pa.RecordBatchReader.from_batches(schema, batches()), tmp_path / "t.ww", codes="auto",
-                          progress=lambda *step: steps.append(step)) as t:  # fmt: skip
+    with ww.table.convert(
+        pa.RecordBatchReader.from_batches(schema, batches()),
+        tmp_path / "t.ww",
+        codes="auto",
+        progress=lambda *step: steps.append(step),
+    ) as t:
         assert memory("VmHWM") - before < 80
         assert t.rows == 160 * 131_072 and t["x"].arrow(t.rows - 1, 1).to_pylist() == [131_071.0 + 159]
     assert steps[-1] == ("convert", t.rows, 0) and len(steps) == 160
@@ -185,8 +189,9 @@ def test_sources(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     csv.write_csv(table, tmp_path / "a.csv", csv.WriteOptions(quoting_style="none"))
     feather.write_feather(table, str(tmp_path / "a.feather"))  # compressed
-    with pa.ipc.new_stream(str(tmp_path / "a.arrows"), table.schema,
-                           options=pa.ipc.IpcWriteOptions(compression="zstd")) as out:  # fmt: skip
+    with pa.ipc.new_stream(
+        str(tmp_path / "a.arrows"), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as out:
         out.write_table(table)
     (tmp_path / "months" / "m=1").mkdir(parents=True)
     (tmp_path / "months" / "m=2").mkdir()
@@ -196,9 +201,19 @@ def test_sources(tmp_path: Path) -> None:
     polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
     dataset = pytest.importorskip("pyarrow.dataset")
     frame = pandas.DataFrame({"a": pandas.array([1, 2, None], "Int64"), "s": ["x", None, "z"], "d": [0.5, 1.5, 2.5]})
-    sources = [tmp_path / "a.parquet", tmp_path / "a.csv", tmp_path / "a.feather", str(tmp_path / "a.arrows"),
-               tmp_path / "a.tsv", table, table.to_batches()[0], polars.from_arrow(table), frame,
-               dataset.dataset(tmp_path / "a.parquet"), [tmp_path / "a.parquet"]]  # fmt: skip
+    sources = [
+        tmp_path / "a.parquet",
+        tmp_path / "a.csv",
+        tmp_path / "a.feather",
+        str(tmp_path / "a.arrows"),
+        tmp_path / "a.tsv",
+        table,
+        table.to_batches()[0],
+        polars.from_arrow(table),
+        frame,
+        dataset.dataset(tmp_path / "a.parquet"),
+        [tmp_path / "a.parquet"],
+    ]
     for k, source in enumerate(sources):
         with ww.table.convert(source, tmp_path / f"{k}.ww", columns=["d", "a", "s"]) as t:
             found = t.arrow().to_pydict()
@@ -207,8 +222,12 @@ def test_sources(tmp_path: Path) -> None:
     with ww.table.convert(tmp_path / "months", tmp_path / "m.ww") as t:
         assert t["m"].arrow().to_pylist() == [1, 1, 1, 2, 2, 2] and t["a"].nulls == 2
     (tmp_path / "bad.parquet").write_bytes(b"PAR1" + bytes(99))
-    for source, said in ((tmp_path / "none", "does not exist"), (tmp_path / "bad.parquet", "cannot be read"),
-                         (3, "no source of rows"), ([], "no source of rows")):  # fmt: skip
+    for source, said in (
+        (tmp_path / "none", "does not exist"),
+        (tmp_path / "bad.parquet", "cannot be read"),
+        (3, "no source of rows"),
+        ([], "no source of rows"),
+    ):
         with pytest.raises((ArgumentError, FormatError, FileNotFoundError), match=said):
             ww.table.convert(source, tmp_path / "x.ww")
         assert not (tmp_path / "x.ww").exists()

@@ -31,8 +31,10 @@ def descriptors() -> int:
 
 def delta_dictionaries(path: Path) -> None:
     kind = pa.dictionary(pa.int8(), pa.string())
-    parts = [pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["x", "y"]),
-             pa.DictionaryArray.from_arrays(pa.array([2, 0], pa.int8()), ["x", "y", "z"])]  # fmt: skip
+    parts = [
+        pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), ["x", "y"]),
+        pa.DictionaryArray.from_arrays(pa.array([2, 0], pa.int8()), ["x", "y", "z"]),
+    ]
     schema = pa.schema([("a", kind)])
     options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
     with pa.ipc.new_file(str(path), schema, options=options) as out:
@@ -72,13 +74,15 @@ RIGHT: dict[str, Callable[[Path], object]] = {
     "old metadata": lambda p: write(p, ROWS, metadata_version=pa.ipc.MetadataVersion.V4),
     "an old stream": lambda p: write(p, ROWS, stream=True, use_legacy_format=True),
     "feather, not compressed": lambda p: pyarrow.feather.write_feather(ROWS, str(p), compression="uncompressed"),
-    "an ordered dictionary": lambda p: write(p, pa.table({"a": pa.DictionaryArray.from_arrays(
-        pa.array([0, 1, None], pa.uint16()), ["b", "a"], ordered=True)})),
+    "an ordered dictionary": lambda p: write(
+        p,
+        pa.table({"a": pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.uint16()), ["b", "a"], ordered=True)}),
+    ),
     "a dictionary of numbers": lambda p: write(p, pa.table({"a": pa.array([1.5, 2.5, 1.5]).dictionary_encode()})),
     "an extension type": lambda p: write(p, pa.table({"a": pa.array([b"0123456789abcdef"] * 3, pa.uuid())})),
     "names that nobody expects": lambda p: write(p, pa.table({"": [1], "../x": [2], "ä\n": [3]})),
     "lists with nulls": lambda p: write(p, pa.table({"a": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))})),
-}  # fmt: skip
+}
 
 
 def same(found: Any, wanted: Any) -> bool:
@@ -132,7 +136,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "cut in the middle": (cut(0.5), FormatError, "truncated"),
     "cut in the footer": (cut(0.95), FormatError, "truncated"),
     "a stream that is cut": (
-        lambda p: p.write_bytes(write(p, ROWS, stream=True).read_bytes()[:-60]), FormatError, "truncated"),
+        lambda p: p.write_bytes(write(p, ROWS, stream=True).read_bytes()[:-60]),
+        FormatError,
+        "truncated",
+    ),
     "compressed with zstd": (lambda p: write(p, mixed(), compression="zstd"), FormatError, "ww.table.convert"),
     "compressed with lz4": (lambda p: pyarrow.feather.write_feather(mixed(), str(p)), FormatError, "is compressed"),
     "Parquet": (lambda p: pyarrow.parquet.write_table(ROWS, str(p)), FormatError, "a Parquet file"),
@@ -142,10 +149,16 @@ WRONG: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "a folder": (lambda p: p.mkdir(), FormatError, "a folder, but not a table"),
     "a pipe": (lambda p: os.mkfifo(p), FormatError, "neither a file"),
     "a length of 2 GiB": (
-        lambda p: p.write_bytes(b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(64)), FormatError, "damaged"),
+        lambda p: p.write_bytes(b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(64)),
+        FormatError,
+        "damaged",
+    ),
     "a negative length": (
-        lambda p: p.write_bytes(b"\xff\xff\xff\xff\x01\x00\x00\x80" + bytes(64)), FormatError, "damaged"),
-}  # fmt: skip
+        lambda p: p.write_bytes(b"\xff\xff\xff\xff\x01\x00\x00\x80" + bytes(64)),
+        FormatError,
+        "damaged",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -187,8 +200,12 @@ def test_columns_that_are_refused(tmp_path: Path) -> None:
 def test_hostile_words(tmp_path: Path, stream: bool) -> None:
     """In a process of its own: what goes wrong there could end this one."""
     path = write(tmp_path / "t.arrow", mixed(10), stream=stream, rows=6)
-    done = subprocess.run([sys.executable, "-m", "tests.harness.tables.hostile", str(path), "0", "300"],
-                          capture_output=True, text=True, timeout=100)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.harness.tables.hostile", str(path), "0", "300"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     counts = eval(done.stdout)
     assert set(counts) == {"read", "refused", "refused in part"} and counts["refused"] > 30

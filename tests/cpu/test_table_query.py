@@ -12,17 +12,20 @@ import pytest
 import warpwell as ww
 from warpwell.cli.main import main
 
-TABLE = pa.table({
-    "distance": pa.array([1.5, 30.25, None, 40.0, 0.1], pa.float32()),
-    "place": pa.array(["Soho", "Williamsburg", "a,b", None, "Soho"]).dictionary_encode(),
-    "cost": pa.array([decimal.Decimal("1.25"), decimal.Decimal("3.50"), None, decimal.Decimal("0.00"), None],
-                     pa.decimal128(9, 2)),
-    "day": pa.array([datetime.date(2024, 1, day) for day in (1, 2, 3, 4, 5)]),
-    "at": pa.array([datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (1, 2, 3, 4, 5)]),
-    "tip": [True, False, None, True, False],
-    "id": [b"\x00", b"\xff", b"ab", b"", None],
-    "count": pa.array([0, 1, 2, 3, 255], pa.uint8()),
-})  # fmt: skip
+TABLE = pa.table(
+    {
+        "distance": pa.array([1.5, 30.25, None, 40.0, 0.1], pa.float32()),
+        "place": pa.array(["Soho", "Williamsburg", "a,b", None, "Soho"]).dictionary_encode(),
+        "cost": pa.array(
+            [decimal.Decimal("1.25"), decimal.Decimal("3.50"), None, decimal.Decimal("0.00"), None], pa.decimal128(9, 2)
+        ),
+        "day": pa.array([datetime.date(2024, 1, day) for day in (1, 2, 3, 4, 5)]),
+        "at": pa.array([datetime.datetime(2024, 1, day, tzinfo=datetime.UTC) for day in (1, 2, 3, 4, 5)]),
+        "tip": [True, False, None, True, False],
+        "id": [b"\x00", b"\xff", b"ab", b"", None],
+        "count": pa.array([0, 1, 2, 3, 255], pa.uint8()),
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +42,22 @@ def query(path, capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("where", "rows"), [
-    ("distance >= 30", [1, 3]), ("distance = 0.1", [4]), ("place = Soho", [0, 4]),
-    ("place in Soho,Williamsburg", [0, 1, 4]),
-    ('place in ["a,b"]', [2]), ("cost < 1.30", [0, 3]), ("day > 2024-01-03", [3, 4]), ("tip != true", [1, 4]),
-    ("at <= 2024-01-02T00:00:00+00:00", [0, 1]), ("id = ff", [1]), ("count = 255", [4]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "rows"),
+    [
+        ("distance >= 30", [1, 3]),
+        ("distance = 0.1", [4]),
+        ("place = Soho", [0, 4]),
+        ("place in Soho,Williamsburg", [0, 1, 4]),
+        ('place in ["a,b"]', [2]),
+        ("cost < 1.30", [0, 3]),
+        ("day > 2024-01-03", [3, 4]),
+        ("tip != true", [1, 4]),
+        ("at <= 2024-01-02T00:00:00+00:00", [0, 1]),
+        ("id = ff", [1]),
+        ("count = 255", [4]),
+    ],
+)
 def test_a_comparison(path, capsys, where, rows):
     found = query(path, capsys, "--where", *where.split(" ", 2))
     assert found["rows"] == rows and found["matches"] == len(rows)
@@ -52,8 +65,22 @@ def test_a_comparison(path, capsys, where, rows):
 
 
 def test_several_comparisons_columns_and_a_limit(path, capsys):
-    found = query(path, capsys, "--where", "count", "<", "4", "--where", "count", "not in", "1", "--limit", "2",
-                  "--columns", "day,count")  # fmt: skip
+    found = query(
+        path,
+        capsys,
+        "--where",
+        "count",
+        "<",
+        "4",
+        "--where",
+        "count",
+        "not in",
+        "1",
+        "--limit",
+        "2",
+        "--columns",
+        "day,count",
+    )
     assert found["matches"] == 3 and found["rows"] == [0, 2]
     assert found["columns"] == {"day": ["2024-01-01", "2024-01-03"], "count": [0, 2]}
     either = '[[["count", "=", 1]], [["place", "=", "Soho"], ["distance", "<", 0.5]]]'
@@ -83,15 +110,21 @@ def test_rows_are_written(path, capsys, tmp_path, ending):
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.parametrize(("arguments", "reason"), [
-    ([], "give --where"), (["--where", "count", "=", "x"], "no such value"),
-    (["--where", "none", "=", "1"], "no column"),
-    (["--where", "count", "=", "256"], "0 to 255"), (["--where", "at", "=", "2024-01-01"], "zone"),
-    (["--filters", "count > 3"], "no JSON"), (["--filters", "3"], "filters is 3"),
-    (["--filters", '[["a"]]'], "filters"),
-    (["--where", "count", "=", "1", "--out", "none/x.csv"], "does not exist"),
-    (["--where", "count", "=", "1", "--out", "x.txt"], "ends in one of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "give --where"),
+        (["--where", "count", "=", "x"], "no such value"),
+        (["--where", "none", "=", "1"], "no column"),
+        (["--where", "count", "=", "256"], "0 to 255"),
+        (["--where", "at", "=", "2024-01-01"], "zone"),
+        (["--filters", "count > 3"], "no JSON"),
+        (["--filters", "3"], "filters is 3"),
+        (["--filters", '[["a"]]'], "filters"),
+        (["--where", "count", "=", "1", "--out", "none/x.csv"], "does not exist"),
+        (["--where", "count", "=", "1", "--out", "x.txt"], "ends in one of"),
+    ],
+)
 def test_wrong_arguments(path, capsys, arguments, reason):
     assert main(["table", "query", path, "--device", "cpu", *arguments]) == 2
     assert reason in capsys.readouterr().err

@@ -19,29 +19,46 @@ TIMES = st.datetimes(datetime.datetime(1700, 1, 1), datetime.datetime(2200, 1, 1
 INTEGERS: list[tuple[Any, Any]] = [
     (kind, st.integers(-(1 << bits - 1), (1 << bits - 1) - 1) if signed else st.integers(0, (1 << bits) - 1))
     for bits, signed, kind in (
-        (8, True, pa.int8()), (16, True, pa.int16()), (32, True, pa.int32()), (64, True, pa.int64()),
-        (8, False, pa.uint8()), (16, False, pa.uint16()), (32, False, pa.uint32()), (64, False, pa.uint64()),
+        (8, True, pa.int8()),
+        (16, True, pa.int16()),
+        (32, True, pa.int32()),
+        (64, True, pa.int64()),
+        (8, False, pa.uint8()),
+        (16, False, pa.uint16()),
+        (32, False, pa.uint32()),
+        (64, False, pa.uint64()),
     )
-]  # fmt: skip
+]
 TYPES: list[tuple[Any, Any]] = [
     *INTEGERS,
-    (pa.float16(), st.floats(width=16)), (pa.float32(), st.floats(width=32)), (pa.float64(), st.floats()),
-    (pa.bool_(), st.booleans()), (pa.null(), st.none()),
-    (pa.date32(), DATES), (pa.date64(), DATES), (pa.timestamp("us"), TIMES), (pa.timestamp("ms", "UTC"), TIMES),
-    (pa.time32("ms"), st.integers(0, 86_399_999)), (pa.time64("ns"), st.integers(0, 86_399 * 10**9)),
+    (pa.float16(), st.floats(width=16)),
+    (pa.float32(), st.floats(width=32)),
+    (pa.float64(), st.floats()),
+    (pa.bool_(), st.booleans()),
+    (pa.null(), st.none()),
+    (pa.date32(), DATES),
+    (pa.date64(), DATES),
+    (pa.timestamp("us"), TIMES),
+    (pa.timestamp("ms", "UTC"), TIMES),
+    (pa.time32("ms"), st.integers(0, 86_399_999)),
+    (pa.time64("ns"), st.integers(0, 86_399 * 10**9)),
     (pa.duration("ns"), st.integers(-(1 << 63), (1 << 63) - 1)),
-    (pa.decimal32(7, 2), st.decimals(-99999, 99999, places=2)), (pa.decimal64(15, 3), st.decimals(-9e9, 9e9, places=3)),
+    (pa.decimal32(7, 2), st.decimals(-99999, 99999, places=2)),
+    (pa.decimal64(15, 3), st.decimals(-9e9, 9e9, places=3)),
     (pa.decimal128(30, 2), st.integers(-(10**27), 10**27).map(decimal.Decimal)),
     (pa.decimal256(60, 0), st.integers(-(10**55), 10**55).map(decimal.Decimal)),
-    (pa.string(), st.text(max_size=20)), (pa.large_string(), st.text(max_size=20)),
-    (pa.string_view(), st.text(max_size=20)), (pa.binary(), st.binary(max_size=20)),
-    (pa.large_binary(), st.binary(max_size=9)), (pa.binary_view(), st.binary(max_size=20)),
+    (pa.string(), st.text(max_size=20)),
+    (pa.large_string(), st.text(max_size=20)),
+    (pa.string_view(), st.text(max_size=20)),
+    (pa.binary(), st.binary(max_size=20)),
+    (pa.large_binary(), st.binary(max_size=9)),
+    (pa.binary_view(), st.binary(max_size=20)),
     (pa.binary(3), st.binary(min_size=3, max_size=3)),
     (pa.list_(pa.float32(), 3), st.lists(st.floats(width=32), min_size=3, max_size=3)),
     (pa.list_(pa.int8(), 2), st.lists(st.integers(-128, 127), min_size=2, max_size=2)),
     (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["a", "", "ö" * 9])),
     (pa.dictionary(pa.int16(), pa.int64()), st.integers(0, 99)),
-]  # fmt: skip
+]
 
 
 @st.composite
@@ -56,8 +73,13 @@ def tables(draw: Any) -> tuple[Any, list[str], int]:
         plain = kind.value_type if pa.types.is_dictionary(kind) else kind
         column = pa.array(found, plain)
         columns[f"c{k}"] = column.dictionary_encode().cast(kind) if plain is not kind else column
-        codable = not (pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
-                       or pa.types.is_fixed_size_binary(kind) or pa.types.is_decimal(kind))  # fmt: skip
+        codable = not (
+            pa.types.is_nested(kind)
+            or pa.types.is_boolean(kind)
+            or pa.types.is_null(kind)
+            or pa.types.is_fixed_size_binary(kind)
+            or pa.types.is_decimal(kind)
+        )
         if codable and draw(st.booleans()):
             coded.append(f"c{k}")
     table = pa.table(columns)

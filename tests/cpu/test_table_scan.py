@@ -112,11 +112,18 @@ def _exchanged(test):
 
 
 _KNOWN = [
-    pl.col("f64") > 100.0, pl.col("f64") == 30.0, pl.lit(7) > pl.col("i64"), pl.col("i64").is_between(2, 9),
-    pl.col("text") == "ab", pl.col("text").is_null(), pl.col("u8").is_in([7]), pl.col("u8") >= 254,
-    (pl.col("i64") < 0) & (pl.col("f64") * 2 > 3), (pl.col("i64") == 0) | (pl.col("u64") == 7),
+    pl.col("f64") > 100.0,
+    pl.col("f64") == 30.0,
+    pl.lit(7) > pl.col("i64"),
+    pl.col("i64").is_between(2, 9),
+    pl.col("text") == "ab",
+    pl.col("text").is_null(),
+    pl.col("u8").is_in([7]),
+    pl.col("u8") >= 254,
+    (pl.col("i64") < 0) & (pl.col("f64") * 2 > 3),
+    (pl.col("i64") == 0) | (pl.col("u64") == 7),
     pl.col("date32") < pl.date(1950, 1, 1),
-]  # fmt: skip
+]
 _UNKNOWN = [pl.col("f64") * 2 > 200.0, (pl.col("i64") < 0) | (pl.col("f64") * 2 > 3), pl.col("binary") == b"a"]
 
 

@@ -212,8 +212,14 @@ def test_filters_of_another_form_are_refused(written, given):
 
 
 def test_types_that_are_not_compared_are_named(tmp_path):
-    table = pa.table({"views": pa.array(["a"], pa.string_view()), "list": pa.array([[1.0]], pa.list_(pa.float32(), 1)),
-                      "nothing": pa.nulls(1), "i": [1]})  # fmt: skip
+    table = pa.table(
+        {
+            "views": pa.array(["a"], pa.string_view()),
+            "list": pa.array([[1.0]], pa.list_(pa.float32(), 1)),
+            "nothing": pa.nulls(1),
+            "i": [1],
+        }
+    )
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
         writer.write_table(table)
     with ww.table.open(tmp_path / "t.arrow", device="cpu") as opened:

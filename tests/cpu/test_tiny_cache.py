@@ -147,8 +147,9 @@ def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
     """Frames that many threads win for one page and give back are used before any resident page is evicted."""
     pages = 256
     index = np.random.default_rng(1).integers(0, pages, (THREADS, 400))
-    with ww.open(storage.RamMedium(np.zeros(64 * pages, np.int64)), dtype=np.int64, page_size=PAGE, cache="1MiB",
-                 tier=tier) as a:  # fmt: skip
+    with ww.open(
+        storage.RamMedium(np.zeros(64 * pages, np.int64)), dtype=np.int64, page_size=PAGE, cache="1MiB", tier=tier
+    ) as a:
         assert a.cache.frames == pages
         for _ in range(3):
             stroll[THREADS](a, index, np.zeros(THREADS, np.int64))

@@ -32,14 +32,18 @@ def folder(tmp_path: Path) -> Path:
     np.save(tmp_path / "x.npy", X)
     np.save(tmp_path / "y.npy", Y)
     X.tofile(tmp_path / "x.raw")
-    schema = pa.schema([("x", pa.list_(pa.float32(), 6)), ("y", pa.int64()), ("text", pa.string()),
-                        ("holes", pa.int64())])  # fmt: skip
+    schema = pa.schema(
+        [("x", pa.list_(pa.float32(), 6)), ("y", pa.int64()), ("text", pa.string()), ("holes", pa.int64())]
+    )
     with pa.ipc.new_file(str(tmp_path / "t.arrow"), schema) as file:
         for first, end in ((0, 200), (200, 201), (201, ROWS)):
             rows = end - first
             lists = pa.FixedSizeListArray.from_arrays(pa.array(X[first:end].ravel()), 6)
-            file.write_batch(pa.record_batch(
-                [lists, pa.array(Y[first:end]), pa.array(["a"] * rows), pa.array([None] * rows, pa.int64())], schema))
+            file.write_batch(
+                pa.record_batch(
+                    [lists, pa.array(Y[first:end]), pa.array(["a"] * rows), pa.array([None] * rows, pa.int64())], schema
+                )
+            )
     return tmp_path
 
 
@@ -134,14 +138,17 @@ def test_a_loader_of_stores_delivers_rows_in_its_order_and_resumes(folder: Path)
     assert np.array_equal(np.concatenate(first + rest), Y[order])
 
 
-@pytest.mark.parametrize(("fields", "error", "says"), [
-    ({}, errors.ArgumentError, "without fields"),
-    ({"x": "x.npy", "y": Y[:7]}, errors.ArgumentError, "'x' has 500, 'y' has 7"),
-    ({"x": "nowhere.npy"}, errors.MissingFileError, "nowhere"),
-    ({"x": 3}, errors.ArgumentError, "give the path of a .npy file"),
-    ({"x": np.float64(3)}, errors.ArgumentError, "give the path of a .npy file"),
-    ({"x": np.array(["a"])}, errors.DTypeError, "give numbers"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ({}, errors.ArgumentError, "without fields"),
+        ({"x": "x.npy", "y": Y[:7]}, errors.ArgumentError, "'x' has 500, 'y' has 7"),
+        ({"x": "nowhere.npy"}, errors.MissingFileError, "nowhere"),
+        ({"x": 3}, errors.ArgumentError, "give the path of a .npy file"),
+        ({"x": np.float64(3)}, errors.ArgumentError, "give the path of a .npy file"),
+        ({"x": np.array(["a"])}, errors.DTypeError, "give numbers"),
+    ],
+)
 def test_fields_that_cannot_be(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fields: Any, error: Any, says: str
 ) -> None:
@@ -175,8 +182,13 @@ for name in ("FeatureStore", "NeighborSampler"):
     except errors.ArgumentError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
-                          env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
     assert done.stdout.count("needs torch_geometric: install Warpwell's extra [train]") == 2, done.stderr
 
 
@@ -267,9 +279,14 @@ def test_neighbours_that_cannot_be(graph: ww.graph.Graph, tmp_path: Path) -> Non
     directed = ww.graph.build([(np.arange(3), np.arange(3))], tmp_path / "d.ww")
     with pytest.raises(errors.FormatError, match="in_edges=True"):
         ww.train.Neighbors(directed, [1], 1)
-    for options, says in (({"fanouts": [-2]}, "fanouts"), ({"batch_size": 0}, "batch_size"),
-                          ({"vertices": [1, 1]}, "some twice"), ({"vertices": [300]}, "300 of a graph"),
-                          ({"vertices": [0.5]}, "a list or an array"), ({"drop_last": True, "batch_size": 301}, "no")):
+    for options, says in (
+        ({"fanouts": [-2]}, "fanouts"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"vertices": [1, 1]}, "some twice"),
+        ({"vertices": [300]}, "300 of a graph"),
+        ({"vertices": [0.5]}, "a list or an array"),
+        ({"drop_last": True, "batch_size": 301}, "no"),
+    ):
         with pytest.raises(errors.ArgumentError, match=says):
             ww.train.Neighbors(graph, **{"fanouts": [1], "batch_size": 2, **options})
 

@@ -51,9 +51,13 @@ def test_a_data_loader_delivers_rows(folder: Path, workers: int, method: str | N
     data.take(np.arange(3))  # the files are open before there are workers
     for collate in (ww.train.collate, None):
         loader = torch.utils.data.DataLoader(
-            data, batch_size=64, num_workers=workers, multiprocessing_context=method, collate_fn=collate,
+            data,
+            batch_size=64,
+            num_workers=workers,
+            multiprocessing_context=method,
+            collate_fn=collate,
             persistent_workers=workers > 0,
-        )  # fmt: skip
+        )
         for _ in range(2):
             batches = list(loader)
             assert torch.equal(torch.cat([b["x"] for b in batches]), torch.from_numpy(X))
@@ -137,8 +141,9 @@ def expected(folder: Path, steps: int) -> list[str]:
 
 def start(folder: Path, steps: int, workers: int, method: str | None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.harness.train_sage", str(folder), str(steps), str(workers), str(method)]
-    return subprocess.Popen(command, cwd=Path(__file__).parents[2], text=True, stderr=subprocess.PIPE,
-                            start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], text=True, stderr=subprocess.PIPE, start_new_session=True
+    )
 
 
 def losses(folder: Path) -> list[str]:
@@ -189,7 +194,7 @@ def alive(group: int) -> bool:
 def test_a_program_without_workers_imports_torch_only_where_it_is_asked_for(folder: Path) -> None:
     program = f"""
 import sys, warpwell as ww
-data = ww.train.Dataset({{"x": {str(folder / 'rows.npy')!r}}})
+data = ww.train.Dataset({{"x": {str(folder / "rows.npy")!r}}})
 data[3]
 assert "torch" not in sys.modules
 """

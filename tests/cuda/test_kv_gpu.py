@@ -226,9 +226,7 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, kernel: Any) -> 
 
 
 @pytest.mark.parametrize("returns", ["request", "queue"])
-def test_values_that_change_between_their_pieces(
-    tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_that_change_between_their_pieces(tmp_path: Path, returns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warpwell.kv.device.engine.LARGEST", 512)
     keys = list(range(70))
     with kv.create(tmp_path / "c") as store:

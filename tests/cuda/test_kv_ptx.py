@@ -65,8 +65,20 @@ def loads_before(lines: list[str], k: int) -> set[int]:
 
 
 def test_the_search_for_loads_follows_branches() -> None:
-    lines = ["{", "ld.acquire.sys.global.u64 a;", "@%p1 bra $L2;", "ret;", "$L1:", "ld.relaxed.sys.global.u64 b;",
-             "bra.uni $L3;", "$L2:", "add;", "$L3:", "here", "bra $L1;"]  # fmt: skip
+    lines = [
+        "{",
+        "ld.acquire.sys.global.u64 a;",
+        "@%p1 bra $L2;",
+        "ret;",
+        "$L1:",
+        "ld.relaxed.sys.global.u64 b;",
+        "bra.uni $L3;",
+        "$L2:",
+        "add;",
+        "$L3:",
+        "here",
+        "bra $L1;",
+    ]
     assert loads_before(lines, 8) == {1} and loads_before(lines, 10) == {1, 5} and loads_before(lines, 1) == {0}
 
 
@@ -123,13 +135,17 @@ def test_linked_functions_compile(name: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
     [
-        (load.retrieve_rows, (STORE, WORDS, ROWS, WORDS)), (load.part_ways, (STORE, WORDS, ROWS, WORDS)),
-        (load.retrieve_long, (STORE, np.zeros((4, 3), np.int64), ROWS, WORDS)), (load.exist, (STORE, WORDS, WORDS)),
-        (load.hold, (STORE, WORDS, ROWS, WORDS)), (load.take_twice, (STORE, WORDS, ROWS, WORDS, WORDS)),
-        (load.put_rows, (STORE, WORDS, ROWS, WORDS)), (load.remove, (STORE, WORDS, WORDS)),
+        (load.retrieve_rows, (STORE, WORDS, ROWS, WORDS)),
+        (load.part_ways, (STORE, WORDS, ROWS, WORDS)),
+        (load.retrieve_long, (STORE, np.zeros((4, 3), np.int64), ROWS, WORDS)),
+        (load.exist, (STORE, WORDS, WORDS)),
+        (load.hold, (STORE, WORDS, ROWS, WORDS)),
+        (load.take_twice, (STORE, WORDS, ROWS, WORDS, WORDS)),
+        (load.put_rows, (STORE, WORDS, ROWS, WORDS)),
+        (load.remove, (STORE, WORDS, WORDS)),
     ],
     ids=lambda k: getattr(k, "__name__", ""),
-)  # fmt: skip
+)
 def test_kernels_that_use_a_store_call_and_do_no_more(kernel: object, arguments: tuple) -> None:
     text = run_cuda.ptx(kernel, arguments)
     assert "call" in text

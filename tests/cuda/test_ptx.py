@@ -32,8 +32,7 @@ def record_view():
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
-def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True,
-         placed=False):
+def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True, placed=False):
     stride = item_of(dtype).stored.itemsize
     static = ViewStatic(dtype, ndim, cached, hashed, writable, full, aligned, stride, placed=placed)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
@@ -187,8 +186,11 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
     lines = _instructions(run_cuda.ptx(read_many, (view(hashed=hashed), OUT, WORD)))
     loads = r"ld\.acquire\.gpu\.global(?:\.L2::cache_hint)?\.u64 (%\w+), \[(%\w+)\]"
     acquires = [(k, *m.groups()) for k, line in enumerate(lines) if (m := re.search(loads, line))]
-    relaxed = [(k, *m.groups()) for k, line in enumerate(lines)
-               if (m := re.match(r"ld\.relaxed\.gpu\.global\.u64 (%\w+), \[(%\w+)\];", line))]  # fmt: skip
+    relaxed = [
+        (k, *m.groups())
+        for k, line in enumerate(lines)
+        if (m := re.match(r"ld\.relaxed\.gpu\.global\.u64 (%\w+), \[(%\w+)\];", line))
+    ]
     words = {address for _, _, address in acquires} & {address for _, _, address in relaxed}
     for word in words:
         # the reload: the first relaxed load of the address of the word
@@ -205,8 +207,11 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
     assert len(words) >= 1
     # the word is acquired inside of the loop: a branch back stands after the reload, to a label before the word
     labels = {line[:-1]: k for k, line in enumerate(lines) if re.fullmatch(r"\$L\w+:", line)}
-    backward = [k for k, line in enumerate(lines)
-                if (m := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line)) and labels.get(m[1], k) < k]  # fmt: skip
+    backward = [
+        k
+        for k, line in enumerate(lines)
+        if (m := re.search(r"bra(?:\.uni)?\s+(\$L\w+);", line)) and labels.get(m[1], k) < k
+    ]
     assert any(labels[re.search(r"(\$L\w+);", lines[k])[1]] <= acquires[0][0] for k in backward)
     # the slow path is a call and nothing else: no local memory is touched
     assert not any("local" in line for line in lines)

@@ -46,8 +46,11 @@ def test_a_command_is_whole_before_its_mark_and_prp2_is_stored_where_there_is_on
             offsets[m[1]] = m[2], int(m[3])
         if (m := re.match(r"st\.relaxed\.sys\.global\.u64 \[(%rd\d+)\], (%rd\d+);", line)) and k < mark:
             offsets[m[2], k] = m[1]
-    stores = [(k, m[1], m[2]) for k, line in enumerate(lines[:mark])
-              if (m := re.match(r"st\.relaxed\.sys\.global\.u64 \[(%rd\d+)\], (%rd\d+);", line))][-5:]  # fmt: skip
+    stores = [
+        (k, m[1], m[2])
+        for k, line in enumerate(lines[:mark])
+        if (m := re.match(r"st\.relaxed\.sys\.global\.u64 \[(%rd\d+)\], (%rd\d+);", line))
+    ][-5:]
     entry = stores[0][1]
     assert [offsets[at] for _, at, _ in stores[1:]] == [(entry, 24), (entry, 32), (entry, 40), (entry, 48)]
     # a branch goes around the store of prp2 where it is 0

@@ -106,11 +106,13 @@ def client(service: Service) -> Iterator[Client]:
 def test_several_processes_submit(service: Service, script: Path) -> None:
     with contextlib.ExitStack() as stack:
         processes = [
-            stack.enter_context(subprocess.Popen(
-                [sys.executable, str(script), str(service.path), str(seed)], stdout=subprocess.PIPE, text=True
-            ))
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, str(script), str(service.path), str(seed)], stdout=subprocess.PIPE, text=True
+                )
+            )
             for seed in range(3)
-        ]  # fmt: skip
+        ]
         for process in processes:
             out, _ = process.communicate(timeout=150)
             assert process.returncode == 0 and out == "right\n"
@@ -162,9 +164,7 @@ def test_the_end_of_a_task_on_lent_memory_is_told_beside_a_long_kernel(client: C
 
 
 @pytest.mark.timeout(200)
-def test_a_device_fault_restarts_the_owner_and_others_run_again(
-    service: Service, client: Client, kernels: Any
-) -> None:
+def test_a_device_fault_restarts_the_owner_and_others_run_again(service: Service, client: Client, kernels: Any) -> None:
     there = client.to_device(np.arange(10))
     before = client.status()
     with connect(service.path, tenant="other", timeout=30.0) as other:
@@ -196,10 +196,21 @@ def test_a_stuck_kernel_is_ended(service: Service, client: Client, kernels: Any)
 
 @pytest.mark.timeout(200)
 def test_policies_are_compared_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main([
-        "sched", "run", "--device", "cuda", "--policy", "left-over,source,lanes",
-        "--workload", "gemm:512,triad:1000000,mvt:2048", "--repeat", "3", "--json",
-    ])  # fmt: skip
+    code = main(
+        [
+            "sched",
+            "run",
+            "--device",
+            "cuda",
+            "--policy",
+            "left-over,source,lanes",
+            "--workload",
+            "gemm:512,triad:1000000,mvt:2048",
+            "--repeat",
+            "3",
+            "--json",
+        ]
+    )
     values = json.loads(capsys.readouterr().out)
     assert code == 0 and values["results"] == "equal to NumPy's"
     assert {m["failed"] for m in values["policies"].values()} == {0}

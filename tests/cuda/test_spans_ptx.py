@@ -15,10 +15,20 @@ pytestmark = pytest.mark.ptx
 
 
 def view(dtype: str = "<i8", ndim: int = 1, cached: bool = True, **static: object) -> ArrayView:
-    kind = ViewStatic(dtype, ndim, cached, **{  # type: ignore[arg-type]
-        "hashed": False, "writable": True, "full": False, "aligned": True, "stride": np.dtype(dtype).itemsize,
-        "packed": True, **static,
-    })  # fmt: skip
+    kind = ViewStatic(
+        dtype,
+        ndim,
+        cached,
+        **{  # type: ignore[arg-type]
+            "hashed": False,
+            "writable": True,
+            "full": False,
+            "aligned": True,
+            "stride": np.dtype(dtype).itemsize,
+            "packed": True,
+            **static,
+        },
+    )
     return ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
 
 
@@ -89,8 +99,13 @@ def fold_together(a, out):
 def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, object]) -> None:
     text = run_cuda.ptx(fold_together, (view(shift=9, **static), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
-    steps = {"acquire": "ld.acquire.gpu", "data": "ld.relaxed.gpu.global.v2.u64", "fence": "fence.acq_rel.gpu",
-             "barrier": "bar.warp.sync", "look": "ld.relaxed.gpu.global.u64"}  # fmt: skip
+    steps = {
+        "acquire": "ld.acquire.gpu",
+        "data": "ld.relaxed.gpu.global.v2.u64",
+        "fence": "fence.acq_rel.gpu",
+        "barrier": "bar.warp.sync",
+        "look": "ld.relaxed.gpu.global.u64",
+    }
     asked = next(k for k, line in enumerate(lines) if "activemask" in line)
     seen = [name for line in lines[asked:] for name, text in steps.items() if text in line]
     if static:
@@ -112,8 +127,13 @@ def change_together(a, out):
 def test_a_warp_stores_four_rows_between_two_fences(shift: int) -> None:
     text = run_cuda.ptx(change_together, (view(shift=shift), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
-    steps = {"pin": "atom.acquire.gpu.global.cas", "barrier": "bar.warp.sync", "fence": "fence.acq_rel.gpu",
-             "store": "st.relaxed.gpu.global.v2.u64", "unpin": "atom.relaxed.gpu.global.add"}  # fmt: skip
+    steps = {
+        "pin": "atom.acquire.gpu.global.cas",
+        "barrier": "bar.warp.sync",
+        "fence": "fence.acq_rel.gpu",
+        "store": "st.relaxed.gpu.global.v2.u64",
+        "unpin": "atom.relaxed.gpu.global.add",
+    }
     pinned = next(k for k, line in enumerate(lines) if steps["pin"] in line)
     seen = [name for line in lines[pinned:] for name, text in steps.items() if text in line]
     assert seen[:10] == ["pin", "barrier", "fence", *4 * ["store"], "barrier", "fence", "unpin"]

@@ -14,9 +14,16 @@ pytestmark = pytest.mark.ptx
 
 def view(dtype: str) -> ArrayView:
     kind = ViewStatic(
-        dtype, 1, False, hashed=False, writable=False, full=False, aligned=True, stride=np.dtype(dtype).itemsize,
+        dtype,
+        1,
+        False,
+        hashed=False,
+        writable=False,
+        full=False,
+        aligned=True,
+        stride=np.dtype(dtype).itemsize,
         packed=True,
-    )  # fmt: skip
+    )
     return ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
 
 

@@ -13,9 +13,11 @@ import warpwell as ww
 from warpwell.errors import ArgumentError
 
 OPTIONS = {
-    "evicting": {"cache": "256KiB", "page_size": 512}, "cached": {"cache": "64MiB"}, "device": {"tier": "device"},
+    "evicting": {"cache": "256KiB", "page_size": 512},
+    "cached": {"cache": "64MiB"},
+    "device": {"tier": "device"},
     "host": {"tier": "host"},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +36,14 @@ def test_filters_select_what_pyarrow_selects(written: Any, options: str) -> None
 @pytest.mark.parametrize("options", OPTIONS)
 def test_columns_of_many_rows(tmp_path: Any, options: str) -> None:
     random, n = np.random.default_rng(9), 200_001
-    table = pa.table({
-        "i8": random.integers(-128, 128, n).astype(np.int8), "f32": random.random(n, dtype=np.float32),
-        "u16": pa.array(random.integers(0, 9, n).astype(np.uint16), mask=random.random(n) < 0.1), "v": np.arange(n),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "i8": random.integers(-128, 128, n).astype(np.int8),
+            "f32": random.random(n, dtype=np.float32),
+            "u16": pa.array(random.integers(0, 9, n).astype(np.uint16), mask=random.random(n) < 0.1),
+            "v": np.arange(n),
+        }
+    )
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=70_001)
     with ww.table.open(tmp_path / "t.arrow", device="cuda", **OPTIONS[options]) as opened:

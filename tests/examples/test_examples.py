@@ -24,7 +24,13 @@ def test_example(script: Path, tmp_path: Path) -> None:
 def test_an_example_says_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "sklearn.py").write_text("raise ImportError('not here')")
     script = EXAMPLES / "digits_from_store" / "digits_from_store.py"
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=110,
-                          env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "needs scikit-learn" in done.stderr and "pip install" in done.stderr

@@ -67,8 +67,11 @@ class Classifier:
         d_scores /= len(y)
         d_hidden = (d_scores @ self.arrays["w2"].T) * (1 - hidden**2)
         gradients = {
-            "w1": x.T @ d_hidden, "b1": d_hidden.sum(axis=0), "w2": hidden.T @ d_scores, "b2": d_scores.sum(axis=0),
-        }  # fmt: skip
+            "w1": x.T @ d_hidden,
+            "b1": d_hidden.sum(axis=0),
+            "w2": hidden.T @ d_scores,
+            "b2": d_scores.sum(axis=0),
+        }
         for name, gradient in gradients.items():
             momentum = self.arrays[f"{name}_momentum"]
             momentum *= MOMENTUM

@@ -21,8 +21,16 @@ class FakeMachine(Machine):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        for name in ("sys/bus/pci/devices", "sys/bus/pci/drivers", "sys/class/block", "sys/dev/block", "proc/self",
-                     "dev/vfio", "dev/mapper", "dev/disk"):  # fmt: skip
+        for name in (
+            "sys/bus/pci/devices",
+            "sys/bus/pci/drivers",
+            "sys/class/block",
+            "sys/dev/block",
+            "proc/self",
+            "dev/vfio",
+            "dev/mapper",
+            "dev/disk",
+        ):
             (root / name).mkdir(parents=True)
         for driver in ("nvme", "vfio-pci"):
             self.add_driver(driver)
@@ -64,8 +72,16 @@ class FakeMachine(Machine):
             self.link(f"sys/kernel/iommu_groups/{group}/devices/{address}", folder)
         return folder
 
-    def add_drive(self, address: str, number: int, *, namespaces: int = 1, driver: str | None = "nvme",
-                  group: int | None = 12, multipath: bool = False) -> None:  # fmt: skip
+    def add_drive(
+        self,
+        address: str,
+        number: int,
+        *,
+        namespaces: int = 1,
+        driver: str | None = "nvme",
+        group: int | None = 12,
+        multipath: bool = False,
+    ) -> None:
         """Plug in an NVMe drive; the kernel calls its namespaces nvme<number>n1 and so on."""
         folder = self.add_device(address, 0x010802, driver, group)
         if driver != "nvme":

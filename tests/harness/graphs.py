@@ -46,9 +46,13 @@ def weighted(graph: Graph, folder: Path, dtype: str) -> Graph:
     draws = (names[low] * 31 + names[high]) % 255 + 1
     weights = draws.astype(np.int32) if dtype == "int32" else (draws / 255).astype(np.float32)
     return build(
-        [(starts, edges, weights)], folder, weights=dtype, vertices=graph.vertices, symmetric=graph.undirected,
+        [(starts, edges, weights)],
+        folder,
+        weights=dtype,
+        vertices=graph.vertices,
+        symmetric=graph.undirected,
         in_edges=True,
-    )  # fmt: skip
+    )
 
 
 class Expected:
@@ -154,8 +158,9 @@ def check(graph: Graph, name: str, device: str | None, quick: bool, everything: 
                 read = f"{result.stats.bytes_read / 1e6:.1f} MB"
                 print(
                     f"{name:28} {loaded.edges.tier:8} {setting:20} {algorithm:11} "
-                    f"{'equal' if equal else 'DIFFERS':8}{took:8.2f} s {read:>12}", flush=True,
-                )  # fmt: skip
+                    f"{'equal' if equal else 'DIFFERS':8}{took:8.2f} s {read:>12}",
+                    flush=True,
+                )
     return wrong
 
 
@@ -181,8 +186,11 @@ def main() -> int:
                 plain = convert(options.data / file, out, undirected=undirected)
                 graph = weighted(plain, Path(folder) / f"{undirected}-weights.ww", dtype)
                 name = f"{file.split('.')[0]}{'' if undirected else ', directed'}"
-                print(f"{name}: {graph.vertices:,} vertices, {graph.edges:,} edges, made in "
-                      f"{time.perf_counter() - begun:.1f} s", flush=True)  # fmt: skip
+                print(
+                    f"{name}: {graph.vertices:,} vertices, {graph.edges:,} edges, made in "
+                    f"{time.perf_counter() - begun:.1f} s",
+                    flush=True,
+                )
                 wrong += check(graph, name, options.device, options.quick, options.all)
                 checked += 1
     print(f"{checked} graphs, {wrong} results differ from SciPy's")

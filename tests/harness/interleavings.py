@@ -41,15 +41,30 @@ SCENARIOS = (
 )  # fmt: skip
 FAULT_RUNS = 1000
 _CACHE: dict[str, Any] = {
-    "cache": CacheModel, "frame": FrameModel, "spans": SpanModel, "in-place": InPlaceModel,
-    "resident": ResidentModel, "pins": PinModel,
-    "known": KnownModel, "gather": GatherModel, "launches": LaunchesModel, "recover": RecoverModel,
-}  # fmt: skip
+    "cache": CacheModel,
+    "frame": FrameModel,
+    "spans": SpanModel,
+    "in-place": InPlaceModel,
+    "resident": ResidentModel,
+    "pins": PinModel,
+    "known": KnownModel,
+    "gather": GatherModel,
+    "launches": LaunchesModel,
+    "recover": RecoverModel,
+}
 _MODELS: dict[str, Any] = {
-    "queue": QueueModel, "lies": LiesModel, "loss": LossModel, "ring": RingModel, "key-value": KeyValueModel,
-    "store": StoreModel, "service": ServiceModel, "drive": DriveModel,
-    "relay": RelayModel, "revive": ReviveModel, "workers": WorkersModel,
-}  # fmt: skip
+    "queue": QueueModel,
+    "lies": LiesModel,
+    "loss": LossModel,
+    "ring": RingModel,
+    "key-value": KeyValueModel,
+    "store": StoreModel,
+    "service": ServiceModel,
+    "drive": DriveModel,
+    "relay": RelayModel,
+    "revive": ReviveModel,
+    "workers": WorkersModel,
+}
 _CHUNK = 50
 
 
@@ -164,9 +179,13 @@ def _run_scenario(scenario: str, options: argparse.Namespace) -> dict[str, Any]:
             flush=True,
         )
     return {
-        "scenario": scenario, "first_seed": seeds.start, "runs": options.runs, "seconds": round(seconds, 1),
-        "steps": steps, "violations": [asdict(v) for v in sorted(violations, key=lambda v: v.seed)],
-    }  # fmt: skip
+        "scenario": scenario,
+        "first_seed": seeds.start,
+        "runs": options.runs,
+        "seconds": round(seconds, 1),
+        "steps": steps,
+        "violations": [asdict(v) for v in sorted(violations, key=lambda v: v.seed)],
+    }
 
 
 def _replay(outcome: Outcome) -> str:

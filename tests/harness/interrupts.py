@@ -154,9 +154,7 @@ _POLICIES = "first-come,left-over,source,lanes"
 PROGRAMS = {
     "kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20),
     "load": Program(("{source}",), LOAD, delays=(0.0, 1.5), check=LOADED),
-    "simulate": Program(
-        ("-m", "warpwell", "sched", "simulate", "--policy", _POLICIES), delays=(0.0, 4.0), ready=False
-    ),
+    "simulate": Program(("-m", "warpwell", "sched", "simulate", "--policy", _POLICIES), delays=(0.0, 4.0), ready=False),
     "pool": Program(interrupts_pool.COMMAND, interrupts_pool.POOL, delays=(0.0, 0.5)),
 }
 """By the name that ``--what`` takes."""
@@ -200,9 +198,14 @@ def _process(program: Program, rounds: int, chosen: random.Random, folder: Path,
     environment = {**os.environ, "TMPDIR": str(folder), "WARPWELL_QUIET": "1"}
     with open(folder.with_suffix(".err"), "w+b") as errors:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
             preexec_fn=_listen,
-        )  # fmt: skip
+        )
         try:
             for _ in range(rounds):
                 if program.ready and not _line(process, "READY", PATIENCE):

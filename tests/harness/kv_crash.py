@@ -175,9 +175,7 @@ def count_calls(script: Script, base: str) -> int:
 # -- power cuts -----------------------------------------------------------------------------------------------
 
 
-def power_cuts(
-    count: int, seed: int, base: str, recorder: Callable[[str], RecordingFiles] = RecordingFiles
-) -> Counts:
+def power_cuts(count: int, seed: int, base: str, recorder: Callable[[str], RecordingFiles] = RecordingFiles) -> Counts:
     """Let the power fail at random calls of loads, in part of the runs once more after the recovery.
 
     In another part the process is killed at the call, and the power fails after the recovery only.

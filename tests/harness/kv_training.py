@@ -233,9 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--batch {options.batch} is no multiple of every one of --ranks: {options.ranks}")
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         run = Run(str(Path(folder) / "digits.kv"), folder, options.batch, options.epochs, options.seed)
-        results = compare(
-            Path(folder), run, options.ranks, options.kills, (lambda _: None) if options.json else _say
-        )
+        results = compare(Path(folder), run, options.ranks, options.kills, (lambda _: None) if options.json else _say)
     if options.json:
         print(json.dumps({"seed": options.seed, "results": [result.__dict__ for result in results]}, indent=2))
     return int(any(result.different for result in results))

@@ -128,10 +128,16 @@ class Program:
             for _ in range(3):
                 self._allocate(index)
         steps = (
-            [self._upload] * 3 + [self._lend, self._change_lent] + [self._between] * 5 + [self._opposite] * 4
-            + [self._within] + [self._launch] * 6 + [self._fill, self._call, self._fail, self._replace]
-            + [self._download] * 2 + [self._synchronize, self._record, self._close]
-        )  # fmt: skip
+            [self._upload] * 3
+            + [self._lend, self._change_lent]
+            + [self._between] * 5
+            + [self._opposite] * 4
+            + [self._within]
+            + [self._launch] * 6
+            + [self._fill, self._call, self._fail, self._replace]
+            + [self._download] * 2
+            + [self._synchronize, self._record, self._close]
+        )
         for _ in range(self._steps):
             step = self._random.choice(steps)
             self.counts[step.__name__[1:]] = self.counts.get(step.__name__[1:], 0) + 1

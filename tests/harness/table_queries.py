@@ -23,8 +23,15 @@ ROWS = sum(BATCHES)
 
 _WORDS = ["", "a", "ab", "a\0", "ä", "zzzzzzzz", "zzzzzzzzz", "Williamsburg", "\U0001f600", "b" * 70]
 _UTC = datetime.UTC
-_COMPARE = {"=": pc.equal, "==": pc.equal, "!=": pc.not_equal, "<": pc.less, ">": pc.greater, "<=": pc.less_equal,
-            ">=": pc.greater_equal}  # fmt: skip
+_COMPARE = {
+    "=": pc.equal,
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    ">": pc.greater,
+    "<=": pc.less_equal,
+    ">=": pc.greater_equal,
+}
 
 
 def columns(seed: int) -> dict[str, pa.Array]:
@@ -50,7 +57,7 @@ def columns(seed: int) -> dict[str, pa.Array]:
         chosen = [values[k] if k < len(values) else None for k in random.integers(0, len(values) + 1, ROWS)]
         return pa.array(chosen, kind)
 
-    cents = [decimal.Decimal(f"{number}e-2") for number in (-10**11, -325, -1, 0, 1, 325, 10**11)]
+    cents = [decimal.Decimal(f"{number}e-2") for number in (-(10**11), -325, -1, 0, 1, 325, 10**11)]
     for bits in (32, 64, 128):
         most = cents[1:-1] if bits == 32 else cents
         arrays[f"d{bits}"] = of(most, getattr(pa, f"decimal{bits}")({32: 9, 64: 18, 128: 38}[bits], 2))
@@ -127,8 +134,10 @@ def _literal(column: pa.ChunkedArray, random: np.random.Generator) -> Any:
         if isinstance(found, str) and random.random() < 0.3:
             return found[:-1]
         if type(found) is int and pa.types.is_integer(column.type) and random.random() < 0.3:
-            return min(max(found + int(random.integers(-1, 2)), np.iinfo(column.type.to_pandas_dtype()).min),
-                       np.iinfo(column.type.to_pandas_dtype()).max)  # fmt: skip
+            return min(
+                max(found + int(random.integers(-1, 2)), np.iinfo(column.type.to_pandas_dtype()).min),
+                np.iinfo(column.type.to_pandas_dtype()).max,
+            )
         if hasattr(found, "to_pydatetime"):  # pandas, for nanoseconds
             return found.to_pydatetime()
         return found

@@ -109,8 +109,11 @@ def _count(out):  # type: ignore[no-untyped-def]
 
 
 WAYS: dict[str, Callable[[str, Way], Any]] = {
-    "miss": miss, "retrieve": retrieve, "submit": submit, "to_device": to_device,
-}  # fmt: skip
+    "miss": miss,
+    "retrieve": retrieve,
+    "submit": submit,
+    "to_device": to_device,
+}
 
 
 def main() -> None:

@@ -73,13 +73,21 @@ def test_fixed_lists_are_rows() -> None:
     assert np.array_equal(view(lists.slice(1)), rows[1:])
     assert np.array_equal(view(nested), rows.reshape(2, 3, 2))
     assert np.array_equal(view(series[2:]), rows[2:])
-    assert np.array_equal(view(pl.Series(rows.reshape(2, 3, 2).tolist(), dtype=pl.Array(pl.Float64, (3, 2)))),
-                          rows.reshape(2, 3, 2))  # fmt: skip
+    assert np.array_equal(
+        view(pl.Series(rows.reshape(2, 3, 2).tolist(), dtype=pl.Array(pl.Float64, (3, 2)))), rows.reshape(2, 3, 2)
+    )
 
 
-@pytest.mark.parametrize("empty", [pl.Series([], dtype=pl.Float32), pd.Series([], dtype="float32"),
-                                   pa.array([], pa.float32()), pa.chunked_array([], pa.float32())],
-                         ids=["polars", "pandas", "Arrow", "no chunk"])  # fmt: skip
+@pytest.mark.parametrize(
+    "empty",
+    [
+        pl.Series([], dtype=pl.Float32),
+        pd.Series([], dtype="float32"),
+        pa.array([], pa.float32()),
+        pa.chunked_array([], pa.float32()),
+    ],
+    ids=["polars", "pandas", "Arrow", "no chunk"],
+)
 def test_empty_columns_are_empty_arrays(empty: Any) -> None:
     assert view(empty).shape == (0,) and view(empty).dtype == np.float32
 
@@ -94,8 +102,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pl.Series([True, None]), r"booleans, .*series.cast\(polars.UInt8\)"),
     (lambda: pl.Series(["a", None]), r"text, .*series.cast\(polars.Categorical\).to_physical\(\)"),
     (lambda: pl.Series(["a"], dtype=pl.Categorical), r"categories: .*series.to_physical\(\)"),
-    (lambda: pl.Series([0], dtype=pl.Int64).cast(pl.Datetime).set(pl.Series([True]), None),
-     r"1 null.*series.to_physical\(\).fill_null\(0\)"),
+    (
+        lambda: pl.Series([0], dtype=pl.Int64).cast(pl.Datetime).set(pl.Series([True]), None),
+        r"1 null.*series.to_physical\(\).fill_null\(0\)",
+    ),
     (lambda: pl.Series([1], dtype=pl.Decimal(9, 2)), r"Decimal.*series.cast\(polars.Float64\)"),
     (lambda: pl.Series([[1]]), r"items of List\(Int64\)"),
     (lambda: pl.Series([1], dtype=pl.Int128), "items of Int128"),
@@ -120,8 +130,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pd.Series(["a"], dtype="category"), "series.cat.codes"),
     (lambda: pd.Series([object()]), "text or other objects"),
     (lambda: pd.Series(pd.period_range("2020", periods=1)), r"items of period\[D\]"),
-    (lambda: pd.DataFrame({"x": [1]}), r'\(pandas DataFrame\) has columns'),
-]  # fmt: skip
+    (lambda: pd.DataFrame({"x": [1]}), r"\(pandas DataFrame\) has columns"),
+]
 
 
 @pytest.mark.parametrize(("make", "says"), REFUSED, ids=[says for _, says in REFUSED])

@@ -96,8 +96,10 @@ def test_paths_ranks_and_triangles(graph: Graph, seed: int, monkeypatch: pytest.
     options = {"device": "interp", "tier": "storage", "cache": 1024, "page_size": 512}
     offsets, edges = graph.load()
     weights = graph.map(graph.weights_path)
-    neighbours = [dict(zip(edges[a:b].tolist(), weights[a:b].tolist(), strict=True))
-                  for a, b in itertools.pairwise(offsets.tolist())]  # fmt: skip
+    neighbours = [
+        dict(zip(edges[a:b].tolist(), weights[a:b].tolist(), strict=True))
+        for a, b in itertools.pairwise(offsets.tolist())
+    ]
     distances = {seed: 0}
     for _ in range(graph.vertices):
         for v, d in list(distances.items()):

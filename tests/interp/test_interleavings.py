@@ -50,8 +50,21 @@ def test_a_harmless_change_violates_nothing(fault: Fault) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        QueueModel, LiesModel, LossModel, RingModel, CacheModel, FrameModel, SpanModel, GatherModel, ResidentModel,
-        PinModel, KnownModel, KeyValueModel, StoreModel, DriveModel, RecoverModel,
+        QueueModel,
+        LiesModel,
+        LossModel,
+        RingModel,
+        CacheModel,
+        FrameModel,
+        SpanModel,
+        GatherModel,
+        ResidentModel,
+        PinModel,
+        KnownModel,
+        KeyValueModel,
+        StoreModel,
+        DriveModel,
+        RecoverModel,
     ],
 )
 def test_a_seed_replays(model: type) -> None:

@@ -14,11 +14,16 @@ from warpwell.table import where
 
 @pytest.mark.parametrize("options", [{}, {"cache": "16KiB", "page_size": 512}])
 def test_filters_of_each_kind(tmp_path, options):
-    table = pa.table({
-        "a": np.arange(200), "s": [f"{k % 7}" for k in range(200)], "b": [k % 3 == 0 for k in range(200)],
-        "f": np.float32(np.arange(200) - 100), "u": pa.array(range(200), pa.uint8()),
-        "d": [decimal.Decimal(k) for k in range(200)],
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "a": np.arange(200),
+            "s": [f"{k % 7}" for k in range(200)],
+            "b": [k % 3 == 0 for k in range(200)],
+            "f": np.float32(np.arange(200) - 100),
+            "u": pa.array(range(200), pa.uint8()),
+            "d": [decimal.Decimal(k) for k in range(200)],
+        }
+    )
     with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=130)
     with ww.table.open(tmp_path / "t.arrow", device="interp", **options) as opened:

@@ -19,9 +19,7 @@ def words(count: int) -> tuple[np.ndarray, list[int]]:
     return memory, [base + 8 * k for k in range(count)]
 
 
-def outcomes(
-    build: Callable[[Interpreter, list[int], dict], None], count: int = 4, seeds: int = SEEDS
-) -> set:
+def outcomes(build: Callable[[Interpreter, list[int], dict], None], count: int = 4, seeds: int = SEEDS) -> set:
     """Results that `build`'s threads left in a dict, over many seeds."""
     found = set()
     for seed in range(seeds):

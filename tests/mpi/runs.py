@@ -34,11 +34,21 @@ class Run:
         self.folder = folder
         self.before = segments()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "warpwell", *arguments], cwd=cwd or folder, text=True, start_new_session=True,
-            stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": f"{SOURCES}:{SOURCES.parent}", "TMPDIR": str(folder), **environ,
-                 MARK: self.mark},
-        )  # fmt: skip
+            [sys.executable, "-m", "warpwell", *arguments],
+            cwd=cwd or folder,
+            text=True,
+            start_new_session=True,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{SOURCES}:{SOURCES.parent}",
+                "TMPDIR": str(folder),
+                **environ,
+                MARK: self.mark,
+            },
+        )
         self.output = self.errors = ""
         self._rest = b""
 
@@ -123,9 +133,11 @@ def start() -> Iterator[Start]:
     temporary = Path(tempfile.mkdtemp(prefix="ww-run-", dir="/tmp"))
 
     def begin(
-        *arguments: str, environ: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL,
+        *arguments: str,
+        environ: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
         folder: Path | None = None,
-    ) -> Run:  # fmt: skip
+    ) -> Run:
         runs.append(Run(["run", *arguments], temporary, environ or {}, stdin, folder))
         return runs[-1]
 

@@ -11,11 +11,17 @@ from .conftest import TCP, TOLERANT, Job
 WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tolerance": ()}
 
 
-@pytest.mark.parametrize(("way", "ranks"), [
-    ("tcp", 3), ("shared memory", 2),
-    *[pytest.param(way, ranks, marks=pytest.mark.long)
-      for way, ranks in (("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "ranks"),
+    [
+        ("tcp", 3),
+        ("shared memory", 2),
+        *[
+            pytest.param(way, ranks, marks=pytest.mark.long)
+            for way, ranks in (("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))
+        ],
+    ],
+)
 def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "mpi") -> None:
     ended = job(ranks, "checks.py", kind, options=WAYS[way], timeout=100)
     found = [json.loads(line) for line in ended.lines("check ")]
@@ -36,11 +42,17 @@ def test_all_checks_without_fault_tolerance(job: Job) -> None:
     test_all_checks_of_a_transport(job, "without fault tolerance", 3)
 
 
-@pytest.mark.parametrize(("way", "how"), [
-    ("shared memory", "kill"), ("tcp", "exit"),
-    *[pytest.param(*case, marks=pytest.mark.long)
-      for case in (("shared memory", "exit"), ("shared memory", "stop"), ("tcp", "kill"), ("tcp", "stop"))],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        ("shared memory", "kill"),
+        ("tcp", "exit"),
+        *[
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("shared memory", "exit"), ("shared memory", "stop"), ("tcp", "kill"), ("tcp", "stop"))
+        ],
+    ],
+)
 def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way: str, how: str) -> None:
     ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way], timeout=100)
     lines = [line.split(maxsplit=5) for line in ended.lines("survivor ")]

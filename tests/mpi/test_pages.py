@@ -14,6 +14,7 @@ def test_examples_that_need_agents_run_beside_some(page: Path, tmp_path: Path) -
     needed = [block for block in blocks(page, "python") if block.needs in (None, AGENTS)]
     (tmp_path / "page.py").write_text(program(needed))
     command = [sys.executable, "-m", "warpwell", "run", "--agents", "2", "--target", "cpu", "page.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"WARPWELL_DEVICE": "cpu"}, capture_output=True,
-                          text=True, timeout=110)  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"WARPWELL_DEVICE": "cpu"}, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr

@@ -18,15 +18,18 @@ ENDING = str(PROGRAMS / "ending.py")
 __all__ = ["start"]
 
 
-@pytest.mark.parametrize(("how", "status", "said"), [
-    (["normal"], 0, ""),
-    (["raise"], 1, "ValueError: on purpose"),
-    (["exit", "3"], 3, ""),
-    pytest.param(["message"], 1, "a message", marks=pytest.mark.long),
-    pytest.param(["_exit", "3"], 3, "", marks=pytest.mark.long),
-    (["signal", "SIGKILL"], 137, ""),
-    pytest.param(["signal", "SIGSEGV"], 139, "", marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "status", "said"),
+    [
+        (["normal"], 0, ""),
+        (["raise"], 1, "ValueError: on purpose"),
+        (["exit", "3"], 3, ""),
+        pytest.param(["message"], 1, "a message", marks=pytest.mark.long),
+        pytest.param(["_exit", "3"], 3, "", marks=pytest.mark.long),
+        (["signal", "SIGKILL"], 137, ""),
+        pytest.param(["signal", "SIGSEGV"], 139, "", marks=pytest.mark.long),
+    ],
+)
 def test_an_application_that_ends(start: Start, how: list[str], status: int, said: str) -> None:
     run = start("--agents", "2", ENDING, *how)
     run.line("up")
@@ -47,9 +50,15 @@ def test_an_application_that_ends_over_other_paths(start: Start, options: list[s
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "how"), [
-    (signal.SIGINT, "wait"), (signal.SIGINT, "spin"), (signal.SIGTERM, "wait"), (signal.SIGHUP, "spin"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGINT, "wait"),
+        (signal.SIGINT, "spin"),
+        (signal.SIGTERM, "wait"),
+        (signal.SIGHUP, "spin"),
+    ],
+)
 def test_a_signal_reaches_the_application(start: Start, number: signal.Signals, how: str) -> None:
     run = start("--agents", "2", ENDING, how)
     run.line("up")
@@ -59,8 +68,9 @@ def test_a_signal_reaches_the_application(start: Start, number: signal.Signals, 
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.parametrize("how", ["copies", pytest.param("calls", marks=pytest.mark.long),
-                                 pytest.param("waits", marks=pytest.mark.long)])  # fmt: skip
+@pytest.mark.parametrize(
+    "how", ["copies", pytest.param("calls", marks=pytest.mark.long), pytest.param("waits", marks=pytest.mark.long)]
+)
 def test_ctrl_c_leaves_everything_usable_and_ends_a_program(start: Start, how: str) -> None:
     run = start("--agents", "2", str(PROGRAMS / "interrupted.py"), how)
     run.line("up")
@@ -159,9 +169,13 @@ def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("moment", "seed", "hows"), [
-    ("copy", "1", ["stop", "exit"]), ("kernel", "2", ["exit", "kill"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("moment", "seed", "hows"),
+    [
+        ("copy", "1", ["stop", "exit"]),
+        ("kernel", "2", ["exit", "kill"]),
+    ],
+)
 def test_devices_that_are_lost_in_the_middle(start: Start, moment: str, seed: str, hows: list[str]) -> None:
     run = start("--agents", "3", "-m", "warpwell.testing.pool_losing", moment, seed)
     assert run.end(100) == 0, run.errors
@@ -178,10 +192,16 @@ def test_without_fault_tolerance_a_lost_agent_ends_the_job(start: Start) -> None
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.parametrize("what", [
-    "kill-at-start", "kill-before-mpi", pytest.param("exit-at-start", marks=pytest.mark.long),
-    pytest.param("kill-in-mpi", marks=pytest.mark.long), pytest.param("no-agent", marks=pytest.mark.long),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "what",
+    [
+        "kill-at-start",
+        "kill-before-mpi",
+        pytest.param("exit-at-start", marks=pytest.mark.long),
+        pytest.param("kill-in-mpi", marks=pytest.mark.long),
+        pytest.param("no-agent", marks=pytest.mark.long),
+    ],
+)
 def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, what: str) -> None:
     began = time.monotonic()
     run = start("--agents", "3", ENDING, "wait", environ=planted(f"2:{what}"))

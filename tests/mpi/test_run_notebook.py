@@ -40,8 +40,9 @@ def test_interrupts_end_cells_and_nothing_else(start: Start) -> None:
 
 
 def test_an_interrupt_while_everybody_starts_is_none(start: Start) -> None:
-    run = start("--notebook", "--agents", "2", str(PROGRAMS / "ending.py"), "exit", "3",
-                environ=planted("1:stop-before-mpi"))  # fmt: skip
+    run = start(
+        "--notebook", "--agents", "2", str(PROGRAMS / "ending.py"), "exit", "3", environ=planted("1:stop-before-mpi")
+    )
     deadline = time.monotonic() + 20
     while not (stopped := [pid for pid in run.find("agent_main") if state_of(pid) == "T"]):
         assert time.monotonic() < deadline
@@ -58,12 +59,27 @@ def test_an_interrupt_while_everybody_starts_is_none(start: Start) -> None:
 @pytest.mark.parametrize("ends", [True, False], ids=["with", "without"])
 def test_it_ends_with_jupyter(ends: bool) -> None:
     mark = uuid.uuid4().hex
-    command = [sys.executable, "-m", "warpwell", "run", *["--notebook"] * ends, "--agents", "1",
-               str(PROGRAMS / "ending.py"), "wait"]  # fmt: skip
-    text = ("import os, subprocess, sys; os.environ['JPY_PARENT_PID'] = str(os.getpid())\n"
-            "subprocess.Popen(sys.argv[1:], start_new_session=True).wait()")  # fmt: skip
-    jupyter = subprocess.Popen([sys.executable, "-c", text, *command], stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": str(SOURCES), MARK: mark})  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "warpwell",
+        "run",
+        *["--notebook"] * ends,
+        "--agents",
+        "1",
+        str(PROGRAMS / "ending.py"),
+        "wait",
+    ]
+    text = (
+        "import os, subprocess, sys; os.environ['JPY_PARENT_PID'] = str(os.getpid())\n"
+        "subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
+    )
+    jupyter = subprocess.Popen(
+        [sys.executable, "-c", text, *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCES), MARK: mark},
+    )
     try:
         assert jupyter.stdout is not None and jupyter.stdout.readline().startswith("up")
         jupyter.kill()
@@ -94,7 +110,13 @@ def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
     command = [sys.executable, "-m", "warpwell", "pool", "notebook", "--agents", "2", "--share-gpu"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60, env=environ)
     # a program of its own: what it leaves open would be this test's failure
-    done = subprocess.run([sys.executable, str(PROGRAMS / "notebook.py"), mode], env=environ, cwd=tmp_path, text=True,
-                          capture_output=True, timeout=110)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / "notebook.py"), mode],
+        env=environ,
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=110,
+    )
     assert done.stdout.endswith("all is well\n"), done.stderr
     assert seconds_until_none_is_left(mark, LIMIT) < 1.0

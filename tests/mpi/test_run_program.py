@@ -18,8 +18,15 @@ __all__ = ["start"]
 
 
 def under_python(*arguments: str, text: str = "a line\n", folder: Path = PROGRAMS) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, *arguments], input=text, capture_output=True, text=True, cwd=folder,
-                          env={**os.environ, "PYTHONPATH": str(SOURCES), "PWD": str(folder)}, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SOURCES), "PWD": str(folder)},
+        timeout=60,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -33,11 +40,15 @@ def under_run(start: Start, *arguments: str, text: str = "a line\n", folder: Pat
     return status, run.output, run.errors
 
 
-@pytest.mark.parametrize("arguments", [
-    [str(PROGRAMS / "semantics.py"), "3", "-m", "--agents", "9"],
-    pytest.param(["-m", "semantics", "0"], marks=pytest.mark.long),
-    [str(PROGRAMS / "failing_program.py")],
-], ids=["file", "module", "traceback"])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [str(PROGRAMS / "semantics.py"), "3", "-m", "--agents", "9"],
+        pytest.param(["-m", "semantics", "0"], marks=pytest.mark.long),
+        [str(PROGRAMS / "failing_program.py")],
+    ],
+    ids=["file", "module", "traceback"],
+)
 def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
     expected = under_python(*arguments)
     assert under_run(start, *arguments) == expected
@@ -55,9 +66,14 @@ def test_copies_that_nobody_takes_are_let_go(start: Start) -> None:
     run = start("--agents", "2", str(PROGRAMS / "refused.py"))
     assert run.end() == 0, run.errors
     assert run.output.splitlines() == [
-        *["upload: True"] * 3, *["copy: True"] * 6, "at once: True", "kept: 0",
-        "interrupted: True", "told: nobody", "the same tag: True",
-    ]  # fmt: skip
+        *["upload: True"] * 3,
+        *["copy: True"] * 6,
+        "at once: True",
+        "kept: 0",
+        "interrupted: True",
+        "told: nobody",
+        "the same tag: True",
+    ]
     run.nothing_is_left()
 
 
@@ -83,8 +99,9 @@ def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     Over sockets, because files in shared memory have names that are unique on one host.
     """
     environ = fake_ssh(tmp_path, 'while [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"')
-    run = start("--tcp", "--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", "4",
-                environ=environ)  # fmt: skip
+    run = start(
+        "--tcp", "--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", "4", environ=environ
+    )
     assert len(run.line("up")) == 4
     assert (run.end(), run.errors) == (4, "")
     assert run.nothing_is_left() < 5.0
@@ -93,8 +110,15 @@ def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> None:
     environ = fake_ssh(tmp_path, "exec sleep 60")
-    run = start("--hosts", "localhost:1,elsewhere:2", "--start-timeout", "3", str(PROGRAMS / "ending.py"), "exit",
-                environ=environ)  # fmt: skip
+    run = start(
+        "--hosts",
+        "localhost:1,elsewhere:2",
+        "--start-timeout",
+        "3",
+        str(PROGRAMS / "ending.py"),
+        "exit",
+        environ=environ,
+    )
     assert run.end(20) == 2
     assert "agent 2 of 3 (device 1, on elsewhere)" in run.errors and "ssh elsewhere" in run.errors
     assert run.nothing_is_left() < 5.0
@@ -131,14 +155,17 @@ def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["--agents", "0", "x.py"], "give 1 or more"),
-    (["--agents", "2"], "name a program"),
-    (["--agents", "2", "no-such-file.py"], "does not exist"),
-    (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
-    (["--agents", "2", "--latency", "-1", str(PROGRAMS / "ending.py")], "--latency"),
-    (["--mpiexec", "/bin/true", str(PROGRAMS / "ending.py")], "neither"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--agents", "0", "x.py"], "give 1 or more"),
+        (["--agents", "2"], "name a program"),
+        (["--agents", "2", "no-such-file.py"], "does not exist"),
+        (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
+        (["--agents", "2", "--latency", "-1", str(PROGRAMS / "ending.py")], "--latency"),
+        (["--mpiexec", "/bin/true", str(PROGRAMS / "ending.py")], "neither"),
+    ],
+)
 def test_bad_input_ends_before_anything_starts(start: Start, arguments: list[str], said: str) -> None:
     run = start(*arguments)
     assert run.end() == 2
@@ -167,8 +194,9 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
     )
     environ = {"PYTHONPATH": f"{tmp_path}:{SOURCES}", FOLDER: str(tmp_path / "locks")}
     code = "from warpwell.pool.launch.gpus import Claim\nClaim('GPU-0')\nprint('has', flush=True)\ninput()"
-    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE,
-                          stdin=subprocess.PIPE) as other:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as other:
         assert other.stdout is not None and other.stdout.readline() == b"has\n"
         run = start(str(PROGRAMS / "ending.py"), environ=environ)
         assert run.end() == 2
@@ -177,16 +205,19 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
         other.kill()
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (["--agents", "999"], "999 agents on this host, which has"),
-    (["--hosts", "elsewhere:999"], "999 agents on host elsewhere: each is a process, and 256 are the most without"),
-    (["--agents", "0"], "--agents 0: give 1 or more"),
-    (["--agents", "-1"], "--agents -1: give 1 or more"),
-    (["--agents", "2.5"], "invalid int value: '2.5'"),
-    (["--agents", "2", "--start-timeout", "nan"], "--start-timeout nan"),
-    (["--agents", "2", "--start-timeout", "inf"], "--start-timeout inf"),
-    (["--agents", "2", "--bandwidth", "0"], "--bandwidth 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--agents", "999"], "999 agents on this host, which has"),
+        (["--hosts", "elsewhere:999"], "999 agents on host elsewhere: each is a process, and 256 are the most without"),
+        (["--agents", "0"], "--agents 0: give 1 or more"),
+        (["--agents", "-1"], "--agents -1: give 1 or more"),
+        (["--agents", "2.5"], "invalid int value: '2.5'"),
+        (["--agents", "2", "--start-timeout", "nan"], "--start-timeout nan"),
+        (["--agents", "2", "--start-timeout", "inf"], "--start-timeout inf"),
+        (["--agents", "2", "--bandwidth", "0"], "--bandwidth 0"),
+    ],
+)
 def test_numbers_that_cannot_be(start: Start, options: list[str], said: str) -> None:
     run = start(*options, str(PROGRAMS / "ending.py"))
     assert run.end() == 2

@@ -16,20 +16,28 @@ QUICK = {"services": 2, "placing": 2, "pool_matrix": 4}
 
 
 def under_python(program: Path, folder: Path) -> str:
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, cwd=folder, timeout=110,
-                          env={**os.environ, "PYTHONPATH": str(SOURCES)})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=110,
+        env={**os.environ, "PYTHONPATH": str(SOURCES)},
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.parametrize(
-    ("program", "agents"), [
-        pytest.param(path, agents, marks=[] if agents == QUICK.get(path.stem) else pytest.mark.long,
-                     id=f"{path.stem}-{agents}")
+    ("program", "agents"),
+    [
+        pytest.param(
+            path, agents, marks=[] if agents == QUICK.get(path.stem) else pytest.mark.long, id=f"{path.stem}-{agents}"
+        )
         for path in (PROGRAMS / "services.py", PROGRAMS / "placing.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
         for agents in sorted({QUICK.get(path.stem, 4), 4})
     ],
-)  # fmt: skip
+)
 def test_the_same_as_under_python(start: Start, program: Path, agents: int, tmp_path: Path) -> None:
     expected = under_python(program, tmp_path)
     run = start("--agents", str(agents), str(program), folder=tmp_path)

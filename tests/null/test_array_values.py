@@ -58,11 +58,17 @@ def test_a_size_of_many_digits() -> None:
 @pytest.mark.parametrize(
     ("dtype", "match"),
     [
-        (object, "no fixed size"), ([("a", "O")], "no fixed size"), ("S0", "no fixed size"), (">i4", "big-endian"),
-        ([("a", "<i4"), ("b", ">f8")], "big-endian"), ([("a", [("b", ">u2")])], "big-endian"),
-        ([("a", ">i4", (3,))], "big-endian"), ("nonsense", "is not a dtype"), (("f4", (3,)), "longer shape"),
+        (object, "no fixed size"),
+        ([("a", "O")], "no fixed size"),
+        ("S0", "no fixed size"),
+        (">i4", "big-endian"),
+        ([("a", "<i4"), ("b", ">f8")], "big-endian"),
+        ([("a", [("b", ">u2")])], "big-endian"),
+        ([("a", ">i4", (3,))], "big-endian"),
+        ("nonsense", "is not a dtype"),
+        (("f4", (3,)), "longer shape"),
     ],
-)  # fmt: skip
+)
 def test_dtypes_that_are_refused(dtype: object, match: str) -> None:
     with pytest.raises(errors.DTypeError, match=match):
         check_dtype(dtype, "x.npy")

@@ -51,8 +51,13 @@ def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("0 1\n1 two\n", "line 2"), ("0 1\n\n3 -1\n", "line 3"), ("0\n", "line 1"), ("1.5 2\n", "line 1"),
-     ("", "no edge")],
+    [
+        ("0 1\n1 two\n", "line 2"),
+        ("0 1\n\n3 -1\n", "line 3"),
+        ("0\n", "line 1"),
+        ("1.5 2\n", "line 1"),
+        ("", "no edge"),
+    ],
 )
 def test_edges_that_are_malformed(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str) -> None:
     (tmp_path / "edges.txt").write_text(text)
@@ -184,9 +189,7 @@ def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (("array", "--out", "no_such_folder/picture.png"), "no_such_folder"),
     ],
 )
-def test_benchmarks_that_cannot_be(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-) -> None:
+def test_benchmarks_that_cannot_be(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
     assert said in failing(capsys, "bench", *arguments, "--device", "cpu")
 
 
@@ -204,8 +207,12 @@ def test_names_are_text_and_no_markup(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_numbers_that_are_read() -> None:
     assert [readable(key, 1_234_567) for key in ("vertices", "owner_pid", "seed", "memory", "held_bytes")] == [
-        "1,234,567", "1234567", "1234567", "1.2 MiB (1,234,567)", "1.2 MiB (1,234,567)"
-    ]  # fmt: skip
+        "1,234,567",
+        "1234567",
+        "1234567",
+        "1.2 MiB (1,234,567)",
+        "1.2 MiB (1,234,567)",
+    ]
     assert readable("uptime", 3725.5) == readable("uptime", 3725) == "1:02:05 (h:mm:ss)"
 
 
@@ -261,8 +268,13 @@ def test_a_trace_that_was_lost_at_the_end_is_no_success(
 )
 def test_variables_that_cannot_be_are_named(tmp_path: Path, variable: str, text: str, code: str) -> None:
     (tmp_path / "program.py").write_text(code)
-    done = subprocess.run([sys.executable, str(tmp_path / "program.py")], env={**os.environ, variable: text},
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env={**os.environ, variable: text},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert f"ArgumentError: {variable} is {text!r}: give " in done.stderr
 
 
@@ -270,8 +282,15 @@ def test_top_tells_the_calls_a_second_of_cuda_programs_since_the_last_look(capsy
     from warpwell.cli.pool.top import _print_programs
 
     def agent(calls: int, seconds: float, pid: int | None) -> dict[str, Any]:
-        program = {"pid": pid, "command": "app.py", "worker": 7, "device": 3, "bytes": 5 << 20, "calls": calls,
-                   "seconds": seconds}  # fmt: skip
+        program = {
+            "pid": pid,
+            "command": "app.py",
+            "worker": 7,
+            "device": 3,
+            "bytes": 5 << 20,
+            "calls": calls,
+            "seconds": seconds,
+        }
         return {"host": "a", "info": {"programs": [program]}}
 
     silent = {"host": "b", "state": "silent"}

@@ -29,9 +29,7 @@ SMALL = 1 << 16
 Pairs = list[tuple[int, int]]
 
 
-def chunks(
-    pairs: Pairs | npt.NDArray[np.int64], size: int = 1000
-) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+def chunks(pairs: Pairs | npt.NDArray[np.int64], size: int = 1000) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
     array = np.array(pairs, np.int64).reshape(-1, 2)
     for start in range(0, len(array), size):
         yield array[start : start + size, 0].copy(), array[start : start + size, 1].copy()
@@ -121,9 +119,7 @@ def test_large_vertices_are_sorted_exactly(
         # Small vertices first, so that keys of both kinds meet in the merge.
         for sources, destinations in chunks(sorted(pairs, key=max) * 20, 7):
             sort.add(sources, destinations)
-        got = [
-            pair for block in sort.blocks() for pair in zip(*(side.tolist() for side in block), strict=True)
-        ]
+        got = [pair for block in sort.blocks() for pair in zip(*(side.tolist() for side in block), strict=True)]
     assert got == (sorted(set(pairs)) if unique else sorted(pairs * 20))
 
 
@@ -287,9 +283,7 @@ build(edges(), sys.argv[1], memory_bytes=1 << 20)
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(tmp_path / "graph.ww")], stderr=subprocess.PIPE
-    )
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path / "graph.ww")], stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 60
         while not list(tmp_path.iterdir()):
@@ -373,9 +367,7 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 @pytest.mark.parametrize("undirected", [False, True])
 def test_the_crawl_equals_scipy(tmp_path: Path, undirected: bool) -> None:
-    graph = convert(
-        DATA / "cnr-2000.txt.gz", tmp_path / "cnr.ww", undirected=undirected, memory_bytes=1 << 24
-    )
+    graph = convert(DATA / "cnr-2000.txt.gz", tmp_path / "cnr.ww", undirected=undirected, memory_bytes=1 << 24)
     offsets, edges = graph.load()
     pairs = np.loadtxt(DATA / "cnr-2000.txt.gz", dtype=np.int64)
     ones = np.ones(len(pairs), np.int8)

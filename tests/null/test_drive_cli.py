@@ -26,9 +26,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     return made
 
 
-def test_list_names_each_drive_and_what_may_be_done(
-    machine: FakeMachine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_names_each_drive_and_what_may_be_done(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drive", "list"]) == 0
     said = capsys.readouterr().out
     lines = {line.split()[1]: line for line in said.splitlines() if "0000:" in line}
@@ -42,7 +40,10 @@ def test_list_for_programs(machine: FakeMachine, capsys: pytest.CaptureFixture[s
     assert main(["drive", "list", "--json"]) == 0
     drives = json.loads(capsys.readouterr().out)["drives"]
     assert [(d["address"], d["driver"], len(d["refusals"])) for d in drives] == [
-        (FREE, "nvme", 0), (BUSY, "nvme", 2), (BOUND, "vfio-pci", 0)]  # fmt: skip
+        (FREE, "nvme", 0),
+        (BUSY, "nvme", 2),
+        (BOUND, "vfio-pci", 0),
+    ]
     assert drives[0]["namespaces"][1] == {"name": "nvme0n2", "nsid": 2, "nbytes": 4 << 20, "block": 512, "uses": []}
 
 

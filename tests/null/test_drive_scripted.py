@@ -47,8 +47,9 @@ def test_limits_that_are_refused(cap: int, why: str) -> None:
     assert wire.closes == 1
 
 
-@pytest.mark.parametrize(("mdts", "nbytes"), [(0, 2 << 20), (1, 8192), (5, 128 << 10), (9, 2 << 20), (31, 2 << 20),
-                                              (255, 2 << 20)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mdts", "nbytes"), [(0, 2 << 20), (1, 8192), (5, 128 << 10), (9, 2 << 20), (31, 2 << 20), (255, 2 << 20)]
+)
 def test_a_command_transfers_what_the_drive_allows_and_2_mib_at_most(mdts: int, nbytes: int) -> None:
     wire = ScriptedDrive()
     wire.controller["mdts"] = mdts
@@ -56,8 +57,10 @@ def test_a_command_transfers_what_the_drive_allows_and_2_mib_at_most(mdts: int, 
         assert drive.max_transfer == nbytes
 
 
-@pytest.mark.parametrize(("field", "value", "why"), [("sqes", 0x77, "64 bytes"), ("cqes", 0x33, "16 bytes"),
-                                                     ("cntrltype", 3, "administrative")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [("sqes", 0x77, "64 bytes"), ("cqes", 0x33, "16 bytes"), ("cntrltype", 3, "administrative")],
+)
 def test_controllers_that_are_refused(field: str, value: int, why: str) -> None:
     wire = ScriptedDrive()
     wire.controller[field] = value
@@ -121,8 +124,18 @@ def test_what_the_host_asks_is_checked() -> None:
 
 
 @pytest.mark.parametrize("dnr", [0, 1])
-@pytest.mark.parametrize("code", [nvme.INVALID_FIELD, nvme.LBA_OUT_OF_RANGE, nvme.WRITE_TO_READ_ONLY_RANGE,
-                                  nvme.UNRECOVERED_READ_ERROR, nvme.ABORTED_BY_HOST, 0x4C0, 0x7C0])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [
+        nvme.INVALID_FIELD,
+        nvme.LBA_OUT_OF_RANGE,
+        nvme.WRITE_TO_READ_ONLY_RANGE,
+        nvme.UNRECOVERED_READ_ERROR,
+        nvme.ABORTED_BY_HOST,
+        0x4C0,
+        0x7C0,
+    ],
+)
 def test_statuses_of_every_set_are_errors_that_say_what_failed(code: int, dnr: int) -> None:
     wire = ScriptedDrive()
     with Drive(wire) as drive:
@@ -256,8 +269,10 @@ def test_rings_wrap() -> None:
             assert drive.namespaces() == [1]
 
 
-@given(st.lists(st.sampled_from(["read", "write", "flush", "queue", "delete", "identify", "log"]), max_size=30),
-       st.integers(0, 2**32))  # fmt: skip
+@given(
+    st.lists(st.sampled_from(["read", "write", "flush", "queue", "delete", "identify", "log"]), max_size=30),
+    st.integers(0, 2**32),
+)
 def test_any_sequence_of_calls(calls: list[str], seed: int) -> None:
     """Contents equal those of an array, and queues are those that were made and not deleted."""
     rng = np.random.default_rng(seed)

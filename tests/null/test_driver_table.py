@@ -12,18 +12,50 @@ import pytest
 from warpwell.driver import generate, table
 
 CLASSES = {
-    "unsigned char": "1", "unsigned short": "2", "unsigned int": "4", "cuuint32_t": "4", "int": "4", "CUdevice_v1": "4",
-    "float": "f", "size_t": "8", "unsigned long long": "8", "cuuint64_t": "8", "CUdeviceptr_v2": "8",
-    "CUdeviceptr": "8", "CUmemGenericAllocationHandle_v1": "8", "CUmemLocation": "8",
-    "CUmemLocation_v1": "8", "CUoccupancyB2DSize": "pointer", "CUhostFn": "pointer",
+    "unsigned char": "1",
+    "unsigned short": "2",
+    "unsigned int": "4",
+    "cuuint32_t": "4",
+    "int": "4",
+    "CUdevice_v1": "4",
+    "float": "f",
+    "size_t": "8",
+    "unsigned long long": "8",
+    "cuuint64_t": "8",
+    "CUdeviceptr_v2": "8",
+    "CUdeviceptr": "8",
+    "CUmemGenericAllocationHandle_v1": "8",
+    "CUmemLocation": "8",
+    "CUmemLocation_v1": "8",
+    "CUoccupancyB2DSize": "pointer",
+    "CUhostFn": "pointer",
     "CUstreamCallback": "pointer",
-}  # fmt: skip
+}
 """How the header's types travel in a call: bytes of an integer, a float, or a pointer."""
-HANDLES = {"CUcontext", "CUstream", "CUevent", "CUfunction", "CUkernel", "CUlibrary", "CUmodule", "CUgreenCtx",
-           "CUmemoryPool", "CUgraph", "CUgraphNode", "CUgraphExec", "CUuserObject"}
+HANDLES = {
+    "CUcontext",
+    "CUstream",
+    "CUevent",
+    "CUfunction",
+    "CUkernel",
+    "CUlibrary",
+    "CUmodule",
+    "CUgreenCtx",
+    "CUmemoryPool",
+    "CUgraph",
+    "CUgraphNode",
+    "CUgraphExec",
+    "CUuserObject",
+}
 ROLES = {
-    "uint8_t": "1", "uint16_t": "2", "uint32_t": "4", "int32_t": "4", "float": "f", "size_t": "8", "uint64_t": "8",
-}  # fmt: skip
+    "uint8_t": "1",
+    "uint16_t": "2",
+    "uint32_t": "4",
+    "int32_t": "4",
+    "float": "f",
+    "size_t": "8",
+    "uint64_t": "8",
+}
 
 
 def folders() -> list[Path]:
@@ -118,6 +150,7 @@ def test_served_calls_are_symbols_and_have_known_roles() -> None:
 
 def test_what_the_table_says_is_written_by_hand_is_there() -> None:
     """Whatever is missing would be refused in silence: those functions are weak in the generated code."""
+
     def written(names: str) -> set[str]:
         text = "\n".join(path.read_text() for path in sorted(generate.NATIVE.glob(names)))
         return set(re.findall(r"^CUresult (?:ww_)?(cu\w+)\(", text, re.M))
@@ -151,8 +184,10 @@ def test_numbers_and_structs_follow_from_the_table(monkeypatch: pytest.MonkeyPat
 
 def test_the_wire_fits_what_both_sides_assume() -> None:
     text = (generate.NATIVE / "wire.h").read_text()
-    values = {name: int(value) << int(shift or 0) for name, value, shift in
-              re.findall(r"#define (WW_\w+) \(?(\d+)u(?: << (\d+)\))?", text)}  # fmt: skip
+    values = {
+        name: int(value) << int(shift or 0)
+        for name, value, shift in re.findall(r"#define (WW_\w+) \(?(\d+)u(?: << (\d+)\))?", text)
+    }
     assert values["WW_RING_BYTES"] & (values["WW_RING_BYTES"] - 1) == 0
     assert values["WW_RING_BYTES"] % 32 == 0  # so a header fits wherever an entry may begin
     assert values["WW_ENTRY_MOST"] * 2 <= values["WW_RING_BYTES"]  # an entry and the padding before it

@@ -188,9 +188,7 @@ def test_any_edges_come_back(
 
 
 @given(st.binary(max_size=200), st.integers(0, 60))
-def test_any_bytes_are_parsed_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int
-) -> None:
+def test_any_bytes_are_parsed_or_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int) -> None:
     text = b"1 2\n34 56\n789 12345\n0 1\n" * 3
     path = write(tmp_path_factory.mktemp("noise"), text[:place] + noise + text[place:])
     try:

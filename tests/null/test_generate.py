@@ -97,9 +97,7 @@ def test_a_generated_graph_is_undirected_without_loops(tmp_path: Path, kind: str
     assert (sources != edges).all()
     made = all_edges(kind, 10, degree=8)
     made = made[made[:, 0] != made[:, 1]]
-    assert np.array_equal(
-        np.unique(np.concatenate([made, made[:, ::-1]]), axis=0), np.stack([sources, edges], axis=1)
-    )
+    assert np.array_equal(np.unique(np.concatenate([made, made[:, ::-1]]), axis=0), np.stack([sources, edges], axis=1))
     assert (graph.vertices, graph.undirected, graph.source) == (
         1024,
         True,

@@ -174,9 +174,7 @@ def test_format_1_is_read(tmp_path: Path) -> None:
 
 def test_what_the_description_promises_is_there(tmp_path: Path) -> None:
     def fresh() -> Graph:
-        return generate(
-            "urand", 4, tmp_path / "g.ww", weights="int32", undirected=False, in_edges=True, overwrite=True
-        )
+        return generate("urand", 4, tmp_path / "g.ww", weights="int32", undirected=False, in_edges=True, overwrite=True)
 
     for path in (fresh().weights_path, fresh().in_offsets_path, fresh().in_edges_path, fresh().in_weights_path):
         fresh()
@@ -214,8 +212,11 @@ def converted(folder: Path, text: str, name: str, **options: Any) -> Rows:
     [
         ("a.wel", "0 1 5\n1 2 -7\n", [(0, 1, 5), (1, 2, -7)]),
         ("a.wel", "0 1 5\n1 2 .25\n2 0 1e3\n", [(0, 1, 5), (1, 2, 0.25), (2, 0, 1000)]),
-        ("a.mtx", "%%MatrixMarket matrix coordinate real symmetric\n3 3 2\n2 1 5\n3 3 .5\n",
-         [(0, 1, 5), (1, 0, 5), (2, 2, 0.5)]),
+        (
+            "a.mtx",
+            "%%MatrixMarket matrix coordinate real symmetric\n3 3 2\n2 1 5\n3 3 .5\n",
+            [(0, 1, 5), (1, 0, 5), (2, 2, 0.5)],
+        ),
         ("a.mtx", "%%MatrixMarket matrix coordinate integer skew-symmetric\n3 3 1\n2 1 5\n", [(0, 1, -5), (1, 0, 5)]),
         ("a.csv", "src,dst\n0,1\n3,2\n", [(0, 1, 0), (3, 2, 0)]),
         ("a.csv", 'Weight,name,Target,source\n1.5,"x, y",1,0\n2,b,2,"1"\n', [(0, 1, 1.5), (1, 2, 2)]),
@@ -224,7 +225,7 @@ def converted(folder: Path, text: str, name: str, **options: Any) -> Rows:
         ("a.tsv.gz", "# c\nfrom\tto\tw\n0\t1\t9\n1\t0\t-8\n", [(0, 1, 9), (1, 0, -8)]),
         ("a.txt", "source\ttarget\n0\t1\n", [(0, 1, 0)]),
     ],
-)  # fmt: skip
+)
 def test_files_with_weights_or_named_columns(tmp_path: Path, name: str, text: str, rows: Rows) -> None:
     assert converted(tmp_path, text, name) == rows
     assert converted(tmp_path, text, name, weights=False) == [(*row[:2], 0) for row in rows]

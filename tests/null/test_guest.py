@@ -17,8 +17,14 @@ CHECKS = re.findall(r"^@check\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 VIRTUAL = (
     "bus=upstream,subsys=subsystem,max_ioqpairs=8,msix_qsize=9,sriov_max_vfs=1,sriov_vq_flexible=2,sriov_vi_flexible=1"
 )
-DRIVES = {"free": "addr=4", "busy": "addr=5", "pair0": "addr=6.0,multifunction=on", "pair1": "addr=6.1",
-          "root": "addr=7", "virtual": VIRTUAL}  # fmt: skip
+DRIVES = {
+    "free": "addr=4",
+    "busy": "addr=5",
+    "pair0": "addr=6.0,multifunction=on",
+    "pair1": "addr=6.1",
+    "root": "addr=7",
+    "virtual": VIRTUAL,
+}
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(500), pytest.mark.xdist_group("guest")]
 

@@ -244,11 +244,15 @@ def test_datasets(tmp_path: Path) -> None:
     x = np.arange(n * 12, dtype=np.uint8).reshape(n, 3, 4)
     data = datasets.Dataset.from_dict(
         {"x": list(x), "w": np.arange(n) / 7, "y": list(range(n)), "name": [f"n{k}" for k in range(n)]},
-        features=datasets.Features({
-            "x": datasets.Array2D((3, 4), "uint8"), "w": datasets.Value("float64"),
-            "y": datasets.ClassLabel(num_classes=n), "name": datasets.Value("string"),
-        }),
-    )  # fmt: skip
+        features=datasets.Features(
+            {
+                "x": datasets.Array2D((3, 4), "uint8"),
+                "w": datasets.Value("float64"),
+                "y": datasets.ClassLabel(num_classes=n),
+                "name": datasets.Value("string"),
+            }
+        ),
+    )
     data.save_to_disk(str(tmp_path / "d"))
     source = open_source(tmp_path / "d", key_field="name")
     assert (source.kind, source.records) == ("datasets", n)

@@ -94,12 +94,21 @@ def test_arrays() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        np.zeros((2, 17), np.uint8), np.zeros((2, 0), np.uint8), np.zeros(3), np.zeros((2, 2)),
-        np.array([1 << 63], np.uint64), np.array([b"a\0", b"a"]), np.array([bytes(2)]), np.array([True]),
-        "abc", 5, None,
-        (np.zeros((2, 16), np.uint8), np.array([1])), (np.zeros((2, 16), np.uint8), np.array([1, 17])),
+        np.zeros((2, 17), np.uint8),
+        np.zeros((2, 0), np.uint8),
+        np.zeros(3),
+        np.zeros((2, 2)),
+        np.array([1 << 63], np.uint64),
+        np.array([b"a\0", b"a"]),
+        np.array([bytes(2)]),
+        np.array([True]),
+        "abc",
+        5,
+        None,
+        (np.zeros((2, 16), np.uint8), np.array([1])),
+        (np.zeros((2, 16), np.uint8), np.array([1, 17])),
     ],
-)  # fmt: skip
+)
 def test_arrays_that_are_no_keys(keys: object) -> None:
     with pytest.raises(errors.ArgumentError):
         as_keys(keys)
@@ -127,11 +136,22 @@ def test_records_are_aligned_and_come_back() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, None, {"x": ("object", ())}, {"x": ("S5", ())}, {"x": (">i4", ())}, {"x": ("float128", ())},
-        {"x": ("complex128", ())}, {"x": ("nonsense", ())}, {"x": ("int8", (0,))}, {"x": ("int8", (-1,))},
-        {"x": ("int8", (1.5,))}, {"x": ("int8", (MAX_VALUE + 1,))}, {5: ("int8", ())}, {"x": ("int8",)},
+        {},
+        None,
+        {"x": ("object", ())},
+        {"x": ("S5", ())},
+        {"x": (">i4", ())},
+        {"x": ("float128", ())},
+        {"x": ("complex128", ())},
+        {"x": ("nonsense", ())},
+        {"x": ("int8", (0,))},
+        {"x": ("int8", (-1,))},
+        {"x": ("int8", (1.5,))},
+        {"x": ("int8", (MAX_VALUE + 1,))},
+        {5: ("int8", ())},
+        {"x": ("int8",)},
     ],
-)  # fmt: skip
+)
 def test_schemas_that_cannot_be(fields: object) -> None:
     with pytest.raises(errors.SchemaError):
         Schema(fields)  # type: ignore[arg-type]

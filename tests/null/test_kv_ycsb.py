@@ -119,8 +119,13 @@ def test_what_is_built_in_is_what_the_files_say(name: str) -> None:
     assert YcsbWorkload.named(name, SHARED) == YcsbWorkload.named(name)
 
 
-MIXES = {"ycsb-a": {READ: 0.5, UPDATE: 0.5}, "ycsb-b": {READ: 0.95, UPDATE: 0.05}, "ycsb-c": {READ: 1.0},
-         "ycsb-d": {READ: 0.95, INSERT: 0.05}, "ycsb-f": {READ: 0.5, READ_MODIFY_WRITE: 0.5}}  # fmt: skip
+MIXES = {
+    "ycsb-a": {READ: 0.5, UPDATE: 0.5},
+    "ycsb-b": {READ: 0.95, UPDATE: 0.05},
+    "ycsb-c": {READ: 1.0},
+    "ycsb-d": {READ: 0.95, INSERT: 0.05},
+    "ycsb-f": {READ: 0.5, READ_MODIFY_WRITE: 0.5},
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,8 +171,13 @@ def test_inserts_of_scrambled_requests_become_visible() -> None:
 def test_property_files(tmp_path: Path) -> None:
     text = "# c\n! c\nrecordcount = 7\noperationcount:9\nreadproportion 0.25\n"
     text += "updateproportion=\\\n  0.75\n\nfieldlength=10"
-    values = {"recordcount": "7", "operationcount": "9", "readproportion": "0.25", "updateproportion": "0.75",
-              "fieldlength": "10"}  # fmt: skip
+    values = {
+        "recordcount": "7",
+        "operationcount": "9",
+        "readproportion": "0.25",
+        "updateproportion": "0.75",
+        "fieldlength": "10",
+    }
     assert parse_properties(text, "x") == values
     assert parse_properties("a=1\nb=\\\n#2\\", "x") == {"a": "1", "b": "#2"}
     (tmp_path / "workloada").write_text(text)

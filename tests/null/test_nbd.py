@@ -98,8 +98,22 @@ def test_foreign_programs_find_a_disk(disk: NbdServer, content: np.ndarray, tmp_
     copy = f"{tmp_path}/copy.raw"
     assert tool("qemu-img", "convert", "-O", "raw", disk.url, copy) == ""
     assert np.array_equal(np.fromfile(copy, np.uint8), content)
-    said = tool("qemu-io", "-f", "raw", "-c", "write -P 7 512 64k", "-c", "read -P 7 512 64k", "-c", "flush",
-                "-c", "aio_write -P 8 0 512", "-c", "aio_flush", disk.url)  # fmt: skip
+    said = tool(
+        "qemu-io",
+        "-f",
+        "raw",
+        "-c",
+        "write -P 7 512 64k",
+        "-c",
+        "read -P 7 512 64k",
+        "-c",
+        "flush",
+        "-c",
+        "aio_write -P 8 0 512",
+        "-c",
+        "aio_flush",
+        disk.url,
+    )
     assert "wrote 65536/65536" in said and "read 65536/65536" in said and "failed" not in said
     disk.wait_alone()
     assert disk.losses == 0 and disk.requests[nbd.FLUSH] > 0

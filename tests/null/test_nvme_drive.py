@@ -196,8 +196,10 @@ def test_a_table_that_contradicts_itself_is_found_at_import(fields: tuple[tuple[
         table(*fields, size=64)
 
 
-@pytest.mark.parametrize(("struct", "size"), [(identify.CONTROLLER, 4096), (identify.NAMESPACE, 4096),
-                                              (admin.ERROR_ENTRY, 64), (admin.HEALTH, 512)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("struct", "size"),
+    [(identify.CONTROLLER, 4096), (identify.NAMESPACE, 4096), (admin.ERROR_ENTRY, 64), (admin.HEALTH, 512)],
+)
 def test_sizes(struct: np.dtype, size: int) -> None:
     assert struct.itemsize == size
 

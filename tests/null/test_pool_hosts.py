@@ -10,20 +10,25 @@ from warpwell.errors import ArgumentError, MissingFileError
 from warpwell.pool.launch.hosts import Host, expand, is_here, parse_hosts, place, read_hostfile, slurm_hosts
 
 
-@pytest.mark.parametrize(("text", "hosts"), [
-    ("a:8,b:8", [Host("a", 8), Host("b", 8)]),
-    ("a,b", [Host("a"), Host("b")]),
-    ("n[01-03,7]:2", [Host("n01", 2), Host("n02", 2), Host("n03", 2), Host("n7", 2)]),
-    ("10.0.0.1:4", [Host("10.0.0.1", 4)]),
-    ("a:2,a:3", [Host("a", 5)]),
-    ("r[1-2]n[1-2]", [Host("r1n1"), Host("r1n2"), Host("r2n1"), Host("r2n2")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a:8,b:8", [Host("a", 8), Host("b", 8)]),
+        ("a,b", [Host("a"), Host("b")]),
+        ("n[01-03,7]:2", [Host("n01", 2), Host("n02", 2), Host("n03", 2), Host("n7", 2)]),
+        ("10.0.0.1:4", [Host("10.0.0.1", 4)]),
+        ("a:2,a:3", [Host("a", 5)]),
+        ("r[1-2]n[1-2]", [Host("r1n1"), Host("r1n2"), Host("r2n1"), Host("r2n2")]),
+    ],
+)
 def test_hosts_are_read(text: str, hosts: list[Host]) -> None:
     assert parse_hosts(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["", ",", "a:0", "a:x", "a:-1", "n[3-1]", "n[a-b]", "n[1-", ":8", "n[1-9999999999]",
-                                  "-oProxyCommand=x", "a b"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "a:0", "a:x", "a:-1", "n[3-1]", "n[a-b]", "n[1-", ":8", "n[1-9999999999]", "-oProxyCommand=x", "a b"],
+)
 def test_wrong_hosts_are_named(text: str) -> None:
     with pytest.raises(ArgumentError):
         parse_hosts(text)
@@ -43,15 +48,20 @@ def test_host_files_of_either_mpi(tmp_path: Path) -> None:
         read_hostfile(str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize(("environ", "hosts"), [
-    ({}, None),
-    ({"SLURM_JOB_NODELIST": "n[01-03,7]", "SLURM_TASKS_PER_NODE": "2(x3),1"},
-     [Host("n01", 2), Host("n02", 2), Host("n03", 2), Host("n7", 1)]),
-    ({"SLURM_JOB_NODELIST": "gpu1,login-2", "SLURM_TASKS_PER_NODE": "8,4"}, [Host("gpu1", 8), Host("login-2", 4)]),
-    ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}, [Host("n1", 4), Host("n2", 4)]),
-    ({"SLURM_JOB_NODELIST": "n[1-2]"}, [Host("n1"), Host("n2")]),
-    ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "nonsense"}, [Host("n1"), Host("n2")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environ", "hosts"),
+    [
+        ({}, None),
+        (
+            {"SLURM_JOB_NODELIST": "n[01-03,7]", "SLURM_TASKS_PER_NODE": "2(x3),1"},
+            [Host("n01", 2), Host("n02", 2), Host("n03", 2), Host("n7", 1)],
+        ),
+        ({"SLURM_JOB_NODELIST": "gpu1,login-2", "SLURM_TASKS_PER_NODE": "8,4"}, [Host("gpu1", 8), Host("login-2", 4)]),
+        ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS_ON_NODE": "4"}, [Host("n1", 4), Host("n2", 4)]),
+        ({"SLURM_JOB_NODELIST": "n[1-2]"}, [Host("n1"), Host("n2")]),
+        ({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "nonsense"}, [Host("n1"), Host("n2")]),
+    ],
+)
 def test_slurm(environ: dict[str, str], hosts: list[Host] | None) -> None:
     assert slurm_hosts(environ) == hosts
 
@@ -68,8 +78,15 @@ def test_agents_fill_hosts_in_order() -> None:
         place(hosts, 0)
 
 
-@given(st.lists(st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.integers(1, 9)), min_size=1, max_size=8,
-                unique_by=lambda pair: pair[0]), st.data())  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.integers(1, 9)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda pair: pair[0],
+    ),
+    st.data(),
+)
 def test_no_agent_is_lost_between_hosts(pairs: list[tuple[str, int]], data: st.DataObject) -> None:
     hosts = parse_hosts(",".join(f"{name}:{count}" for name, count in pairs))
     agents = data.draw(st.integers(1, sum(count for _, count in pairs)))

@@ -67,22 +67,33 @@ def test_what_is_written(jupyter: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert spec(jupyter / "warpwell")["argv"] == said["argv"]
 
 
-@pytest.mark.parametrize(("options", "title"), [
-    ((), "Warpwell (all GPUs)"),
-    (("--hosts", "a:8,b:8"), "Warpwell (16 agents)"),
-    (("--hosts", "a:8,b:8", "--name", "Big.one"), "Warpwell big.one (16 agents)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "title"),
+    [
+        ((), "Warpwell (all GPUs)"),
+        (("--hosts", "a:8,b:8"), "Warpwell (16 agents)"),
+        (("--hosts", "a:8,b:8", "--name", "Big.one"), "Warpwell big.one (16 agents)"),
+    ],
+)
 def test_its_name_for_people(jupyter: Path, options: tuple[str, ...], title: str) -> None:
     assert notebook(*options, *CPU) == 0
     (folder,) = jupyter.iterdir()
     assert spec(folder)["display_name"] == title
 
 
-@pytest.mark.parametrize("given", [
-    {"agents": 3, "hosts": "a:2,b:2"}, {"hostfile": "hosts.txt"}, {"target": "cpu", "share_gpu": True},
-    {"no_ft": True, "tcp": True, "bandwidth": 3600.5, "latency": 0.0}, {"start_timeout": 120.0},
-    {"mpiexec": "./mpiexec"}, {"mpiexec": "mpiexec.hydra"},
-], ids=lambda given: "-".join(given))  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"agents": 3, "hosts": "a:2,b:2"},
+        {"hostfile": "hosts.txt"},
+        {"target": "cpu", "share_gpu": True},
+        {"no_ft": True, "tcp": True, "bandwidth": 3600.5, "latency": 0.0},
+        {"start_timeout": 120.0},
+        {"mpiexec": "./mpiexec"},
+        {"mpiexec": "mpiexec.hydra"},
+    ],
+    ids=lambda given: "-".join(given),
+)
 def test_run_gets_the_options(
     jupyter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
@@ -144,27 +155,36 @@ def test_a_kernel_of_somebody_else_stays(jupyter: Path, capsys: pytest.CaptureFi
     assert (jupyter / "python3" / "kernel.json").read_text() == content
 
 
-@pytest.mark.parametrize(("modules", "said"), [
-    ({"ipykernel": False}, f"{sys.executable} -m pip install ipykernel\n"),
-    ({"mpi4py": False}, f"{sys.executable} -m pip install -e '.[mpi]'\n"),
-    ({"mpi4py": False, "ipykernel": False}, "need ipykernel and mpi4py"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        ({"ipykernel": False}, f"{sys.executable} -m pip install ipykernel\n"),
+        ({"mpi4py": False}, f"{sys.executable} -m pip install -e '.[mpi]'\n"),
+        ({"mpi4py": False, "ipykernel": False}, "need ipykernel and mpi4py"),
+    ],
+)
 def test_what_is_not_installed(
-    jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, modules: dict[str, bool],
+    jupyter: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    modules: dict[str, bool],
     said: str,
-) -> None:  # fmt: skip
+) -> None:
     installed(monkeypatch, **modules)
     assert said in failing(capsys, *CPU)
     assert not jupyter.exists()
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (["--agents", "0"], "give 1 or more"),
-    (["--hosts", "a:1", "--hostfile", "b"], "one of them"),
-    (["--hosts", "a:2", "--agents", "3"], "the hosts may have 2"),
-    (["--hostfile", "none.txt"], "none.txt does not exist"),
-    (["--latency", "-1"], "--latency"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--agents", "0"], "give 1 or more"),
+        (["--hosts", "a:1", "--hostfile", "b"], "one of them"),
+        (["--hosts", "a:2", "--agents", "3"], "the hosts may have 2"),
+        (["--hostfile", "none.txt"], "none.txt does not exist"),
+        (["--latency", "-1"], "--latency"),
+    ],
+)
 def test_options_that_run_would_refuse(
     jupyter: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:

@@ -19,9 +19,26 @@ OPENMPI = Mpiexec("/usr/bin/mpiexec", "openmpi")
 def test_one_host() -> None:
     line = OPENMPI.line([APPLICATION, AGENTS], {"WARPWELL_X": "1"})
     assert line == [
-        "/usr/bin/mpiexec", "--with-ft", "ulfm", "--mca", "pml", "ob1", "--map-by", ":OVERSUBSCRIBE",
-        "--bind-to", "none", "-n", "1", "python", "app.py", ":", "-n", "3", "python", "agent",
-    ]  # fmt: skip
+        "/usr/bin/mpiexec",
+        "--with-ft",
+        "ulfm",
+        "--mca",
+        "pml",
+        "ob1",
+        "--map-by",
+        ":OVERSUBSCRIBE",
+        "--bind-to",
+        "none",
+        "-n",
+        "1",
+        "python",
+        "app.py",
+        ":",
+        "-n",
+        "3",
+        "python",
+        "agent",
+    ]
 
 
 def test_without_fault_tolerance_the_network_is_mpis_choice() -> None:
@@ -58,11 +75,14 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("text", "kind"), [
-    ("mpiexec (Open MPI) 5.0.11", "openmpi"),
-    ("HYDRA build details:\n    Version: 4.3.1", "mpich"),
-    ("Intel(R) MPI Library for Linux* OS", "mpich"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mpiexec (Open MPI) 5.0.11", "openmpi"),
+        ("HYDRA build details:\n    Version: 4.3.1", "mpich"),
+        ("Intel(R) MPI Library for Linux* OS", "mpich"),
+    ],
+)
 def test_mpiexec_says_what_it_is(tmp_path: Path, text: str, kind: str) -> None:
     assert Mpiexec.find(script(tmp_path, text)).kind == kind
 

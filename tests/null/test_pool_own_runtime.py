@@ -47,24 +47,27 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "program"
 
 
-@pytest.mark.parametrize(("command", "found"), [
-    (["train.py"], ("util.py", "torch")),
-    (["plain.py", "torch"], None),
-    (["lazy.py"], ("lazy.py", "torch")),
-    (["gone.py"], None),
-    (["broken.py"], None),
-    (["circle.py"], None),
-    (["absent.py"], None),
-    (["app"], ("helper.py", "torch")),
-    (["-c", "import torch"], ("-c", "torch")),
-    (["-c", "import lib.nets"], ("util.py", "torch")),
-    (["-m", "lib.nets"], ("util.py", "torch")),
-    (["-m", "lib"], ("util.py", "torch")),
-    (["-m", "torch.distributed.run", "x.py"], ("-m torch.distributed.run", "torch")),
-    (["-m", "wraps"], ("inner.py", "torch")),
-    (["-m", "alone"], None),
-    (["-m", "nothing.here"], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["train.py"], ("util.py", "torch")),
+        (["plain.py", "torch"], None),
+        (["lazy.py"], ("lazy.py", "torch")),
+        (["gone.py"], None),
+        (["broken.py"], None),
+        (["circle.py"], None),
+        (["absent.py"], None),
+        (["app"], ("helper.py", "torch")),
+        (["-c", "import torch"], ("-c", "torch")),
+        (["-c", "import lib.nets"], ("util.py", "torch")),
+        (["-m", "lib.nets"], ("util.py", "torch")),
+        (["-m", "lib"], ("util.py", "torch")),
+        (["-m", "torch.distributed.run", "x.py"], ("-m torch.distributed.run", "torch")),
+        (["-m", "wraps"], ("inner.py", "torch")),
+        (["-m", "alone"], None),
+        (["-m", "nothing.here"], None),
+    ],
+)
 def test_what_a_program_imports_is_read_from_its_own_files(
     program: Path, command: list[str], found: tuple[str, str] | None
 ) -> None:

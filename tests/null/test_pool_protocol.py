@@ -30,9 +30,12 @@ def test_operations_have_places_of_their_own() -> None:
 
 
 numbers = st.one_of(
-    st.integers(), st.floats(allow_nan=False), st.booleans(), st.complex_numbers(allow_nan=False),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.complex_numbers(allow_nan=False),
     st.sampled_from([np.float32(1.5), np.int8(-3), np.uint64(1 << 63), np.bool_(True), np.float64(0.25)]),
-)  # fmt: skip
+)
 
 
 @given(st.lists(st.recursive(numbers, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=6), max_size=5))

@@ -50,10 +50,14 @@ def tasks(core: Core, first: int, last: int) -> None:
     """Run tasks that are all different, in pairs, to their end."""
     for k in range(first, last, 2):
         made = [
-            Task(f"k{i}", 2048 + i, tenant=f"t{i}", profile=Profile(
-                kind=kind, seconds=1e-3, resident=1056, bandwidth=0.5 + 1e-6 * i, need=1 - 1e-6 * i))
+            Task(
+                f"k{i}",
+                2048 + i,
+                tenant=f"t{i}",
+                profile=Profile(kind=kind, seconds=1e-3, resident=1056, bandwidth=0.5 + 1e-6 * i, need=1 - 1e-6 * i),
+            )
             for i, kind in ((k, Kind.MEMORY), (k + 1, Kind.COMPUTE))
-        ]  # fmt: skip
+        ]
         for task in made:
             core.submit(Request("r", [task], core.executor.now()))
         while core.busy:

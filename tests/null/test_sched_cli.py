@@ -108,16 +108,32 @@ def test_a_trace_and_back(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--policy", "magic"], "magic.*source"), (["--policy", ","], "choose"), (["--load", "0"], "load"),
-     (["--load", "-1"], "load"), (["--kernels", "0"], "kernels"), (["--kernels", "-3"], "-3 kernels"),
-     (["--limit", "0"], "limit"), (["--mix", "none"], "half"),
-     (["--error", "-1"], "error"), (["--seed", "-1"], "seed"), (["--urgent", "2"], "urgent"),
-     (["--processes", "0"], "one"),
-     (["--rates", "matrix"], "matrix"), (["--matrix", "none.json"], "none.json"), (["--trace", "none.csv"], "none.csv"),
-     (["--arrivals", "none.csv"], "none.csv"), (["--model", "none.json"], "none.json"), (["--models", "x*"], "app0"),
-     (["--log", "no/such/folder/log"], "create it"), (["--log", "/"], "is a folder"), (["--trace", "/"], "/"),
-     (["--load", "nan"], "load"), (["--urgent", "nan"], "urgent")],
-)  # fmt: skip
+    [
+        (["--policy", "magic"], "magic.*source"),
+        (["--policy", ","], "choose"),
+        (["--load", "0"], "load"),
+        (["--load", "-1"], "load"),
+        (["--kernels", "0"], "kernels"),
+        (["--kernels", "-3"], "-3 kernels"),
+        (["--limit", "0"], "limit"),
+        (["--mix", "none"], "half"),
+        (["--error", "-1"], "error"),
+        (["--seed", "-1"], "seed"),
+        (["--urgent", "2"], "urgent"),
+        (["--processes", "0"], "one"),
+        (["--rates", "matrix"], "matrix"),
+        (["--matrix", "none.json"], "none.json"),
+        (["--trace", "none.csv"], "none.csv"),
+        (["--arrivals", "none.csv"], "none.csv"),
+        (["--model", "none.json"], "none.json"),
+        (["--models", "x*"], "app0"),
+        (["--log", "no/such/folder/log"], "create it"),
+        (["--log", "/"], "is a folder"),
+        (["--trace", "/"], "/"),
+        (["--load", "nan"], "load"),
+        (["--urgent", "nan"], "urgent"),
+    ],
+)
 def test_options_that_cannot_be(capsys, options, says):
     import re
 

@@ -22,7 +22,7 @@ from warpwell.scheduler import (
     Resize,
     State,
     Task,
-)  # fmt: skip
+)
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executor import EndedAlike, Stopped
 from warpwell.scheduler.policies.order import LeftOver
@@ -85,8 +85,11 @@ def test_the_log_is_in_order_of_time_although_arrivals_are_seen_late() -> None:
     executor.wait(3.0)
     finish(core)
     assert [(e.time, e.kind, e.name) for e in core.log][:4] == [
-        (0.0, "arrive", "a"), (0.0, "launch", "a"), (0.5, "arrive", "b"), (1.0, "end", "a"),
-    ]  # fmt: skip
+        (0.0, "arrive", "a"),
+        (0.0, "launch", "a"),
+        (0.5, "arrive", "b"),
+        (1.0, "end", "a"),
+    ]
 
 
 def test_jobs_that_have_ended_are_forgotten_on_request() -> None:
@@ -653,8 +656,12 @@ def test_a_job_in_a_train_may_be_cancelled_before_its_turn(queues: bool) -> None
     assert core.cancel(jobs[2]) and core.cancel(jobs[4])
     finish(core)
     assert [job.state for job in jobs] == [
-        State.DONE, State.DONE, State.CANCELLED, State.DONE, State.CANCELLED,
-    ]  # fmt: skip
+        State.DONE,
+        State.DONE,
+        State.CANCELLED,
+        State.DONE,
+        State.CANCELLED,
+    ]
     assert jobs[1].ended == 2 and core.free_memory == core.executor.capacity.memory
     assert not core.busy and all(account.running == 0 for account in core.tenants.values())
 
@@ -963,8 +970,9 @@ class Wild(Policy):
         if len(running) < view.limit and (not running or rng.random() < 0.5):
             return [Launch(job, rng.choice([PLAIN, Placement(), Placement(5)]))]
         if len(behind) < self.ahead and rng.random() < 0.5:
-            return [Launch(job, rng.choice([PLAIN, Placement()]), behind=rng.choice(running),
-                           relieves=rng.choice(running))]  # fmt: skip
+            return [
+                Launch(job, rng.choice([PLAIN, Placement()]), behind=rng.choice(running), relieves=rng.choice(running))
+            ]
         return []
 
 

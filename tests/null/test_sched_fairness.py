@@ -69,8 +69,9 @@ def test_priorities_count_up_to_the_ceiling_of_a_tenant() -> None:
     assert told == [{"submitted": p, "priority": q} for p, q in ((1 << 62, 2), (-(1 << 62), -2), (5, 2))]
 
 
-@pytest.mark.parametrize("wrong", [{"ceiling": -1}, {"ceiling": 1.5}, {"ceiling": True}, {"priority": 1 << 63},
-                                   {"priority": math.nan}])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong", [{"ceiling": -1}, {"ceiling": 1.5}, {"ceiling": True}, {"priority": 1 << 63}, {"priority": math.nan}]
+)
 def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(errors.ArgumentError, match=f"{next(iter(wrong))} of tenant 'x'"):
         Tenant("x", **wrong)
@@ -90,11 +91,14 @@ def test_equal_tenants_do_equal_work_however_long_their_kernels_are(long: float,
     assert all(used[t] == pytest.approx(work[t], abs=2 * long) for t in jobs)
 
 
-@pytest.mark.parametrize(("leaves", "done", "pays"), [
-    ("short", 100, True),  # it ended first
-    ("long", 2000, True),  # it has run many waves by then
-    ("long", 8, False),  # it has just begun: 8 are resident
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("leaves", "done", "pays"),
+    [
+        ("short", 100, True),  # it ended first
+        ("long", 2000, True),  # it has run many waves by then
+        ("long", 8, False),  # it has just begun: 8 are resident
+    ],
+)
 def test_who_is_said_to_wait_for_room_and_had_it_pays_for_it(leaves: str, done: int, pays: bool) -> None:
     tenants = Tenants(Capacity(processors=1), {"a": {}, "b": {"weight": 2}})
     jobs = {}

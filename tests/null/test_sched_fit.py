@@ -95,12 +95,14 @@ def test_csv_in_bytes_or_by_the_block(tmp_path):
 
 @pytest.mark.parametrize(
     ("header", "row", "message"),
-    [(["a", "b"], [1, 2], "columns a, b"),
-     (["bytes", "miss_rate", "cycles"], [1, 1.5, 3], "line 2: miss_rate is '1.5'"),
-     (["bytes", "miss_rate", "cycles"], [1, -1, 3], "line 2: miss_rate is '-1'"),
-     (["bytes", "miss_rate", "cycles"], ["x", 1, 3], "line 2: bytes is 'x'"),
-     (["kind", "decay"], ["mixed", 0.5], "line 2: kind is 'mixed'")],
-)  # fmt: skip
+    [
+        (["a", "b"], [1, 2], "columns a, b"),
+        (["bytes", "miss_rate", "cycles"], [1, 1.5, 3], "line 2: miss_rate is '1.5'"),
+        (["bytes", "miss_rate", "cycles"], [1, -1, 3], "line 2: miss_rate is '-1'"),
+        (["bytes", "miss_rate", "cycles"], ["x", 1, 3], "line 2: bytes is 'x'"),
+        (["kind", "decay"], ["mixed", 0.5], "line 2: kind is 'mixed'"),
+    ],
+)
 def test_bad_csv_is_refused(tmp_path, header, row, message):
     with pytest.raises(errors.FormatError, match=message):
         read_csv(write(tmp_path / "a.csv", header, row), 1e9)
@@ -136,8 +138,12 @@ def a_log(path):
 
 def test_a_log_has_costs_and_a_table_has_the_rest(tmp_path):
     path = a_log(tmp_path / "log.jsonl")
-    table = write(tmp_path / "k.csv", ["name", "bytes", "miss_rate"], ["stays", 5, 0.3],
-                  *[[f"goes{k}", 1e6 * (k + 1), 0.9] for k in range(6)])  # fmt: skip
+    table = write(
+        tmp_path / "k.csv",
+        ["name", "bytes", "miss_rate"],
+        ["stays", 5, 0.3],
+        *[[f"goes{k}", 1e6 * (k + 1), 0.9] for k in range(6)],
+    )
     rows = read_log(path, 1e9, read_kernels(table))
     assert [r.nbytes for r in rows] == [1e6 * (k + 1) for k in range(6)]
     assert [r.miss_rate for r in rows] == pytest.approx([0.3] * 6)
@@ -156,9 +162,14 @@ def test_a_simulated_run_gives_its_own_constants_back(tmp_path):
     for k in range(90):
         memory = k % 3 == 2  # it comes to two compute-intensive ones, of which one goes
         profile = Profile(
-            Kind.MEMORY if memory else Kind.COMPUTE, 0.02, 1e8, registers=8192 * (1 + k % 8), miss_rate=0.02 * (k % 36),
-            bandwidth=0.9 if memory else 0.05, compute=0.1 if memory else 0.9,
-        )  # fmt: skip
+            Kind.MEMORY if memory else Kind.COMPUTE,
+            0.02,
+            1e8,
+            registers=8192 * (1 + k % 8),
+            miss_rate=0.02 * (k % 36),
+            bandwidth=0.9 if memory else 0.05,
+            compute=0.1 if memory else 0.9,
+        )
         arrival = 0.2 * (k // 3) + 1e-3 * (k % 3)
         requests.append(Request(f"r{k}", [Task(f"kernel{k}", 50_000, profile)], arrival=arrival))
     rates = ClassTable()
@@ -218,8 +229,11 @@ def counting(monkeypatch):
 
 
 def planned(tmp_path):
-    rows = [{"app": "made-up", "family": "f", "kernel": kernel, "n": n, "size": {"n": n}, "warps": n, "shape": [32 * n]}
-            for n in (256, 512, 1024, 2048, 4096) for kernel in ("one", "two")]  # fmt: skip
+    rows = [
+        {"app": "made-up", "family": "f", "kernel": kernel, "n": n, "size": {"n": n}, "warps": n, "shape": [32 * n]}
+        for n in (256, 512, 1024, 2048, 4096)
+        for kernel in ("one", "two")
+    ]
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({"machine": {"gpu": "A GPU"}, "rows": rows, "worst_error": 0.0}))
     return rows, path
@@ -230,10 +244,15 @@ def test_both_pages_of_the_profiler_are_read(tmp_path, counting, monkeypatch, pa
     rows, plan = planned(tmp_path)
     metrics = list(counting.METRICS)
     units = ["inst", "usecond", "cycle", "Kbyte", "byte", "%", "register/thread"]
+
     def values(n):
         return [f"{10 * n:,}", f"{n / 100:g}", "5", "1", "24", "75", "32"]
-    lines = [["ID", "Kernel Name", *metrics], ["", "", *units]] if page == "raw" else [
-        ["ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"]]  # fmt: skip
+
+    lines = (
+        [["ID", "Kernel Name", *metrics], ["", "", *units]]
+        if page == "raw"
+        else [["ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"]]
+    )
     for k, row in enumerate(rows):
         name = f"warpwell::targets::generated::warpwell_{row['kernel']}[abi:v1]"
         if page == "raw":
@@ -250,8 +269,9 @@ def test_both_pages_of_the_profiler_are_read(tmp_path, counting, monkeypatch, pa
     first = samples[0]
     assert (first.instructions, first.seconds, first.miss_rate) == (2560, pytest.approx(2.56e-6), 0.25)
     assert first.bandwidth == pytest.approx(1024 / 2.56e-6 / 3.35e12)
-    code, result = run(capsys_after(capsys), "--counts", str(tmp_path / "counts.json"), "--history",
-                       str(tmp_path / "h.json"))
+    code, result = run(
+        capsys_after(capsys), "--counts", str(tmp_path / "counts.json"), "--history", str(tmp_path / "h.json")
+    )
     assert code == 0 and result["predictor"]["launches"] == 10 and result["predictor"]["interpolated"] == 6
     assert result["predictor"]["instructions_error_median"] < 0.01
     assert len(History.load("A GPU", tmp_path / "h.json")) == 10
@@ -278,9 +298,17 @@ def test_sizes_are_taken_from_both_ends_inwards(counting):
     assert order[:2] == [sizes[0], sizes[-1]] and sorted(order) == sorted(sizes)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"rows": []}', '{"rows": [{"app": "a"}]}',
-                                  '{"rows": [{"app": "a", "kernel": "k", "n": 1, "size": {"n": 1}, "warps": 1, '
-                                  '"instructions": -1, "seconds": 1}]}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"rows": []}',
+        '{"rows": [{"app": "a"}]}',
+        '{"rows": [{"app": "a", "kernel": "k", "n": 1, "size": {"n": 1}, "warps": 1, '
+        '"instructions": -1, "seconds": 1}]}',
+    ],
+)
 def test_damaged_counts_are_refused(tmp_path, text):
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(errors.FormatError, match=r"c\.json"):
@@ -288,8 +316,16 @@ def test_damaged_counts_are_refused(tmp_path, text):
 
 
 def test_a_ratio_that_is_none_is_refused(tmp_path):
-    row = {"app": "a", "kernel": "k", "n": 1, "size": {"n": 1}, "warps": 1, "instructions": 1, "seconds": 1,
-           "miss_rate": math.nan}  # fmt: skip
+    row = {
+        "app": "a",
+        "kernel": "k",
+        "n": 1,
+        "size": {"n": 1},
+        "warps": 1,
+        "instructions": 1,
+        "seconds": 1,
+        "miss_rate": math.nan,
+    }
     (tmp_path / "c.json").write_text(json.dumps({"rows": [row]}))
     with pytest.raises(errors.FormatError, match="row 0"):
         read_counts(tmp_path / "c.json")

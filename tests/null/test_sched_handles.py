@@ -105,9 +105,7 @@ def test_a_callback_that_ends_its_thread_ends_no_other(kind: str, caplog: pytest
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @kinds
-def test_a_child_forked_while_others_come_to_wait_waits_for_its_own(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_forked_while_others_come_to_wait_waits_for_its_own(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 
     def lock() -> Any:

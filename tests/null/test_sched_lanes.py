@@ -143,11 +143,19 @@ def test_one_that_is_alone_can_leave_and_gets_the_device_back() -> None:
 
 
 def test_a_pair_that_gains_nothing_is_left_alone_for_a_second() -> None:
-    pairs = [Pair(a, b, (0.5, 0.4), (s, 1 - s)) for a, b in (("memory", "compute"), ("compute", "memory"))
-             for s in (0.25, 0.5, 0.75)]  # fmt: skip
+    pairs = [
+        Pair(a, b, (0.5, 0.4), (s, 1 - s))
+        for a, b in (("memory", "compute"), ("compute", "memory"))
+        for s in (0.25, 0.5, 0.75)
+    ]
     core = core_of(Matrix(pairs, ClassTable(CAPACITY)))
-    run(core, *[(0.0, task(kind, 10.0)) for kind in (M, C) * 8], (0.5, task(M, 10.0)), (2.0, task(M, 10.0)),
-        (2.0, task(C, 10.0)))  # fmt: skip
+    run(
+        core,
+        *[(0.0, task(kind, 10.0)) for kind in (M, C) * 8],
+        (0.5, task(M, 10.0)),
+        (2.0, task(M, 10.0)),
+        (2.0, task(C, 10.0)),
+    )
     rules = [why["rule"] for _, why in told(core, "launch")]
     assert rules[:2] == ["lanes", "lanes"] and rules[2:15] == ["arrival"] * 13 and rules[-2:] == ["lanes", "lanes"]
 
@@ -156,7 +164,7 @@ def test_a_higher_priority_takes_its_lane() -> None:
     core = core_of()
     urgent = task(C, 5.0, "urgent", priority=2)
     run(core, (0.0, task(M, 50.0)), (0.0, task(C, 50.0, "low")), (10e-3, urgent))
-    (name, why), = told(core, "preempt")
+    ((name, why),) = told(core, "preempt")
     assert name == "low" and why["rule"] == "priority" and why["C"] < why["rest"]
     order = [event.name for event in core.log if event.kind == "end"]
     assert order[0] == "urgent"
@@ -184,12 +192,15 @@ def test_blocks_of_a_kernel_of_higher_priority_get_room_first() -> None:
 
 
 def test_a_known_better_pair_takes_the_place_of_another_by_the_source_s_test() -> None:
-    pairs = [Pair("memory", name, rates, (s, 1 - s)) for name, rates in (("good", (0.95, 0.9)), ("bad", (0.7, 0.5)))
-             for s in (0.25, 0.5, 0.75)]  # fmt: skip
+    pairs = [
+        Pair("memory", name, rates, (s, 1 - s))
+        for name, rates in (("good", (0.95, 0.9)), ("bad", (0.7, 0.5)))
+        for s in (0.25, 0.5, 0.75)
+    ]
     core = core_of(Matrix(pairs, ClassTable(CAPACITY)))
     known = [(0.0, task(M, 10.0)), (0.0, task(C, 10.0, "good")), (0.1, task(M, 10.0)), (0.1, task(C, 10.0, "bad"))]
     run(core, *known, (0.2, task(M, 100.0)), (0.2, task(C, 100.0, "bad")), (0.22, task(C, 40.0, "good")))
-    (name, why), = told(core, "preempt")
+    ((name, why),) = told(core, "preempt")
     assert name == "bad" and why["S1"] > why["S0"] and why["C"] < why["T"] and why["gain"] > 0
 
 
@@ -377,7 +388,7 @@ def test_a_newcomer_takes_the_place_of_who_leaves_for_it_without_the_host() -> N
         core = core_of(host=HOST, soon=1e-3 if ahead else 0.0)
         urgent = task(M, 1.0, "urgent", priority=4)
         run(core, (0.0, task(M, 30.0)), (0.0, task(C, 30.0)), (10e-3, urgent))
-        stop, = [event.time for event in core.log if event.kind == "stop"]
+        (stop,) = [event.time for event in core.log if event.kind == "stop"]
         assert (core.jobs[-1].started - stop < 1e-9) is ahead
 
 

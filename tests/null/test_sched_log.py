@@ -22,7 +22,7 @@ def test_events_of_many_are_shown_dropped_and_handed_on_as_those_of_one() -> Non
     whole, last, theirs, one = (log.events for log in logs)
     assert len(whole) == len(logs[0]) == 60 and theirs == whole
     assert whole[5] == Event(1.0, "end", 4, "t", "a", {"p": 0, "ran": "a"})
-    assert last == whole[-len(last):] and one == whole[-len(one):]
+    assert last == whole[-len(last) :] and one == whole[-len(one) :]
     for log in logs[1], logs[3]:
         assert 8 <= len(log) == len(log.events) <= 9 and log.dropped + len(log) == 60
     only = Log(most=1)

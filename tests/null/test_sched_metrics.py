@@ -31,9 +31,12 @@ def test_figures_of_a_small_run():
     jobs = [done(a, 0, 0.0, 1.0), done(a, 1, 1.0, 4.0), done(b, 0, 1.0, 4.0)]
     jobs[0].preemptions = 2
     events = [
-        Event(0.1, "preempt", 0, "k"), Event(0.3, "stop", 0, "k", why={"done": 3}), Event(0.4, "hold", 1, "k"),
-        Event(0.5, "preempt", 0, "k"), Event(0.6, "stop", 0, "k", why={"done": 4}),
-    ]  # fmt: skip
+        Event(0.1, "preempt", 0, "k"),
+        Event(0.3, "stop", 0, "k", why={"done": 3}),
+        Event(0.4, "hold", 1, "k"),
+        Event(0.5, "preempt", 0, "k"),
+        Event(0.6, "stop", 0, "k", why={"done": 4}),
+    ]
     found = measure(jobs, events, steps=[1e-6, 3e-6])
     assert (found.makespan, found.stp) == (4.0, 1.0)
     assert found.antt == pytest.approx((4 / 2 + 3 / 2) / 2)
@@ -95,8 +98,10 @@ def test_a_replay_submits_when_it_is_time_and_reports_progress():
     requests = [Request(f"r{i}", [task(1.0)], arrival) for i, arrival in enumerate((3.0, 0.5, 0.0))]
     result = replay(requests, core_of())
     assert [(job.request.name, job.arrival, job.ended) for job in result.jobs] == [
-        ("r2", 0.0, 1.0), ("r1", 0.5, 2.0), ("r0", 3.0, 4.0),
-    ]  # fmt: skip
+        ("r2", 0.0, 1.0),
+        ("r1", 0.5, 2.0),
+        ("r0", 3.0, 4.0),
+    ]
     assert result.metrics().makespan == 4.0 and len(result.steps) > 0
     seen = []
     many = [Request("r", [task(1e-6) for _ in range(100)]) for _ in range(100)]

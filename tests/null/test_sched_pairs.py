@@ -44,10 +44,19 @@ def test_pairs_are_kept_with_the_history_but_for_those_of_this_process(tmp_path:
     assert len(found) == 2 and found.of(KEY) == {0.5: (0.9, 0.7)}
 
 
-@pytest.mark.parametrize("wrong", [
-    7, [7], [["a", "b"]], [["a", 3, [[0.5, 1, 1]]]], [["a", "b", [[0.5, 1, "x"]]]], [["a", "b", [[1.5, 1, 1]]]],
-    [["a", "b", [[0.5, -1, 1]]]], [["a", "b", [[0.5, float("nan"), 1]]]],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        7,
+        [7],
+        [["a", "b"]],
+        [["a", 3, [[0.5, 1, 1]]]],
+        [["a", "b", [[0.5, 1, "x"]]]],
+        [["a", "b", [[1.5, 1, 1]]]],
+        [["a", "b", [[0.5, -1, 1]]]],
+        [["a", "b", [[0.5, float("nan"), 1]]]],
+    ],
+)
 def test_a_damaged_table_is_none(tmp_path: Path, wrong: Any) -> None:
     path = tmp_path / "g.json"
     path.write_text(json.dumps({"format": "warpwell-history/2", "device": "GPU", "samples": [], "pairs": wrong}))

@@ -29,9 +29,18 @@ def truth(name, n, *, moving=True, seconds=True):
     seed = random.Random(name)
     power, ratio, drift = seed.choice((1, 2, 3)), seed.uniform(0.8, 1.3), seed.uniform(-0.02, 0.02)
     measured = ratio * n**drift * (40.0 * n**power + 900 * n)
-    return Sample(name, {"n": float(n)}, max(1, n // 32), n / 3e12 if moving else 0.0, app=name,
-                  instructions=measured, seconds=3e-6 + measured / 5e11 if seconds else None, miss_rate=0.25,
-                  bandwidth=0.7 if power == 1 else 0.1, compute=0.3 if power == 1 else 0.8)  # fmt: skip
+    return Sample(
+        name,
+        {"n": float(n)},
+        max(1, n // 32),
+        n / 3e12 if moving else 0.0,
+        app=name,
+        instructions=measured,
+        seconds=3e-6 + measured / 5e11 if seconds else None,
+        miss_rate=0.25,
+        bandwidth=0.7 if power == 1 else 0.1,
+        compute=0.3 if power == 1 else 0.8,
+    )
 
 
 def query(sample):
@@ -137,16 +146,22 @@ def test_a_history_that_is_not_there_is_empty(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "[" * 100_000, '{"format": "other"}', '{"format": "warpwell-history/2", "device": "another"}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": 3}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k"}]}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": 3, "warps": 1}]}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": 3, "size": {}, "warps": 1}]}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {"n": NaN}, "warps": 1}]}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 0}]}',
-     '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 1, "seconds": 1'
-     + 400 * "0" + "}]}"],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"format": "other"}',
+        '{"format": "warpwell-history/2", "device": "another"}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": 3}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k"}]}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": 3, "warps": 1}]}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": 3, "size": {}, "warps": 1}]}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {"n": NaN}, "warps": 1}]}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 0}]}',
+        '{"format": "warpwell-history/2", "device": "d", "samples": [{"kernel": "k", "size": {}, "warps": 1, '
+        '"seconds": 1' + 400 * "0" + "}]}",
+    ],
+)
 def test_damaged_histories_are_refused_and_stop_nothing(tmp_path, text):
     (tmp_path / "h.json").write_text(text)
     with pytest.raises(errors.FormatError, match=r"h\.json"):
@@ -261,10 +276,13 @@ def test_a_task_gets_a_profile_and_a_log_teaches():
     learns = learner()
     tasks = {k: task_of(learns, 2000, {"n": 2000 + k}) for k in range(4)}
     events = [
-        Event(0.0, "launch", 0, "scale"), Event(0.5, "end", 0, "scale", why={"ran": 0.5, "alone": 0.25}),
-        Event(1.0, "launch", 1, "scale"), Event(1.1, "launch", 2, "scale"), Event(1.6, "end", 1, "scale"),
+        Event(0.0, "launch", 0, "scale"),
+        Event(0.5, "end", 0, "scale", why={"ran": 0.5, "alone": 0.25}),
+        Event(1.0, "launch", 1, "scale"),
+        Event(1.1, "launch", 2, "scale"),
+        Event(1.6, "end", 1, "scale"),
         Event(2.0, "end", 2, "scale"),
-    ]  # fmt: skip
+    ]
     assert alone_times(events) == [(0, 0.25)]  # the kernel's own time, not the log's
     for number, seconds in alone_times(events):
         learns.learn(tasks[number], seconds)
@@ -286,8 +304,9 @@ def test_features_and_footprint_of_a_launch():
 def test_a_workload_is_a_request_with_profiles():
     app = make("atax", 40)
     learns = learner()
-    request = app.request(lambda step: learns(Task(step.name, 1, launch=step.launch, arguments=step.arguments)),
-                          arrival=2.0, tenant="t")  # fmt: skip
+    request = app.request(
+        lambda step: learns(Task(step.name, 1, launch=step.launch, arguments=step.arguments)), arrival=2.0, tenant="t"
+    )
     assert [t.name for t in request.tasks] == ["atax_rows", "atax_fold", "atax_columns", "atax_total"]
     assert request.arrival == 2.0 and {t.profile.source for t in request.tasks} == {"cold"}
     assert all(t.blocks >= 1 and t.memory == app.memory and t.size == {"n": 40} for t in request.tasks)

@@ -74,8 +74,9 @@ def exchange(array: NDArray[Any]) -> NDArray[Any]:
 @settings(max_examples=40)
 @given(
     dtype=st.sampled_from("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16 >i4 >f8".split()),
-    shape=st.lists(st.integers(0, 5), max_size=3), seed=st.integers(0, 1000),
-)  # fmt: skip
+    shape=st.lists(st.integers(0, 5), max_size=3),
+    seed=st.integers(0, 1000),
+)
 def test_arrays_arrive_bit_for_bit(dtype: str, shape: list[int], seed: int) -> None:
     wanted = np.dtype(dtype)
     raw = np.random.default_rng(seed).integers(0, 2 if wanted.kind == "b" else 256, (*shape, wanted.itemsize), np.uint8)
@@ -92,8 +93,10 @@ def test_views_and_large_arrays_arrive() -> None:
     assert np.array_equal(exchange(base.T), base.T)
 
 
-@pytest.mark.parametrize("array", [np.array([object()]), np.array(["text"]), np.zeros(2, "i4,f8"),
-                                   np.zeros(1, "M8[s]"), np.zeros(1, np.longdouble)])  # fmt: skip
+@pytest.mark.parametrize(
+    "array",
+    [np.array([object()]), np.array(["text"]), np.zeros(2, "i4,f8"), np.zeros(1, "M8[s]"), np.zeros(1, np.longdouble)],
+)
 def test_what_is_no_plain_number_does_not_travel(array: NDArray[Any]) -> None:
     with pair() as (a, _), pytest.raises(errors.DTypeError, match="does not travel"):
         a.send({"type": "x"}, [array])
@@ -192,9 +195,10 @@ def test_a_small_message_is_sent_in_one_piece() -> None:
     with pair() as (a, b):
         send = a._socket.sendall
         a._socket = types.SimpleNamespace(  # type: ignore[assignment]
-            sendall=lambda data: (sizes.append(len(data)), send(data)), shutdown=a._socket.shutdown,
+            sendall=lambda data: (sizes.append(len(data)), send(data)),
+            shutdown=a._socket.shutdown,
             close=a._socket.close,
-        )  # fmt: skip
+        )
         a.send({"type": "x"}, [np.arange(5), np.arange(3.0)])
         message = b.receive()
         assert message is not None and [x.tolist() for x in message.arrays] == [[0, 1, 2, 3, 4], [0.0, 1.0, 2.0]]
@@ -295,14 +299,24 @@ def test_kernels_are_found_by_name_or_refused() -> None:
             references.reference(wrong)
 
 
-@pytest.mark.parametrize("named", [
-    {"module": "os", "name": "system()", "sha256": ""}, {"module": "os;x", "name": "a", "sha256": ""},
-    {"module": "..evil", "name": "a", "sha256": ""}, {"module": "a", "name": "a.b", "sha256": ""},
-    {"path": "relative.py", "name": "a", "sha256": "0" * 64}, {"path": "/a.py", "name": "a", "sha256": ""},
-    {"path": "/a\0.py", "name": "a", "sha256": "0" * 64}, {"path": "/a.py", "name": "a", "sha256": "0" * 63},
-    {"path": "/" + 4096 * "a", "name": "a", "sha256": "0" * 64}, {"module": "a", "name": 201 * "a", "sha256": ""},
-    {"name": "a", "sha256": ""}, {"module": 3, "name": "a", "sha256": ""}, {"module": "a", "sha256": ""},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"module": "os", "name": "system()", "sha256": ""},
+        {"module": "os;x", "name": "a", "sha256": ""},
+        {"module": "..evil", "name": "a", "sha256": ""},
+        {"module": "a", "name": "a.b", "sha256": ""},
+        {"path": "relative.py", "name": "a", "sha256": "0" * 64},
+        {"path": "/a.py", "name": "a", "sha256": ""},
+        {"path": "/a\0.py", "name": "a", "sha256": "0" * 64},
+        {"path": "/a.py", "name": "a", "sha256": "0" * 63},
+        {"path": "/" + 4096 * "a", "name": "a", "sha256": "0" * 64},
+        {"module": "a", "name": 201 * "a", "sha256": ""},
+        {"name": "a", "sha256": ""},
+        {"module": 3, "name": "a", "sha256": ""},
+        {"module": "a", "sha256": ""},
+    ],
+)
 def test_references_that_are_none(named: dict[str, Any]) -> None:
     with pytest.raises(errors.ServiceError):
         references.check(named)
@@ -454,13 +468,29 @@ def test_arguments_that_do_not_travel() -> None:
     assert got[0] is got[1] and got[4].dtype == np.float32 and got[5:] == [3, True, 0.5, -1]
 
 
-@pytest.mark.parametrize("change", [
-    {"shape": []}, {"shape": [0]}, {"shape": [1, 1, 1, 1]}, {"shape": [1 << 41]}, {"shape": [True]}, {"shape": "8"},
-    {"arguments": [["array", 1]]}, {"arguments": [["array", -1]]}, {"arguments": [["array", True]]},
-    {"arguments": [["scalar", 0]]}, {"arguments": [["int", 1 << 63]]}, {"arguments": [["int", 0.5]]},
-    {"arguments": [["pickle", "gA=="]]}, {"arguments": [["float", "nan"]]}, {"arguments": [7]},
-    {"arguments": [["int", 0]] * 257}, {"kernel": "os:system"}, {"kernel": {}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": []},
+        {"shape": [0]},
+        {"shape": [1, 1, 1, 1]},
+        {"shape": [1 << 41]},
+        {"shape": [True]},
+        {"shape": "8"},
+        {"arguments": [["array", 1]]},
+        {"arguments": [["array", -1]]},
+        {"arguments": [["array", True]]},
+        {"arguments": [["scalar", 0]]},
+        {"arguments": [["int", 1 << 63]]},
+        {"arguments": [["int", 0.5]]},
+        {"arguments": [["pickle", "gA=="]]},
+        {"arguments": [["float", "nan"]]},
+        {"arguments": [7]},
+        {"arguments": [["int", 0]] * 257},
+        {"kernel": "os:system"},
+        {"kernel": {}},
+    ],
+)
 def test_launches_that_are_none(change: dict[str, Any]) -> None:
     good = {"shape": [8], "arguments": [["array", 0]], "kernel": {"module": "m", "name": "k", "sha256": ""}}
     assert wire.check_task(good, [np.zeros(8)])["shape"] == [8]
@@ -643,8 +673,10 @@ def test_what_was_cancelled_does_not_run_again() -> None:
         ledger.cancelled(piece.number)
     gone = ledger.owner_died(None, "r")
     assert [(g.held, g.piece.name, g.error) for g in gone] == [
-        (request, "k1", None), (request, "k2", None), (alone, "k0", None)
-    ]  # fmt: skip
+        (request, "k1", None),
+        (request, "k2", None),
+        (alone, "k0", None),
+    ]
     assert list(ledger.requests) == [request] and ledger.sendable() == [request]
     assert ledger.ended(request.pieces[0].number) is not None and not ledger.requests
 
@@ -887,8 +919,12 @@ def make(tmp_path: Path) -> Iterator[Made]:
 
     def start(**options: Any) -> Service:
         path = options.pop("path", tmp_path / "run" / "s.sock")
-        service = Service(path, command=(sys.executable, "-P", str(script)), silence=20.0,
-                          **{"policy": "p", "patience": 5.0, **options})  # fmt: skip
+        service = Service(
+            path,
+            command=(sys.executable, "-P", str(script)),
+            silence=20.0,
+            **{"policy": "p", "patience": 5.0, **options},
+        )
         made.append(service)
         return service.start(60.0)
 
@@ -1193,9 +1229,7 @@ def test_a_tenant_may_hold_so_much_and_no_more(make: Made) -> None:
             one.submit(double[1], np.zeros(1), tenant="b")
 
 
-def test_answers_that_nobody_reads_count_and_others_wait_for_them(
-    make: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_that_nobody_reads_count_and_others_wait_for_them(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "ROOM", 0.3)
     size = 4_000_000  # more than sockets hold
     service = make(max_held=3 * size)
@@ -1355,8 +1389,9 @@ def test_users_of_a_group_are_tenants_with_kernels_that_were_allowed(
     make: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = os.getuid() + 1
-    service = make(group=str(os.getgid()), users={foreign: "guest"}, allow=["warpwell.scheduler"],
-                   tenants={"guest": 1, "mine": 1})
+    service = make(
+        group=str(os.getgid()), users={foreign: "guest"}, allow=["warpwell.scheduler"], tenants={"guest": 1, "mine": 1}
+    )
     assert service.path.stat().st_mode & 0o777 == 0o660 and service.path.stat().st_gid == os.getgid()
     assert service.path.parent.stat().st_mode & 0o777 == 0o750
     x = np.zeros(4)
@@ -1595,9 +1630,7 @@ def test_a_log_on_a_full_disk_has_whole_lines_and_says_that_some_are_missing(tmp
             return super().write(text[:written])
 
     settings = {"policy": "lanes", "tenants": {}}
-    service = broker.Broker(
-        settings, allow=(), trust=False, max_held=1, log=tmp_path / "log", silence=1.0, command=()
-    )
+    service = broker.Broker(settings, allow=(), trust=False, max_held=1, log=tmp_path / "log", silence=1.0, command=())
     with Full(tmp_path / "log", "ab") as service._file:
         for task in range(3):
             service._append({"task": task, "text": "x" * 50})
@@ -1850,10 +1883,20 @@ def test_interrupted_submissions_leave_nothing_that_runs(make: Made, monkeypatch
         assert client.submit(double[4], x).result(20) is None and x.tolist() == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize("option", [
-    {"deadline": 10**400}, {"deadline": 0}, {"deadline": -1.0}, {"deadline": float("inf")}, {"deadline": float("nan")},
-    {"name": 201 * "a"}, {"size": {201 * "a": 1}}, {"size": {"a": "b"}}, {"priority": 1 << 63},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"deadline": 10**400},
+        {"deadline": 0},
+        {"deadline": -1.0},
+        {"deadline": float("inf")},
+        {"deadline": float("nan")},
+        {"name": 201 * "a"},
+        {"size": {201 * "a": 1}},
+        {"size": {"a": "b"}},
+        {"priority": 1 << 63},
+    ],
+)
 def test_options_that_are_none(option: dict[str, Any]) -> None:
     good = {"type": "submit", "deadline": 1e9, "size": {200 * "a": 1}}
     assert wire.options(protocol.ServiceMessage(good))["deadline"] == 1e9

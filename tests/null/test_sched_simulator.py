@@ -89,9 +89,13 @@ def test_progressive_filling(kernels, capacity):
 
 
 profiles = st.builds(
-    Profile, kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]), seconds=st.floats(1e-6, 1e-2),
-    need=st.floats(0.01, 1.0), bandwidth=st.floats(0.0, 1.0), compute=st.floats(0.0, 1.0),
-)  # fmt: skip
+    Profile,
+    kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]),
+    seconds=st.floats(1e-6, 1e-2),
+    need=st.floats(0.01, 1.0),
+    bandwidth=st.floats(0.0, 1.0),
+    compute=st.floats(0.0, 1.0),
+)
 
 
 @given(st.lists(st.tuples(profiles, st.integers(1, FULL)), min_size=1, max_size=4))
@@ -112,9 +116,10 @@ def test_rates_are_ratios_and_a_share_of_two_resources(kernels):
 
 def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
     pairs = [
-        Pair("copy", "gemm", (0.9, 0.8), (0.25, 0.75)), Pair("copy", "gemm", (0.7, 0.6), (0.75, 0.25)),
+        Pair("copy", "gemm", (0.9, 0.8), (0.25, 0.75)),
+        Pair("copy", "gemm", (0.7, 0.6), (0.75, 0.25)),
         Pair("gemm", "copy", (1.0, 0.1)),
-    ]  # fmt: skip
+    ]
     capacity = Capacity()
     path = tmp_path / "pairs.json"
     Matrix(pairs, device="a GPU").write(path)
@@ -134,11 +139,18 @@ def test_a_matrix_is_asked_by_name_order_and_quota(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("no json", "JSON"), ("{}", "warpwell-pairs/1"), ("[1]", "warpwell-pairs/1"),
-     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a"}]}', "entry 0"),
-     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, -1]}]}', "rates"),
-     ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "x": 1}]}', "nothing")],
-)  # fmt: skip
+    [
+        ("no json", "JSON"),
+        ("{}", "warpwell-pairs/1"),
+        ("[1]", "warpwell-pairs/1"),
+        ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a"}]}', "entry 0"),
+        ('{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, -1]}]}', "rates"),
+        (
+            '{"format": "warpwell-pairs/1", "pairs": [{"first": "a", "second": "b", "rates": [1, 1], "x": 1}]}',
+            "nothing",
+        ),
+    ],
+)
 def test_a_damaged_matrix(tmp_path, text, says):
     path = tmp_path / "pairs.json"
     path.write_text(text)
@@ -450,15 +462,19 @@ requests = st.lists(
         st.floats(0.0, 2e-3),  # arrival
         st.lists(
             st.tuples(
-                st.sampled_from([Kind.MEMORY, Kind.COMPUTE]), st.floats(1e-6, 1e-3), st.integers(1, 3 * FULL),
+                st.sampled_from([Kind.MEMORY, Kind.COMPUTE]),
+                st.floats(1e-6, 1e-3),
+                st.integers(1, 3 * FULL),
                 st.floats(0.05, 1.0),
             ),
-            min_size=1, max_size=4,
+            min_size=1,
+            max_size=4,
         ),
         st.integers(0, 1),
     ),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    min_size=1,
+    max_size=6,
+)
 
 
 def made(plan):
@@ -474,9 +490,11 @@ def made(plan):
 
 @pytest.mark.parametrize("mode", ["switch", "drain"])
 @given(
-    plan=requests, policy=st.sampled_from(sorted(POLICIES)), limit=st.integers(1, 3),
+    plan=requests,
+    policy=st.sampled_from(sorted(POLICIES)),
+    limit=st.integers(1, 3),
     host=st.sampled_from([HostDelays(), HostDelays(), HOST]),
-)  # fmt: skip
+)
 @settings(max_examples=60)
 def test_work_is_conserved(mode, plan, policy, limit, host):
     simulator = Watched(ClassTable(), mode=mode, seed=1, host=host)

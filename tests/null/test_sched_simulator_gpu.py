@@ -63,7 +63,7 @@ def sides(of: Run, title: str) -> tuple[list[str], list[str]]:
         "short": [name for name in suite if name not in ("stream", "logistic")],
         "complementary": ["stream", "logistic"],
         "random mix": [name for name in of.profiles if name.startswith("random")],
-    }.get(title, suite)  # fmt: skip
+    }.get(title, suite)
     memory, compute = ([name for name in names if of.profiles[name].kind is k] for k in (Kind.MEMORY, Kind.COMPUTE))
     return {"memory only": (memory, memory), "compute only": (compute, compute)}.get(title, (memory, compute))
 

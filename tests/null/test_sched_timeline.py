@@ -15,8 +15,18 @@ from warpwell.scheduler.report.explain import QUIET, duration, sentences
 from warpwell.scheduler.report.prometheus import BUCKETS, LogMetrics, write_text
 from warpwell.scheduler.report.timeline import draw, stays, write_trace
 
-WORTH = {"rule": "worth", "victim": 1, "newcomer": 2, "S0": 1.1, "S1": 1.6, "n": 0.55, "T": 0.02, "C": 0.005, "d": 1.0,
-         "gain": 1.0 * 0.55 * 0.005 + 1.6 * 0.015 - 1.1 * 0.02}  # fmt: skip
+WORTH = {
+    "rule": "worth",
+    "victim": 1,
+    "newcomer": 2,
+    "S0": 1.1,
+    "S1": 1.6,
+    "n": 0.55,
+    "T": 0.02,
+    "C": 0.005,
+    "d": 1.0,
+    "gain": 1.0 * 0.55 * 0.005 + 1.6 * 0.015 - 1.1 * 0.02,
+}
 
 
 def sample() -> Log:
@@ -164,8 +174,10 @@ def test_metrics_count_what_the_log_says() -> None:
     assert of("warpwell_leaving_seconds_sum", "a") == pytest.approx(0.05)
     assert found["warpwell_owner_restarts_total"][()] == 2 and found["warpwell_clients"][()] == 3
     buckets = found["warpwell_queueing_seconds_bucket"]
-    listed = [buckets[tuple(sorted((*dict(policy="source", tenant="a").items(), ("le", le))))]
-              for le in [str(b) if b < 1 else str(int(b)) if b == int(b) else str(b) for b in BUCKETS]]  # fmt: skip
+    listed = [
+        buckets[tuple(sorted((*dict(policy="source", tenant="a").items(), ("le", le))))]
+        for le in [str(b) if b < 1 else str(int(b)) if b == int(b) else str(b) for b in BUCKETS]
+    ]
     assert listed == sorted(listed)
 
 
@@ -211,8 +223,17 @@ def test_explanations_say_why_with_figures() -> None:
     assert "beside mvt (task 0)" in beside and "4 workers" in beside
     preempt = texts["preempt", 1, 0.3]
     # T = 20 ms, C = 5 ms: 0.55 * 5 + 1.6 * 15 = 26.75 > 1.1 * 20 = 22
-    for figure in ("for gemm (task 2)", "T = 20 ms", "C = 5 ms", "S0 = 1.1", "S1 = 1.6", "0.55", "26.75 ms > ", "22 ms",
-                   "4.75 ms of work gained"):  # fmt: skip
+    for figure in (
+        "for gemm (task 2)",
+        "T = 20 ms",
+        "C = 5 ms",
+        "S0 = 1.1",
+        "S1 = 1.6",
+        "0.55",
+        "26.75 ms > ",
+        "22 ms",
+        "4.75 ms of work gained",
+    ):
         assert figure in preempt
     assert "in the place of atax (task 1)" in texts["hold", 2, 0.2] and "C is not below T" in texts["hold", 2, 0.2]
     assert "a barrier, line 3" in texts["launch", 1, 1.0]
@@ -264,7 +285,9 @@ def test_decisions_alone() -> None:
     assert kinds == {"launch", "hold", "preempt", "reject", "fail", "cancel"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(2.0, "2 s"), (0.0021, "2.1 ms"), (3e-6, "3 us"), (0.0, "0 us"),
-                                               (-0.004, "-4 ms"), (math.inf, "forever")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.0, "2 s"), (0.0021, "2.1 ms"), (3e-6, "3 us"), (0.0, "0 us"), (-0.004, "-4 ms"), (math.inf, "forever")],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -33,8 +33,10 @@ BatchNorm,0,0,64,40480
 relu,-1,0,2,3232
 Conv,-1,0,1,1000
 """
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n" \
-        "2023-11-16 18:15:50.9951690,396,109\r\n2023-11-16 18:15:50.9,1,1"  # fmt: skip
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n2023-11-16 18:15:50.9,1,1"
+)
 ALIBABA = """name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,\
 creation_time,deletion_time,scheduled_time
 a,12000,16384,1,1000,,LS,Running,10,12537496,0
@@ -78,12 +80,20 @@ def test_orion_as_a_folder_and_as_one_file(tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
-    [("Duration\n", "Duration,Color\n", "Color"), (",SM_usage", "", "SM_usage"),
-     ("100480", "-1", "line 2.*Duration.*'-1'"),
-     (",64,", ",-64,", "line 3.*SM_usage"), ("100480", "long", "long"), ("Conv,1,", "Conv,0.5,", "Profile"),
-     ("Conv,1,", "Conv,7,", "Profile"), ("100480", "nan", "nan"), (",64,40480", ",64", "line 3.*4 values"),
-     ("Conv,1,0,", "Conv,1,-5,", "Memory_footprint"), ("Conv,1,0,", "Conv,1,0.5,", "whole")],
-)  # fmt: skip
+    [
+        ("Duration\n", "Duration,Color\n", "Color"),
+        (",SM_usage", "", "SM_usage"),
+        ("100480", "-1", "line 2.*Duration.*'-1'"),
+        (",64,", ",-64,", "line 3.*SM_usage"),
+        ("100480", "long", "long"),
+        ("Conv,1,", "Conv,0.5,", "Profile"),
+        ("Conv,1,", "Conv,7,", "Profile"),
+        ("100480", "nan", "nan"),
+        (",64,40480", ",64", "line 3.*4 values"),
+        ("Conv,1,0,", "Conv,1,-5,", "Memory_footprint"),
+        ("Conv,1,0,", "Conv,1,0.5,", "whole"),
+    ],
+)
 def test_orion_damaged(tmp_path, old, new, says):
     text = ORION.replace(old, new)
     if old == ",SM_usage":
@@ -126,13 +136,18 @@ def test_alibaba(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(AZURE.replace("ContextTokens", "Tokens"), "Tokens"), (AZURE.replace("374", "-374"), "line 2.*ContextTokens"),
-     (AZURE.replace("2023-11-16 18:15:46.6805900", "yesterday"), "line 2.*yesterday"),
-     (AZURE.split("\r\n")[0], "no arrivals"), (ALIBABA.replace(",BE,", ",VIP,"), "line 3.*VIP"),
-     (ALIBABA.replace("Running,10,", "Running,-10,"), "creation_time"), ("a,b\n1,2\n", "no arrivals"),
-     ("", "no arrivals"),
-     (ALIBABA.splitlines()[0], "no pods")],
-)  # fmt: skip
+    [
+        (AZURE.replace("ContextTokens", "Tokens"), "Tokens"),
+        (AZURE.replace("374", "-374"), "line 2.*ContextTokens"),
+        (AZURE.replace("2023-11-16 18:15:46.6805900", "yesterday"), "line 2.*yesterday"),
+        (AZURE.split("\r\n")[0], "no arrivals"),
+        (ALIBABA.replace(",BE,", ",VIP,"), "line 3.*VIP"),
+        (ALIBABA.replace("Running,10,", "Running,-10,"), "creation_time"),
+        ("a,b\n1,2\n", "no arrivals"),
+        ("", "no arrivals"),
+        (ALIBABA.splitlines()[0], "no pods"),
+    ],
+)
 def test_damaged_arrivals(tmp_path, text, says):
     path = tmp_path / "a.csv"
     path.write_text(text)
@@ -174,8 +189,9 @@ def test_a_table(tmp_path):
     path.write_text(TABLE)
     found = table.read(path)
     assert [(a.time, a.application.name, a.tenant, a.priority) for a in found.arrivals] == [
-        (0.0, "copy", "default", -1), (0.5, "gemm", "ann", 2),
-    ]  # fmt: skip
+        (0.0, "copy", "default", -1),
+        (0.5, "gemm", "ann", 2),
+    ]
     gemm, copy = found.arrivals[1].application.kernels
     assert (gemm.blocks, gemm.profile.kind, gemm.profile.seconds) == (100, Kind.COMPUTE, 1e-3)
     assert (copy.blocks, copy.profile.need) == (Profile().resident, 0.5)
@@ -184,13 +200,22 @@ def test_a_table(tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
-    [("priority", "urgency", "'urgency' that is not known.*priority"),
-     ("0.5,gemm", "-0.5,gemm", "line 3: arrival is '-0.5'"),
-     ("gemm,1e-3", "gemm,-1e-3", "line 3: seconds"), ("compute,100", "compute,-100", "blocks"),
-     ("compute,100", "compute,0", "blocks"), ("compute,100", "compute,1.5", "whole"), ("compute", "big", "kind"),
-     ("ann,1", "ann,1.5", "need.*0 to 1"), ("100,2", "100,2.5", "priority"), ("seconds", "kernel", "two columns"),
-     ("request,", "", "no column 'request'"), ("gemm,1e-3", "gemm,inf", "inf"), ("gemm,1e-3", "gemm,", "seconds")],
-)  # fmt: skip
+    [
+        ("priority", "urgency", "'urgency' that is not known.*priority"),
+        ("0.5,gemm", "-0.5,gemm", "line 3: arrival is '-0.5'"),
+        ("gemm,1e-3", "gemm,-1e-3", "line 3: seconds"),
+        ("compute,100", "compute,-100", "blocks"),
+        ("compute,100", "compute,0", "blocks"),
+        ("compute,100", "compute,1.5", "whole"),
+        ("compute", "big", "kind"),
+        ("ann,1", "ann,1.5", "need.*0 to 1"),
+        ("100,2", "100,2.5", "priority"),
+        ("seconds", "kernel", "two columns"),
+        ("request,", "", "no column 'request'"),
+        ("gemm,1e-3", "gemm,inf", "inf"),
+        ("gemm,1e-3", "gemm,", "seconds"),
+    ],
+)
 def test_a_damaged_table(tmp_path, old, new, says):
     path = tmp_path / "t.csv"
     path.write_text(TABLE.replace(old, new, 1))
@@ -200,8 +225,14 @@ def test_a_damaged_table(tmp_path, old, new, says):
 
 def test_more_that_a_table_can_have_wrong(tmp_path):
     path = tmp_path / "t.csv"
-    for column, value in (("memory", "-1"), ("deadline", "0"), ("deadline", "-2"),
-                          ("instructions", "-1"), ("registers", "-4"), ("miss_rate", "2")):  # fmt: skip
+    for column, value in (
+        ("memory", "-1"),
+        ("deadline", "0"),
+        ("deadline", "-2"),
+        ("instructions", "-1"),
+        ("registers", "-4"),
+        ("miss_rate", "2"),
+    ):
         path.write_text(f"request,arrival,kernel,seconds,{column}\n1,0,k,1,{value}\n")
         with pytest.raises(errors.FormatError, match=f"line 2.*{column}"):
             table.read(path)
@@ -213,16 +244,32 @@ def test_more_that_a_table_can_have_wrong(tmp_path):
 
 
 kernels = st.builds(
-    TracedKernel, st.text("abc, \"'#é", min_size=1, max_size=5),
-    st.builds(Profile, kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]), seconds=st.floats(0, 1e3),
-              instructions=st.none() | st.floats(0, 1e12), registers=st.integers(0, 1 << 20),
-              resident=st.integers(1, 5000), miss_rate=st.floats(0, 1), need=st.floats(0, 1), source=st.just("trace")),
-    st.integers(1, 1 << 40), st.integers(0, 1 << 40), st.none() | st.floats(1e-9, 1e3),
-)  # fmt: skip
+    TracedKernel,
+    st.text("abc, \"'#é", min_size=1, max_size=5),
+    st.builds(
+        Profile,
+        kind=st.sampled_from([Kind.MEMORY, Kind.COMPUTE, None]),
+        seconds=st.floats(0, 1e3),
+        instructions=st.none() | st.floats(0, 1e12),
+        registers=st.integers(0, 1 << 20),
+        resident=st.integers(1, 5000),
+        miss_rate=st.floats(0, 1),
+        need=st.floats(0, 1),
+        source=st.just("trace"),
+    ),
+    st.integers(1, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.none() | st.floats(1e-9, 1e3),
+)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e6), st.lists(kernels, min_size=1, max_size=3), st.integers(-3, 3)),
-                min_size=1, max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e6), st.lists(kernels, min_size=1, max_size=3), st.integers(-3, 3)),
+        min_size=1,
+        max_size=5,
+    )
+)
 @settings(max_examples=40)
 def test_what_is_written_is_read(tmp_path_factory, plan):
     plan = sorted(plan, key=lambda p: p[0])
@@ -286,8 +333,13 @@ def test_what_cannot_be_composed():
 
 
 def test_predictions_err_by_as_much_as_they_should():
-    plan = compose([TracedApplication("a", tuple(TracedKernel("k", Profile(seconds=1.0)) for _ in range(2000)))],
-                   Arrivals("x", np.arange(3.0)), kernels=6000, load=1.0, seed=0)  # fmt: skip
+    plan = compose(
+        [TracedApplication("a", tuple(TracedKernel("k", Profile(seconds=1.0)) for _ in range(2000)))],
+        Arrivals("x", np.arange(3.0)),
+        kernels=6000,
+        load=1.0,
+        seed=0,
+    )
     requests, truth = Trace("w", plan).requests(0.05, seed=4)
     ratios = np.array([task.profile.seconds for task in requests[0].tasks])
     assert np.median(np.abs(np.log(ratios))) == pytest.approx(math.log(1.05), rel=0.1)

@@ -626,8 +626,11 @@ def test_devices_as_pytorch_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "current_context", lambda: 7)
     monkeypatch.setattr(lease, "device_name", lambda number: f"gpu-{number}")
     for kind, index, name in (
-        ("cpu", None, "host"), ("cuda", None, "gpu-None"), ("cuda", 0, "gpu-0"), ("cuda", 1, "gpu-1")
-    ):  # fmt: skip
+        ("cpu", None, "host"),
+        ("cuda", None, "gpu-None"),
+        ("cuda", 0, "gpu-0"),
+        ("cuda", 1, "gpu-1"),
+    ):
         device = TorchDevice(kind, index)
         assert lease._name_of(device) == lease._name_of(str(device)) == name
     assert lease._name_of(None) == "gpu-None" and lease._name_of("cuda-x") == "cuda-x"

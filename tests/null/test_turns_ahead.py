@@ -385,9 +385,10 @@ def test_turns_in_another_stream_begin_when_those_before_have_ended(
 ) -> None:
     second = Stream()
     monkeypatch.setattr(
-        gpu, "cuStreamBatchMemOp_v2",
+        gpu,
+        "cuStreamBatchMemOp_v2",
         lambda stream, *rest: Stream.cuStreamBatchMemOp_v2(second if stream == 2 else gpu, stream, *rest),
-    )  # fmt: skip
+    )
     with ww.turn("here", device=name, ahead=True, stream=1):
         gpu.kernel(0.1)
     with ww.turn("here", device=name, ahead=True, stream=2):

@@ -42,10 +42,16 @@ def expected(word: int, frame: int, state: int) -> list[int]:
     page = word & 0x7FFFFFFFFFFF
     mixed = (page & 0x7FFFFFFF) * 0x9E3779B1 + (page >> 31) * 0x85EBCA6B
     return [
-        signed(frame << 36 | generation << 16 | state), unsigned & 3, unsigned >> 4 & 0xFFF, unsigned >> 36, generation,
-        signed(unsigned & ~3 | state), (generation + 1 & 0xFFFFF) << 16,
-        signed(frame << 36 | generation << 16 | 2 | state << 4), (mixed >> 15 ^ mixed) & 1023,
-    ]  # fmt: skip
+        signed(frame << 36 | generation << 16 | state),
+        unsigned & 3,
+        unsigned >> 4 & 0xFFF,
+        unsigned >> 36,
+        generation,
+        signed(unsigned & ~3 | state),
+        (generation + 1 & 0xFFFFF) << 16,
+        signed(frame << 36 | generation << 16 | 2 | state << 4),
+        (mixed >> 15 ^ mixed) & 1023,
+    ]
 
 
 @pytest.mark.parametrize("device", ["interp", "cpu", "cuda"])

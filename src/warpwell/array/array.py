@@ -156,9 +156,11 @@ class Array(OnStorage):
             self._static = how, replace(static, packed=packed)
         static = self._static[1]
         values: dict[str, int | tuple[int, ...]] = {
-            "shape": self.shape, "strides": self._strides, "size": min(self.size, INT64_MAX),
+            "shape": self.shape,
+            "strides": self._strides,
+            "size": min(self.size, INT64_MAX),
             "space": constants["space"],
-        }  # fmt: skip
+        }
         if cached:
             values |= constants
             values |= {"origin": self._origin, "once": int(self.read_once)}
@@ -250,9 +252,11 @@ class Array(OnStorage):
             own = self._range(index)
         else:
             return False
-        return own._part is rows._part and own.dtype == rows.dtype and (own._origin, own.shape, own._strides) == (
-            rows._origin, rows.shape, rows._strides
-        )  # fmt: skip
+        return (
+            own._part is rows._part
+            and own.dtype == rows.dtype
+            and (own._origin, own.shape, own._strides) == (rows._origin, rows.shape, rows._strides)
+        )
 
     def _require_writable(self) -> None:
         if not self.writable:
@@ -386,16 +390,19 @@ class Array(OnStorage):
         if accept_loss and self._base is not None and self.nbytes != self._base.nbytes:
             raise errors.ArgumentError(
                 f"this is a part of array {self.name!r}, whose other rows may be in doubt, too: call "
-                "recover(accept_loss=True) on the array itself", name="accept_loss",
-            )  # fmt: skip
+                "recover(accept_loss=True) on the array itself",
+                name="accept_loss",
+            )
         self.cache.recover()
         if (failure := self.medium.failure()) is not None:
             raise failure
         row, page = self._strides[0] if self._strides else self.dtype.itemsize, self.cache.page_size
         rows = self.shape[0] if self.shape else 1
         doubts = self.cache.doubts(self._nsid, accept=accept_loss)
-        found = [(max(0, first * page - self._origin) // row, -(-max(0, end * page - self._origin) // row))
-                 for first, end in doubts]  # fmt: skip
+        found = [
+            (max(0, first * page - self._origin) // row, -(-max(0, end * page - self._origin) // row))
+            for first, end in doubts
+        ]
         return [range(first, min(end, rows)) for first, end in joined(found) if first < min(end, rows)]
 
     def close(self) -> None:

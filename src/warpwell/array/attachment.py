@@ -92,10 +92,19 @@ class Attachment:
         self._begun = 0
         self._compared = 0
         self.mapping = mapping
-        self._resident = None if tier in ("storage", "mapped") else InMemory(
-            medium, cache.memory, tier=tier, page_size=cache.page_size, start=header.origin,
-            end=header.origin + header.nbytes, writable=writable,
-        )  # fmt: skip
+        self._resident = (
+            None
+            if tier in ("storage", "mapped")
+            else InMemory(
+                medium,
+                cache.memory,
+                tier=tier,
+                page_size=cache.page_size,
+                start=header.origin,
+                end=header.origin + header.nbytes,
+                writable=writable,
+            )
+        )
         self.block: Block | None = self._resident.block if self._resident else None
         host = self.block.address if self.block else 0
         if self.cached:
@@ -315,8 +324,9 @@ class Attachment:
             if missing is not None:
                 raise errors.PinError(
                     f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
-                    array=self.name, page=missing,
-                )  # fmt: skip
+                    array=self.name,
+                    page=missing,
+                )
             for a, b in self.pins.remove(first, end):
                 self.cache.unpin(self.nsid, a, b)
 

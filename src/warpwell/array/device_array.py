@@ -20,11 +20,17 @@ _KDLCUDA = 2
 
 class _Tensor(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+    )
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -103,8 +109,15 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """Version 3 of the interface."""
         typestr = self.dtype.str
-        return {"shape": self.shape, "typestr": typestr, "data": (self._pointer, False), "version": 3,
-                "descr": self.dtype.descr, "strides": self.strides, "stream": None}  # fmt: skip
+        return {
+            "shape": self.shape,
+            "typestr": typestr,
+            "data": (self._pointer, False),
+            "version": 3,
+            "descr": self.dtype.descr,
+            "strides": self.strides,
+            "stream": None,
+        }
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return the DLPack device: CUDA, and which."""

@@ -43,8 +43,18 @@ from ..targets import (
 from .items import BFLOAT16, item_of, reader_of, writer_of
 
 CACHED_MEMBERS = (
-    "core", "space", "base", "table", "frames", "owners", "hash_mask", "shift", "origin", "once", "size",
-)  # fmt: skip
+    "core",
+    "space",
+    "base",
+    "table",
+    "frames",
+    "owners",
+    "hash_mask",
+    "shift",
+    "origin",
+    "once",
+    "size",
+)
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
 PLACED_MEMBERS = (*CACHED_MEMBERS, "data", "owned", "complete")
 """Where each page has a frame of its own: `data` is that of the first page, `owned` the address of its owner word, and

@@ -85,9 +85,7 @@ def read_header(
         # numpy lets what its parsers raise through where a header is no literal at all
         raise errors.FormatError(f"{name} is not a .npy file ({error}): {advice}", path=name) from None
     if fortran and len(shape) > 1:
-        raise errors.FormatError(
-            f"{name} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=name
-        )
+        raise errors.FormatError(f"{name} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=name)
     return tuple(int(n) for n in shape), dtype
 
 

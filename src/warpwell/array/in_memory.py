@@ -84,9 +84,7 @@ class InMemory:
             helper.join()
         return out
 
-    def _digest(
-        self, offset: int, data: NDArray[np.uint8], out: NDArray[np.uint8], first: int, end: int
-    ) -> None:
+    def _digest(self, offset: int, data: NDArray[np.uint8], out: NDArray[np.uint8], first: int, end: int) -> None:
         size, raw = self._page_size, data.data
         for page in range(first, end):
             low = max(page * size, self._start - offset)

@@ -128,8 +128,21 @@ def _operator(name: str, instead: str) -> Callable[..., Any]:
     return refuse
 
 
-_BINARY = {"add": "+", "sub": "-", "mul": "*", "matmul": "@", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-           "lshift": "<<", "rshift": ">>", "and": "&", "or": "|", "xor": "^"}  # fmt: skip
+_BINARY = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "matmul": "@",
+    "truediv": "/",
+    "floordiv": "//",
+    "mod": "%",
+    "pow": "**",
+    "lshift": "<<",
+    "rshift": ">>",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+}
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
@@ -222,16 +235,37 @@ def _writing_operator(name: str, function: Callable[..., Any]) -> Callable[..., 
 
 
 _BOTH: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "matmul": operator.matmul,
-    "truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow,
-    "divmod": divmod, "lshift": operator.lshift, "rshift": operator.rshift, "and": operator.and_, "or": operator.or_,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "matmul": operator.matmul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "divmod": divmod,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "and": operator.and_,
+    "or": operator.or_,
     "xor": operator.xor,
-}  # fmt: skip
+}
 _OTHERS: dict[str, Callable[..., Any]] = {
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
-    "neg": operator.neg, "pos": operator.pos, "invert": operator.invert, "abs": operator.abs, "bool": bool,
-    "int": int, "float": float, "contains": operator.contains,
-}  # fmt: skip
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "invert": operator.invert,
+    "abs": operator.abs,
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "contains": operator.contains,
+}
 
 for _name in READING:
     setattr(ReadOnUse, _name, _reading_method(_name))

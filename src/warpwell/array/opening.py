@@ -135,9 +135,17 @@ _Opened = tuple[Medium, Header, str, Callable[[], None]]
 
 
 def _attached(
-    opened: _Opened, cache: int | str | Cache | None, device: str, tier: str, mapped: bool, given: dict[str, Any],
-    share: float | None, *, writable: bool, ours: bool,
-) -> Attachment:  # fmt: skip
+    opened: _Opened,
+    cache: int | str | Cache | None,
+    device: str,
+    tier: str,
+    mapped: bool,
+    given: dict[str, Any],
+    share: float | None,
+    *,
+    writable: bool,
+    ours: bool,
+) -> Attachment:
     """Map a medium or attach it to a cache; if that fails, close what was opened (the medium if it is `ours`)."""
     medium, header, label, release = opened
     own: Cache | None = None
@@ -148,9 +156,17 @@ def _attached(
             service = DriveRings(medium.namespace.drive) if isinstance(medium, NamespaceMedium) else None
             cache = own = _own_cache(cache, device, tier, medium.nbytes, given, service)
         return Attachment(
-            medium, header, cache=cache, owns_cache=own is not None, tier=tier, writable=writable, name=label,
-            share=share, on_close=release, mapping=mapping,
-        )  # fmt: skip
+            medium,
+            header,
+            cache=cache,
+            owns_cache=own is not None,
+            tier=tier,
+            writable=writable,
+            name=label,
+            share=share,
+            on_close=release,
+            mapping=mapping,
+        )
     except BaseException:
         if own is not None:
             own.close()
@@ -163,14 +179,18 @@ def _attached(
 def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
     """Return whether to map the file; `asked` has the options of a cache, None where they were not given."""
     why = (
-        f"kernels on {device!r} read no mapping" if device != "cpu"
-        else "a Medium is no file of the system's" if isinstance(path, Medium)
-        else "a drive is no file of the system's" if isinstance(path, Namespace) or _is_drive(path)
-        else "a block device is read through a cache" if _is_block_device(path)
+        f"kernels on {device!r} read no mapping"
+        if device != "cpu"
+        else "a Medium is no file of the system's"
+        if isinstance(path, Medium)
+        else "a drive is no file of the system's"
+        if isinstance(path, Namespace) or _is_drive(path)
+        else "a block device is read through a cache"
+        if _is_block_device(path)
         else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out"
         if any(option is not None for option in asked)
         else None
-    )  # fmt: skip
+    )
     if tier == "mapped" and why:
         raise errors.ArgumentError(f'tier="mapped": {why}', name="tier")
     return tier in ("auto", "mapped") and why is None
@@ -268,8 +288,11 @@ def create(
     check_extents(extents, checked, str(target))
     require_device(options.get("device") or default_device())
     special = code_of(checked) == BFLOAT16
-    header = {"descr": "<V2" if special else np.lib.format.dtype_to_descr(checked), "fortran_order": False,
-              "shape": extents}  # fmt: skip
+    header = {
+        "descr": "<V2" if special else np.lib.format.dtype_to_descr(checked),
+        "fortran_order": False,
+        "shape": extents,
+    }
     try:
         file = target.open("xb")
     except FileExistsError:
@@ -305,9 +328,7 @@ def require_device(device: str) -> None:
         require_gpu()
 
 
-def _medium(
-    path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, mapped: bool
-) -> _Opened:
+def _medium(path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, mapped: bool) -> _Opened:
     """Return the medium of a path, its layout, its name, and the function to call at close."""
     if isinstance(path, Medium):
         if writable and not path.writable:
@@ -352,9 +373,16 @@ def _medium(
 
 
 def _on_drive(
-    path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, page: int, *,
+    path: Any,
+    writable: bool,
+    dtype: Any,
+    shape: Any,
+    offset: int,
+    name: str | None,
+    page: int,
+    *,
     rings: bool,
-) -> _Opened:  # fmt: skip
+) -> _Opened:
     """Return the medium of a namespace, the array's layout and name, and the function to call at close.
 
     With `rings` the drive serves the cache's own; otherwise its namespace is a medium like others.
@@ -384,17 +412,20 @@ def _on_drive(
     return medium, header, name or host.name, close
 
 
-def _layout(
-    medium: NamespaceMedium, writable: bool, dtype: Any, shape: Any, offset: int, page: int
-) -> Header:
+def _layout(medium: NamespaceMedium, writable: bool, dtype: Any, shape: Any, offset: int, page: int) -> Header:
     """Return the layout of what is on a namespace: an array of ours, or raw data."""
     header = read_superblock(medium, dtype=dtype, shape=shape, writable=writable)
     # the last blocks are out of reach where they fill no page: a command past the end fails
     reach = medium.nbytes // page * page
     if header is None:
         room = reach - offset
-        header = _raw_header(reach - (room % check_dtype(dtype, medium.name).itemsize if shape is None else 0),
-                             dtype, shape, offset, medium.name)  # fmt: skip
+        header = _raw_header(
+            reach - (room % check_dtype(dtype, medium.name).itemsize if shape is None else 0),
+            dtype,
+            shape,
+            offset,
+            medium.name,
+        )
     elif header.origin + header.nbytes > reach:
         raise errors.ArgumentError(
             f"{medium.name} has {medium.nbytes} bytes, of which pages of {page} reach {reach}, and its array ends at "
@@ -409,7 +440,7 @@ def _extents(shape: Any) -> tuple[int, ...]:
     if isinstance(shape, np.ndarray) and shape.ndim:
         raise errors.ArgumentError(
             f"shape is an integer or a tuple of integers, not an array of shape {shape.shape}: to keep its items, "
-            "np.save(path, items) and then open(path, \"r+\")",
+            'np.save(path, items) and then open(path, "r+")',
             name="shape",
         )
     given = shape if isinstance(shape, tuple | list) else (shape,)

@@ -71,8 +71,10 @@ class PageSet:
         if not 0 <= start <= stop <= size:
             raise errors.IndexRangeError(
                 f"items {start} to {stop} of array {self._array.name!r} of {size}: give 0 <= start <= stop <= size",
-                array=self._array.name, index=stop if 0 <= start <= size else start, size=size,
-            )  # fmt: skip
+                array=self._array.name,
+                index=stop if 0 <= start <= size else start,
+                size=size,
+            )
         if self._bits is None or start == stop:
             return
         marked = _unpacked(self._words())
@@ -121,8 +123,9 @@ class PageSet:
                     # what was used before makes room for what comes next: all of them do not fit
                     tickets.append(self._read(parts[k + 1], tickets[k], parts[k - 1] if k else None))
                 tickets[k].wait()
-                yield self._items_from(0 if k == 0 else int(part[0])), self._items_from(
-                    int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages
+                yield (
+                    self._items_from(0 if k == 0 else int(part[0])),
+                    self._items_from(int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages),
                 )
         finally:
             tickets[-1].cancel()
@@ -150,9 +153,11 @@ class PageSet:
         values: dict[str, int | tuple[int, ...]] = {
             "bits": self._bits.address if self._bits is not None else 0,
             "space": array.cache.constants(array._nsid, flag)["space"],
-            "origin": array._origin, "step": self._step, "size": array.size,
+            "origin": array._origin,
+            "step": self._step,
+            "size": array.size,
             "shift": array.cache.page_size.bit_length() - 1,
-        }  # fmt: skip
+        }
         return PageSetView((self._bits is not None, array.dtype.itemsize), values)
 
     def launch_begins(self, flag: LaunchFlag) -> None:

@@ -133,9 +133,13 @@ class Cache:
         self._queues, self._depth, self.merge = rings.queues, rings.depth, rings.merge
         self.memory = memory_for(self.device)
         self.pairs = QueuePairs(
-            service.memory(self.device), count=self._queues, depth=self._depth,
-            staging_bytes=self.page_size * self.merge, lists=service.lists, timeout=self.timeout,
-        )  # fmt: skip
+            service.memory(self.device),
+            count=self._queues,
+            depth=self._depth,
+            staging_bytes=self.page_size * self.merge,
+            lists=service.lists,
+            timeout=self.timeout,
+        )
         self.controller: Server = service.start(self.pairs, device=self.device, timeout=self.timeout)
         self.bulk = Bulk(self)
         self._spaces: dict[int, PageSpace] = {}
@@ -541,9 +545,7 @@ class Cache:
             alone = not self.launches.storing()
             for space in written:
                 words = (space.base, space.base + space.pages, int(alone))
-                self._until_none(
-                    maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}"
-                )
+                self._until_none(maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}")
                 if not space.host:
                     with self._written.flushing(space.nsid):
                         self.controller.medium(space.nsid).sync()
@@ -675,9 +677,15 @@ class Cache:
                 space = launch.space(0 if nsid is None else self.index_of(nsid))
                 counter = (launch.count_address,) if counts else ()
                 kernel[threads * width](
-                    self.core, space, *words, *counter, device=self.device,
-                    services=self.controller.services(), aborts=(self,), flag=flag,
-                )  # fmt: skip
+                    self.core,
+                    space,
+                    *words,
+                    *counter,
+                    device=self.device,
+                    services=self.controller.services(),
+                    aborts=(self,),
+                    flag=flag,
+                )
                 return launch.counted() if counts else 0
             finally:
                 self.end(flag)
@@ -691,9 +699,13 @@ class Cache:
             launch = self._enter(flag, stores=False)
         try:
             stream.launch(
-                kernel, threads, self.core, launch.space(self.index_of(nsid)), *words,
+                kernel,
+                threads,
+                self.core,
+                launch.space(self.index_of(nsid)),
+                *words,
                 services=self.controller.services(),
-            )  # fmt: skip
+            )
             stream.wait()
         finally:
             self.end(flag)

@@ -253,4 +253,3 @@ def clean(core, space, page, pinned_too, mask, lane, leader):
     if lane == leader:
         leave_writeback(word, VALID)
     return True
-

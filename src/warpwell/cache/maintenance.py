@@ -127,4 +127,3 @@ def evict_pages(core, space, first_page, left):
     if lane == leader and not gone:
         fetch_add(left, 1, DEVICE)
     syncwarp(mask)
-

@@ -477,9 +477,7 @@ class _Job:
 
     # -- into the cache ---------------------------------------------------------------------------------------------
 
-    def prefetch(
-        self, ticket: Ticket, pages: NDArray[np.int64] | tuple[int, int], limit: int, mark: int
-    ) -> None:
+    def prefetch(self, ticket: Ticket, pages: NDArray[np.int64] | tuple[int, int], limit: int, mark: int) -> None:
         """Read pages into frames."""
         bulk, space = self._bulk, self._space
         bulk.stream.zero(bulk.counters, 8 * known_pages.COUNTERS)
@@ -535,9 +533,21 @@ class _Job:
         unit = max(1, 4096 // self._cache.page_size) if self._width > 1 else bulk.most
         threads = n * -(-bulk.most // unit) * self._width
         bulk.stream.launch(
-            known_pages.publish_rows, threads, self._core, self._record, bulk.table, bulk.words, first, n, bulk.most,
-            unit, source, limit, mark, bulk.counters,
-        )  # fmt: skip
+            known_pages.publish_rows,
+            threads,
+            self._core,
+            self._record,
+            bulk.table,
+            bulk.words,
+            first,
+            n,
+            bulk.most,
+            unit,
+            source,
+            limit,
+            mark,
+            bulk.counters,
+        )
 
     def _touch(self, rows: _Rows) -> None:
         bulk, n = self._bulk, len(rows.pages)
@@ -590,9 +600,14 @@ class _Job:
     # -- slot by slot -------------------------------------------------------------------------------------------
 
     def _read(
-        self, rows: _Rows, wanted: NDArray[np.bool_], take: Callable[[int, int, NDArray[np.bool_]], None],
-        stopped: Callable[[], bool], base: int | None = None, into: Any = None,
-    ) -> bool:  # fmt: skip
+        self,
+        rows: _Rows,
+        wanted: NDArray[np.bool_],
+        take: Callable[[int, int, NDArray[np.bool_]], None],
+        stopped: Callable[[], bool],
+        base: int | None = None,
+        into: Any = None,
+    ) -> bool:
         """Read rows from the medium, slot by slot, until `stopped`; return False if the medium is silent.
 
         They are read to staging, and ``take(slot, first row, good)`` gives work on a slot to the stream; or each page

@@ -8,10 +8,16 @@ from typing import Any
 from .sizes import format_size
 
 _NOUNS = (
-    ("hits", "hits"), ("misses", "misses"), ("evictions", "evictions"), ("writebacks", "pages written back"),
-    ("read_commands", "read commands"), ("write_commands", "write commands"), ("prefetched", "pages prefetched"),
-    ("prefetch_dropped", "prefetches dropped"), ("retries", "retries"),
-)  # fmt: skip
+    ("hits", "hits"),
+    ("misses", "misses"),
+    ("evictions", "evictions"),
+    ("writebacks", "pages written back"),
+    ("read_commands", "read commands"),
+    ("write_commands", "write commands"),
+    ("prefetched", "pages prefetched"),
+    ("prefetch_dropped", "prefetches dropped"),
+    ("retries", "retries"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,7 +74,5 @@ class Statistics:
     def __sub__(self, earlier: Statistics) -> Statistics:
         """Return the differences to the counters `earlier`."""
         mine, before = asdict(self), asdict(earlier)
-        since: dict[str, Any] = {
-            k: None if mine[k] is None or before[k] is None else mine[k] - before[k] for k in mine
-        }
+        since: dict[str, Any] = {k: None if mine[k] is None or before[k] is None else mine[k] - before[k] for k in mine}
         return Statistics(**since)

@@ -38,6 +38,7 @@ from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 for _function in (command_word0, command_word6):
     device(_function)
 
+
 @device
 def frame_address(core, frame):
     """Return the address of a frame (thread)."""

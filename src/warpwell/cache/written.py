@@ -107,6 +107,7 @@ def _dirty_again(
     choose: Callable[[NDArray[np.int64]], NDArray[np.bool_]], core: Block, words: NDArray[np.int64], frames: int
 ) -> NDArray[np.int64]:
     """Make those pages DIRTY that are in the cache and that `choose` chooses of their numbers; return them."""
+
     def offset(word: int) -> int:
         return int(words[word]) - core.address
 

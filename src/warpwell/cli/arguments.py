@@ -27,9 +27,7 @@ def program(**options: Any) -> argparse.ArgumentParser:
     return _Parser(**options)
 
 
-def command(
-    commands: Commands[argparse.ArgumentParser], name: str, module: str, text: str
-) -> argparse.ArgumentParser:
+def command(commands: Commands[argparse.ArgumentParser], name: str, module: str, text: str) -> argparse.ArgumentParser:
     """Add a command; the function `run` of a module of this folder does its work."""
     parser = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
     parser.set_defaults(module=module, command=name)

@@ -23,7 +23,7 @@ from .graph.run import describe, open_graph
 from .interrupt import scratch
 from .output import Output
 
-_CODE = '''\
+_CODE = """\
 import numpy as np
 import warpwell as ww
 
@@ -36,7 +36,7 @@ def in_degree(edges, degree):
 with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
     degree = np.zeros(vertices, np.int64)
     in_degree[edges.size](edges, degree)
-'''
+"""
 """The demo prints and runs this code."""
 
 
@@ -53,8 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     with scratch("warpwell-demo-") as folder:
         with output.progress() as report:
             graph = generate("kron", arguments.scale, folder / "kron.ww", progress=report)
-        _say(output, f"made {graph.source}: {graph.vertices:,} vertices, {graph.edges:,} edges "
-             f"({format_size(graph.edges_path.stat().st_size)})")  # fmt: skip
+        _say(
+            output,
+            f"made {graph.source}: {graph.vertices:,} vertices, {graph.edges:,} edges "
+            f"({format_size(graph.edges_path.stat().st_size)})",
+        )
         offsets, destinations = graph.load()
         source = int(np.argmax(np.diff(offsets)))
         runs: dict[str, dict[str, Any]] = {}
@@ -77,8 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
         runs["query"] = demo_rows.query(path, columns)
         runs["training"] = demo_rows.learn(path, graph, columns)
         _draw(picture, runs, search.levels)
-    values = {"command": "demo", "verified": True, "picture": str(picture),
-              "total_seconds": time.perf_counter() - started, **runs}  # fmt: skip
+    values = {
+        "command": "demo",
+        "verified": True,
+        "picture": str(picture),
+        "total_seconds": time.perf_counter() - started,
+        **runs,
+    }
     if arguments.json:
         output.result("demo", values)
         return 0
@@ -125,8 +133,10 @@ def _run_code(graph: Graph, cache: str, device: str) -> NDArray[np.int64]:
 
 def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
     first = runs["bfs"]
-    title = (f"{first['medium'].split()[0]} -> cache of {format_size(first['cache_bytes'])}, pages of "
-             f"{first['page_size']} B -> kernels on {first['device']}, tier {first['tier']}")  # fmt: skip
+    title = (
+        f"{first['medium'].split()[0]} -> cache of {format_size(first['cache_bytes'])}, pages of "
+        f"{first['page_size']} B -> kernels on {first['device']}, tier {first['tier']}"
+    )
     rows = {
         "found": lambda r: f"{r['reached']:,} reached, depth {r['depth']}" if "depth" in r else f"{r['components']:,}",
         "time": lambda r: f"{r['seconds']:.2f} s",
@@ -139,8 +149,11 @@ def _print(output: Output, runs: dict[str, dict[str, Any]]) -> None:
         "misses": lambda r: _number(r["misses"], ","),
         "evictions": lambda r: _number(r["evictions"], ","),
     }
-    output.table(title, ("", "breadth-first search", "components"),
-                 [(name, cell(runs["bfs"]), cell(runs["cc"])) for name, cell in rows.items()])  # fmt: skip
+    output.table(
+        title,
+        ("", "breadth-first search", "components"),
+        [(name, cell(runs["bfs"]), cell(runs["cc"])) for name, cell in rows.items()],
+    )
     query, training = runs["query"], runs["training"]
     output.screen.print(
         f"\nquery: {query['rows']} of the table's rows, their features equal NumPy's: wanted "
@@ -171,8 +184,10 @@ def _draw(path: Path, runs: dict[str, dict[str, Any]], levels: NDArray[np.int64]
     left.bar(np.arange(counts.size), counts, color="#4477aa")
     left.set(xlabel="level", ylabel="vertices", title="breadth-first search", yscale="log")
     left.set_xticks(np.arange(counts.size))
-    bars = [("edges on storage", runs["bfs"]["edge_bytes"], "#999999"),
-            ("cache", runs["bfs"]["cache_bytes"], "#999999")]  # fmt: skip
+    bars = [
+        ("edges on storage", runs["bfs"]["edge_bytes"], "#999999"),
+        ("cache", runs["bfs"]["cache_bytes"], "#999999"),
+    ]
     for key, name in (("bfs", "BFS"), ("cc", "components")):
         bars.append((f"{name}: wanted", runs[key]["bytes_wanted"] or 0, "#228833"))
         bars.append((f"{name}: read", runs[key]["bytes_read"], "#ee6677"))

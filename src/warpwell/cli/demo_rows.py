@@ -54,9 +54,14 @@ def query(path: Path, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:
     expected = np.flatnonzero(at_level & (columns["degree"] >= least))
     if not (np.array_equal(found.numpy(), expected) and np.array_equal(taken, columns["features"][expected])):
         raise WarpwellError("the query's rows differ from NumPy's: please report this with `warpwell info`")
-    return {"filters": filters, "rows": len(found), "seconds": seconds,
-            "table_bytes": sum(column.nbytes for column in columns.values()),
-            "bytes_wanted": sum(one.wanted for one in reads), "bytes_read": sum(one.read for one in reads)}  # fmt: skip
+    return {
+        "filters": filters,
+        "rows": len(found),
+        "seconds": seconds,
+        "table_bytes": sum(column.nbytes for column in columns.values()),
+        "bytes_wanted": sum(one.wanted for one in reads),
+        "bytes_read": sum(one.read for one in reads),
+    }
 
 
 def learn(path: Path, graph: Graph, columns: dict[str, NDArray[Any]]) -> dict[str, Any]:

@@ -16,9 +16,19 @@ from ..targets.compiler.code_cache import cache_folder
 from ..targets.gpu.device import gpus
 from .output import Output
 
-_PACKAGES = {"numpy": None, "numba": None, "rich": None, "greenlet": None, "numba-cuda": "cuda", "scipy": "demo",
-             "matplotlib": "demo", "lmdb": "lmdb", "datasets": "datasets",
-             "mpi4py": "mpi", "cloudpickle": "mpi"}  # fmt: skip
+_PACKAGES = {
+    "numpy": None,
+    "numba": None,
+    "rich": None,
+    "greenlet": None,
+    "numba-cuda": "cuda",
+    "scipy": "demo",
+    "matplotlib": "demo",
+    "lmdb": "lmdb",
+    "datasets": "datasets",
+    "mpi4py": "mpi",
+    "cloudpickle": "mpi",
+}
 """Packages, and the extra of Warpwell that brings each."""
 
 
@@ -49,9 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     if not arguments.json:
         values["devices"] = ", ".join(values["devices"])
-        values["gpus"] = "\n".join(
-            f"{g['name']}, compute capability {g['compute_capability']}, {g['memory'] >> 30} GiB" for g in found
-        ) or "none"  # fmt: skip
+        values["gpus"] = (
+            "\n".join(
+                f"{g['name']}, compute capability {g['compute_capability']}, {g['memory'] >> 30} GiB" for g in found
+            )
+            or "none"
+        )
         values["media"] = ", ".join(values["media"])
         values["missing"] = "\n".join(advice) or "nothing"
     output.result("Warpwell", values)

@@ -22,7 +22,6 @@ PATIENCE = 0.6
 """Seconds that an interrupted command has to clear up."""
 
 
-
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """Yield a temporary folder that is removed after the block, or when an interrupt ends the process in it."""

@@ -18,9 +18,21 @@ from rich.table import Table
 from ..cache.sizes import format_size
 
 _COMPILE_NOTICE_SECONDS = 1.0
-_STAGES = {"read": "reading", "generate": "generating", "write": "writing", "compile": "compiling",
-           "search": "level", "iterate": "iterating", "count": "counting", "link": "linking", "load": "loading",
-           "run": "running", "convert": "converting", "verify": "verifying", "compact": "compacting"}  # fmt: skip
+_STAGES = {
+    "read": "reading",
+    "generate": "generating",
+    "write": "writing",
+    "compile": "compiling",
+    "search": "level",
+    "iterate": "iterating",
+    "count": "counting",
+    "link": "linking",
+    "load": "loading",
+    "run": "running",
+    "convert": "converting",
+    "verify": "verifying",
+    "compact": "compacting",
+}
 
 _SIZES = {"bytes", "memory"}
 _NUMBERS = {"pid", "seed", "source"}
@@ -56,9 +68,7 @@ class Output:
             table.add_row(key.replace("_", " "), readable(key, value))
         self.screen.print(table)
 
-    def table(
-        self, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()
-    ) -> None:
+    def table(self, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> None:
         """Print a table as wide as its figures need: in a file, or a narrow terminal, they would be cut.
 
         Parameters
@@ -90,8 +100,15 @@ class Output:
 
         launches.enabled = False  # the stage says it
         words = TextColumn("{task.description}", markup=False)
-        bar = Progress(SpinnerColumn(), words, BarColumn(), TimeElapsedColumn(), console=self.notes, transient=True,
-                       disable=self.as_json or not self.notes.is_terminal)  # fmt: skip
+        bar = Progress(
+            SpinnerColumn(),
+            words,
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=self.notes,
+            transient=True,
+            disable=self.as_json or not self.notes.is_terminal,
+        )
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:

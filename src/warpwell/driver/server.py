@@ -170,9 +170,17 @@ class DriverServer(ClientListener):
             with contextlib.suppress(ValueError):  # it has ended, and its counts are closed
                 calls, used = struct.unpack("=QQ", program.counts[:16])
                 pid = None if program.pid == os.getpid() else program.pid
-                found.append({"pid": pid, "command": "" if pid is None else _command(pid), "worker": worker.pid,
-                              "device": program.ordinal, "bytes": used, "calls": calls,
-                              "seconds": time.monotonic() - program.since})  # fmt: skip
+                found.append(
+                    {
+                        "pid": pid,
+                        "command": "" if pid is None else _command(pid),
+                        "worker": worker.pid,
+                        "device": program.ordinal,
+                        "bytes": used,
+                        "calls": calls,
+                        "seconds": time.monotonic() - program.since,
+                    }
+                )
         return found
 
     def connect(self, ordinal: int) -> socket.socket:
@@ -280,10 +288,14 @@ class DriverServer(ClientListener):
             line += [str(word) for pair in ends.items() for word in pair]
             try:
                 process = subprocess.Popen(
-                    line, env=self._environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL, pass_fds=list(ends.values()),
+                    line,
+                    env=self._environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=list(ends.values()),
                     start_new_session=True,  # a Ctrl-C is for the client
-                )  # fmt: skip
+                )
             except BaseException:
                 ours.close()
                 raise

@@ -490,6 +490,7 @@ ERRORS = """
 """
 """Codes that a call returns, and their names without ``CUDA_ERROR_``. 0 is ``CUDA_SUCCESS``."""
 
+
 @dataclass(frozen=True)
 class Call:
     """A served symbol: its class and its arguments' roles."""

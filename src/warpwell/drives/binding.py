@@ -81,7 +81,8 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
         if not (machine.sys / "bus" / "pci" / "drivers" / VFIO_DRIVER).exists():
             raise errors.DriveError(
                 f"the kernel has not loaded {VFIO_DRIVER}: run modprobe {VFIO_DRIVER} as root, and try again",
-                drive=drive.address)  # fmt: skip
+                drive=drive.address,
+            )
         with _claims(machine, drive):
             try:
                 _hand_over(machine, drive.address, VFIO_DRIVER)
@@ -149,7 +150,9 @@ def _hand_over(machine: Machine, address: str, driver: str | None) -> None:
     if (now := machine.driver(address)) != wanted:
         raise errors.DriveError(
             f"drive {address}: the driver {wanted} did not take it ({now or 'no driver'} has it now): the kernel's log "
-            "(dmesg) says why", drive=address)  # fmt: skip
+            "(dmesg) says why",
+            drive=address,
+        )
 
 
 @contextlib.contextmanager
@@ -163,9 +166,13 @@ def _claims(machine: Machine, drive: PciDrive) -> Iterator[None]:
                 held.append(claim(node))
             except OSError as error:
                 if error.errno == errno.EBUSY:
-                    raise _refused(drive, [
-                        f"{namespace.name} is claimed: a file system of several disks, ZFS or another container uses it"
-                    ]) from error  # fmt: skip
+                    raise _refused(
+                        drive,
+                        [
+                            f"{namespace.name} is claimed: "
+                            "a file system of several disks, ZFS or another container uses it"
+                        ],
+                    ) from error
                 if error.errno in (errno.EACCES, errno.EPERM):
                     raise _denied(drive.address, error) from error
                 raise _refused(drive, [f"{node} cannot be claimed ({error.strerror})"]) from error
@@ -185,13 +192,17 @@ def _refused(drive: PciDrive, found: list[str]) -> errors.DriveInUseError:
     what = f" {drive.model} {drive.serial}".rstrip()
     return errors.DriveInUseError(
         f"drive {drive.address}{what} was left alone:\n" + "\n".join(f"  - {reason}" for reason in named),
-        drive=drive.address, reasons=tuple(found))  # fmt: skip
+        drive=drive.address,
+        reasons=tuple(found),
+    )
 
 
 def _denied(address: str, error: OSError) -> errors.DriveError:
     return errors.DriveError(
         f"drive {address}: {error.filename}: {error.strerror}. Handing a drive from one driver to another needs root: "
-        "put sudo before the command", drive=address)  # fmt: skip
+        "put sudo before the command",
+        drive=address,
+    )
 
 
 def _write(path: Path, text: str, address: str) -> None:
@@ -201,8 +212,9 @@ def _write(path: Path, text: str, address: str) -> None:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise _denied(address, error) from error
-        raise errors.DriveError(f"drive {address}: the kernel refused {text.strip()!r} in {path}: {error.strerror}",
-                                drive=address) from error  # fmt: skip
+        raise errors.DriveError(
+            f"drive {address}: the kernel refused {text.strip()!r} in {path}: {error.strerror}", drive=address
+        ) from error
 
 
 def _wait(done: Callable[[], bool]) -> None:

@@ -128,8 +128,9 @@ class NamespaceMedium(PythonMedium):
                 raise errors.DriveError(
                     f"namespace {old.name} came back as another one ({name} is {getattr(new, name)!r}, and was "
                     f"{getattr(old, name)!r}): close the array and look at the drive",
-                    drive=old.drive.address, namespace=old.nsid,
-                )  # fmt: skip
+                    drive=old.drive.address,
+                    namespace=old.nsid,
+                )
         self.namespace = new
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
@@ -280,8 +281,11 @@ class DriveController:
             f"{why}. {in_flight} commands in flight ({command}, {where}) are given up, as if they had ended "
             f"with {describe(ABORTED_BY_HOST)}; what was not flushed may be lost. Call recover() on the array, or open "
             "drive and array again",
-            drive=self.drive.address, namespace=namespace, command=command, status=ABORTED_BY_HOST,
-        )  # fmt: skip
+            drive=self.drive.address,
+            namespace=namespace,
+            command=command,
+            status=ABORTED_BY_HOST,
+        )
 
     def _in_flight(self) -> str:
         """Return the names of commands in flight."""

@@ -311,6 +311,7 @@ class Drive:
 
     def _start_again(self) -> None:
         """Enable the controller and look whether it is the same, with the same limits; else raise."""
+
         def known() -> dict[str, Any]:
             return {name: getattr(self, name) for name in ("serial", "model", "entries", "max_transfer", "stride")}
 
@@ -320,8 +321,9 @@ class Drive:
             self._enable()
             self._identify()
             self.queues = self._ask_for_queues()
-            changed = [f"{name} is {now!r}, and was {before[name]!r}" for name, now in known().items()
-                       if now != before[name]]  # fmt: skip
+            changed = [
+                f"{name} is {now!r}, and was {before[name]!r}" for name, now in known().items() if now != before[name]
+            ]
             if changed:
                 raise self.transport.lose(f"it came back as another one ({', '.join(changed)}): close it")
         except BaseException:
@@ -350,9 +352,10 @@ class Drive:
                         self.delete_pair(qid)
                     self.transport.write32(reg.CC, reg.cc_value(enable=True, shutdown=reg.SHUTDOWN_NORMAL))
                     self._until(
-                        lambda status: reg.csts_shutdown(status) == reg.SHUTDOWN_COMPLETE, self.transport.read32,
+                        lambda status: reg.csts_shutdown(status) == reg.SHUTDOWN_COMPLETE,
+                        self.transport.read32,
                         SHUTDOWN_SECONDS,
-                    )  # fmt: skip
+                    )
             try:
                 self.stop()
                 self._admin = self._io = self._buffer = None
@@ -487,9 +490,7 @@ class Drive:
         """Return the ids of its active namespaces, in order."""
         found: list[int] = []
         while True:
-            more = identify.namespace_ids(
-                self.identify(identify.CNS_ACTIVE_NAMESPACES, found[-1] if found else 0)
-            )
+            more = identify.namespace_ids(self.identify(identify.CNS_ACTIVE_NAMESPACES, found[-1] if found else 0))
             found += more
             if len(more) < PAGE // 4:
                 return found
@@ -740,9 +741,7 @@ class Namespace:
             )
         return lba, count
 
-    def _chunks(
-        self, lba: int, count: int, raw: NDArray[np.uint8]
-    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    def _chunks(self, lba: int, count: int, raw: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         most = max(1, min(self.drive.max_transfer, HOST_BYTES) // self.block)
         for first in range(0, count, most):
             blocks = min(most, count - first)

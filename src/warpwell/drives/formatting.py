@@ -60,11 +60,15 @@ def format_array(
     if DATA_AT + nbytes > namespace.nbytes:
         raise errors.ArgumentError(
             f"an array of {nbytes} bytes does not fit on {name}: it has {namespace.nbytes}, {DATA_AT} of which are for "
-            "the header", name="shape")  # fmt: skip
+            "the header",
+            name="shape",
+        )
     if erase != (meant := f"{drive.serial}/{namespace.nsid}"):
         raise errors.ArgumentError(
             f"{name} is {meant}, and not {erase!r}: nothing was written. What is on it would be lost; if that is "
-            "meant, name it so", name="erase")  # fmt: skip
+            "meant, name it so",
+            name="erase",
+        )
     if not namespace.writable:
         raise errors.DriveError(f"{name} is write-protected", drive=drive.address, namespace=namespace.nsid)
     require_empty(namespace)
@@ -99,8 +103,11 @@ def require_empty(namespace: Namespace) -> None:
             raise errors.DriveInUseError(
                 f"namespace {namespace.nsid} of drive {namespace.drive.address} was left alone: {reason}. If nobody "
                 f"needs them: warpwell drive unbind {namespace.drive.address}, then wipe it (blkdiscard -z, or dd from "
-                "/dev/zero) by its name in /dev", drive=namespace.drive.address, namespace=namespace.nsid,
-                reasons=(reason,))  # fmt: skip
+                "/dev/zero) by its name in /dev",
+                drive=namespace.drive.address,
+                namespace=namespace.nsid,
+                reasons=(reason,),
+            )
 
 
 def _write(namespace: Namespace, raw: NDArray[np.uint8], report: Callable[[str, int, int], None]) -> None:

@@ -165,7 +165,8 @@ class Machine:
                 return address
             if self.device(address).exists():
                 raise errors.ArgumentError(
-                    f"{address} is a PCI device, but not an NVMe drive: {_those(found)}", name="address")  # fmt: skip
+                    f"{address} is a PCI device, but not an NVMe drive: {_those(found)}", name="address"
+                )
         else:
             block = re.sub(r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/"))  # a partition is its disk
             for address in found:
@@ -180,15 +181,21 @@ class Machine:
         controllers = _folders(folder / "nvme", "nvme")
         namespaces = [
             self._namespace(self._head(each.name), controller.name, users)
-            for controller in controllers for each in _folders(controller, "nvme") if _NAMESPACE.fullmatch(each.name)
-        ]  # fmt: skip
+            for controller in controllers
+            for each in _folders(controller, "nvme")
+            if _NAMESPACE.fullmatch(each.name)
+        ]
         text = {key: _text(controllers[0] / name) for key, name in _IDENTITY.items()} if controllers else {}
         group = folder / "iommu_group"
         return PciDrive(
-            address, self.driver(address), int(os.path.basename(os.readlink(group))) if group.is_symlink() else None,
-            tuple(self._neighbours(address)), _number(folder / "sriov_numvfs") or 0, **text,
+            address,
+            self.driver(address),
+            int(os.path.basename(os.readlink(group))) if group.is_symlink() else None,
+            tuple(self._neighbours(address)),
+            _number(folder / "sriov_numvfs") or 0,
+            **text,
             namespaces=tuple(sorted(namespaces, key=lambda each: each.nsid)),
-        )  # fmt: skip
+        )
 
     def _head(self, name: str) -> str:
         """Return the block device of a namespace: with multipath nvme0c1n1 is a path, and nvme0n1 what is used."""
@@ -198,8 +205,13 @@ class Machine:
         folder = self.sys / "class" / "block" / name
         nsid = _number(folder / "nsid") or int(_NAMESPACE.fullmatch(name)[2])  # type: ignore[index]
         size = (_number(folder / "size") or 0) * SECTOR
-        return KernelNamespace(name, nsid, size, _number(folder / "queue" / "logical_block_size") or SECTOR,
-                               tuple(users.of(name, controller)))  # fmt: skip
+        return KernelNamespace(
+            name,
+            nsid,
+            size,
+            _number(folder / "queue" / "logical_block_size") or SECTOR,
+            tuple(users.of(name, controller)),
+        )
 
     def _neighbours(self, address: str) -> Iterator[str]:
         """Yield the devices of an IOMMU group that make it not viable: a program would reach their memory, too."""

@@ -347,8 +347,9 @@ class DriveMedium(Medium):
             return errors.DriveLostError(
                 f"drive {self._drive.address} was lost, and has been started again since: what was not flushed may be "
                 f"lost; close what uses {self.name}, and make a medium of drive.namespace({self.namespace.nsid}) again",
-                drive=self._drive.address, namespace=self.namespace.nsid,
-            )  # fmt: skip
+                drive=self._drive.address,
+                namespace=self.namespace.nsid,
+            )
         if reason == LOST_STORE and transport.lost is None:
             until = time.monotonic() + ENDING_SECONDS
             while transport.alive() and time.monotonic() < until:

@@ -44,15 +44,18 @@ def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace
     if match is None:
         raise errors.ArgumentError(
             f"{name!r} is not the name of a namespace: write nvme:ADDRESS/NAMESPACE, such as nvme:0000:01:00.0/1 "
-            "(warpwell drive list shows addresses)", name="path")  # fmt: skip
+            "(warpwell drive list shows addresses)",
+            name="path",
+        )
     address = (machine or Machine()).address(match[1])
     with _changing:
         drive, users = _drives.get(address) or (Drive(VfioTransport(address, ARENA_BYTES, machine)), 0)
         if drive.lost:
             raise errors.DriveLostError(
                 f"{drive.lost}; call recover() on one of the {users} arrays of this process that use it, or close "
-                "them and open it again", drive=address
-            )  # fmt: skip
+                "them and open it again",
+                drive=address,
+            )
         _drives[address] = drive, users + 1
     try:
         return drive.namespace(int(match[2])), _once(lambda: _give_up(address, drive))

@@ -90,9 +90,7 @@ class Relay:
         This processor orders stores otherwise than x86-64 does.
     """
 
-    def __init__(
-        self, transport: Transport, doorbells: Sequence[tuple[int, int]], lost: Callable[[], None]
-    ) -> None:
+    def __init__(self, transport: Transport, doorbells: Sequence[tuple[int, int]], lost: Callable[[], None]) -> None:
         require_processor()
         self._transport = transport
         self._generation = transport.generation

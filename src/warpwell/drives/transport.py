@@ -167,8 +167,9 @@ class Transport(ABC):
         if generation != self.generation:
             raise errors.DriveLostError(
                 f"drive {self.address} was lost and has been started again since: what was not flushed may be gone. "
-                "Take namespaces, queues and media from the drive again; call recover() on arrays", drive=self.address
-            )  # fmt: skip
+                "Take namespaces, queues and media from the drive again; call recover() on arrays",
+                drive=self.address,
+            )
 
     def check(self) -> None:
         """Raise where the drive cannot be used: it is lost, or the parent's.

@@ -118,7 +118,9 @@ class VfioTransport(Transport):
         if drive.driver != VFIO_DRIVER or drive.group is None:
             raise errors.DriveError(
                 f"drive {drive.address} belongs to {drive.driver or 'no driver'}, and not to {VFIO_DRIVER}: to take it "
-                f"from the kernel, run: sudo warpwell drive bind {drive.address}", drive=drive.address)  # fmt: skip
+                f"from the kernel, run: sudo warpwell drive bind {drive.address}",
+                drive=drive.address,
+            )
         try:
             with contextlib.ExitStack() as undo:
                 self._take(drive, machine, arena, undo)
@@ -128,7 +130,9 @@ class VfioTransport(Transport):
         except OSError as error:
             raise errors.DriveError(
                 f"drive {drive.address}: the kernel does not hand it over ({error.strerror}): its log (dmesg) may say "
-                "why", drive=drive.address) from error  # fmt: skip
+                "why",
+                drive=drive.address,
+            ) from error
         _open.add(self)
 
     # -- opening --------------------------------------------------------------------------------------------------
@@ -165,21 +169,25 @@ class VfioTransport(Transport):
             if error.errno == errno.EBUSY:
                 raise errors.DriveInUseError(
                     f"drive {drive.address} is open in another program ({node} is busy): end that first",
-                    drive=drive.address, reasons=(f"{node} is busy",)) from error  # fmt: skip
+                    drive=drive.address,
+                    reasons=(f"{node} is busy",),
+                ) from error
             advice = {
                 errno.EACCES: f"let this user open it, once: sudo warpwell drive bind {drive.address} --user $USER",
                 errno.ENOENT: "run modprobe vfio-pci vfio_iommu_type1 as root",
             }.get(error.errno or 0, "the kernel's log (dmesg) may say why")
-            raise errors.DriveError(f"drive {drive.address}: {node}: {error.strerror}: {advice}",
-                                    drive=drive.address) from error  # fmt: skip
+            raise errors.DriveError(
+                f"drive {drive.address}: {node}: {error.strerror}: {advice}", drive=drive.address
+            ) from error
         return self._descriptors[-1]
 
     def _attach(self, drive: PciDrive, container: int, group: int) -> None:
         if fcntl.ioctl(container, _GET_API_VERSION) != _API_VERSION or not fcntl.ioctl(
             container, _CHECK_EXTENSION, _TYPE1_V2
         ):
-            raise errors.DriveError(f"drive {drive.address}: this kernel's VFIO has no IOMMU of type 1, version 2",
-                                    drive=drive.address)  # fmt: skip
+            raise errors.DriveError(
+                f"drive {drive.address}: this kernel's VFIO has no IOMMU of type 1, version 2", drive=drive.address
+            )
         status = bytearray(struct.pack("II", 8, 0))
         fcntl.ioctl(group, _GROUP_GET_STATUS, status)
         if not struct.unpack("II", status)[1] & _GROUP_VIABLE:
@@ -196,7 +204,9 @@ class VfioTransport(Transport):
         except OSError as error:
             raise errors.DriveError(
                 f"drive {self.address}: the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): "
-                "take a smaller arena, or raise ulimit -l", drive=self.address) from error  # fmt: skip
+                "take a smaller arena, or raise ulimit -l",
+                drive=self.address,
+            ) from error
 
     def _get_device(self, group: int) -> int:
         # fcntl.ioctl would take the device's descriptor for a length of the text
@@ -204,8 +214,11 @@ class VfioTransport(Transport):
         device: int = _libc.ioctl(group, ctypes.c_ulong(_GROUP_GET_DEVICE_FD), name)
         if device < 0:
             code = ctypes.get_errno()
-            raise errors.DriveError(f"drive {self.address}: vfio-pci does not open it ({os.strerror(code)}): the "
-                                    "kernel's log (dmesg) may say why", drive=self.address)  # fmt: skip
+            raise errors.DriveError(
+                f"drive {self.address}: vfio-pci does not open it ({os.strerror(code)}): the "
+                "kernel's log (dmesg) may say why",
+                drive=self.address,
+            )
         self._descriptors.append(device)
         os.set_inheritable(device, False)
         info = bytearray(struct.pack("IIIII", 20, 0, 0, 0, 0))
@@ -223,13 +236,16 @@ class VfioTransport(Transport):
     def _map_registers(self) -> None:
         flags, size, offset = self._region(_BAR0)
         if not flags & _REGION_CAN_MAP or size <= DOORBELLS:
-            raise errors.DriveError(f"drive {self.address}: its registers ({size} bytes) cannot be mapped",
-                                    drive=self.address)  # fmt: skip
+            raise errors.DriveError(
+                f"drive {self.address}: its registers ({size} bytes) cannot be mapped", drive=self.address
+            )
         # mmap.mmap would keep a copy of the descriptor, and a forked child would keep the drive busy by it
         at = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._device, offset)
         if at in (None, ctypes.c_void_p(-1).value):
-            raise errors.DriveError(f"drive {self.address}: its registers cannot be mapped "
-                                    f"({os.strerror(ctypes.get_errno())})", drive=self.address)  # fmt: skip
+            raise errors.DriveError(
+                f"drive {self.address}: its registers cannot be mapped ({os.strerror(ctypes.get_errno())})",
+                drive=self.address,
+            )
         self._at, self._size = at, size
         _libc.madvise(at, size, mmap.MADV_DONTFORK)
 
@@ -318,7 +334,8 @@ class VfioTransport(Transport):
         if self._command(_COMMAND_USED & ~_BUS_MASTER) & _BUS_MASTER:
             raise errors.DriveError(
                 f"drive {self.address} can neither be reset nor stopped: end this process, which frees its memory",
-                drive=self.address)  # fmt: skip
+                drive=self.address,
+            )
 
     def _reset(self) -> bool:
         """Reset the function; return whether that could be done (lock held)."""
@@ -364,7 +381,7 @@ def iova_ranges(container: int) -> list[tuple[int, int]]:
     while flags & _INFO_HAS_CAPABILITIES and at:
         kind, _, after = struct.unpack_from("HHI", info, at)
         if kind == _CAPABILITY_IOVA_RANGES:
-            count, = struct.unpack_from("I", info, at + 8)
+            (count,) = struct.unpack_from("I", info, at + 8)
             return [struct.unpack_from("QQ", info, at + 16 + 16 * k) for k in range(count)]
         at = after
     return []
@@ -382,7 +399,8 @@ def _check_lock_limit(machine: Machine, drive: PciDrive, wanted: int) -> None:
             f"drive {drive.address}: its memory of {wanted >> 10} KiB is pinned, and this user may pin "
             f"{limit >> 10} KiB ({locked >> 10} are used): raise ulimit -l (memlock in /etc/security/limits.conf), or "
             "take a smaller arena",
-            drive=drive.address)  # fmt: skip
+            drive=drive.address,
+        )
 
 
 _open: weakref.WeakSet[VfioTransport] = weakref.WeakSet()

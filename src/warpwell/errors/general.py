@@ -115,9 +115,7 @@ class EdgeListError(FormatError):
         Line number, from 1.
     """
 
-    def __init__(
-        self, message: str, *, path: str | os.PathLike[str] | None = None, line: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None, line: int | None = None) -> None:
         super().__init__(message, path=path)
         self.line = line
 
@@ -133,9 +131,7 @@ class CorruptionError(FormatError):
         Place in the file, in bytes.
     """
 
-    def __init__(
-        self, message: str, *, path: str | os.PathLike[str] | None = None, offset: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None, offset: int | None = None) -> None:
         super().__init__(message, path=path)
         self.offset = offset
 
@@ -151,9 +147,7 @@ class StoreVersionError(FormatError):
         The number of the format.
     """
 
-    def __init__(
-        self, message: str, *, path: str | os.PathLike[str] | None = None, version: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None, version: int | None = None) -> None:
         super().__init__(message, path=path)
         self.version = version
 
@@ -231,9 +225,7 @@ class StoreFailedError(WarpwellError, OSError):
         The errno of the failed call.
     """
 
-    def __init__(
-        self, message: str, *, path: str | os.PathLike[str] | None = None, code: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, path: str | os.PathLike[str] | None = None, code: int | None = None) -> None:
         super().__init__(message)
         self.errno = errno.EIO
         self.path = path

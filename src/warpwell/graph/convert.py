@@ -128,10 +128,18 @@ def convert(
         if reader.note:
             warnings.warn(reader.note, UserWarning, stacklevel=2)
         return build(
-            _reported(reader, progress), out, vertices=reader.vertices, undirected=undirected,
-            symmetric=reader.symmetric, source=reader.path.name, weights=weights, in_edges=in_edges,
-            memory_bytes=memory_bytes, progress=_writing(progress), overwrite=overwrite,
-        )  # fmt: skip
+            _reported(reader, progress),
+            out,
+            vertices=reader.vertices,
+            undirected=undirected,
+            symmetric=reader.symmetric,
+            source=reader.path.name,
+            weights=weights,
+            in_edges=in_edges,
+            memory_bytes=memory_bytes,
+            progress=_writing(progress),
+            overwrite=overwrite,
+        )
 
 
 def _writing(progress: Progress | None) -> Progress:

@@ -68,8 +68,7 @@ def _refuse(path: Path, overwrite: bool, kind: str) -> None:
     plain = path.is_dir() and not path.is_symlink()
     if not plain or not ((path / f"{kind}.json").is_file() or not any(path.iterdir())):
         raise ArgumentError(
-            f"{path} exists and is not a {kind}, so it is not replaced. "
-            "Choose another name or remove it yourself."
+            f"{path} exists and is not a {kind}, so it is not replaced. Choose another name or remove it yourself."
         )
 
 

@@ -103,10 +103,18 @@ def generate(
             progress("generate" if stage == "read" else stage, done, entries or made)
 
     return build(
-        edges, out, vertices=1 << scale, undirected=undirected, self_loops=self_loops,
-        source=f"{kind} scale={scale} degree={degree} seed={seed}", weights=weights, in_edges=in_edges,
-        memory_bytes=memory_bytes, progress=report, overwrite=overwrite,
-    )  # fmt: skip
+        edges,
+        out,
+        vertices=1 << scale,
+        undirected=undirected,
+        self_loops=self_loops,
+        source=f"{kind} scale={scale} degree={degree} seed={seed}",
+        weights=weights,
+        in_edges=in_edges,
+        memory_bytes=memory_bytes,
+        progress=report,
+        overwrite=overwrite,
+    )
 
 
 def random_edges(
@@ -146,9 +154,7 @@ Maker = Callable[[np.random.RandomState, int], Edges]
 Weigher = Callable[[np.random.RandomState, int], npt.NDArray[Any]]
 
 
-def _chunks(
-    make: Maker, weigher: Weigher | None, edges: int, seed: int
-) -> Iterator[Edges | WeightedEdges]:
+def _chunks(make: Maker, weigher: Weigher | None, edges: int, seed: int) -> Iterator[Edges | WeightedEdges]:
     """Yield blocks of edges in order. Several threads generate them: NumPy releases the global interpreter lock."""
     first = _GAP_SEED + seed * _SPREAD
 

@@ -139,8 +139,7 @@ class Graph:
             )
         if not path.is_dir():
             raise FormatError(
-                f"{path} is a file, not the folder of a graph. "
-                f"Convert it: `warpwell graph convert {path} NAME.ww`.",
+                f"{path} is a file, not the folder of a graph. Convert it: `warpwell graph convert {path} NAME.ww`.",
                 path=path,
             )
         graph = cls(path, **_read_meta(path))
@@ -251,6 +250,4 @@ def _check_file(path: Path, name: str, length: int, indices: tuple[int, ...]) ->
                 "Copy it again.",
                 path=path,
             )
-        return [
-            int.from_bytes(os.pread(file.fileno(), 8, start + 8 * i), "little", signed=True) for i in indices
-        ]
+        return [int.from_bytes(os.pread(file.fileno(), 8, start + 8 * i), "little", signed=True) for i in indices]

@@ -210,9 +210,11 @@ class PairReader:
             fields = next(csv.reader([text], delimiter=self._rule.separator, strict=True, skipinitialspace=True))
         except csv.Error as error:
             raise _error(
-                self._reader.path, number, f"a quoted field that does not end ({error})",
+                self._reader.path,
+                number,
+                f"a quoted field that does not end ({error})",
                 "Close its quotes in the same line.",
-            ) from None  # fmt: skip
+            ) from None
         return [field.strip().encode("utf-8", "surrogateescape") for field in fields]
 
     def _weight(self, field: bytes, line: int) -> int | float:
@@ -273,9 +275,7 @@ class PairReader:
                 float(field)
             except ValueError:
                 text = field[:40].decode("ascii", "backslashreplace")
-                raise _error(
-                    path, line, f"the value {text!r} is not a number", f"A line is {rule.shape}."
-                ) from None
+                raise _error(path, line, f"the value {text!r} is not a number", f"A line is {rule.shape}.") from None
         return pair[0], pair[1]
 
 

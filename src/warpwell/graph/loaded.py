@@ -78,8 +78,13 @@ class LoadedGraph:
         self.device = device or (cache.device if isinstance(cache, Cache) else default_device())
         self.warp = 32 if self.device == "cuda" else 1
         self._options: dict[str, Any] = {
-            "device": self.device, "tier": tier, "cache": cache, "page_size": page_size, "stats": stats, **options,
-        }  # fmt: skip
+            "device": self.device,
+            "tier": tier,
+            "cache": cache,
+            "page_size": page_size,
+            "stats": stats,
+            **options,
+        }
         self._opened: dict[Path, Any] = {} if edges is None else {self.graph.edges_path: edges}
         self._lent = edges
         self._closed = self._back = False
@@ -212,8 +217,7 @@ class LoadedGraph:
         bad = int(to_host(counters)[1])
         if bad:
             raise FormatError(
-                f"{self.graph.edges_path}: {bad} destinations are outside of 0 to {self.graph.vertices - 1}. "
-                f"{AGAIN}",
+                f"{self.graph.edges_path}: {bad} destinations are outside of 0 to {self.graph.vertices - 1}. {AGAIN}",
                 path=self.graph.edges_path,
             )
 

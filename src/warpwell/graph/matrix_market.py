@@ -47,9 +47,7 @@ class MatrixMarket:
 
     note = ""
 
-    def __init__(
-        self, path: str | Path, vertices: int | None = None, *, weights: str | bool | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, vertices: int | None = None, *, weights: str | bool | None = None) -> None:
         self.path = Path(path)
         self._weights = weights
         self._reader = ByteReader(self.path)
@@ -128,8 +126,7 @@ class MatrixMarket:
             )
         if words[3] not in _VALUES or words[4] not in _SYMMETRIES:
             raise self._error(
-                f"values {words[3]!r}, symmetry {words[4]!r}. Known are {', '.join(_VALUES)}; "
-                f"{', '.join(_SYMMETRIES)}."
+                f"values {words[3]!r}, symmetry {words[4]!r}. Known are {', '.join(_VALUES)}; {', '.join(_SYMMETRIES)}."
             )
         self._values = _VALUES[words[3]]
         self.weighted = self._values == 1 and self._weights is not False
@@ -149,9 +146,7 @@ class MatrixMarket:
             raise self._error(f"expected 'rows columns entries', found {text!r}. Correct the line.")
         self._rows, self._columns, self._entries = (int(word) for word in words)
         if max(self._rows, self._columns) > VERTEX_LIMIT:
-            raise self._error(
-                "a matrix larger than 2**48, and vertices are numbered below that. Renumber them."
-            )
+            raise self._error("a matrix larger than 2**48, and vertices are numbered below that. Renumber them.")
         if self.symmetric and self._rows != self._columns:
             raise self._error("a symmetric matrix that is not square. Correct the head or the size.")
 

@@ -45,9 +45,7 @@ class SparseNpz:
     symmetric = False
     note = ""
 
-    def __init__(
-        self, path: str | Path, vertices: int | None = None, *, weights: str | bool | None = None
-    ) -> None:
+    def __init__(self, path: str | Path, vertices: int | None = None, *, weights: str | bool | None = None) -> None:
         self.path = Path(path)
         if not self.path.exists():
             raise MissingFileError(
@@ -73,11 +71,7 @@ class SparseNpz:
                 "Save it as CSR: scipy.sparse.save_npz(path, matrix.tocsr()).",
                 path=self.path,
             )
-        if (
-            shape.shape != (2,)
-            or shape.dtype.kind not in "iu"
-            or not 0 <= shape.min() <= shape.max() <= VERTEX_LIMIT
-        ):
+        if shape.shape != (2,) or shape.dtype.kind not in "iu" or not 0 <= shape.min() <= shape.max() <= VERTEX_LIMIT:
             raise FormatError(
                 f"{self.path} has the shape {shape.tolist()}. A graph needs two sides of at most 2**48.",
                 path=self.path,
@@ -197,6 +191,4 @@ class SparseNpz:
             )
 
     def _misfit(self) -> FormatError:
-        return FormatError(
-            f"{self.path}: its arrays do not fit together. Save the matrix again.", path=self.path
-        )
+        return FormatError(f"{self.path}: its arrays do not fit together. Save the matrix again.", path=self.path)

@@ -43,7 +43,6 @@ _DEVICE_SECONDS = 60.0
 """How long a dropped store on a device waits for kernels that it was given to."""
 
 
-
 class _OpenStore(Protocol):
     """The methods of a `Store` that this module calls."""
 
@@ -272,6 +271,4 @@ def _after_fork_in_child() -> None:
     _holding.shards = []
 
 
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -162,17 +162,32 @@ def open_store(
         raise errors.ArgumentError(f'mode is {mode!r}: "r" to read, "r+" to write too', name="mode")
     path = checked_path(path)
     options = _device_options(
-        device, beside, drive, cache=cache, value_bytes=value_bytes, queues=queues, depth=depth, threads=threads,
-        timeout=timeout, window=window, weight=weight, returns=returns,
-    )  # fmt: skip
+        device,
+        beside,
+        drive,
+        cache=cache,
+        value_bytes=value_bytes,
+        queues=queues,
+        depth=depth,
+        threads=threads,
+        timeout=timeout,
+        window=window,
+        weight=weight,
+        returns=returns,
+    )
     lifetime.settle()
     return _open(path, mode == "r+", options, beside, drive)
 
 
 def _device_options(
-    device: str | None, beside: DeviceStore | None, drive: MakeMedium | None, *, cache: int | str | None,
-    value_bytes: int | str | None, **others: Any,
-) -> DeviceOptions | None:  # fmt: skip
+    device: str | None,
+    beside: DeviceStore | None,
+    drive: MakeMedium | None,
+    *,
+    cache: int | str | None,
+    value_bytes: int | str | None,
+    **others: Any,
+) -> DeviceOptions | None:
     """Check the device options of `open_store`; return None if only the host reads."""
     options = DeviceOptions(
         device="cpu" if device is None else _device(device),
@@ -221,9 +236,14 @@ def _open(
         if schema is not None:
             options = replace(options, value_bytes=schema.nbytes)
         return DeviceStore(
-            shards, schema=schema, writable=writable, durability=log.durability, options=options, beside=beside,
+            shards,
+            schema=schema,
+            writable=writable,
+            durability=log.durability,
+            options=options,
+            beside=beside,
             drive=drive,
-        )  # fmt: skip
+        )
     except BaseException:
         with contextlib.suppress(Exception):
             close_all(opened)

@@ -136,9 +136,11 @@ def salvage(path: Path, target: Path, *, progress: Progress | None = None) -> Sa
             stack.enter_context(_kept_from_writers(place))
         found = [_state(place, report) for place in folders]
         made = create(
-            target, None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
-            durability=manifest.durability, segment_bytes=manifest.segment_bytes,
-        )  # fmt: skip
+            target,
+            None if schema is None else {n: (d, tuple(s)) for n, d, s in schema},
+            durability=manifest.durability,
+            segment_bytes=manifest.segment_bytes,
+        )
         try:
             with made:
                 total, done = sum(map(len, found)), 0
@@ -392,9 +394,11 @@ def read_snapshots(found: DamagedFolder) -> list[SnapshotSlots]:
     out = []
     for id, path, data in found.files(SNAPSHOT_FILE):
         block = found.superblock(data, SNAPSHOT_FILE, id, path)
-        body = np.frombuffer(data, np.uint8, max(0, len(data) - SUPERBLOCK) // SLOT_BYTES * SLOT_BYTES, SUPERBLOCK) if (
-            len(data) > SUPERBLOCK
-        ) else np.empty(0, np.uint8)
+        body = (
+            np.frombuffer(data, np.uint8, max(0, len(data) - SUPERBLOCK) // SLOT_BYTES * SLOT_BYTES, SUPERBLOCK)
+            if (len(data) > SUPERBLOCK)
+            else np.empty(0, np.uint8)
+        )
         slots = body.view(np.int64).reshape(-1, SLOT_BYTES // 8)
         sound = block is not None and len(slots) == block.count and crc32c(body) == block.body_crc
         if not sound and block is not None:

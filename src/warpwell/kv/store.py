@@ -286,7 +286,6 @@ class Store(MutableMapping[Any, Any]):
         """Return the values, as a view that reads them in batches."""
         return StoreValues(self)
 
-
     def list(self, prefix: bytes | str = b"", start: Key | None = None, limit: int | None = None) -> list[int | bytes]:
         """Return the keys in order: integers ascending, then all others in byte order.
 

@@ -195,5 +195,3 @@ _STATUS: list[tuple[type[Exception], int]] = [
 
 def _status(error: Exception) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), INTERNAL_ERROR)
-
-

@@ -59,9 +59,7 @@ def data_pointers(address: int, nbytes: int, list_address: int) -> tuple[int, in
     return address, second if address % PAGE + nbytes > PAGE else 0, []
 
 
-def ranges(
-    prp1: int, prp2: int, nbytes: int, load: Callable[[int, int], Sequence[int]]
-) -> list[tuple[int, int]]:
+def ranges(prp1: int, prp2: int, nbytes: int, load: Callable[[int, int], Sequence[int]]) -> list[tuple[int, int]]:
     """Return what a controller transfers: ``(address, bytes)`` in order (host; tests and scripted controllers).
 
     Parameters

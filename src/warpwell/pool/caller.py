@@ -130,8 +130,16 @@ class AgentConnection:
             self._count(op, 0)
             self._send(pack(op.value, stream, 0, *operands))
 
-    def ask(self, channel: Channel | None, op: Op, *operands: Any, cost: int = 0, nbytes: int = 0,
-            transfer: Transfer | None = None, keep: bool = False) -> Reply:  # fmt: skip
+    def ask(
+        self,
+        channel: Channel | None,
+        op: Op,
+        *operands: Any,
+        cost: int = 0,
+        nbytes: int = 0,
+        transfer: Transfer | None = None,
+        keep: bool = False,
+    ) -> Reply:
         """Send a request: `post` or, with no channel, `tell`, with a ``{reply}`` among the operands.
 
         Parameters

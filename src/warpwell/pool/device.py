@@ -447,9 +447,13 @@ def _copy_between(destination: Buffer, source: Buffer, stream: Stream | None) ->
         leading = origin if stream is not None and stream.device is origin else to
         following = to if leading is origin else origin
         between_agents(
-            (origin.connection, source.handle), (to.connection, destination.handle), source.nbytes,
-            leading.connection, leading.channel(stream), following.default_stream.channel if stream is None else None,
-        )  # fmt: skip
+            (origin.connection, source.handle),
+            (to.connection, destination.handle),
+            source.nbytes,
+            leading.connection,
+            leading.channel(stream),
+            following.default_stream.channel if stream is None else None,
+        )
     elif stream is None:  # no data will hold either stream back until the other is there
         ends = to.default_stream.record(), origin.default_stream.record()
         to.default_stream.wait(ends[1])
@@ -522,8 +526,7 @@ class Device:
         """Return a buffer of zeros."""
         return self.full(shape, np.zeros((), dtype)[()], dtype, stream)
 
-    def full(self, shape: Shape, value: Any, dtype: DTypeLike | None = None,
-             stream: Stream | None = None) -> Buffer:  # fmt: skip
+    def full(self, shape: Shape, value: Any, dtype: DTypeLike | None = None, stream: Stream | None = None) -> Buffer:
         """Return a buffer filled with a value; default dtype: that of the value."""
         buffer = self.empty(shape, np.asarray(value).dtype if dtype is None else dtype, stream)
         buffer.fill(value, stream)

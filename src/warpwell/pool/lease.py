@@ -105,8 +105,9 @@ class Leases:
         self._lock = threading.RLock()  # a lease may be dropped anywhere
         self._changed = threading.Condition(self._lock)
 
-    def lease(self, count: int, *, target: str | None, memory: int | None, host: str | None,
-              timeout: float | None) -> Lease:  # fmt: skip
+    def lease(
+        self, count: int, *, target: str | None, memory: int | None, host: str | None, timeout: float | None
+    ) -> Lease:
         if checked_integer(count, "count", least=None) < 1:
             raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
         if memory is not None:

@@ -62,9 +62,18 @@ class QueuePairs:
     """
 
     def __init__(
-        self, memory: Allocator, *, count: int, depth: int, staging_bytes: int, results: bool = False,
-        returns: int = 0, place_bytes: int = 0, lists: bool = False, timeout: float = 60.0,
-    ) -> None:  # fmt: skip
+        self,
+        memory: Allocator,
+        *,
+        count: int,
+        depth: int,
+        staging_bytes: int,
+        results: bool = False,
+        returns: int = 0,
+        place_bytes: int = 0,
+        lists: bool = False,
+        timeout: float = 60.0,
+    ) -> None:
         if count < 1 or depth < 4 or depth & (depth - 1) or depth > 65536:
             raise errors.ArgumentError(
                 f"{count} queue pairs of depth {depth}: need at least 1 pair and a power of two from 4 to 65536"
@@ -209,8 +218,7 @@ class QueuePairs:
     def in_use(self, pages: tuple[int, int] | None = None) -> int:
         """Return how many command ids are taken, or taken for pages [first, end) (host; a snapshot)."""
         taken = sum(
-            int(self._device.read(8 * (k * at.Q_WORDS + at.Q_IN_USE), 8).view(np.int64)[0])
-            for k in range(self.count)
+            int(self._device.read(8 * (k * at.Q_WORDS + at.Q_IN_USE), 8).view(np.int64)[0]) for k in range(self.count)
         )
         if pages is None or not taken:
             return taken

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["PoolHandle", "PoolScheduler", "RemoteArray", "RemoteStore"]
 
 if not TYPE_CHECKING:  # an agent that opens an array needs neither stores nor schedulers
-    __getattr__, __dir__ = registry.on_first_use(__name__, {
-        "PoolHandle": "scheduler_handle:", "PoolScheduler": "scheduler:",
-        "RemoteArray": "array:", "RemoteStore": "store:",
-    })  # fmt: skip
+    __getattr__, __dir__ = registry.on_first_use(
+        __name__,
+        {
+            "PoolHandle": "scheduler_handle:",
+            "PoolScheduler": "scheduler:",
+            "RemoteArray": "array:",
+            "RemoteStore": "store:",
+        },
+    )

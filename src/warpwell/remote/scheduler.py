@@ -117,10 +117,15 @@ class PoolScheduler(Scheduler):
         self._home([args])
         each = BLOCK_INDICES if getattr(kernel, "block", 1) is None else 1
         task = Task(
-            title, -(-total // each), launch=launch, arguments=_kept(args),
-            memory=0 if memory is None else memory, size=size or {},
-            profile=Profile(source="unknown") if profile is None else profile, **options,
-        )  # fmt: skip
+            title,
+            -(-total // each),
+            launch=launch,
+            arguments=_kept(args),
+            memory=0 if memory is None else memory,
+            size=size or {},
+            profile=Profile(source="unknown") if profile is None else profile,
+            **options,
+        )
         task.memory = max(task.memory, _nbytes(args))
         if profile is None and self._analyzer is not None:
             task.profile = require_profile(self._analyzer(task), title)
@@ -165,8 +170,10 @@ class PoolScheduler(Scheduler):
         if not members:
             raise errors.DeviceNotFoundError(f"CUDA source {task.name!r} runs on a GPU, and no device is one")
         accounts = [m.tenants.account(task.tenant) for m in members]
-        most = max(min(m.capacity.memory, math.inf if a.memory is None else a.memory)
-                   for m, a in zip(members, accounts, strict=True))  # fmt: skip
+        most = max(
+            min(m.capacity.memory, math.inf if a.memory is None else a.memory)
+            for m, a in zip(members, accounts, strict=True)
+        )
         if task.memory > most:
             raise errors.TaskMemoryError(
                 f"task {task.name!r} needs {task.memory} bytes and no device gives its tenant more than {most}: make "

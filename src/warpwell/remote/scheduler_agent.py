@@ -124,5 +124,3 @@ def _finish_stream() -> None:
     cupy = sys.modules.get("cupy")  # without CuPy, a host function is called when its stream is done
     if cupy is not None and cupy.cuda.is_available():
         cupy.cuda.get_current_stream().synchronize()
-
-

@@ -144,9 +144,13 @@ class Member:
         self._submits = threading.RLock()  # reentrant: a signal handler may ask while its thread does
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Failed] | None] = queue.SimpleQueue()
         self.service = device.create(
-            "scheduler", device.target, int(device.info.get("ordinal", 0)), stream=self.stream, tenants=tenants,
+            "scheduler",
+            device.target,
+            int(device.info.get("ordinal", 0)),
+            stream=self.stream,
+            tenants=tenants,
             **options,
-        )  # fmt: skip
+        )
         self._capacity = self.service.call("inspect", _capacity_of, stream=self.stream)
         self._settings = tenants
         self.tenants: Tenants
@@ -303,10 +307,14 @@ def told_by(error: errors.RemoteError, device: Device) -> BaseException:
 def options_of(task: Task) -> dict[str, Any]:
     """Return the options with which `Scheduler.task` makes this task again."""
     return {
-        "name": task.name, "tenant": task.tenant, "priority": task.priority, "deadline": task.deadline,
-        "memory": task.memory, "size": task.size,
+        "name": task.name,
+        "tenant": task.tenant,
+        "priority": task.priority,
+        "deadline": task.deadline,
+        "memory": task.memory,
+        "size": task.size,
         "profile": task.profile if task.profile.source != "unknown" else None,
-    }  # fmt: skip
+    }
 
 
 def _capacity_of(core: Any) -> Any:

@@ -243,8 +243,9 @@ class Places:
             raise error  # all its handles have ended before
         self._end(unit, rest, error)
 
-    def _end(self, unit: Unit, handles: Sequence[PoolHandle], error: BaseException | None, *,
-             cancelled: bool = False) -> None:  # fmt: skip
+    def _end(
+        self, unit: Unit, handles: Sequence[PoolHandle], error: BaseException | None, *, cancelled: bool = False
+    ) -> None:
         with self._lock:
             unit.left -= sum(h in self._open for h in handles if h in unit.handles)
             if unit.left <= 0:

@@ -66,9 +66,7 @@ class Remote:
 
     def _ask(self, name: str, handles: tuple[int, ...], data: bytes, stream: Stream | None) -> CallResult:
         connection, channel = self.device.connection, self.device.channel(stream)
-        reply = connection.ask(
-            channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True
-        )
+        reply = connection.ask(channel, Op.METHOD, self.handle, name, Reply, handles, data, cost=len(data), keep=True)
         return CallResult(reply, channel, f"{name!r} of {self.path!r} on {connection.label}")
 
     def __repr__(self) -> str:

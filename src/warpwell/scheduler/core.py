@@ -126,9 +126,17 @@ class Core:
         self._latest: float | None = None
         self._queue = Waiting(policy.bucket, policy.key, self.admission.allowed)
         self._view = View(
-            executor.now(), self.running, self._queue, limit, rates, executor.cost, executor.capacity,
-            self.tenants, trains=self._trains, trusts=trusts,
-        )  # fmt: skip
+            executor.now(),
+            self.running,
+            self._queue,
+            limit,
+            rates,
+            executor.cost,
+            executor.capacity,
+            self.tenants,
+            trains=self._trains,
+            trusts=trusts,
+        )
 
     @property
     def free_memory(self) -> int:
@@ -347,9 +355,13 @@ class Core:
     def _end_together(self, jobs: Sequence[Job]) -> bool:
         """Whether ends of a train's jobs can be noted at once: nothing that is to be done happens between two."""
         return len(jobs) == 1 or not (
-            self._next or self._arrivals or self._relieves or self.tenants.behind or jobs[0].preemptions
+            self._next
+            or self._arrivals
+            or self._relieves
+            or self.tenants.behind
+            or jobs[0].preemptions
             or list(islice(self._trains.get(jobs[0], ()), len(jobs) - 1)) != list(jobs[1:])
-        )  # fmt: skip
+        )
 
     def _happened(self, event: Ended | Stopped, events: Sequence[Ended | Stopped]) -> None:
         """Note what became of a job, or that it has ended, and those directly behind it (`_end_together`)."""
@@ -755,9 +767,14 @@ class Core:
 
     # -- the log -------------------------------------------------------------------------------------------
     def _write(
-        self, kind: str, jobs: Sequence[Job], time: float, why: dict[str, Any], key: str = "",
+        self,
+        kind: str,
+        jobs: Sequence[Job],
+        time: float,
+        why: dict[str, Any],
+        key: str = "",
         values: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Note what happened to a job, or to several that differ in nothing but their number; see `Many`.
 
         It is in the log when a step has ended: what the device is to do comes first.

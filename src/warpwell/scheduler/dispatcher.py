@@ -260,9 +260,13 @@ class Dispatcher:
         return State.RUNNING if job.state in ENDED else job.state
 
     def close(
-        self, *, cancel: bool = False, patience: float = PATIENCE, timeout: float | None = None,
+        self,
+        *,
+        cancel: bool = False,
+        patience: float = PATIENCE,
+        timeout: float | None = None,
         left: list[Handle] | None = None,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Refuse new tasks, run the others to their end (or cancel them), and end the thread.
 
         Parameters

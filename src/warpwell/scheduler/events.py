@@ -16,8 +16,18 @@ KEPT = 16_384
 """Events that a scheduler keeps by default: some five thousand tasks, ten megabytes."""
 
 KINDS = (
-    "arrive", "launch", "preempt", "resize", "stop", "end", "fail", "cancel", "reject", "hold", "lost",
-)  # fmt: skip
+    "arrive",
+    "launch",
+    "preempt",
+    "resize",
+    "stop",
+    "end",
+    "fail",
+    "cancel",
+    "reject",
+    "hold",
+    "lost",
+)
 
 
 @dataclass(slots=True)
@@ -250,4 +260,3 @@ class Log:
         except UnicodeDecodeError:
             raise errors.FormatError(f"{path} is not a log: it is not text", path=path) from None
         return cls.read(text.splitlines(), str(path))
-

@@ -128,10 +128,14 @@ class Scheduler:
             ("policy", policy, isinstance(policy, str | Policy), "a name, or a Policy"),
             ("rates", rates, rates is None or callable(getattr(rates, "together", None)), "Rates, or None"),
             ("analyzer", analyzer, analyzer is None or callable(analyzer), "a function that returns a Profile"),
-            ("executor", executor, executor is None or isinstance(executor, Executor) or callable(executor),
-             "an Executor, or a function that makes one"),
+            (
+                "executor",
+                executor,
+                executor is None or isinstance(executor, Executor) or callable(executor),
+                "an Executor, or a function that makes one",
+            ),
             ("log", log, log is None or isinstance(log, Log), "a Log, or None"),
-        ):  # fmt: skip
+        ):
             if not fits:
                 raise errors.ArgumentError(f"{name} is {given!r:.60}: give {wanted}", name=name)
         self.log = Log(most=KEPT) if log is None else log
@@ -144,7 +148,14 @@ class Scheduler:
             try:
                 most = 2 if limit is None else limit
                 return Core(
-                    running, policy, limit=most, rates=rates, tenants=tenants, log=feed, keep=False, learner=learner,
+                    running,
+                    policy,
+                    limit=most,
+                    rates=rates,
+                    tenants=tenants,
+                    log=feed,
+                    keep=False,
+                    learner=learner,
                     trusts=False,
                 )
             except BaseException:
@@ -218,10 +229,13 @@ class Scheduler:
                 words = self._executor.words(args)
                 _, its, its_tenant, its_priority, its_name, its_profile, pattern, forgotten = last
                 if (
-                    words == its and tenant is its_tenant and priority is its_priority and name is its_name
+                    words == its
+                    and tenant is its_tenant
+                    and priority is its_priority
+                    and name is its_name
                     and profile is its_profile
                     and (forgotten is None or forgotten == self._learner.forgotten)  # type: ignore[union-attr]
-                ):  # fmt: skip
+                ):
                     return self._dispatcher.submit_alike(pattern, args)
             if words is not None:
                 options = tenant, priority, name, profile
@@ -231,9 +245,16 @@ class Scheduler:
                     self._last = launch, words, *options, *found
                     return self._dispatcher.submit_alike(found[0], args)
         task = self.task(
-            launch, *args, tenant=tenant, priority=priority, deadline=deadline, name=name, memory=memory,
-            profile=profile, size=size,
-        )  # fmt: skip
+            launch,
+            *args,
+            tenant=tenant,
+            priority=priority,
+            deadline=deadline,
+            name=name,
+            memory=memory,
+            profile=profile,
+            size=size,
+        )
         request = Request(task.name, (task,))
         if key is not None:
             self._remember(key, request)
@@ -264,9 +285,13 @@ class Scheduler:
                 self._patterns[key] = task.pattern, None if task.known is None else self._learner.forgotten
 
     def submit_many(
-        self, launches: Sequence[tuple[Any, ...]], *, name: str | None = None,
-        after: Future[Any] | Sequence[Future[Any]] = (), **options: Any,
-    ) -> list[Handle]:  # fmt: skip
+        self,
+        launches: Sequence[tuple[Any, ...]],
+        *,
+        name: str | None = None,
+        after: Future[Any] | Sequence[Future[Any]] = (),
+        **options: Any,
+    ) -> list[Handle]:
         """Submit a request of several launches, which run one after the other.
 
         If one fails or is cancelled, the later ones are cancelled.
@@ -339,9 +364,16 @@ class Scheduler:
         runs_whole = None if blocks.preemptible else blocks.reason
         arrays = _arrays(args)
         task = Task(
-            title, blocks.blocks, launch=launch, arguments=args, size=size or {},
-            memory=0 if memory is None else memory, whole=str(runs_whole or ""), cut=blocks, **options,
-        )  # fmt: skip
+            title,
+            blocks.blocks,
+            launch=launch,
+            arguments=args,
+            size=size or {},
+            memory=0 if memory is None else memory,
+            whole=str(runs_whole or ""),
+            cut=blocks,
+            **options,
+        )
         keeps = self._executor.keeps
         held = 0
         for array in arrays:

@@ -49,9 +49,19 @@ class Series:
     """
 
     __slots__ = (
-        "arguments", "awaited", "ends", "errors", "first", "handles", "jobs", "pattern", "process", "runner", "task",
+        "arguments",
+        "awaited",
+        "ends",
+        "errors",
+        "first",
+        "handles",
+        "jobs",
+        "pattern",
+        "process",
+        "runner",
+        "task",
         "tasks",
-    )  # fmt: skip
+    )
 
     def __init__(self, runner: Runner, pattern: Pattern, arguments: tuple[Any, ...]) -> None:
         self.runner = runner

@@ -80,15 +80,23 @@ class Profile:
             (seconds is None or (type(seconds) in _NUMBERS and 0 <= seconds <= 1e15))
             and (instructions is None or (type(instructions) in _NUMBERS and 0 <= instructions <= 1e30))
             and (self.kind is None or type(self.kind) is Kind)
-            and type(self.miss_rate) in _NUMBERS and 0 <= self.miss_rate <= 1
-            and type(self.bandwidth) in _NUMBERS and 0 <= self.bandwidth <= 1
-            and type(self.compute) in _NUMBERS and 0 <= self.compute <= 1
-            and type(self.need) in _NUMBERS and 0 <= self.need <= 1
-            and type(self.registers) is int and 0 <= self.registers <= MOST
-            and type(self.shared) is int and 0 <= self.shared <= MOST
-            and type(self.threads) is int and 0 <= self.threads <= MOST
-            and type(self.resident) is int and 0 <= self.resident <= MOST
-        ):  # fmt: skip
+            and type(self.miss_rate) in _NUMBERS
+            and 0 <= self.miss_rate <= 1
+            and type(self.bandwidth) in _NUMBERS
+            and 0 <= self.bandwidth <= 1
+            and type(self.compute) in _NUMBERS
+            and 0 <= self.compute <= 1
+            and type(self.need) in _NUMBERS
+            and 0 <= self.need <= 1
+            and type(self.registers) is int
+            and 0 <= self.registers <= MOST
+            and type(self.shared) is int
+            and 0 <= self.shared <= MOST
+            and type(self.threads) is int
+            and 0 <= self.threads <= MOST
+            and type(self.resident) is int
+            and 0 <= self.resident <= MOST
+        ):
             self._convert()
 
     def _convert(self) -> None:

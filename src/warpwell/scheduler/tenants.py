@@ -155,9 +155,7 @@ class Tenants(dict[str, Account]):
         A setting has an unknown name or an invalid value.
     """
 
-    def __init__(
-        self, capacity: Capacity, settings: Mapping[str, Any] | Iterable[Tenant] | None = None
-    ) -> None:
+    def __init__(self, capacity: Capacity, settings: Mapping[str, Any] | Iterable[Tenant] | None = None) -> None:
         super().__init__()
         self._capacity = capacity
         self._time = 0.0
@@ -298,11 +296,7 @@ class Tenants(dict[str, Account]):
 
     def wake(self, now: float) -> float | None:
         """Return when the first tenant that waits over its quota is within it again."""
-        times = [
-            now + max(1e-9, -a.credit / a.rate * (1 + 1e-9))
-            for a in self.values()
-            if a.waiting and not a.within
-        ]
+        times = [now + max(1e-9, -a.credit / a.rate * (1 + 1e-9)) for a in self.values() if a.waiting and not a.within]
         return min(times, default=None)
 
 

@@ -89,9 +89,7 @@ class Controller:
         self._table = memory_for("cpu").allocate(8 * native.NS_WORDS * NAMESPACES)
         self._records = self._table.words.reshape(NAMESPACES, native.NS_WORDS)
         control_words = native.K_PORTS + native.MAX_PORTS
-        self._control_block = memory_for("cpu").allocate(
-            8 * (control_words + arbitration.THREAD_WORDS * self._wanted)
-        )
+        self._control_block = memory_for("cpu").allocate(8 * (control_words + arbitration.THREAD_WORDS * self._wanted))
         self._control = self._control_block.words
         self._records_of_threads = self._control_block.address + 8 * control_words
         self._control[control_words + arbitration.T_FIRST] = 1
@@ -299,8 +297,11 @@ class Controller:
         """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
 
         def rounds(seat: int) -> int:
-            return int(self._control[native.K_PORTS + native.MAX_PORTS + arbitration.THREAD_WORDS * seat
-                                     + arbitration.T_ROUNDS])  # fmt: skip
+            return int(
+                self._control[
+                    native.K_PORTS + native.MAX_PORTS + arbitration.THREAD_WORDS * seat + arbitration.T_ROUNDS
+                ]
+            )
 
         deadline = time.monotonic() + seconds
         before = [(seat, rounds(seat)) for seat in tuple(self._seats.taken)]
@@ -463,9 +464,12 @@ class HostThreads:
     def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> Controller:
         """Return a `Controller`; other queues beside the cache's, for the host's long reads, weigh 1."""
         return Controller(
-            pairs, threads=self._threads or service_threads(device), spin=device == "cuda",
-            interpreted=device == "interp", weight=MAX_WEIGHT,
-        )  # fmt: skip
+            pairs,
+            threads=self._threads or service_threads(device),
+            spin=device == "cuda",
+            interpreted=device == "interp",
+            weight=MAX_WEIGHT,
+        )
 
 
 _leaked: list[Any] = []
@@ -484,4 +488,3 @@ def service_threads(device: str) -> int:
     """Return the default number of service threads: they mostly wait for the drive; with a GPU they also copy."""
     cores = os.cpu_count() or 2
     return max(2, min(14, cores - 2)) if device == "cuda" else 8
-

@@ -247,9 +247,7 @@ class Faulty(_FaultState, Wrapper):
         return fault
 
     def _error(self, status: int, offset: int) -> errors.MediumError:
-        return errors.MediumError(
-            f"{self.name}: {describe(status)}, on purpose", lba=offset // 512, status=status
-        )
+        return errors.MediumError(f"{self.name}: {describe(status)}, on purpose", lba=offset // 512, status=status)
 
 
 class KeyValueFaulty(_FaultState):

@@ -160,19 +160,16 @@ class FileMedium(Medium):
                 f"{self.path} does not exist: create it first, or check the path", path=self.path
             ) from None
         except IsADirectoryError:
-            raise errors.FormatError(
-                f"{self.path} is a directory: name a file in it", path=self.path
-            ) from None
+            raise errors.FormatError(f"{self.path} is a directory: name a file in it", path=self.path) from None
         try:
             mode = os.fstat(self._fd).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-                raise errors.FormatError(
-                    f"{self.path} is neither a file nor a block device: name one", path=self.path
-                )
+                raise errors.FormatError(f"{self.path} is neither a file nor a block device: name one", path=self.path)
             size = self._size()
             if stat.S_ISBLK(mode) and size == 0:
-                raise errors.FormatError(f"{self.path} has no bytes: no medium is in it, or nothing is attached",
-                                         path=self.path)  # fmt: skip
+                raise errors.FormatError(
+                    f"{self.path} has no bytes: no medium is in it, or nothing is attached", path=self.path
+                )
             if nbytes is not None and size < nbytes:
                 raise errors.FormatError(
                     f"{self.path} has {size} bytes, but {nbytes} are expected: it is truncated",
@@ -203,9 +200,13 @@ class FileMedium(Medium):
         self._maps = direct is None and ring is not True and not writable and whole and _in_memory(self._fd)
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
         self._looks = (
-            self.direct and direct is None and ring is not True and not writable and not _in_memory(self._fd)
+            self.direct
+            and direct is None
+            and ring is not True
+            and not writable
+            and not _in_memory(self._fd)
             and look_at(self._fd, words[LOOK:])
-        )  # fmt: skip
+        )
 
     @property
     def description(self) -> str:  # type: ignore[override]
@@ -486,14 +487,14 @@ def _open(path: str, writable: bool) -> int:
     flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
     device = writable and os.path.exists(path) and stat.S_ISBLK(os.stat(path).st_mode)
     if device and _is_read_only(path):  # some kernels open it for writing all the same
-        raise errors.ReadOnlyError(f"{path} is a read-only device: open it with mode \"r\"")
+        raise errors.ReadOnlyError(f'{path} is a read-only device: open it with mode "r"')
     try:
         # without O_CREAT, O_EXCL means that a block device is ours alone: not mounted, no swap, in no volume
         return os.open(path, flags | (os.O_EXCL if device else 0))
     except OSError as error:
         if device and error.errno == errno.EBUSY:
             raise errors.SharingError(
-                f"{path} is {_user_of(path)}: writing to it would destroy what is there; open it with mode \"r\", or "
+                f'{path} is {_user_of(path)}: writing to it would destroy what is there; open it with mode "r", or '
                 "free it first"
             ) from None
         raise

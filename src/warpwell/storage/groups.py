@@ -377,9 +377,7 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
         inside = rem(at, stripe)
         size = min(nbytes - done, stripe - inside)
         k = rem(index, count)
-        got = call_start(
-            state, k, op, div(index, count) * stripe + inside, size, buffer + done, part_tag(slot, k)
-        )
+        got = call_start(state, k, op, div(index, count) * stripe + inside, size, buffer + done, part_tag(slot, k))
         if got == PENDING:
             pending += 1
         elif got != 0 and status == 0:

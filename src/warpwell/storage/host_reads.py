@@ -102,7 +102,7 @@ class HostReads:
         table = self._tables[slot, :n]
         table[:, W_BLOCK], table[:, W_BLOCKS], table[:, W_BUFFER] = blocks, counts, buffers
         table[:, W_STATUS] = WAITS
-        self._slots[slot, : S_FIRST] = n, 0, n, nsid
+        self._slots[slot, :S_FIRST] = n, 0, n, nsid
         self._advance(slot, 0)
 
     def wait(self, slot: int, seconds: float, stopped: Callable[[], bool]) -> bool:
@@ -237,4 +237,3 @@ def finish_row(queue, cid, status):
     store_relaxed(row + 8 * W_STATUS, status, DEVICE)
     store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
     release_id(queue, cid)
-

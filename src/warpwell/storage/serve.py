@@ -49,9 +49,17 @@ from warpwell.targets import (
 from .returns import lend, with_place
 
 for _function in (
-    completion_word0, completion_word1, word0_cid, word0_nsid, word0_opc, word5_key_size, word5_options, word5_slba,
-    word5_value_size, word6_nlb,
-):  # fmt: skip
+    completion_word0,
+    completion_word1,
+    word0_cid,
+    word0_nsid,
+    word0_opc,
+    word5_key_size,
+    word5_options,
+    word5_slba,
+    word5_value_size,
+    word6_nlb,
+):
     device(_function)
 
 BLOCK = 512
@@ -155,9 +163,13 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
     if function == 0:
         answer = INVALID_NAMESPACE
     elif (
-        opcode != KV_RETRIEVE and opcode != KV_STORE and opcode != KV_EXIST
-        and opcode != KV_DELETE and opcode != KV_LIST and opcode != FLUSH
-    ):  # fmt: skip
+        opcode != KV_RETRIEVE
+        and opcode != KV_STORE
+        and opcode != KV_EXIST
+        and opcode != KV_DELETE
+        and opcode != KV_LIST
+        and opcode != FLUSH
+    ):
         answer = INVALID_OPCODE
     elif size < shortest or size > 16:
         answer = KV_INVALID_KEY_SIZE

@@ -37,9 +37,7 @@ class Seats:
         Let threads return at once when nothing is left to do, not after a while.
     """
 
-    def __init__(
-        self, wanted: Callable[[], int], serve: Callable[[int], None], hurry: Callable[[], None]
-    ) -> None:
+    def __init__(self, wanted: Callable[[], int], serve: Callable[[int], None], hurry: Callable[[], None]) -> None:
         self.wanted = wanted
         self.serve = serve
         self.hurry = hurry

@@ -63,11 +63,17 @@ def _measured(row: dict[str, Any], capacity: Capacity, machine: Machine) -> Samp
     miss = row.get("miss_rate")
     moving = float(row.get("bytes", 0)) / machine.bandwidth
     return Sample(
-        row["kernel"], sized(row["size"]), int(row["warps"]), moving, row.get("app", ""),
-        instructions=instructions, seconds=seconds, miss_rate=None if miss is None else _ratio(float(miss)),
+        row["kernel"],
+        sized(row["size"]),
+        int(row["warps"]),
+        moving,
+        row.get("app", ""),
+        instructions=instructions,
+        seconds=seconds,
+        miss_rate=None if miss is None else _ratio(float(miss)),
         bandwidth=None if moved is None else _ratio(float(moved) / seconds / machine.bandwidth),
         compute=_ratio(instructions / (ISSUED * capacity.processors * cycles)),
-    )  # fmt: skip
+    )
 
 
 def _ratio(value: float) -> float:

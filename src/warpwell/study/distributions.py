@@ -129,9 +129,7 @@ class Latest:
         return count - 1 - self._zipfian.draw(count, random)
 
 
-def zipfian(
-    u: NDArray[np.float64], items: Items | int, zeta_items: NDArray[np.float64] | float, theta: float
-) -> Items:
+def zipfian(u: NDArray[np.float64], items: Items | int, zeta_items: NDArray[np.float64] | float, theta: float) -> Items:
     """Return the items, 0 the hottest, that uniform numbers `u` in [0, 1) stand for (`Zipfian`)."""
     n = np.maximum(items, 3)  # with fewer items the two hottest take all of u; keep eta finite
     uz = u * zeta_items

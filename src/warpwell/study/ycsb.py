@@ -107,9 +107,16 @@ class YcsbWorkload:
         if "recordcount" not in properties:
             raise FormatError(f"{path}: recordcount is missing: is it a YCSB workload?", path=path)
         return cls(
-            name, take.whole("recordcount", 1000), take.whole("operationcount", 1000), read, update, insert, modify,
-            distribution, take.whole("fieldcount", 10) * take.whole("fieldlength", 100),
-        )  # fmt: skip
+            name,
+            take.whole("recordcount", 1000),
+            take.whole("operationcount", 1000),
+            read,
+            update,
+            insert,
+            modify,
+            distribution,
+            take.whole("fieldcount", 10) * take.whole("fieldlength", 100),
+        )
 
     def sized(self, records: int | None, operations: int | None, value_bytes: int | None = None) -> YcsbWorkload:
         """Return the same mix with other sizes; None leaves one as it is.
@@ -298,8 +305,9 @@ class _Taker:
     def whole(self, name: str, default: int) -> int:
         value = self.number(name, default)
         if value != int(value) or value < 1:
-            raise FormatError(f"{self.path}: {name}={self.properties[name]} is not a whole number from 1 up",
-                              path=self.path)  # fmt: skip
+            raise FormatError(
+                f"{self.path}: {name}={self.properties[name]} is not a whole number from 1 up", path=self.path
+            )
         return int(value)
 
 

@@ -20,8 +20,14 @@ from .library import arrow
 _BYTE = np.dtype(np.uint8)
 _BITS = Layout("bits", _BYTE)
 _FILE = b"ARROW1"
-_OTHERS = {b"PAR1": "a Parquet file", b"FEA1": "a Feather file of version 1", b"ORC": "an ORC file",
-           b"\x93NUMPY": "a .npy file", b"PK\x03\x04": "a zip archive", b"\x1f\x8b": "a gzip file"}  # fmt: skip
+_OTHERS = {
+    b"PAR1": "a Parquet file",
+    b"FEA1": "a Feather file of version 1",
+    b"ORC": "an ORC file",
+    b"\x93NUMPY": "a .npy file",
+    b"PK\x03\x04": "a zip archive",
+    b"\x1f\x8b": "a gzip file",
+}
 
 
 class ArrowFile:
@@ -62,8 +68,11 @@ class ArrowFile:
         head = self._file.buffer.slice(0, min(8, self._file.nbytes)).to_pybytes()
         for magic, what in _OTHERS.items():
             if head.startswith(magic):
-                raise FormatError(f"{path} is {what}, not an Arrow IPC file: write ww.table.convert({path!r}, "
-                                  "'NAME.ww') once, if pyarrow reads it, and open that", path=path)  # fmt: skip
+                raise FormatError(
+                    f"{path} is {what}, not an Arrow IPC file: write ww.table.convert({path!r}, "
+                    "'NAME.ww') once, if pyarrow reads it, and open that",
+                    path=path,
+                )
         try:
             reader = (pa.ipc.open_file if head.startswith(_FILE) else pa.ipc.open_stream)(
                 pa.BufferReader(self._file.buffer), options=pa.ipc.IpcReadOptions(use_threads=False)
@@ -90,8 +99,10 @@ class ArrowFile:
     def _in_place(self, batch: Any) -> Any:
         """Return a batch if all of its buffers are in the file."""
         if batch.num_rows < 0:
-            raise FormatError(f"{self._file.path} has a batch of {batch.num_rows} rows: it is damaged, write it again",
-                              path=self._file.path)  # fmt: skip
+            raise FormatError(
+                f"{self._file.path} has a batch of {batch.num_rows} rows: it is damaged, write it again",
+                path=self._file.path,
+            )
         for column in batch.columns:
             for buffer in column.buffers():
                 if buffer is not None and buffer.size and self._file.offset_of(buffer) is None:
@@ -111,8 +122,10 @@ class ArrowFile:
                 if batch.num_rows
             )
         except SystemError:  # Python's, of a length below 0
-            raise FormatError(f"{self._file.path}: column {field.name!r} has a negative length: the file is damaged, "
-                              "write it again", path=self._file.path) from None  # fmt: skip
+            raise FormatError(
+                f"{self._file.path}: column {field.name!r} has a negative length: the file is damaged, write it again",
+                path=self._file.path,
+            ) from None
 
     def _run(self, column: Any, first: int, rows: int, field: Any, layout: Layout) -> ColumnRun:
         pa, file = arrow(), self._file
@@ -120,8 +133,9 @@ class ArrowFile:
             column = column.storage
         what = f"column {field.name!r}, rows from {first}"
         if len(column) != rows or column.offset:
-            raise FormatError(f"{file.path}: {what} has {len(column)} rows, and its batch {rows}: the file is damaged",
-                              path=file.path)  # fmt: skip
+            raise FormatError(
+                f"{file.path}: {what} has {len(column)} rows, and its batch {rows}: the file is damaged", path=file.path
+            )
         if layout.kind == "null":
             return ColumnRun(first, rows, rows, field.type, layout)
         valid, *buffers = column.buffers()
@@ -130,8 +144,9 @@ class ArrowFile:
             bits = checked_extent(file, valid, _BITS, _BITS.shape(rows), f"{what}, validity")
         nulls = int(column.null_count)  # after the check, for it may count the bits
         if not 0 <= nulls <= rows or (nulls and bits is None):
-            raise FormatError(f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged",
-                              path=file.path)  # fmt: skip
+            raise FormatError(
+                f"{file.path}: {what} says that {nulls} of {rows} are null: the file is damaged", path=file.path
+            )
         if layout.kind == "list":
             self._require_items(column.values, buffers[0], bits if nulls else None, rows, what)
             buffers = buffers[1:]
@@ -169,8 +184,10 @@ class ArrowFile:
             try:
                 validate(values)
             except arrow().ArrowException as error:
-                raise FormatError(f"{self._file.path}: the dictionary of {what} is damaged ({line_of(error)}): write "
-                                  "the file again", path=self._file.path) from None  # fmt: skip
+                raise FormatError(
+                    f"{self._file.path}: the dictionary of {what} is damaged ({line_of(error)}): write the file again",
+                    path=self._file.path,
+                ) from None
             self._dictionaries[place] = values.take(arrow().array(np.arange(len(values))))
         return self._dictionaries[place]
 

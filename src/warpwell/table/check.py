@@ -168,8 +168,14 @@ def _check_column(table: Table, number: int, bad: set[str], problems: list[Probl
                 for first in range(0, run.rows, _ROWS):
                     run.arrow(first, min(_ROWS, run.rows - first), codes=True)
             if run.valid is not None and run.rows - _ones(run) != run.nulls:
-                problems.append(_problem(path, run.valid.offset, f"{run.rows - _ones(run)} of {run.rows} rows from row "
-                                         f"{run.first} are null, and {run.nulls} should be"))  # fmt: skip
+                problems.append(
+                    _problem(
+                        path,
+                        run.valid.offset,
+                        f"{run.rows - _ones(run)} of {run.rows} rows from row "
+                        f"{run.first} are null, and {run.nulls} should be",
+                    )
+                )
         except (FormatError, MediumError) as error:
             problems.append(_problem(path, None, str(error)))
 

@@ -162,9 +162,7 @@ class Column:
         Of the table.
     """
 
-    def __init__(
-        self, home: _Home, name: str, kind: Any, rows: int, runs: Callable[[], tuple[ColumnRun, ...]]
-    ) -> None:
+    def __init__(self, home: _Home, name: str, kind: Any, rows: int, runs: Callable[[], tuple[ColumnRun, ...]]) -> None:
         self.name = name
         self.type = kind
         self.rows = rows
@@ -210,9 +208,10 @@ class Column:
         """
         run = self._only()
         if run.values is None:
-            raise ArgumentError(f"column {self.name!r} of {self.type} has no values of one size: kernels take "
-                                + ("its codes" if run.codes else "its runs' offsets.array() and bytes.array()"),
-                                )  # fmt: skip
+            raise ArgumentError(
+                f"column {self.name!r} of {self.type} has no values of one size: kernels take "
+                + ("its codes" if run.codes else "its runs' offsets.array() and bytes.array()"),
+            )
         return self._home.array_of(run.values)
 
     @property
@@ -296,9 +295,7 @@ def _buffer(extent: Extent | None) -> Any:
     return arrow().py_buffer(b"") if extent is None else extent.buffer
 
 
-def checked_extent(
-    file: MappedFile, buffer: Any, layout: Layout, shape: tuple[int, ...], what: str
-) -> Extent | None:
+def checked_extent(file: MappedFile, buffer: Any, layout: Layout, shape: tuple[int, ...], what: str) -> Extent | None:
     """Return the extent of a buffer that pyarrow found in a file, if it holds items of that shape.
 
     Raises
@@ -310,8 +307,11 @@ def checked_extent(
     extent = Extent(file, 0, layout.dtype, shape)
     size = 0 if buffer is None else int(buffer.size)
     if extent.nbytes > size:
-        raise FormatError(f"{file.path}: {what} has {size} bytes, and its rows take {extent.nbytes}: the file is "
-                          "damaged, write it again", path=file.path)  # fmt: skip
+        raise FormatError(
+            f"{file.path}: {what} has {size} bytes, and its rows take {extent.nbytes}: the file is "
+            "damaged, write it again",
+            path=file.path,
+        )
     if not extent.nbytes:
         return None
     at = file.offset_of(buffer)

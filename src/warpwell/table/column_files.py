@@ -119,8 +119,9 @@ class _Statistics:
         self._null = np.concatenate([self._null, np.zeros(len(values), bool) if null is None else null])
         whole = self._values.size // STATISTICS_ROWS * STATISTICS_ROWS
         if whole:
-            self._write(self._values[:whole].reshape(-1, STATISTICS_ROWS),
-                        self._null[:whole].reshape(-1, STATISTICS_ROWS))  # fmt: skip
+            self._write(
+                self._values[:whole].reshape(-1, STATISTICS_ROWS), self._null[:whole].reshape(-1, STATISTICS_ROWS)
+            )
             self._values, self._null = self._values[whole:], self._null[whole:]
 
     def _write(self, values: NDArray[Any], null: NDArray[np.bool_]) -> None:
@@ -173,8 +174,10 @@ class ColumnWriter:
         scalar = self.layout.kind == "fixed" and not self.layout.inner
         codable = scalar or self.layout.kind == "text"
         if self._must and not codable:
-            raise DTypeError(f"column {name!r} of {kind} cannot have codes, which are for numbers, dates, times, "
-                             "strings and binary: leave it out of codes=")  # fmt: skip
+            raise DTypeError(
+                f"column {name!r} of {kind} cannot have codes, which are for numbers, dates, times, "
+                "strings and binary: leave it out of codes="
+            )
         size = self.layout.dtype.itemsize if scalar and self.layout.dtype is not None else 8
         self._most = MOST_CODES if self._must or size > 2 else 1 << 8
         self._places: dict[Any, int] | None = {} if codable and (self._must or (codes == "auto" and size > 1)) else None
@@ -275,8 +278,9 @@ class ColumnWriter:
             if self._must:
                 raise ArgumentError(
                     f"column {self.name!r} has more than {self._most:,} values, too many for codes: leave it out of "
-                    "codes=", name="codes",
-                )  # fmt: skip
+                    "codes=",
+                    name="codes",
+                )
             return False
         codes = mapped[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
         if null is not None:
@@ -454,4 +458,3 @@ def _text(array: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
         return np.zeros(1, np.int64), np.empty(0, np.uint8)
     places = np.frombuffer(offsets, "<i8", len(array) + 1, 8 * array.offset)
     return places, np.empty(0, np.uint8) if data is None or not data.size else np.frombuffer(data, np.uint8)
-

@@ -86,15 +86,21 @@ def convert(
     with open_source(source, _names(columns, "columns")) as opened:
         schema = stored_schema(opened.schema)
         modes = _modes(opened.schema, codes)
-        with new_folder(name, overwrite=replace, kind="table", advice=FULL_ADVICE) as part, \
-                storage_full(Path(name), FULL_ADVICE):  # fmt: skip
+        with (
+            new_folder(name, overwrite=replace, kind="table", advice=FULL_ADVICE) as part,
+            storage_full(Path(name), FULL_ADVICE),
+        ):
             raw = _schema_bytes(schema)
             _write(part / SCHEMA, raw)
             written = _write_part(part / "0", 0, opened, schema, modes, progress)
             description = {
-                "format": FORMAT, "version": VERSION, "rows": written["rows"], "columns": len(schema),
-                "schema_crc32c": crc32c(raw), "parts": [written],
-            }  # fmt: skip
+                "format": FORMAT,
+                "version": VERSION,
+                "rows": written["rows"],
+                "columns": len(schema),
+                "schema_crc32c": crc32c(raw),
+                "parts": [written],
+            }
             _write(part / DESCRIPTION, _json(description))
     return open_table(name)
 
@@ -135,8 +141,10 @@ def append(
         description = read_description(name)
         schema = read_schema(name, description)
         if len(set(schema.names)) != len(schema.names):
-            raise ArgumentError(f"{name} has two columns of one name, so rows cannot be added by names: convert both "
-                                "sources into a new table")  # fmt: skip
+            raise ArgumentError(
+                f"{name} has two columns of one name, so rows cannot be added by names: convert both "
+                "sources into a new table"
+            )
         _remove_leftovers(folder, description)
         number = max((part["folder"] for part in description["parts"]), default=-1) + 1
         modes = [_mode_of(description, k) for k in range(len(schema))]
@@ -201,9 +209,7 @@ def _modes(schema: Any, codes: Any) -> list[str]:
     missing = sorted(wanted - set(schema.names))
     if missing:
         raise ArgumentError(f"codes names {missing[0]!r}, which is not a column that is taken", name="codes")
-    return [
-        "must" if field.name in wanted else AUTO if types.is_dictionary(field.type) else "no" for field in schema
-    ]
+    return ["must" if field.name in wanted else AUTO if types.is_dictionary(field.type) else "no" for field in schema]
 
 
 def _mode_of(description: dict[str, Any], number: int) -> str:
@@ -222,8 +228,10 @@ def _names(names: Any, option: str) -> list[str] | None:
 def _require_types(given: Any, schema: Any, name: str) -> None:
     for field, there in zip(stored_schema(given), schema, strict=True):
         if field.type != there.type:
-            raise SchemaError(f"column {field.name!r} of the source is {field.type}, and of {name} {there.type}: cast "
-                              "it first", field=field.name)  # fmt: skip
+            raise SchemaError(
+                f"column {field.name!r} of the source is {field.type}, and of {name} {there.type}: cast it first",
+                field=field.name,
+            )
 
 
 def _schema_bytes(schema: Any) -> bytes:

@@ -67,8 +67,10 @@ class MappedFile:
         self._mapping.require()
         size = os.fstat(self._medium.fileno()).st_size
         if size < self.nbytes:  # nobody has touched what is gone yet
-            raise MediumError(f"{self.path} was truncated from {self.nbytes} to {size} bytes while it was open: "
-                              "restore it, and open the table again")  # fmt: skip
+            raise MediumError(
+                f"{self.path} was truncated from {self.nbytes} to {size} bytes while it was open: "
+                "restore it, and open the table again"
+            )
 
     def fileno(self) -> int:
         """Return the descriptor of the file."""
@@ -164,6 +166,7 @@ class Extent:
         opened = open_array(self.path, dtype=self.dtype, shape=self.shape, offset=self.offset, **options)
         if isinstance(opened.medium, FileMedium) and self.file.is_other(opened.medium):
             opened.close()
-            raise FormatError(f"{self.path} was replaced since the table was opened: open the table again",
-                              path=self.path)  # fmt: skip
+            raise FormatError(
+                f"{self.path} was replaced since the table was opened: open the table again", path=self.path
+            )
         return opened

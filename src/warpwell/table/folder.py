@@ -59,8 +59,11 @@ def read_description(path: str) -> dict[str, Any]:
         raise FormatError(f"{path} is not a table of Warpwell's: its {DESCRIPTION} has another format", path=path)
     version = found.get("version")
     if version != VERSION:
-        raise StoreVersionError(f"{path} has version {version!r:.40}, and this Warpwell reads {VERSION}: install a "
-                                "newer one, or convert the source again", path=path)  # fmt: skip
+        raise StoreVersionError(
+            f"{path} has version {version!r:.40}, and this Warpwell reads {VERSION}: install a "
+            "newer one, or convert the source again",
+            path=path,
+        )
     wrong = _wrong(found)
     if wrong is not None:
         raise FormatError(f"{path}: {DESCRIPTION} is damaged ({wrong}): convert the source again", path=path)
@@ -110,11 +113,14 @@ def read_schema(path: str, description: dict[str, Any]) -> Any:
     except (pa.ArrowException, FileNotFoundError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(f"{name} is missing or damaged ({str(error)[:100]}): convert the source again",
-                          path=name) from None  # fmt: skip
+        raise FormatError(
+            f"{name} is missing or damaged ({str(error)[:100]}): convert the source again", path=name
+        ) from None
     if len(schema) != description["columns"]:
-        raise FormatError(f"{name} has {len(schema)} columns, and {DESCRIPTION} {description['columns']}: convert the "
-                          "source again", path=name)  # fmt: skip
+        raise FormatError(
+            f"{name} has {len(schema)} columns, and {DESCRIPTION} {description['columns']}: convert the source again",
+            path=name,
+        )
     return schema
 
 
@@ -168,16 +174,15 @@ class TableFolder:
             self._close_files()
             raise ClosedError(f"table {self._path} is closed: open it again")
 
-    def _run(
-        self, folder: str, first: int, rows: int, column: dict[str, Any], field: Any, layout: Layout
-    ) -> ColumnRun:
+    def _run(self, folder: str, first: int, rows: int, column: dict[str, Any], field: Any, layout: Layout) -> ColumnRun:
         files = column["files"]
         nulls = rows if layout.kind == "null" else column["nulls"]
 
         def extent(what: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> Extent | None:
             if what not in files:
-                raise FormatError(f"{folder}: column {field.name!r} has no file of {what}: convert the source again",
-                                  path=folder)  # fmt: skip
+                raise FormatError(
+                    f"{folder}: column {field.name!r} has no file of {what}: convert the source again", path=folder
+                )
             return self._extent(os.path.join(folder, files[what]["name"]), dtype, shape)
 
         given: dict[str, Any] = {}
@@ -219,8 +224,9 @@ class TableFolder:
         try:
             validate(found)
         except pa.ArrowException as error:
-            raise FormatError(f"{places.path} is damaged ({str(error)[:100]}): convert the source again",
-                              path=places.path) from None  # fmt: skip
+            raise FormatError(
+                f"{places.path} is damaged ({str(error)[:100]}): convert the source again", path=places.path
+            ) from None
         return found
 
     def _header(self, path: str) -> tuple[MappedFile, Any]:
@@ -258,8 +264,9 @@ class TableFolder:
         except FileNotFoundError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
-            raise FormatError(f"{self._path} was replaced or removed since the table was opened: open it again",
-                              path=self._path)  # fmt: skip
+            raise FormatError(
+                f"{self._path} was replaced or removed since the table was opened: open it again", path=self._path
+            )
 
     def require(self) -> None:
         """Raise MediumError if bytes could not be read."""

@@ -201,18 +201,27 @@ def keys_of(name: str, kind: Any) -> Keys:
         return _floats(kind.bit_width)
     if types.is_decimal(kind) and kind.bit_width <= 128:
         return _integers(1 << (kind.bit_width - 1), lambda value: _decimal(value, kind.precision, kind.scale))
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind) \
-            or (types.is_fixed_size_binary(kind) and kind.byte_width):  # fmt: skip
+    if (
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or (types.is_fixed_size_binary(kind) and kind.byte_width)
+    ):
         text = types.is_string(kind) or types.is_large_string(kind)
         return Keys(b"", b"", None, lambda value: _bytes(value, text))
     clock = _clock(types, kind)
     if clock is not None:
         half = 1 << (kind.bit_width - 1)
         return _integers(half, lambda value: _integer(clock(value), half, True))
-    hint = "write it with ww.table.convert" if types.is_string_view(kind) or types.is_binary_view(kind) \
-        else "filter by another column"  # fmt: skip
-    raise DTypeError(f"column {name!r} is {kind}, which filters do not compare: {hint}, or filter in Polars, with "
-                     "ww.table.scan")  # fmt: skip
+    hint = (
+        "write it with ww.table.convert"
+        if types.is_string_view(kind) or types.is_binary_view(kind)
+        else "filter by another column"
+    )
+    raise DTypeError(
+        f"column {name!r} is {kind}, which filters do not compare: {hint}, or filter in Polars, with ww.table.scan"
+    )
 
 
 def _integers(half: int, of: Callable[[Any], int]) -> Keys:
@@ -325,8 +334,11 @@ def _instant(value: Any, zone: str | None) -> int:
     if not isinstance(value, datetime.datetime):
         raise TypeError("give a datetime.datetime")
     if (value.tzinfo is None) != (zone is None):
-        raise TypeError("it has no zone: give a datetime.datetime without one" if zone is None else
-                        f"it has the zone {zone}: give a datetime.datetime with a zone")  # fmt: skip
+        raise TypeError(
+            "it has no zone: give a datetime.datetime without one"
+            if zone is None
+            else f"it has the zone {zone}: give a datetime.datetime with a zone"
+        )
     start = datetime.datetime(1970, 1, 1, tzinfo=None if zone is None else datetime.UTC)
     extra = int(getattr(value, "nanosecond", 0))  # of pandas
     plain = value if not hasattr(value, "to_pydatetime") else value.to_pydatetime(warn=False)

@@ -66,8 +66,13 @@ def layout_of(kind: Any, name: str, advice: str = "name the other columns in col
         codes = _flat(kind.index_type)
         if values is not None and values.kind != "null" and codes is not None:
             return Layout("codes", codes.dtype)
-    hint = "make a fixed_size_list of it if all have one length" if types.is_list(kind) or types.is_large_list(kind) \
-        else "make a column of each of its fields" if types.is_struct(kind) else "cast it to another type"  # fmt: skip
+    hint = (
+        "make a fixed_size_list of it if all have one length"
+        if types.is_list(kind) or types.is_large_list(kind)
+        else "make a column of each of its fields"
+        if types.is_struct(kind)
+        else "cast it to another type"
+    )
     raise DTypeError(f"column {name!r} is {_shown(kind)}, which tables do not have: {hint}, or {advice}")
 
 
@@ -94,8 +99,11 @@ def _flat(kind: Any) -> Layout | None:
         return Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
     if types.is_decimal(kind):
         words = kind.bit_width // 64
-        return Layout("fixed", np.dtype("<i8"), (words,)) if words > 1 else \
-            Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))  # fmt: skip
+        return (
+            Layout("fixed", np.dtype("<i8"), (words,))
+            if words > 1
+            else Layout("fixed", np.dtype(f"<i{kind.bit_width // 8}"))
+        )
     if types.is_fixed_size_binary(kind):
         return Layout("fixed", np.dtype(np.uint8), (int(kind.byte_width),))
     if types.is_string(kind) or types.is_binary(kind):

@@ -99,8 +99,10 @@ def _kept(columns: dict[str, Column], part: Any, reads: Reads) -> Kept | None:
             return by_codes(records, of_value[:-1], bool(of_value[-1]))
         if test is None or run.codes is not None:
             return np.ones(len(records), np.bool_)
-        frames = [polars().from_arrow(arrow().table([values_of(run, records[end])], names=[column.name]))
-                  for end in ("least", "greatest")]  # fmt: skip
+        frames = [
+            polars().from_arrow(arrow().table([values_of(run, records[end])], names=[column.name]))
+            for end in ("least", "greatest")
+        ]
         return test(*frames)
 
     if test is None and not any(has_codes(column, run) for run in column.runs):

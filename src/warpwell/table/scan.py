@@ -98,22 +98,30 @@ def _schema(table: Table) -> dict[str, Any]:
     found = {}
     for field in table.schema:
         if field.name in found:
-            raise ArgumentError(f"{table.path} has two columns {field.name!r}, which Polars refuses: convert the "
-                                "others, with columns=")  # fmt: skip
+            raise ArgumentError(
+                f"{table.path} has two columns {field.name!r}, which Polars refuses: convert the others, with columns="
+            )
         try:
             found[field.name] = _frame([field.name], [arrow().chunked_array([], type=field.type)]).schema[field.name]
         except BaseException as error:  # Polars panics, which is no Exception
             if isinstance(error, KeyboardInterrupt | MemoryError | SystemExit):
                 raise
-            raise DTypeError(f"column {field.name!r} is {field.type}, which Polars does not have ({error}): use "
-                             "ww.table.open") from None  # fmt: skip
+            raise DTypeError(
+                f"column {field.name!r} is {field.type}, which Polars does not have ({error}): use ww.table.open"
+            ) from None
     return found
 
 
 def _frames(
-    path: str, schema: dict[str, Any], names: list[str], predicate: Any, n_rows: int | None, batch_size: int | None,
-    reads: Reads, direct: bool | None = None,
-) -> Iterator[Any]:  # fmt: skip
+    path: str,
+    schema: dict[str, Any],
+    names: list[str],
+    predicate: Any,
+    n_rows: int | None,
+    batch_size: int | None,
+    reads: Reads,
+    direct: bool | None = None,
+) -> Iterator[Any]:
     """Yield the frames of a query."""
     with open_table(path, direct=direct) as table:
         end = table.rows if n_rows is None else min(table.rows, n_rows)
@@ -190,9 +198,11 @@ def _matching(
             few = found.whole is None
             rows = sum(len(one.numbers) for one in group)
             if group and (
-                not few or rows + len(found.numbers) > GROUP_ROWS or (found.kept is None) != (group[0].kept is None)
+                not few
+                or rows + len(found.numbers) > GROUP_ROWS
+                or (found.kept is None) != (group[0].kept is None)
                 or (rows >= IDLE_ROWS and coming.idle)
-            ):  # fmt: skip
+            ):
                 coming.begin(partial(_taken, columns, names, group, reads))
                 group = []
             while len(coming) > (1 if few else 0):
@@ -264,9 +274,14 @@ class _Found:
 
 
 def _ahead(
-    columns: dict[str, Column], names: Sequence[str], roots: Sequence[str], predicate: Any, wanted: Ranges,
-    reads: Reads, looking: _Coming,
-) -> Iterator[_Found]:  # fmt: skip
+    columns: dict[str, Column],
+    names: Sequence[str],
+    roots: Sequence[str],
+    predicate: Any,
+    wanted: Ranges,
+    reads: Reads,
+    looking: _Coming,
+) -> Iterator[_Found]:
     """Yield what is found in each chunk; a few chunks ahead are looked at, at first one."""
     most = 0
     for chunk in _chunks(columns, roots, wanted, CHUNK, reads):
@@ -360,13 +375,16 @@ def _whole(columns: dict[str, Column], names: Sequence[str], chunk: Ranges) -> A
     """Return rows of columns as a frame, without a copy where Polars can use Arrow's buffers."""
     if not names:
         return polars().DataFrame(height=sum(end - start for start, end in chunk))
-    return _frame(names, [
-        arrow().chunked_array(
-            [run.arrow(first, end - first) for run, first, end in _runs(columns[name], chunk)],
-            type=columns[name].type,
-        )
-        for name in names
-    ])  # fmt: skip
+    return _frame(
+        names,
+        [
+            arrow().chunked_array(
+                [run.arrow(first, end - first) for run, first, end in _runs(columns[name], chunk)],
+                type=columns[name].type,
+            )
+            for name in names
+        ],
+    )
 
 
 def _frame(names: Sequence[str], arrays: Sequence[Any]) -> Any:

@@ -331,9 +331,20 @@ def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, 
             pass
         elif kind == NUMBERS:
             part = numbers_in(
-                values, tails[0], base + (group << shift), want, shift, pattern, order, flips, first, count, keys, lane,
+                values,
+                tails[0],
+                base + (group << shift),
+                want,
+                shift,
+                pattern,
+                order,
+                flips,
+                first,
+                count,
+                keys,
+                lane,
                 lanes,
-            )  # fmt: skip
+            )
         elif kind == WIDE:
             part = wide_in(values, tails[0], base + 2 * row, want, flips, first, count, lane, lanes)
         elif kind == BITS:

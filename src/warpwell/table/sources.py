@@ -15,8 +15,18 @@ from .library import arrow
 from .table import BATCH_ROWS, open_table
 
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "ipc", b"ORC": "orc"}
-_SUFFIXES = {"parquet": "parquet", "pq": "parquet", "feather": "ipc", "arrow": "ipc", "ipc": "ipc", "orc": "orc",
-             "csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json"}  # fmt: skip
+_SUFFIXES = {
+    "parquet": "parquet",
+    "pq": "parquet",
+    "feather": "ipc",
+    "arrow": "ipc",
+    "ipc": "ipc",
+    "orc": "orc",
+    "csv": "csv",
+    "json": "json",
+    "jsonl": "json",
+    "ndjson": "json",
+}
 _PACKED = {"gz", "bz2", "xz", "zst", "lz4"}
 _CONTINUES = b"\xff\xff\xff\xff"
 
@@ -133,8 +143,11 @@ def _kind(path: str) -> Any:
         return "csv"
     if words and words[-1] in _SUFFIXES:
         return _SUFFIXES[words[-1]]
-    raise FormatError(f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
-                      "another library and give its frame", path=path)  # fmt: skip
+    raise FormatError(
+        f"{path} has no known format: give Parquet, Feather, ORC, .csv, .tsv or .json, or read it with "
+        "another library and give its frame",
+        path=path,
+    )
 
 
 def _of_dataset(dataset: Any, columns: Sequence[str] | None) -> TableSource:
@@ -182,5 +195,6 @@ def _as_format_errors(name: str) -> Iterator[None]:
         yield
     except arrow().ArrowException as error:
         reason = str(error).split("\n")[0][:300]
-        raise FormatError(f"{name} cannot be read ({reason}): check it, or read it with another library and give its "
-                          "frame", path=name) from error  # fmt: skip
+        raise FormatError(
+            f"{name} cannot be read ({reason}): check it, or read it with another library and give its frame", path=name
+        ) from error

@@ -79,9 +79,7 @@ def statistics_of(column: Column, run: ColumnRun, reads: Reads) -> NDArray[Any] 
     return found
 
 
-def blocks_of(
-    column: Column, kept_of: Callable[[ColumnRun, NDArray[Any]], Kept], reads: Reads
-) -> Kept:
+def blocks_of(column: Column, kept_of: Callable[[ColumnRun, NDArray[Any]], Kept], reads: Reads) -> Kept:
     """Return which blocks of a column may match, by a function of a run and its records."""
     parts: list[Kept] = []
     for run in column.runs:
@@ -108,7 +106,7 @@ def by_codes(records: NDArray[Any], matches: NDArray[np.bool_], null: bool) -> K
     most = len(matches)
     least = np.minimum(records["least"].astype(np.int64), most)
     end = np.minimum(records["greatest"].astype(np.int64) + 1, most)
-    found = (before[np.maximum(end, least)] > before[least])
+    found = before[np.maximum(end, least)] > before[least]
     return found | ((records["flags"] & HAS_NULL != 0) if null else False)
 
 

@@ -241,13 +241,17 @@ def open_table(path: str | os.PathLike[str], *, direct: bool | None = None, **op
     place = Path(name)
     arrow()
     if not place.exists():
-        raise MissingFileError(f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert",
-                               path=name)  # fmt: skip
+        raise MissingFileError(
+            f"{name} does not exist: give an Arrow IPC file, or a folder of ww.table.convert", path=name
+        )
     if not place.is_dir():
         return Table(name, ArrowFile(name, direct), options, direct)
     if not is_table_folder(name):
-        raise FormatError(f"{name} is a folder, but not a table: write ww.table.convert({name!r}, 'NAME.ww') once, if "
-                          "it is one of Parquet or other files, and open that", path=name)  # fmt: skip
+        raise FormatError(
+            f"{name} is a folder, but not a table: write ww.table.convert({name!r}, 'NAME.ww') once, if "
+            "it is one of Parquet or other files, and open that",
+            path=name,
+        )
     return Table(name, TableFolder(name, direct), options, direct)
 
 

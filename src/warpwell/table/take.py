@@ -107,8 +107,11 @@ def take(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) ->
 
 def _slices(columns: Sequence[Column], numbers: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield rows so that what is read of fixed size for some of them at a time is bounded."""
-    widths = [sum(one.nbytes for one in column.runs[0].extents) // max(1, column.runs[0].rows) for column in columns
-              if column.runs]  # fmt: skip
+    widths = [
+        sum(one.nbytes for one in column.runs[0].extents) // max(1, column.runs[0].rows)
+        for column in columns
+        if column.runs
+    ]
     span = MOST_BYTES // (sum(widths) + 1)
     each = max(1, MOST_BYTES // ((len(columns) + 1) * ROW_BYTES))
     start = 0
@@ -122,9 +125,7 @@ Plan = tuple[Column, list[tuple[ColumnRun, NDArray[np.int64]]]]
 _ITEMS = ("values", "codes", "views", "offsets")
 
 
-def pieces(
-    runs: Sequence[ColumnRun], numbers: NDArray[np.int64]
-) -> Iterator[tuple[ColumnRun, NDArray[np.int64]]]:
+def pieces(runs: Sequence[ColumnRun], numbers: NDArray[np.int64]) -> Iterator[tuple[ColumnRun, NDArray[np.int64]]]:
     """Yield the runs in which rows lie, and these, counted from the run's first."""
     ends = np.searchsorted(numbers, [run.first + run.rows for run in runs]).tolist()
     start = 0
@@ -268,8 +269,9 @@ def damaged(file: Any, name: str, row: int) -> FormatError:
     file.require()
     return FormatError(
         f"{file.path}: column {name!r}, row {row}: its offsets lead outside of its bytes: the file is damaged, write "
-        "it again", path=file.path,
-    )  # fmt: skip
+        "it again",
+        path=file.path,
+    )
 
 
 def _byte(run: ColumnRun, rows: NDArray[np.int64], found: Taking, what: str) -> NDArray[np.uint8] | None:
@@ -346,6 +348,8 @@ def _sound(name: str, run: ColumnRun, found: Any) -> Any:
     except arrow().ArrowException as error:
         file = run.extents[0].file
         file.require()
-        raise FormatError(f"{file.path}: column {name!r}, rows from {run.first}: {error}: the file is damaged, write "
-                          "it again", path=file.path) from None  # fmt: skip
+        raise FormatError(
+            f"{file.path}: column {name!r}, rows from {run.first}: {error}: the file is damaged, write it again",
+            path=file.path,
+        ) from None
     return found

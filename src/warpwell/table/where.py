@@ -401,9 +401,17 @@ def _array(table: Home, extent: Extent | None) -> tuple[Array | None, int]:
 
 
 def _launch(
-    column: Column, runs: Sequence[tuple[ColumnRun, int]], arrays: Sequence[Array], tails: Sequence[int], flips: Flips,
-    codes: _Codes, before: Any, mask: Any, *, whole: bool,
-) -> None:  # fmt: skip
+    column: Column,
+    runs: Sequence[tuple[ColumnRun, int]],
+    arrays: Sequence[Array],
+    tails: Sequence[int],
+    flips: Flips,
+    codes: _Codes,
+    before: Any,
+    mask: Any,
+    *,
+    whole: bool,
+) -> None:
     """Launch a kernel over runs whose buffers lie in the same arrays."""
     kind = _form(column, runs[0][0])[0]
     units, records, tables, pool = _tables(column, runs, flips, codes)
@@ -412,8 +420,10 @@ def _launch(
     form = (*_form(column, runs[0][0])[1:], int(before is not None))
     if whole and kind == selecting.NUMBERS and arrays[0].device != "cpu":  # of mapped files a plain loop is as fast
         # to the device once for all launches; what is there already stays as it is
-        near = [to_device(arrays[0].device, one) if isinstance(one, np.ndarray) else one
-                for one in (records, tables, *rest[:2])]  # fmt: skip
+        near = [
+            to_device(arrays[0].device, one) if isinstance(one, np.ndarray) else one
+            for one in (records, tables, *rest[:2])
+        ]
         given = *arrays[:2], *near[:2], *form, *near[2:], mask
         for first, end in _ahead(arrays[0], runs, units) if before is None else [(0, units)]:
             selecting.select_whole[(end - first) * lanes](*given, first)

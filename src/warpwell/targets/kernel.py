@@ -266,9 +266,15 @@ class Launch:
         offered = (step for a in participants for step in getattr(a, "interp_services", list)())
         interrupts.at_once = True
         interpreter.launch(
-            self.kernel.function, self.shape, values, seed=_seed() if seed is None else seed,
-            services=list(dict.fromkeys([*services, *offered])), coarse_copies=True, max_steps=1_000_000_000, flag=flag,
-        )  # fmt: skip
+            self.kernel.function,
+            self.shape,
+            values,
+            seed=_seed() if seed is None else seed,
+            services=list(dict.fromkeys([*services, *offered])),
+            coarse_copies=True,
+            max_steps=1_000_000_000,
+            flag=flag,
+        )
         interrupts.at_once = False
 
     def check(self, args: Sequence[Any]) -> None:

@@ -257,8 +257,13 @@ def children(seconds: str) -> int:
 
 
 ACTS: dict[str, Callable[..., int]] = {
-    "rounds": rounds, "waits": waits, "ends": ends, "dies": dies, "beside": beside, "children": children,
-}  # fmt: skip
+    "rounds": rounds,
+    "waits": waits,
+    "ends": ends,
+    "dies": dies,
+    "beside": beside,
+    "children": children,
+}
 
 
 if __name__ == "__main__":

@@ -102,9 +102,7 @@ class MediumConformance:
         assert np.array_equal(buffer.bytes, want)
         assert np.array_equal(medium.read(offset, nbytes), want)
 
-    def test_reads_into_buffers_that_are_not_aligned(
-        self, medium: Medium, content: NDArray[np.uint8]
-    ) -> None:
+    def test_reads_into_buffers_that_are_not_aligned(self, medium: Medium, content: NDArray[np.uint8]) -> None:
         nbytes = 8 * self.BLOCK
         buffer = HostBytes(2 * nbytes)
         assert self.run(medium, (READ, nbytes, nbytes, buffer.address + 520)) == [0]
@@ -225,9 +223,7 @@ class HostBytes:
         self._block = memory_for("cpu").allocate(nbytes)
         self.address = self._block.address
         self.bytes = self._block.view(np.dtype(np.uint8))[:nbytes]
-        self.bytes[:] = (
-            FILL if seed is None else np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
-        )
+        self.bytes[:] = FILL if seed is None else np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
 def drive(

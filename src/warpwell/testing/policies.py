@@ -91,9 +91,14 @@ class PolicyConformance:
         raise NotImplementedError
 
     def core(
-        self, *, limit: int = 2, mode: str = "switch", fails: Iterable[str] = (),
-        tenants: Mapping[str, Any] | None = None, truth: Mapping[Task, Profile] | None = None,
-    ) -> Core:  # fmt: skip
+        self,
+        *,
+        limit: int = 2,
+        mode: str = "switch",
+        fails: Iterable[str] = (),
+        tenants: Mapping[str, Any] | None = None,
+        truth: Mapping[Task, Profile] | None = None,
+    ) -> Core:
         """Return a scheduler with this policy on a simulated device."""
         rates = ClassTable(CAPACITY)
         executor = Failing(rates, capacity=CAPACITY, mode=mode, fails=fails, truth=truth, seed=1)

@@ -100,9 +100,13 @@ class Job:
     """
 
     def __init__(
-        self, arguments: Sequence[str], folder: str, environ: Mapping[str, str] = {}, before: Sequence[str] = (),
+        self,
+        arguments: Sequence[str],
+        folder: str,
+        environ: Mapping[str, str] = {},
+        before: Sequence[str] = (),
         limits: Sequence[tuple[int, int]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = Path(folder)
         self.began = time.monotonic()
@@ -117,14 +121,21 @@ class Job:
                 resource.setrlimit(what, (most, most))
 
         self.process = subprocess.Popen(
-            [*before, sys.executable, "-m", "warpwell", "run", *arguments], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True, text=True, errors="replace",
+            [*before, sys.executable, "-m", "warpwell", "run", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+            errors="replace",
             env={**os.environ, **environ, MARK: self.mark, "TMPDIR": folder, "PYTHONFAULTHANDLER": "1"},
             preexec_fn=prepare,
-        )  # fmt: skip
+        )
         _under_way[self.folder] = self
-        self._readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in (
-            (self.process.stdout, self.output, True), (self.process.stderr, self.errors, False))]  # fmt: skip
+        self._readers = [
+            threading.Thread(target=self._read, args=each, daemon=True)
+            for each in ((self.process.stdout, self.output, True), (self.process.stderr, self.errors, False))
+        ]
         for reader in self._readers:
             reader.start()
 
@@ -177,8 +188,9 @@ class Job:
             left = [f"{pid} {command_of(pid)}" for pid in self.pids()]
             said, stacks = self.said(), self._stacks()
             self.kill()
-            raise AssertionError(f"the job did not end within {timeout:g} s: {said}; the application is in: {stacks};"
-                                 f" processes {left}") from None  # fmt: skip
+            raise AssertionError(
+                f"the job did not end within {timeout:g} s: {said}; the application is in: {stacks}; processes {left}"
+            ) from None
         try:
             seconds = seconds_until_none_is_left(self.mark, LIMIT, self.folder)
             self._nothing_else_is_left()
@@ -377,8 +389,14 @@ def kill(place: Place, folder: str, draw: random.Random, who: str) -> list[dict[
         assert set(back) == {str(who == "worker")}, f"after a reset: {job.said()}"
     status, output, errors, left = job.end(30)
     seconds = told or max(0.0, time.monotonic() - killed - left)
-    expected = {"application": (137,), "worker": (0,), "agent": (0,), "communicator": (0,),
-                "janitor": (0,), "launcher": (-9,)}  # fmt: skip
+    expected = {
+        "application": (137,),
+        "worker": (0,),
+        "agent": (0,),
+        "communicator": (0,),
+        "janitor": (0,),
+        "launcher": (-9,),
+    }
     assert "wrong" not in output and status in expected.get(who, range(1, 256)), f"status {status}: {job.said()}"
     bound = 4 * LIMIT if who == "janitor" else LIMIT if ready else 3 * LIMIT
     assert seconds < bound, f"it took {seconds:.1f} s: {errors}"
@@ -462,8 +480,10 @@ def kinds(programs: str) -> list[_Kind]:
     ]
     rooms = ["files", "descriptors", *(["TMPDIR", "shared memory"] if _can_mount() else [])]
     cuda: list[_Kind] = [
-        *((f"kill {who}", kill, (who,)) for who in ("worker", "application", "agent", "launcher", "supervisor",
-                                                        "communicator")),
+        *(
+            (f"kill {who}", kill, (who,))
+            for who in ("worker", "application", "agent", "launcher", "supervisor", "communicator")
+        ),
         *((f"beside {kernel}", fail_beside, (kernel,)) for kernel in _CODES),
         *((f"end {how}", end_client, (how,)) for how in _WAYS),
         *((f"kill {who}", kill, (who,)) for who in ("worker", "mpiexec", "agent", "janitor", "application")),
@@ -575,9 +595,11 @@ class Campaign:
         lines = []
         for what, times_of in sorted(self.found.items()):
             told, left, took = (sorted(e[key] for e in times_of) for key in ("seconds", "left", "took"))
-            lines.append(f"{what:26} {len(told):4} times; told or ended after {told[len(told) // 2]:.2f} s (median),"
-                         f" {told[-1]:.2f} s (most); nothing left {left[-1]:.2f} s later (most); a job took"
-                         f" {took[len(took) // 2]:.1f} s")  # fmt: skip
+            lines.append(
+                f"{what:26} {len(told):4} times; told or ended after {told[len(told) // 2]:.2f} s (median),"
+                f" {told[-1]:.2f} s (most); nothing left {left[-1]:.2f} s later (most); a job took"
+                f" {took[len(took) // 2]:.1f} s"
+            )
         return lines
 
 
@@ -588,10 +610,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=7, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first job (default 0)")
     parser.add_argument("--at-a-time", type=int, default=1, metavar="N", help="jobs that run together (default 1)")
-    parser.add_argument("--within", type=float, default=float("inf"), metavar="SECONDS",
-                        help="begin no job after so many seconds")  # fmt: skip
-    parser.add_argument("--programs", choices=("cuda", "devices"), default="cuda",
-                        help="unmodified CUDA programs (default), or programs that use ww.devices()")  # fmt: skip
+    parser.add_argument(
+        "--within", type=float, default=float("inf"), metavar="SECONDS", help="begin no job after so many seconds"
+    )
+    parser.add_argument(
+        "--programs",
+        choices=("cuda", "devices"),
+        default="cuda",
+        help="unmodified CUDA programs (default), or programs that use ww.devices()",
+    )
     parser.add_argument("--driver", choices=("real", "fake"), help="default: real where there is a GPU")
     parser.add_argument("--only", metavar="WORD", help="kinds of jobs whose name has this word")
     arguments = parser.parse_args(argv)
@@ -606,8 +633,10 @@ def main(argv: list[str] | None = None) -> int:
         campaign.failures.append(grown)
         print(grown, file=sys.stderr)
     presses = sum(len(each) for what, each in campaign.found.items() if "Ctrl-C" in what)
-    print(f"{len(campaign.failures)} failures in {jobs} jobs, {presses} of them interrupted,"
-          f" in {time.monotonic() - began:.0f} s{f'; memory of GPUs {before} MiB' if before else ''}")  # fmt: skip
+    print(
+        f"{len(campaign.failures)} failures in {jobs} jobs, {presses} of them interrupted,"
+        f" in {time.monotonic() - began:.0f} s{f'; memory of GPUs {before} MiB' if before else ''}"
+    )
     return int(bool(campaign.failures))
 
 

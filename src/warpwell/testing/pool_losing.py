@@ -129,8 +129,14 @@ def lose(device: Device, others: list[Device], how: str, moment: str, draw: rand
             wrong.append(f"device {each.device.index} stood still")
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)  # a stopped one
-    return {"how": how, "moment": moment, "device": device.index, "seconds": told, "wrong": wrong,
-            "longest": max((each.longest for each in busy), default=0.0)}  # fmt: skip
+    return {
+        "how": how,
+        "moment": moment,
+        "device": device.index,
+        "seconds": told,
+        "wrong": wrong,
+        "longest": max((each.longest for each in busy), default=0.0),
+    }
 
 
 def _copying(device: Device, others: list[Device], data: NDArray[np.int64], draw: random.Random) -> Callable[[], None]:

@@ -206,8 +206,10 @@ class QemuDrive:
         open_now = self._transport()
         if open_now is not None and not open_now.closed and self.running:
             raise errors.DriveInUseError(
-                f"drive {address} is open in this program already: close it first, or share it", drive=address,
-                reasons=("it is open in this program",))  # fmt: skip
+                f"drive {address} is open in this program already: close it first, or share it",
+                drive=address,
+                reasons=("it is open in this program",),
+            )
         try:
             transport = QtestTransport(
                 self._end.dup(), self.arena, self._pidfd, address=address, kill=self.kill, seconds=seconds

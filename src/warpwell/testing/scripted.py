@@ -137,10 +137,15 @@ class ScriptedController:
         self.stop()
         ports = self._pairs.ports[:, [at.P_SQ, at.P_CQ, at.P_SQ_DOORBELL, at.P_CQ_DOORBELL, at.P_SQID]]
         given = {
-            "fd": self.arena.fd, "base": self.arena.address, "size": self.arena.nbytes, "ports": ports.tolist(),
-            "depth": self._pairs.depth, "blocks": self.namespace.nbytes >> BLOCK_SHIFT,
-            "script": dict(script or {}), "always": always or asdict(Answer()),
-        }  # fmt: skip
+            "fd": self.arena.fd,
+            "base": self.arena.address,
+            "size": self.arena.nbytes,
+            "ports": ports.tolist(),
+            "depth": self._pairs.depth,
+            "blocks": self.namespace.nbytes >> BLOCK_SHIFT,
+            "script": dict(script or {}),
+            "always": always or asdict(Answer()),
+        }
         program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
         process = self._process = subprocess.Popen(
             [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[self.arena.fd]
@@ -302,9 +307,11 @@ class _Drive:
                 time.sleep(1e-4)  # full
             phase = lap & 1 ^ 1 ^ answer.stale
             fields = (
-                queue.head if answer.sqhd is None else answer.sqhd, queue.sqid if answer.sqid is None else answer.sqid,
-                cid if answer.cid is None else answer.cid, (answer.status & 0x7FFF) << 1 | phase,
-            )  # fmt: skip
+                queue.head if answer.sqhd is None else answer.sqhd,
+                queue.sqid if answer.sqid is None else answer.sqid,
+                cid if answer.cid is None else answer.cid,
+                (answer.status & 0x7FFF) << 1 | phase,
+            )
             at_ = queue.completions + 16 * place - self._base
             # one store of eight bytes; the processor keeps it behind those of the data
             struct.pack_into("<q", self._memory, at_, 0)

@@ -170,4 +170,3 @@ class Dataset:
     def get_many(self, keys: Any) -> tuple[dict[str, Any], NDArray[np.bool_]]:
         """Return rows as arrays, and that all were found."""
         return self.take(keys), np.ones(len(keys), np.bool_)
-

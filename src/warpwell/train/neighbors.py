@@ -153,8 +153,9 @@ class Neighbors:
             edges, of = self._hop(new, fanout, draws)
             found = self._edges.begin(edges)().astype(np.int64, copy=False)
             if len(found) and not 0 <= int(found.min()) <= int(found.max()) < self.graph.vertices:
-                raise errors.FormatError(f"{self._edges.path}: an edge leads to no vertex: make the graph again",
-                                         path=self._edges.path)  # fmt: skip
+                raise errors.FormatError(
+                    f"{self._edges.path}: an edge leads to no vertex: make the graph again", path=self._edges.path
+                )
             nodes, local = _joined(nodes, found)
             sources.append(local)
             targets.append(first + of)
@@ -185,8 +186,9 @@ class Neighbors:
         bounds = self._offsets.begin(np.concatenate([nodes, nodes + 1]))().reshape(2, -1)
         degrees = bounds[1] - bounds[0]
         if len(degrees) and (int(degrees.min()) < 0 or int(bounds.min()) < 0 or int(bounds.max()) > self.graph.edges):
-            raise errors.FormatError(f"{self._offsets.path}: an offset is wrong: make the graph again",
-                                     path=self._offsets.path)  # fmt: skip
+            raise errors.FormatError(
+                f"{self._offsets.path}: an offset is wrong: make the graph again", path=self._offsets.path
+            )
         counts = degrees if fanout < 0 else np.minimum(degrees, fanout)
         of = np.repeat(np.arange(len(nodes)), counts)
         within = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

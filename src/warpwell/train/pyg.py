@@ -136,13 +136,16 @@ class NeighborSampler(BaseSampler):
                 name="batch_size",
             )
         found = self.neighbors[numbers[0]]
-        nodes, sources, targets, edges = map(
-            torch.from_numpy, (found.nodes, found.sources, found.targets, found.edges)
-        )
+        nodes, sources, targets, edges = map(torch.from_numpy, (found.nodes, found.sources, found.targets, found.edges))
         return SamplerOutput(
-            nodes, sources, targets, edges, num_sampled_nodes=found.node_counts, num_sampled_edges=found.edge_counts,
+            nodes,
+            sources,
+            targets,
+            edges,
+            num_sampled_nodes=found.node_counts,
+            num_sampled_edges=found.edge_counts,
             metadata=(nodes[: found.batch_size], None),
-        )  # fmt: skip
+        )
 
     def sample_from_edges(self, index: Any, neg_sampling: Any = None) -> NoReturn:
         """Raise: neighbourhoods are those of vertices."""

@@ -71,8 +71,13 @@ _NOT_READY, _CAPTURED_ELSEWHERE = 600, 906
 class _Operation(ctypes.Structure):
     """CUstreamBatchMemOpParams; the fields of waiting and writing are at the same places."""
 
-    _fields_ = (("operation", ctypes.c_uint64), ("address", ctypes.c_uint64), ("value", ctypes.c_uint64),
-                ("flags", ctypes.c_uint64), ("more", ctypes.c_uint64 * 2))  # fmt: skip
+    _fields_ = (
+        ("operation", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+        ("more", ctypes.c_uint64 * 2),
+    )
 
 
 _addresses: dict[Board, int] = {}

@@ -48,12 +48,18 @@ def status() -> list[dict[str, Any]]:
                 continue
             holds = words[HOLDER] == slot and board.holds(board.lease(words[EPOCH]))
             state = {INSIDE: "inside" if holds else "without", WAITING: "waits"}.get(words[at + STATE], "idle")
-            found.append({
-                "device": board.name, "process": process, "tenant": named, "priority": words[at + PRIORITY],
-                "state": "holds" if holds and state == "idle" else state,
-                "seconds": max(0, now - words[at + SINCE]) / 1e9, "turns": words[at + TURNS],
-                "used": words[at + USE] / 1e9,
-            })  # fmt: skip
+            found.append(
+                {
+                    "device": board.name,
+                    "process": process,
+                    "tenant": named,
+                    "priority": words[at + PRIORITY],
+                    "state": "holds" if holds and state == "idle" else state,
+                    "seconds": max(0, now - words[at + SINCE]) / 1e9,
+                    "turns": words[at + TURNS],
+                    "used": words[at + USE] / 1e9,
+                }
+            )
     return found
 
 

@@ -261,10 +261,20 @@ class ArrayConformance(ItemConformance):
         a.close()
         out = np.zeros(1, np.int64)
         uses = [
-            lambda: a[0], lambda: a.__setitem__(0, 1), a.flush, lambda: a.stats, a.pin, a.unpin, a.evict, a.prefetch,
-            a.view, lambda: a.reshape(-1), lambda: part[0], lambda: self.run(read, 1, a, np.zeros(1, np.int64), out),
+            lambda: a[0],
+            lambda: a.__setitem__(0, 1),
+            a.flush,
+            lambda: a.stats,
+            a.pin,
+            a.unpin,
+            a.evict,
+            a.prefetch,
+            a.view,
+            lambda: a.reshape(-1),
+            lambda: part[0],
+            lambda: self.run(read, 1, a, np.zeros(1, np.int64), out),
             lambda: self.run(read2, 1, part, 0, 0, out),
-        ]  # fmt: skip
+        ]
         for use in uses:
             with pytest.raises((errors.ClosedError, errors.ArgumentError), match=r"closed|cannot become"):
                 use()

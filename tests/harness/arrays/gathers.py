@@ -64,8 +64,14 @@ class GatherConformance:
         for mode in ("r", "r+"):
             with self.open(path, mode, **TIERS[tier]) as a:
                 some = rng.integers(0, self.ROWS, self.ROWS)
-                for rows in (some, np.arange(self.ROWS)[::-1], np.zeros((2, 0, 3), "i8"), some[:10].reshape(5, 2),
-                             some.astype("i4"), [self.ROWS - 1]):  # fmt: skip
+                for rows in (
+                    some,
+                    np.arange(self.ROWS)[::-1],
+                    np.zeros((2, 0, 3), "i8"),
+                    some[:10].reshape(5, 2),
+                    some.astype("i4"),
+                    [self.ROWS - 1],
+                ):
                     self.same(a, model, rows)
                 for kind in ("i4", "i8"):
                     rows = rng.integers(0, self.ROWS, 12).astype(kind)
@@ -84,8 +90,11 @@ class GatherConformance:
         model = np.random.default_rng(3).integers(0, 255, (self.ROWS, nbytes), np.uint8)
         called: list[int] = []
         one = frames.FrameRows._by_service_threads
-        monkeypatch.setattr(frames.FrameRows, "_by_service_threads",
-                            lambda self, lane, rows, *more: (called.append(len(rows)), one(self, lane, rows, *more)))
+        monkeypatch.setattr(
+            frames.FrameRows,
+            "_by_service_threads",
+            lambda self, lane, rows, *more: (called.append(len(rows)), one(self, lane, rows, *more)),
+        )
         monkeypatch.setitem(frames.LIST_BYTES, self.DEVICE, 600)
         monkeypatch.setattr(frames, "LISTS", 5)
         monkeypatch.setattr(frames, "TABLE", 256)
@@ -103,8 +112,9 @@ class GatherConformance:
                 ww.gather(a, [-1, 0]).result(60)
         model = model.copy()
         called.clear()
-        with self.open(RamMedium(model), "r+", dtype="u1", shape=model.shape, cache=2 * (PAGE + 8),
-                       page_size=PAGE) as a:  # fmt: skip
+        with self.open(
+            RamMedium(model), "r+", dtype="u1", shape=model.shape, cache=2 * (PAGE + 8), page_size=PAGE
+        ) as a:
             self.same(a, model, rows[:50])
             assert not called, "of an array that is written pages may be newer than the medium"
 
@@ -190,8 +200,11 @@ class GatherConformance:
 
     def test_what_does_not_fit_is_refused(self, tmp_path: Path) -> None:
         with self.open(self.saved(tmp_path, np.zeros((self.ROWS, 6), "f4")), tier="device") as a:
-            for out, message in ((np.zeros((3, 6), "f4"), "shape"), (np.zeros((2, 6), "f8"), "float64|64-bit"),
-                                 (np.zeros((6, 2), "f4").T, "C order|shape")):  # fmt: skip
+            for out, message in (
+                (np.zeros((3, 6), "f4"), "shape"),
+                (np.zeros((2, 6), "f8"), "float64|64-bit"),
+                (np.zeros((6, 2), "f4").T, "C order|shape"),
+            ):
                 with pytest.raises((errors.ArgumentError, errors.DTypeError), match=message):
                     ww.gather(a, [0, 1], out=self.near(out))
             with pytest.raises(errors.DTypeError, match="int32 or int64"):

@@ -240,9 +240,16 @@ class ItemConformance:
         np.array([4], np.uint8), (np.int32(2),),
     )  # fmt: skip
     INNER = (
-        (2, 1), (slice(1, 3), 2), (Ellipsis, 1), (-1, slice(None, None, 2)), ([1, 1, 5], slice(1, 4)),
-        (slice(None), [0, 2]), ([2, 0], 1), (np.array([[1, 2]]), -1), (3, Ellipsis),
-    )  # fmt: skip
+        (2, 1),
+        (slice(1, 3), 2),
+        (Ellipsis, 1),
+        (-1, slice(None, None, 2)),
+        ([1, 1, 5], slice(1, 4)),
+        (slice(None), [0, 2]),
+        ([2, 0], 1),
+        (np.array([[1, 2]]), -1),
+        (3, Ellipsis),
+    )
 
     @pytest.mark.parametrize("shape", [(12,), (12, 5), (12, 3, 2)])
     def test_the_host_reads_and_writes_as_numpy_does(self, tmp_path: Path, shape: tuple[int, ...]) -> None:

@@ -55,8 +55,9 @@ def nearest_bfloat(values: Floats) -> Bits:
 
 
 KINDS: dict[str, tuple[Any, Any]] = {
-    "float16": (half_values, nearest_half), "bfloat16": (bfloat_values, nearest_bfloat),
-}  # fmt: skip
+    "float16": (half_values, nearest_half),
+    "bfloat16": (bfloat_values, nearest_bfloat),
+}
 
 
 def same(kind: str, mine: Bits, model: Bits) -> None:

@@ -178,5 +178,3 @@ def _stamps(folder: str) -> dict[str, tuple[int, int]]:
             status = os.stat(os.path.join(folder, name))
             out[name] = (status.st_size, status.st_mtime_ns)
     return out
-
-

@@ -1,6 +1,6 @@
 """Short CUDA programs that fork, wait, fail and die, for tests of what becomes of them.
 
-    python -m tests.harness.driver.acts NAME
+python -m tests.harness.driver.acts NAME
 """
 
 from __future__ import annotations

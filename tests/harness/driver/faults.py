@@ -132,68 +132,88 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
 
 PEERS: dict[str, tuple[str, Changes]] = {
     "graphs wait while memory of one waits for the other device": (
-        "graph_memory", {"layer_graph.c": {
-            "    pthread_mutex_unlock(&ww_graphs);\n    while (user) {": "    while (user) {",
-            "        memory = next;\n    }\n": "        memory = next;\n    }\n    pthread_mutex_unlock(&ww_graphs);\n",
-        }}
+        "graph_memory",
+        {
+            "layer_graph.c": {
+                "    pthread_mutex_unlock(&ww_graphs);\n    while (user) {": "    while (user) {",
+                "        memory = next;\n    }\n": (
+                    "        memory = next;\n    }\n    pthread_mutex_unlock(&ww_graphs);\n"
+                ),
+            }
+        },
     ),
     "host functions wait while memory of a graph waits for the other device": (
-        "graph_memory_behind", {"layer_node.c": {"if (ww_in_host_thread && !is_unused(m))": "if (0)"}}
+        "graph_memory_behind",
+        {"layer_node.c": {"if (ww_in_host_thread && !is_unused(m))": "if (0)"}},
     ),
     "a synchronous copy between devices passes the other's legacy stream": (
         "synchronous",
         {"layer_copy.c": {"k->begins ? stream_done(ends[i], WW_LEGACY) : ww_context_code(ends[i]);": "0;"}},
     ),
     "rows but the last pass the other device's legacy stream": (
-        "rows", {"layer_copy.c": {"row, waits && !z && !y,": "row, waits && z + 1 == planes && y + 1 == rows,"}},
+        "rows",
+        {"layer_copy.c": {"row, waits && !z && !y,": "row, waits && z + 1 == planes && y + 1 == rows,"}},
     ),
     "a synchronous copy to memory that others use is not waited for": (
-        "synchronous", {"layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}},
+        "synchronous",
+        {"layer_copy.c": {"|| atomic_load_explicit(&k->device->shared, memory_order_relaxed);": ";"}},
     ),
     "a free does not wait for the other device": (
-        "frees", {"layer_memory.c": {"    ww_peers_done(d);\n": ""}},
+        "frees",
+        {"layer_memory.c": {"    ww_peers_done(d);\n": ""}},
     ),
     "memory is given back while others have it mapped": (
-        "comes_back", {"worker_memory.c": {"    ww_links_drop(job->a, job->b);\n": ""}},
+        "comes_back",
+        {"worker_memory.c": {"    ww_links_drop(job->a, job->b);\n": ""}},
     ),
     "who waits for a worker that has ended is not told": (
-        "lost", {"worker_links.c": {"a->came = 1;\n        a->result": "a->result"}},
+        "lost",
+        {"worker_links.c": {"a->came = 1;\n        a->result": "a->result"}},
     ),
     "memory of a worker that has ended goes while it is used": (
-        "lost", {"worker_links.c": {"    ww_barrier((struct": "    start_forget(&(struct"}},
+        "lost",
+        {"worker_links.c": {"    ww_barrier((struct": "    start_forget(&(struct"}},
     ),
-}  # fmt: skip
+}
 """The same, and the act of peer_acts.py that finds it."""
 
 
 CHECKED: dict[str, tuple[str, Changes]] = {
     "nodes are carried out in the order in which they were made": (
-        "graph_checks", {"layer_exec.c": {"ready(g->nodes[i], placed)) {": "(ready(g->nodes[i], placed) || 1)) {"}}
+        "graph_checks",
+        {"layer_exec.c": {"ready(g->nodes[i], placed)) {": "(ready(g->nodes[i], placed) || 1)) {"}},
     ),
     "nodes that are switched off are carried out": (
-        "graph_checks", {"layer_exec.c": {"} else if (!s->off) {": "} else {"}}
+        "graph_checks",
+        {"layer_exec.c": {"} else if (!s->off) {": "} else {"}},
     ),
     "an update changes the form of a graph": (
         "graph_checks",
         {"layer_exec.c": {"old->shape))\n        return CU_UPDATE_TOPOLOGY;": "old->shape))\n        return 0;"}},
     ),
     "a stream that is destroyed loses what a graph has behind a host function": (
-        "graph_checks", {"layer_stream.c": {"ww_host_has(what->device, what->id) &&": "0 &&"}}
+        "graph_checks",
+        {"layer_stream.c": {"ww_host_has(what->device, what->id) &&": "0 &&"}},
     ),
     "a free does not wait for what a graph has behind a host function": (
-        "graph_checks", {"layer_memory.c": {"ww_host_wait(d, d == on ? stream : 0);": "(void)on, (void)stream;"}}
+        "graph_checks",
+        {"layer_memory.c": {"ww_host_wait(d, d == on ? stream : 0);": "(void)on, (void)stream;"}},
     ),
     "a user object goes while a launch is under way": (
-        "graph_checks", {"layer_exec.c": {"bool over = !p->nusers ||": "bool over = 1 ||"}}
+        "graph_checks",
+        {"layer_exec.c": {"bool over = !p->nusers ||": "bool over = 1 ||"}},
     ),
     "memory of a graph is allocated when the stream gets there": (
         "graph_checks",
-        {"layer_exec.c": {
-            "        count_memory(r->plan);": "        (void)0;",
-            "    behind(r->exec, r": "    count_memory(r->plan);\n    behind(r->exec, r",
-            "void go_on(void *data, int code);":
-                "void go_on(void *data, int code);\nstatic void count_memory(const struct plan *p);",
-        }},
+        {
+            "layer_exec.c": {
+                "        count_memory(r->plan);": "        (void)0;",
+                "    behind(r->exec, r": "    count_memory(r->plan);\n    behind(r->exec, r",
+                "void go_on(void *data, int code);": (
+                    "void go_on(void *data, int code);\nstatic void count_memory(const struct plan *p);"
+                ),
+            }
+        },
     ),
     "a conditional node does not come behind what was recorded before": (
         "condition_checks",
@@ -204,74 +224,104 @@ CHECKED: dict[str, tuple[str, Changes]] = {
         {"worker_graphs.c": {"size_t n = recording.last ? 1 : 0;": "size_t n = recording.last && 0 ? 1 : 0;"}},
     ),
     "a graph that is made executable again keeps what was recorded before": (
-        "condition_checks", {"worker_graphs.c": {"int stays = 0;": "int stays = 1;"}}
+        "condition_checks",
+        {"worker_graphs.c": {"int stays = 0;": "int stays = 1;"}},
     ),
     "an executable graph ends before its launches that wait": (
-        "condition_checks", {"worker_graphs.c": {"    x->refs++;\n    call->exec = x;": "    call->exec = x;"}}
+        "condition_checks",
+        {"worker_graphs.c": {"    x->refs++;\n    call->exec = x;": "    call->exec = x;"}},
     ),
     "what comes behind the last conditional node is left out": (
-        "condition_checks", {"layer_exec.c": {"r->at = r->plan->twins;": "r->at = r->plan->n;"}}
+        "condition_checks",
+        {"layer_exec.c": {"r->at = r->plan->twins;": "r->at = r->plan->n;"}},
     ),
     "copies of plain memory are recorded by way of staging": (
-        "condition_checks", {"layer_copy.c": {"if (k->stream == WW_RECORDED)": "if (0)"}}
+        "condition_checks",
+        {"layer_copy.c": {"if (k->stream == WW_RECORDED)": "if (0)"}},
     ),
     "memory of the host that a stream frees holds up host functions": (
-        "pool_checks", {"layer_memory.c": {"        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);":
-                        "        ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"}}
+        "pool_checks",
+        {
+            "layer_memory.c": {
+                "        ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);": (
+                    "        ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);"
+                )
+            }
+        },
     ),
     "memory of the host that a graph leaves behind holds up host functions": (
-        "pool_checks", {"layer_node.c": {"m->on_host && ww_in_host_thread": "m->on_host && 0"}}
+        "pool_checks",
+        {"layer_node.c": {"m->on_host && ww_in_host_thread": "m->on_host && 0"}},
     ),
     "a synchronous copy to pinned memory is not waited for": (
-        "managed_checks", {"layer_copy.c": {"bool others = k->seen || k->stream": "bool others = k->stream"}}
+        "managed_checks",
+        {"layer_copy.c": {"bool others = k->seen || k->stream": "bool others = k->stream"}},
     ),
     "managed memory is offered to programs with several devices": (
-        "managed_checks", {"layer_managed.c": {"return layer.ndevices == 1 &&": "return"}}
+        "managed_checks",
+        {"layer_managed.c": {"return layer.ndevices == 1 &&": "return"}},
     ),
     "a stream that joins a capture does not come behind the event": (
         "capture_checks",
-        {"layer_capture.c": {
-            "(d, stream), &e->last)": "(d, stream), &(struct nodes){NULL, 0})",
-        }},
+        {
+            "layer_capture.c": {
+                "(d, stream), &e->last)": "(d, stream), &(struct nodes){NULL, 0})",
+            }
+        },
     ),
     "an event belongs to all captures that recorded it": (
-        "capture_checks", {"layer_capture.c": {"    forget(event);\n    if (!e)": "    if (!e)"}}
+        "capture_checks",
+        {"layer_capture.c": {"    forget(event);\n    if (!e)": "    if (!e)"}},
     ),
     "branches that are not joined are let go": (
-        "capture_checks", {"layer_capture.c": {"all = in(&reached, m->last.all[i]);": "all = true;"}}
+        "capture_checks",
+        {"layer_capture.c": {"all = in(&reached, m->last.all[i]);": "all = true;"}},
     ),
     "a capture forbids calls of its own thread alone": (
-        "capture_checks", {"layer_capture.c": {"if (mine || anyones) {": "if (mine && (anyones || mine)) {"}}
+        "capture_checks",
+        {"layer_capture.c": {"if (mine || anyones) {": "if (mine && (anyones || mine)) {"}},
     ),
     "the legacy stream posts while a blocking one records": (
-        "capture_checks", {"layer_capture.c": {"if (m->blocking) {": "if (m->blocking && !m->stream) {"}}
+        "capture_checks",
+        {"layer_capture.c": {"if (m->blocking) {": "if (m->blocking && !m->stream) {"}},
     ),
     "calls do not know host memory of a graph": (
-        "pool_checks", {"layer_memory.c": {"    if (r->flags & WW_OF_GRAPH)\n        return d;": ""}}
+        "pool_checks",
+        {"layer_memory.c": {"    if (r->flags & WW_OF_GRAPH)\n        return d;": ""}},
     ),
     "memory of the host's pools is given back each time": (
-        "pool_checks", {"layer_memory.c": {"kept_bytes + r->size <= KEEP_BYTES": "0"}}
+        "pool_checks",
+        {"layer_memory.c": {"kept_bytes + r->size <= KEEP_BYTES": "0"}},
     ),
     "memory of the host's pools is kept before its stream is done": (
-        "pool_checks", {"layer_memory.c": {"    int error = ww_host_after(d, stream, unpin_later, u);\n":
-                                           "    int error = d == NULL && stream;\n    unpin_later(u, 0);\n"}}
+        "pool_checks",
+        {
+            "layer_memory.c": {
+                "    int error = ww_host_after(d, stream, unpin_later, u);\n": (
+                    "    int error = d == NULL && stream;\n    unpin_later(u, 0);\n"
+                )
+            }
+        },
     ),
     "a pool gives more than its most": ("pool_checks", {"layer_pool.c": {"(!p->props.most || ": "(1 || "}}),
     "what was allocated from a pool stays counted after a reset": (
-        "pool_checks", {"layer_range.c": {"ww_pool_give(t->all[i].owner, t->all[i].size);": "(void)0;"}}
+        "pool_checks",
+        {"layer_range.c": {"ww_pool_give(t->all[i].owner, t->all[i].size);": "(void)0;"}},
     ),
     "a pool keeps nothing": ("pool_checks", {"layer_pool.c": {"shrink(p, p->threshold);": "shrink(p, 0);"}}),
     "planes lie one behind another": (
-        "row_checks", {"layer_copy.c": {"c->to.pitch * (c->to.height ? c->to.height : rows);": "c->to.pitch * rows;"}}
+        "row_checks",
+        {"layer_copy.c": {"c->to.pitch * (c->to.height ? c->to.height : rows);": "c->to.pitch * rows;"}},
     ),
     "sizes of rows overflow": (
         "row_checks",
-        {"layer_copy.c": {"|| !extent_of(e, c, &before, &nbytes)": "|| (extent_of(e, c, &before, &nbytes), 0)"}}
+        {"layer_copy.c": {"|| !extent_of(e, c, &before, &nbytes)": "|| (extent_of(e, c, &before, &nbytes), 0)"}},
     ),
     "rows of a memset lie one behind another": (
-        "row_checks", {"layer_copy.c": {"fill_row(&k, s->to + y * s->pitch,": "fill_row(&k, s->to + y * s->width,"}}
+        "row_checks",
+        {"layer_copy.c": {"fill_row(&k, s->to + y * s->pitch,": "fill_row(&k, s->to + y * s->width,"}},
     ),
-}  # fmt: skip
+}
 """The same, and the area of checks that finds it."""
 
 
@@ -287,27 +337,42 @@ def lands_at_once(client: Any, answers: bytes, places: tuple[Any, ...]) -> None:
 
 MIRRORED: dict[str, tuple[Changes, dict[str, Any]]] = {
     "entries are published before their bytes are there": (
-        {}, {"warpwell.pool.cuda.far._Stop.ready": property(lambda stop: stop.begun)}
+        {},
+        {"warpwell.pool.cuda.far._Stop.ready": property(lambda stop: stop.begun)},
     ),
     "a place is done before its bytes have landed": ({}, {"warpwell.pool.cuda.near.NearClient.back": lands_at_once}),
     "places that are done wake no mirror": (
-        {"worker_executor.c": {"futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);\n    changed();":
-                               "futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);"}}, {}
+        {
+            "worker_executor.c": {
+                "futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);\n    changed();": (
+                    "futex(&p->use, FUTEX_WAKE, INT_MAX, NULL);"
+                )
+            }
+        },
+        {},
     ),
     "memory that is pinned for another host's device is the worker's": (
-        {"layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}}, {}
+        {"layer_copy.c": {"r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device": "k->device"}},
+        {},
     ),
     "pinned memory is read before a host function has run": (
-        {"layer_copy.c": {"if (k->device->facts.remote && atomic_load(&k->device->holds))": "if (0)"}}, {}
+        {"layer_copy.c": {"if (k->device->facts.remote && atomic_load(&k->device->holds))": "if (0)"}},
+        {},
     ),
     "the ring of the other host is overrun": (
-        {"relay.c": {"if (n->tail + e.size - atomic_load(&n->far_tail) > WW_RING_BYTES) return NOTHING;": "",
-                     "|| to - tail > WW_RING_BYTES": "|| to < tail"}}, {}
+        {
+            "relay.c": {
+                "if (n->tail + e.size - atomic_load(&n->far_tail) > WW_RING_BYTES) return NOTHING;": "",
+                "|| to - tail > WW_RING_BYTES": "|| to < tail",
+            }
+        },
+        {},
     ),
     "answers are looked for where no entry asked": (
-        {"relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}}, {}
+        {"relay.c": {"if (e.slot != WW_NO_SLOT) atomic_store": "if (e.slot == 0) atomic_store"}},
+        {},
     ),
-}  # fmt: skip
+}
 """Faults of the mirror between hosts: changes of native parts, and what replaces names in Python."""
 
 NAP = "static void nap(void) {\n    nanosleep(&(struct timespec){0, 200000}, NULL);\n}\n\n"
@@ -331,9 +396,10 @@ OVER_MPI: dict[str, Changes] = {
     "who waits for an answer is not woken": {"relay.c": {"        futex_wake(&s->seq);\n": ""}},
     "what comes while the far end looks is not seen": {
         "relay.c": {
-            "            f->seen = changes;\n            int n = scan(f, out, room, places, nplaces);\n":
-            "            int n = scan(f, out, room, places, nplaces);\n            sched_yield();\n"
-            "            f->seen = atomic_load(&f->status->changes);\n"
+            "            f->seen = changes;\n            int n = scan(f, out, room, places, nplaces);\n": (
+                "            int n = scan(f, out, room, places, nplaces);\n            sched_yield();\n"
+                "            f->seen = atomic_load(&f->status->changes);\n"
+            )
         }
     },
     "answers are looked for where no entry asked": {

@@ -106,9 +106,13 @@ def hints(cuda: Cuda) -> None:
     other, none = cuda.alloc(64), ctypes.c_uint(0)
     host, device, absent = HOST_LOCATION, DEVICE_LOCATION, DEVICE_LOCATION | 7 << 32
     for at, nbytes, place, code in (
-        (address, 64, host, SUCCESS), (address + 8, 8, device, SUCCESS), (address, 64, absent, INVALID_DEVICE),
-        (address, 0, host, INVALID_VALUE), (address, 65 << 12, host, INVALID_VALUE), (other, 64, device, INVALID_VALUE),
-    ):  # fmt: skip
+        (address, 64, host, SUCCESS),
+        (address + 8, 8, device, SUCCESS),
+        (address, 64, absent, INVALID_DEVICE),
+        (address, 0, host, INVALID_VALUE),
+        (address, 65 << 12, host, INVALID_VALUE),
+        (other, 64, device, INVALID_VALUE),
+    ):
         assert cuda.code("cuMemPrefetchAsync_v2", at, nbytes, place, none, 0) == code, (at - address, nbytes, place)
         assert cuda.code("cuMemAdvise_v2", at, nbytes, ctypes.c_int(3), place) == code, (at - address, nbytes, place)
     for ordinal, code in ((ON_HOST, SUCCESS), (ON_DEVICE, SUCCESS), (ctypes.c_int(1), INVALID_DEVICE)):

@@ -57,9 +57,11 @@ def emulated(folder: Path, fake: Path | None) -> dict[str, str]:
     shell.chmod(0o755)
     # an agent of a busy machine may answer late: what these programs show is not who is lost
     return {
-        "WARPWELL_CUDA_DRIVER": str(fake), "FAKE_DEVICES": "4", "PRTE_MCA_plm_ssh_agent": str(shell),
+        "WARPWELL_CUDA_DRIVER": str(fake),
+        "FAKE_DEVICES": "4",
+        "PRTE_MCA_plm_ssh_agent": str(shell),
         "WARPWELL_POOL_TIMEOUT": "30",
-    }  # fmt: skip
+    }
 
 
 def changed(folder: Path, changes: Changes) -> tuple[Path, Path]:
@@ -92,8 +94,12 @@ def programs(
         sources, fake = changed(folder, changes or {})
         mark = uuid.uuid4().hex
         environ = {
-            **os.environ, **emulated(folder, fake), MARK: mark, "TMPDIR": name, "PYTHONPATH": f"{sources}:{ROOT}"
-        }  # fmt: skip
+            **os.environ,
+            **emulated(folder, fake),
+            MARK: mark,
+            "TMPDIR": name,
+            "PYTHONPATH": f"{sources}:{ROOT}",
+        }
         seeds = ["--seeds", f"{first}:{end}", "--devices", str(devices), *more]
         command = ["-m", "warpwell", "run", *HOSTS, "-c", PROGRAM.format(ORDINALS[: 2 * devices - 1]), *seeds]
         out = subprocess.PIPE

@@ -1,6 +1,6 @@
 """Short CUDA programs of two devices that use each other's memory and wait for each other's events.
 
-    python -m tests.harness.driver.peer_acts NAME
+python -m tests.harness.driver.peer_acts NAME
 """
 
 from __future__ import annotations

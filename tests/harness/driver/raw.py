@@ -122,9 +122,17 @@ class Raw:
         self.publish(self.head)
 
     def post(
-        self, op: str | int, arguments: bytes = b"", slot: int | None = None, stream: int = 0, place: int = 0,
-        nbytes: int = 0, flags: int = 0, size: int | None = None, use: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        op: str | int,
+        arguments: bytes = b"",
+        slot: int | None = None,
+        stream: int = 0,
+        place: int = 0,
+        nbytes: int = 0,
+        flags: int = 0,
+        size: int | None = None,
+        use: int | None = None,
+    ) -> None:
         """Post an entry; `size` is what it says of itself, and `use` of its place."""
         arguments += bytes(-len(arguments) % 32)
         seq = 0

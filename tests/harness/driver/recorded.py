@@ -148,46 +148,58 @@ class Recorder:
             call = getattr(cuda, f"cuMemsetD{8 * width}Async")
             model = a.model[start : start + nbytes].view(f"u{width}")
             return Step(
-                f"memset({a.address:#x}+{start}, {nbytes})", [], [a],
-                lambda s: call(a.address + start, word, nbytes // width, s), lambda: model.fill(value),
-            )  # fmt: skip
+                f"memset({a.address:#x}+{start}, {nbytes})",
+                [],
+                [a],
+                lambda s: call(a.address + start, word, nbytes // width, s),
+                lambda: model.fill(value),
+            )
 
         def plain(to: Memory, source: Memory, call: str) -> Step:
             start, nbytes = program.span(to)
             nbytes = min(nbytes, len(source.model))
             model = to.model[start : start + nbytes]
             return Step(
-                f"{call}({to.address:#x}+{start}, {source.address:#x}, {nbytes})", [source], [to],
+                f"{call}({to.address:#x}+{start}, {source.address:#x}, {nbytes})",
+                [source],
+                [to],
                 lambda s: getattr(cuda, call)(to.address + start, source.address, nbytes, s),
                 lambda: np.copyto(model, source.model[:nbytes]),
-            )  # fmt: skip
+            )
 
         def kernel() -> Step:
             start, nbytes = program.span(a, 4)
             nbytes = min(nbytes, len(b.model) // 4 * 4)
             model, other = a.model[start : start + nbytes].view("u4"), b.model[:nbytes].view("u4")
             return Step(
-                f"add({a.address:#x}+{start}, {b.address:#x}, {nbytes})", [b], [a],
+                f"add({a.address:#x}+{start}, {b.address:#x}, {nbytes})",
+                [b],
+                [a],
                 lambda s: cuda.launch(device, s, "add", a.address + start, b.address, nbytes // 4),
                 lambda: np.add(model, other, out=model),
-            )  # fmt: skip
+            )
 
         def fill() -> Step:
             start, nbytes = program.span(a, 4)
             value = program.random.getrandbits(32)
             model = a.model[start : start + nbytes].view("u4")
             return Step(
-                f"fill({a.address:#x}+{start}, {nbytes})", [], [a],
+                f"fill({a.address:#x}+{start}, {nbytes})",
+                [],
+                [a],
                 lambda s: cuda.launch(device, s, "fill", a.address + start, nbytes // 4, value),
                 lambda: model.fill(value),
-            )  # fmt: skip
+            )
 
         def rows() -> Step:
             shape = Rows.make(program, len(to.model), len(source.model))
             return Step(
-                f"rows({to.address:#x}, {source.address:#x}, {shape})", [source], [to],
-                lambda s: shape.post(cuda, to, source, s), lambda: shape.apply(to.model, source.model),
-            )  # fmt: skip
+                f"rows({to.address:#x}, {source.address:#x}, {shape})",
+                [source],
+                [to],
+                lambda s: shape.post(cuda, to, source, s),
+                lambda: shape.apply(to.model, source.model),
+            )
 
         def host_function() -> Step:
             start, nbytes = program.span(h)
@@ -195,9 +207,12 @@ class Recorder:
             function = FUNCTION(lambda _: ctypes.memset(h.address + start, value, nbytes) and None)
             program.functions.append(function)
             return Step(
-                f"host function({h.address:#x}+{start}, {nbytes}, {value})", [], [h],
-                lambda s: cuda.cuLaunchHostFunc(s, function, None), lambda: h.model[start : start + nbytes].fill(value),
-            )  # fmt: skip
+                f"host function({h.address:#x}+{start}, {nbytes}, {value})",
+                [],
+                [h],
+                lambda s: cuda.cuLaunchHostFunc(s, function, None),
+                lambda: h.model[start : start + nbytes].fill(value),
+            )
 
         def temporary() -> Step:
             nbytes = min(len(a.model), len(b.model), 50_000)
@@ -211,17 +226,24 @@ class Recorder:
                 cuda.cuMemFreeAsync(address, stream)
 
             return Step(
-                f"by memory of the graph({a.address:#x}, {b.address:#x}, {nbytes})", [b], [a],
-                post, lambda: np.copyto(a.model[:nbytes], b.model[:nbytes]),
-            )  # fmt: skip
+                f"by memory of the graph({a.address:#x}, {b.address:#x}, {nbytes})",
+                [b],
+                [a],
+                post,
+                lambda: np.copyto(a.model[:nbytes], b.model[:nbytes]),
+            )
 
         def nap() -> Step:
             return Step("nap", [], [], lambda s: cuda.launch(device, s, "nap", 100), lambda: None)
 
         made: dict[str, Callable[[], Step]] = {
-            "set": memset, "in": lambda: plain(a, h, "cuMemcpyHtoDAsync_v2"), "fill": fill, "host": host_function,
-            "out": lambda: plain(h, a, "cuMemcpyDtoHAsync_v2"), "nap": nap,
-        }  # fmt: skip
+            "set": memset,
+            "in": lambda: plain(a, h, "cuMemcpyHtoDAsync_v2"),
+            "fill": fill,
+            "host": host_function,
+            "out": lambda: plain(h, a, "cuMemcpyDtoHAsync_v2"),
+            "nap": nap,
+        }
         between = {"copy": lambda: plain(a, b, "cuMemcpyDtoDAsync_v2"), "kernel": kernel}
         if a is not b:
             made |= between

@@ -157,10 +157,16 @@ def ends_of_memory(cuda: Cuda) -> None:
         assert code(cuda.end(device, 100, kind=kind), plain, 100, 10) == 0
         assert code(cuda.end(device, 110, kind=kind), plain, 10, 10) == 0  # 9 x 110 + 10 are 1000
         for pitch, x, y, width, height in (
-            (100, 0, 0, 100, 11), (110, 0, 0, 11, 10), (110, 1, 0, 10, 10), (100, 0, 1, 100, 10), (1001, 0, 0, 1, 2),
-            (1 << 63, 0, 0, 1, 3), (1 << 40, 0, 0, 1, (1 << 24) + 1),
-            (100, 0, 0, 100, 1 << 62), (0, 0, 0, 1, 1001),
-        ):  # fmt: skip
+            (100, 0, 0, 100, 11),
+            (110, 0, 0, 11, 10),
+            (110, 1, 0, 10, 10),
+            (100, 0, 1, 100, 10),
+            (1001, 0, 0, 1, 2),
+            (1 << 63, 0, 0, 1, 3),
+            (1 << 40, 0, 0, 1, (1 << 24) + 1),
+            (100, 0, 0, 100, 1 << 62),
+            (0, 0, 0, 1, 1001),
+        ):
             end = cuda.end(device, pitch, x, y, kind)
             host_end = cuda.end(pinned, 100, kind=HOST_SIDE)
             assert code(end, host_end, width, height) == INVALID_VALUE, (pitch, x, y, width, height)

@@ -73,9 +73,14 @@ class Guest:
             image = self.folder / f"{serial}.raw"
             image.write_bytes(b"")
             os.truncate(image, 64 << 20)
-            arguments += ["-drive", f"file={image},format=raw,if=none,id=image-{serial}",
-                          "-device", f"nvme,id={serial},serial={serial},{options}",
-                          "-device", f"nvme-ns,drive=image-{serial},bus={serial},nsid=1,shared=off"]  # fmt: skip
+            arguments += [
+                "-drive",
+                f"file={image},format=raw,if=none,id=image-{serial}",
+                "-device",
+                f"nvme,id={serial},serial={serial},{options}",
+                "-device",
+                f"nvme-ns,drive=image-{serial},bus={serial},nsid=1,shared=off",
+            ]
         command = [
             QEMU, "-accel", "tcg,thread=multi", "-smp", "2", "-machine", "q35", "-cpu", "Nehalem", "-m", "1G",
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
@@ -123,8 +128,13 @@ class Guest:
             "for m in list(sys.modules.values()):\n"
             "    if getattr(m, '__file__', None): print(m.__file__)\n"
         )
-        done = subprocess.run([os.path.realpath(sys.executable), "-S", "-c", probe], capture_output=True, text=True,
-                              timeout=60, env={"PYTHONPATH": ":".join(_paths())})  # fmt: skip
+        done = subprocess.run(
+            [os.path.realpath(sys.executable), "-S", "-c", probe],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={"PYTHONPATH": ":".join(_paths())},
+        )
         if done.returncode:
             raise RuntimeError(done.stderr)
         yield from map(Path, done.stdout.split("\n")[:-1])
@@ -163,8 +173,9 @@ def _packages(folder: Path) -> Path:
     kernel = re.search(r"Depends: (linux-image-\S+)", asked)
     names = [kernel[1] if kernel else META, "busybox-static"]
     try:
-        got = subprocess.run(["apt-get", "download", *names], cwd=folder, capture_output=True, text=True,
-                             timeout=DOWNLOAD_SECONDS)  # fmt: skip
+        got = subprocess.run(
+            ["apt-get", "download", *names], cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS
+        )
     except subprocess.TimeoutExpired as error:
         raise CannotRun(f"the packages {', '.join(names)} did not come within {DOWNLOAD_SECONDS} s") from error
     if got.returncode or kernel is None:
@@ -186,7 +197,7 @@ def _kernel_modules(root: Path, wanted: Iterable[str]) -> Iterator[Path]:
         if name in found and name not in seen:  # what is not there is built in
             seen.add(name)
             depends = re.search(rb"\0depends=([^\0]*)", found[name].read_bytes())
-            for each in (depends[1].decode().split(",") if depends else []):
+            for each in depends[1].decode().split(",") if depends else []:
                 yield from visit(each.replace("-", "_"))
             yield found[name]
 

@@ -321,8 +321,10 @@ def reads_and_writes() -> str:
         namespace.flush()
         namespace.write(0, np.full(BLOCK, 7, np.uint8))
         namespace.flush()
-        said = f"{drive!r}; {COMMANDS} commands in {seconds:.1f} s; IOVA ranges {transport.ranges}; arena at " \
-               f"{transport.arena.address:#x}"  # fmt: skip
+        said = (
+            f"{drive!r}; {COMMANDS} commands in {seconds:.1f} s; IOVA ranges {transport.ranges}; arena at "
+            f"{transport.arena.address:#x}"
+        )
     assert faults() == before == 0
     return said
 
@@ -390,6 +392,7 @@ def children() -> str:
 @check
 def killed() -> str:
     """A program that is killed in the middle of writes leaves a drive that the next one can open."""
+
     def write() -> None:
         with opened() as drive:
             namespace = drive.namespace(1)
@@ -430,6 +433,7 @@ def reset() -> str:
 @check
 def nothing_left() -> str:
     """Opening fails or closes without leaving a descriptor or a mapping."""
+
     def state() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("vfio")
 

@@ -98,9 +98,14 @@ class CacheModel:
         if focus.resident:
             frames = random.randint(2, 4)
         self.cache = Cache(
-            frames * (PAGE + 8), page_size=PAGE, device="interp", depth=random.choice((4, 8, 16)),
-            queues=random.choice((1, 1, 2)), merge=1, timeout=1.0,
-        )  # fmt: skip
+            frames * (PAGE + 8),
+            page_size=PAGE,
+            device="interp",
+            depth=random.choice((4, 8, 16)),
+            queues=random.choice((1, 1, 2)),
+            merge=1,
+            timeout=1.0,
+        )
         total = frames if focus.resident else MANY_PAGES if many else random.randint(8, 20)
         self.pages = self._choose_pages(total, many, focus.pages or random.choice((2, 3, 5, 8)))
         self.medium = ScriptedMedium(total * PAGE, seed)
@@ -108,9 +113,11 @@ class CacheModel:
             items = [base_value(page, k) for k in range(ITEMS)]
             self.medium.block_of(page)[:] = np.array(items, np.int64).tobytes()
         header = Header(np.dtype(np.int64), (total * ITEMS,), 0)
-        self.array = Array(Attachment(
-            self.medium, header, cache=self.cache, owns_cache=False, tier="storage", writable=True, name="model"
-        ))
+        self.array = Array(
+            Attachment(
+                self.medium, header, cache=self.cache, owns_cache=False, tier="storage", writable=True, name="model"
+            )
+        )
         self.flag = LaunchFlag("interp")
         self.view = self.array.kernel_struct()
         self.frames = self.cache.frames
@@ -143,9 +150,14 @@ class CacheModel:
         cache = self.cache
         assert cache._core is not None
         run.announce_blocks(
-            cache._core, *cache.launches.blocks, cache._stats, cache.pairs._device, cache.pairs._shared,
-            *cache.controller.blocks(), self.medium.order,
-        )  # fmt: skip
+            cache._core,
+            *cache.launches.blocks,
+            cache._stats,
+            cache.pairs._device,
+            cache.pairs._shared,
+            *cache.controller.blocks(),
+            self.medium.order,
+        )
         run.announce(self.flag.address, 16)
         controller = cache.controller
         run.serve(*controller.services(), lambda: controller.complete(1))

@@ -44,26 +44,40 @@ class DriveModel:
         self._buffers = self._allocate(8 * 256)
         self._buffers.words[:] = FILL
         drive = SimpleNamespace(
-            model="model", entries=DEPTH, max_transfer=BLOCK, lost=None, stride=4, address="model",
-            arena=SimpleNamespace(allocate=self._allocate), create_pair=self._create,
-            delete_pair=lambda qid, generation: None, held=contextlib.nullcontext, serve=lambda user: None,
+            model="model",
+            entries=DEPTH,
+            max_transfer=BLOCK,
+            lost=None,
+            stride=4,
+            address="model",
+            arena=SimpleNamespace(allocate=self._allocate),
+            create_pair=self._create,
+            delete_pair=lambda qid, generation: None,
+            held=contextlib.nullcontext,
+            serve=lambda user: None,
             transport=SimpleNamespace(
-                dma=lambda address: address, native_store=lambda: (self._bells.address, 0), lost=None, generation=0,
+                dma=lambda address: address,
+                native_store=lambda: (self._bells.address, 0),
+                lost=None,
+                generation=0,
                 require=lambda generation: None,
             ),
-        )  # fmt: skip
+        )
         space = Namespace.__new__(Namespace)  # no drive is asked what it has
-        space.__dict__.update(drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1,
-                              generation=0)  # fmt: skip
+        space.__dict__.update(
+            drive=drive, block=BLOCK, nbytes=BLOCK * BLOCKS, writable=True, name="model/1", nsid=1, generation=0
+        )
         self._rings: list[tuple[int, int]] = []
         native_functions[self._bells.address] = self._store
         self.medium = DriveMedium(space, queues=self.queues, depth=DEPTH)
         self.state = self.medium._state.address
         pairs = self.medium._pairs
         self.run.announce_blocks(
-            *self._blocks, self.medium._state, self.medium._table._block,
+            *self._blocks,
+            self.medium._state,
+            self.medium._table._block,
             *(block for pair in pairs for block in (pair._parts, pair._stack, pair._wait)),
-        )  # fmt: skip
+        )
         self._interruptions = random.choice((0, 0, 3))
         self._dies = random.choice((-1, -1, 0, 2, 5, 10))
         """Commands that are carried out before the drive is lost; -1: it is not."""

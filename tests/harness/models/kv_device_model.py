@@ -150,9 +150,14 @@ class StoreModel:
         careless = self.only_gets and random.random() < 0.4
         self.version = 0
         self.pairs = QueuePairs(
-            memory, count=1, depth=depth, staging_bytes=512, results=True, returns=places,
+            memory,
+            count=1,
+            depth=depth,
+            staging_bytes=512,
+            results=True,
+            returns=places,
             place_bytes=512 if places else 0,
-        )  # fmt: skip
+        )
         self.controller = Controller(self.pairs, threads=1, interpreted=True)
         self.medium = StoreMedium(self, random)
         nsid = self.controller.attach_kv(self.medium.native(), name="model", owner=self.medium)
@@ -186,9 +191,15 @@ class StoreModel:
             self.run.watched[address] = lambda _value: None
         self.run.serve(*self.controller.services())
         self.run.announce_blocks(
-            self.pairs._device, self.pairs._shared, *self.controller.blocks(), self.medium.order, self.core, self.cache,
-            self._abort, *self._rows,
-        )  # fmt: skip
+            self.pairs._device,
+            self.pairs._shared,
+            *self.controller.blocks(),
+            self.medium.order,
+            self.core,
+            self.cache,
+            self._abort,
+            *self._rows,
+        )
 
     def _make_cache(self, stride: int) -> Block:
         block = memory_for("interp").allocate(128 + 2 * 8 * device_cache.W_WORDS + 2 * stride)

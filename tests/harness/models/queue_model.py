@@ -134,8 +134,11 @@ class QueueModel:
             steps.append(lambda: controller.complete(2))
         self.run.serve(*steps)
         self.run.announce_blocks(
-            self.pairs._device, self.pairs._shared, *self.controller.blocks(), self.medium.order,
-        )  # fmt: skip
+            self.pairs._device,
+            self.pairs._shared,
+            *self.controller.blocks(),
+            self.medium.order,
+        )
 
     def _watch(self) -> None:
         watched = self.run.watched

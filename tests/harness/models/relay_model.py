@@ -58,8 +58,14 @@ class RelayModel:
     def check(self) -> int:
         """Run the interleaving; return its steps. Raises `Violation`."""
         words = self.block.words[:WORDS]
-        transport = SimpleNamespace(native_store=lambda: (1, 1), alive=lambda: True, examine=lambda: None, lost=None,
-                                    generation=0, lose=self._lost)  # fmt: skip
+        transport = SimpleNamespace(
+            native_store=lambda: (1, 1),
+            alive=lambda: True,
+            examine=lambda: None,
+            lost=None,
+            generation=0,
+            lose=self._lost,
+        )
         with self._replaced():
             bells = [(self.block.address + 8 * k, k) for k in range(WORDS)]
             relay = module.Relay(transport, bells, self._lost)  # type: ignore[arg-type]
@@ -106,9 +112,10 @@ class RelayModel:
 
         def thread(target: Any, **_: Any) -> Any:
             return SimpleNamespace(
-                start=lambda: self._start(target), is_alive=lambda: not self.ended,
+                start=lambda: self._start(target),
+                is_alive=lambda: not self.ended,
                 join=lambda _: scheduler.pause(lambda: self.ended),
-            )  # fmt: skip
+            )
 
         load = lambda address, _: int(word(address)[0])  # noqa: E731
         fakes: dict[str, Any] = {
@@ -116,11 +123,15 @@ class RelayModel:
                 Condition=lambda: _Condition(scheduler, Lock(scheduler)), Thread=thread, current_thread=object
             ),
             "LINGER": self.random.choice((0, 1, 3)),
-            "load_acquire": load, "load_relaxed": load, "store_relaxed": store, "call_native": forward,
-            "backoff": lambda _: scheduler.pause(), "clock_ns": lambda: scheduler.now,
+            "load_acquire": load,
+            "load_relaxed": load,
+            "store_relaxed": store,
+            "call_native": forward,
+            "backoff": lambda _: scheduler.pause(),
+            "clock_ns": lambda: scheduler.now,
             "clock_ns_after": lambda _: scheduler.now + scheduler.random.choice((5, 50, 500)),
             "_native_loop": lambda: module.serve,
-        }  # fmt: skip
+        }
         kept = {name: getattr(module, name) for name in fakes}
         try:
             for name, fake in fakes.items():

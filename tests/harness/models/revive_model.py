@@ -231,12 +231,20 @@ class ReviveModel:
     @contextlib.contextmanager
     def _replaced(self) -> Iterator[None]:
         threads = SimpleNamespace(RLock=lambda: _Lock(self.scheduler), local=_Local)
-        before = [(module, name, getattr(module, name)) for module in (controller, drive, host_queue, transport)
-                  for name in ("threading", "interruptible", "Relay") if hasattr(module, name)]  # fmt: skip
+        before = [
+            (module, name, getattr(module, name))
+            for module in (controller, drive, host_queue, transport)
+            for name in ("threading", "interruptible", "Relay")
+            if hasattr(module, name)
+        ]
         clock = SimpleNamespace(monotonic=lambda: next(self._looks) * 0.06, sleep=lambda _: self.scheduler.pause())
         before.append((host_queue, "time", host_queue.time))
-        new = {"threading": threads, "interruptible": lambda stop: contextlib.nullcontext(), "Relay": _Relay,
-               "time": clock}  # fmt: skip
+        new = {
+            "threading": threads,
+            "interruptible": lambda stop: contextlib.nullcontext(),
+            "Relay": _Relay,
+            "time": clock,
+        }
         try:
             for module, name, _ in before:
                 setattr(module, name, new[name])

@@ -390,11 +390,14 @@ class WorkersModel:
     @contextlib.contextmanager
     def _replaced(self) -> Iterator[None]:
         new = {
-            "barrier": lambda: None, "thread_index": lambda: 0, "add_relaxed": self.add,
-            "load_pair": self.load_pair, "store_relaxed": self.store,
+            "barrier": lambda: None,
+            "thread_index": lambda: 0,
+            "add_relaxed": self.add,
+            "load_pair": self.load_pair,
+            "store_relaxed": self.store,
             "put_claim": lambda value: self._claims.__setitem__(getcurrent(), value),
             "get_claim": lambda: self._claims[getcurrent()],
-        }  # fmt: skip
+        }
         before = {name: getattr(cuda, name) for name in new}
         try:
             for name, value in new.items():

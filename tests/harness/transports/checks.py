@@ -3,7 +3,6 @@
 A rank has a `Party`: its transport, and helpers that keep what came from other peers than the one asked for.
 """
 
-
 from __future__ import annotations
 
 import hashlib

@@ -184,8 +184,12 @@ class RowBatches(Iterator[Any]):
         batch.cold = begin(array, flat[rest], rest, result, address, result, self._stream)
         listed, places = where[found].astype(np.int64), np.flatnonzero(found)
         kept = packed, result
-        rows: Any = {"source": packed.address, "extent": len(self._hot_rows), "stride": self._row_bytes,
-                "nbytes": self._row_bytes}  # fmt: skip
+        rows: Any = {
+            "source": packed.address,
+            "extent": len(self._hot_rows),
+            "stride": self._row_bytes,
+            "nbytes": self._row_bytes,
+        }
         if self._stream is not None:
             there = Numbers(listed.shape, listed, None, 8)
             far = packed.memory == "pinned"

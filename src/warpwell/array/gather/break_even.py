@@ -142,8 +142,16 @@ def _time_mapping(array: Any) -> tuple[float, float] | None:
 
     def reader(size: int) -> Callable[[NDArray[np.int64]], None]:
         def read(places: NDArray[np.int64]) -> None:
-            rows = RowCopy(places, np.zeros(len(places), np.int64), source=mapping.address, extent=1 << 62,
-                           stride=size, nbytes=size, out=room.ctypes.data, mapped=mapping)  # fmt: skip
+            rows = RowCopy(
+                places,
+                np.zeros(len(places), np.int64),
+                source=mapping.address,
+                extent=1 << 62,
+                stride=size,
+                nbytes=size,
+                out=room.ctypes.data,
+                mapped=mapping,
+            )
             rows.fetch(0, len(places), 0)
 
         return read

@@ -170,9 +170,14 @@ class CachedRows:
     """
 
     def __init__(
-        self, array: Any, *, nbytes: int, stride: int, out: int,
+        self,
+        array: Any,
+        *,
+        nbytes: int,
+        stride: int,
+        out: int,
         take: Callable[[NDArray[np.int64], NDArray[np.int64]], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._array = array
         self._take = take or self._gather
         self._nbytes, self._stride, self._out = nbytes, stride, out
@@ -229,9 +234,12 @@ class CachedRows:
         wanted = merged if len(merged) <= most else wanted
         self.asked += len(wanted)
         ticket: Ticket = array.cache.bulk.prefetch(
-            array._nsid, wanted, once=array.read_once, after=tickets[-1] if tickets else None,
+            array._nsid,
+            wanted,
+            once=array.read_once,
+            after=tickets[-1] if tickets else None,
             leave=taken[-3].pages if len(taken) > 2 and len(taken[-3].pages) else None,
-        )  # fmt: skip
+        )
         return ticket
 
     def _rows(self, wave: Wave, ticket: Ticket, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
@@ -242,7 +250,16 @@ class CachedRows:
     def _gather(self, some: NDArray[np.int64], where: NDArray[np.int64]) -> None:
         cache = self._array.cache
         cache.run(
-            gather_rows, len(some), self._array._nsid, some.ctypes.data, where.ctypes.data, len(some),
-            self._array._origin, self._stride, self._nbytes, self._out, 0 if self._array.read_once else REF,
+            gather_rows,
+            len(some),
+            self._array._nsid,
+            some.ctypes.data,
+            where.ctypes.data,
+            len(some),
+            self._array._origin,
+            self._stride,
+            self._nbytes,
+            self._out,
+            0 if self._array.read_once else REF,
             self._array.dtype.itemsize if cache.full else 0,
-        )  # fmt: skip
+        )

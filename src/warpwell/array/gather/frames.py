@@ -140,9 +140,13 @@ class FrameRows:
             give_back(room)
 
     def _copy(
-        self, lane: Lane, numbers: Numbers, places: NDArray[np.int64] | None, room: Room,
+        self,
+        lane: Lane,
+        numbers: Numbers,
+        places: NDArray[np.int64] | None,
+        room: Room,
         check: Callable[[NDArray[Any]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         array = self._array
         at = numbers.tensor.address if numbers.tensor is not None else room.put(lane.stream, numbers.host)
         most = (self._nbytes - 2) // array.cache.page_size + 2
@@ -184,8 +188,15 @@ class FrameRows:
         return not array.cache.placed(array._nsid)  # else pages come to stay
 
     def _present(
-        self, lane: Lane, rows: int, width: int, n: int, places: NDArray[np.int64] | None, out: int, most: int,
-    ) -> tuple[bool, int]:  # fmt: skip
+        self,
+        lane: Lane,
+        rows: int,
+        width: int,
+        n: int,
+        places: NDArray[np.int64] | None,
+        out: int,
+        most: int,
+    ) -> tuple[bool, int]:
         """Copy the rows whose pages are in the cache; return whether a number is out of range, and how many miss.
 
         These are listed in memory "missing", and their places in "targets".
@@ -213,9 +224,22 @@ class FrameRows:
         )
         stream.launch(kernels.copy_seen, n << shift, core, rows, width, into, n, most, shift, *where, out, unit, seen)
         stream.launch(
-            kernels.settle_rows, n, core, space, rows, width, into, n, most, *where, seen,
-            0 if array.read_once else REF, array.dtype.itemsize if array.cache.full else 0, missing, targets,
-        )  # fmt: skip
+            kernels.settle_rows,
+            n,
+            core,
+            space,
+            rows,
+            width,
+            into,
+            n,
+            most,
+            *where,
+            seen,
+            0 if array.read_once else REF,
+            array.dtype.itemsize if array.cache.full else 0,
+            missing,
+            targets,
+        )
         stream.copy(shared.address, wrong, 16)
         stream.wait()
         return bool(shared.words[0]), int(shared.words[1])
@@ -240,9 +264,14 @@ class FrameRows:
         each = max(1, min(size // nbytes, LIST_ROWS))
         lists = max(1, LISTS * size // (each * nbytes))
         ring = ListRing(
-            np.ascontiguousarray(rows), each=each, lists=lists, slots=SLOTS, nbytes=nbytes, stride=self._stride,
+            np.ascontiguousarray(rows),
+            each=each,
+            lists=lists,
+            slots=SLOTS,
+            nbytes=nbytes,
+            stride=self._stride,
             source=array.medium.host_memory() + array._origin,
-        )  # fmt: skip
+        )
         staging = lane.shared("staging", ring.staging_bytes).address
         near = lane.near("staged", ring.slot_bytes)
         flag = lane.shared("flag", 8)
@@ -271,9 +300,21 @@ class FrameRows:
                 first, n = ring.rows_of(slot)
                 stream.copy(near, staging + slot % SLOTS * ring.slot_bytes, n * nbytes)
                 stream.launch(
-                    kernels.copy_listed, n << shift, 0, 8, targets and targets + 8 * first, n, shift, n, near,
-                    nbytes, nbytes, out if targets else out + first * nbytes, unit, flag.address,
-                )  # fmt: skip
+                    kernels.copy_listed,
+                    n << shift,
+                    0,
+                    8,
+                    targets and targets + 8 * first,
+                    n,
+                    shift,
+                    n,
+                    near,
+                    nbytes,
+                    nbytes,
+                    out if targets else out + first * nbytes,
+                    unit,
+                    flag.address,
+                )
                 on_their_way.append(stream.mark())
                 freed()
         finally:
@@ -299,9 +340,19 @@ class FrameRows:
             n = len(some)
             lists.words[:n], lists.words[n : 2 * n] = some, where
             array.cache.run_in(
-                lane.stream, kernels.take_missing, n * width, array._nsid, lists.address, lists.address + 8 * n, n,
-                array._origin, self._stride, self._nbytes, out, unit,
-            )  # fmt: skip
+                lane.stream,
+                kernels.take_missing,
+                n * width,
+                array._nsid,
+                lists.address,
+                lists.address + 8 * n,
+                n,
+                array._origin,
+                self._stride,
+                self._nbytes,
+                out,
+                unit,
+            )
 
         self._waves = CachedRows(array, nbytes=self._nbytes, stride=self._stride, out=out, take=take)
         if not self._stopped:

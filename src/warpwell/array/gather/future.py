@@ -166,7 +166,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
         raise errors.ArgumentError(
             f"out is array {out.name!r} of Warpwell: gather into a NumPy array, and assign that to rows of it",
             name="out",
-        )  # fmt: skip
+        )
     if out is None:
         result, address = new_result(array, shape)
         keep: Any = result
@@ -183,8 +183,10 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
     for tensor in (keep, numbers.tensor):
         if isinstance(tensor, Tensor):
             if tensor.ordinal != 0:
-                raise errors.ArgumentError(f"an argument is in the memory of GPU {tensor.ordinal}, and array "
-                                           f"{array.name!r} on GPU 0: copy it there")  # fmt: skip
+                raise errors.ArgumentError(
+                    f"an argument is in the memory of GPU {tensor.ordinal}, and array "
+                    f"{array.name!r} on GPU 0: copy it there"
+                )
             if tensor.stream is not None:
                 caller.after(stream_of(array.device, tensor.stream).point())
     return begin(array, numbers, None, result, address, (keep, numbers, stream), caller)
@@ -220,14 +222,17 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
     if not isinstance(array, Array):
         raise errors.ArgumentError(
             f"gather reads an array of this process, from ww.open(path, device=...), and not {type(array).__name__}: "
-            "write a[rows]", name="array",
-        )  # fmt: skip
+            "write a[rows]",
+            name="array",
+        )
     if not array.shape:
         raise errors.ArgumentError(f"array {array.name!r} has no dimensions, and so no rows: read a[()]", name="array")
     gpu = by_stream(array)
     if stream is not None and not gpu:
-        raise errors.ArgumentError(f"stream orders work of arrays on \"cuda\", and {array.name!r} is on "
-                                   f'"{array.device}": leave it out', name="stream")  # fmt: skip
+        raise errors.ArgumentError(
+            f'stream orders work of arrays on "cuda", and {array.name!r} is on "{array.device}": leave it out',
+            name="stream",
+        )
     for name, given in (("rows", rows), ("out", out)):
         if given is not None and not gpu and on_a_gpu(given):
             raise errors.ArgumentError(
@@ -237,13 +242,16 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
     if gpu and out is not None and not isinstance(out, Array) and not on_a_gpu(out):
         raise errors.ArgumentError(
             f'out is in host memory, and array {array.name!r} on "cuda": give an array in the memory of the GPU, or '
-            "copy what result() returns", name="out",
-        )  # fmt: skip
+            "copy what result() returns",
+            name="out",
+        )
     inner = array.dtype.itemsize
     for extent, stride in zip(reversed(array.shape[1:]), reversed(array._strides[1:]), strict=True):
         if extent > 1 and stride != inner and 0 not in array.shape:
-            raise errors.ArgumentError(f"items of a row of {array.name!r} do not follow one another: gather the array "
-                                       "whose field it is", name="array")  # fmt: skip
+            raise errors.ArgumentError(
+                f"items of a row of {array.name!r} do not follow one another: gather the array whose field it is",
+                name="array",
+            )
         inner *= extent
     break_even.given()
 
@@ -265,9 +273,16 @@ def _require_apart(array: Array, address: int, nbytes: int) -> None:
 
 
 def begin(
-    array: Array, numbers: Any, places: NDArray[np.int64] | None, result: Any, address: int, keep: Any,
-    stream: LaunchStream | None = None, *, borrowed: bool = False,
-) -> Gather:  # fmt: skip
+    array: Array,
+    numbers: Any,
+    places: NDArray[np.int64] | None,
+    result: Any,
+    address: int,
+    keep: Any,
+    stream: LaunchStream | None = None,
+    *,
+    borrowed: bool = False,
+) -> Gather:
     """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row ``places[k]`` there.
 
     With a stream after its work so far. Numbers that are borrowed are copied, unless all is done when this returns.
@@ -309,9 +324,14 @@ def begin(
 
 
 def _begin_in_stream(
-    array: Array, numbers: Any, places: NDArray[np.int64] | None, result: Any, address: int, keep: Any,
+    array: Array,
+    numbers: Any,
+    places: NDArray[np.int64] | None,
+    result: Any,
+    address: int,
+    keep: Any,
     stream: LaunchStream,
-) -> Gather:  # fmt: skip
+) -> Gather:
     """Do the same to a GPU's memory, after the work in a stream so far."""
     if isinstance(numbers, np.ndarray):
         numbers = Numbers(numbers.shape, numbers.reshape(-1), None, numbers.itemsize)
@@ -349,8 +369,15 @@ def _begin_in_stream(
     try:
         source = _in_memory(array, flag) if resident else None
         if source is not None:
-            rows = RowsInStream(array.device, stream, source=source, extent=array.shape[0], stride=array._strides[0],
-                                nbytes=nbytes, far=array.tier == "host")  # fmt: skip
+            rows = RowsInStream(
+                array.device,
+                stream,
+                source=source,
+                extent=array.shape[0],
+                stride=array._strides[0],
+                nbytes=nbytes,
+                far=array.tier == "host",
+            )
             begun.append(rows.begin(numbers, places, address, ended.set, wrong, keep))
             future._job, future._settle = begun[0], settle
             if part.cached:
@@ -406,9 +433,15 @@ def _from_memory(
     array, part = future._array, future._array._part
     mapping = part.mapping
     copier = RowCopy(
-        rows, places, source=part.data + array._origin, extent=array.shape[0], stride=array._strides[0], nbytes=nbytes,
-        out=address, mapped=mapping,
-    )  # fmt: skip
+        rows,
+        places,
+        source=part.data + array._origin,
+        extent=array.shape[0],
+        stride=array._strides[0],
+        nbytes=nbytes,
+        out=address,
+        mapped=mapping,
+    )
     future._stop, future.asked = copier.stop, lambda: copier.fetched[1]
     at_once = rows.size * nbytes <= here_bytes and rows.size <= HERE_ROWS
     at_once = at_once and not (nbytes and copier.absent(0, rows.size))
@@ -463,5 +496,7 @@ def _out_of_range(
     advice = "gather counts from 0 (a[rows] takes negative numbers)" if row < 0 else "compare the numbers with len(a)"
     return errors.IndexRangeError(
         f"row {row} at place {place} of the list is out of range for array {array.name!r} of {extent} rows: {advice}",
-        array=array.name, index=row, size=extent,
-    )  # fmt: skip
+        array=array.name,
+        index=row,
+        size=extent,
+    )

@@ -207,16 +207,28 @@ class RowsInStream:
     """
 
     def __init__(
-        self, device: str, stream: LaunchStream, *, source: int, extent: int, stride: int, nbytes: int,
+        self,
+        device: str,
+        stream: LaunchStream,
+        *,
+        source: int,
+        extent: int,
+        stride: int,
+        nbytes: int,
         far: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._device, self._stream, self._far = device, stream, far
         self._source, self._extent, self._stride, self._nbytes = source, extent, stride, nbytes
 
     def begin(
-        self, numbers: Numbers, places: NDArray[np.int64] | None, out: int, over: Callable[[], None],
-        wrong: Callable[[NDArray[Any]], BaseException], keep: Any,
-    ) -> InStream:  # fmt: skip
+        self,
+        numbers: Numbers,
+        places: NDArray[np.int64] | None,
+        out: int,
+        over: Callable[[], None],
+        wrong: Callable[[NDArray[Any]], BaseException],
+        keep: Any,
+    ) -> InStream:
         """Begin to copy row ``numbers[k]`` to row ``places[k]`` at address `out`, and return.
 
         ``wrong(numbers in host memory)`` returns the exception for numbers of which one is out of range; `over` is
@@ -238,9 +250,21 @@ class RowsInStream:
                 at, width, put = self._by_regions(room, at, width, put, n)
             if n:
                 self._stream.launch(
-                    kernels.copy_listed, n << shift, at, width, put, n, shift, self._extent, self._source,
-                    self._stride, self._nbytes, out, unit, room.shared.address,
-                )  # fmt: skip
+                    kernels.copy_listed,
+                    n << shift,
+                    at,
+                    width,
+                    put,
+                    n,
+                    shift,
+                    self._extent,
+                    self._source,
+                    self._stride,
+                    self._nbytes,
+                    out,
+                    unit,
+                    room.shared.address,
+                )
             reached = self._stream.mark()
         except BaseException:
             over()
@@ -257,7 +281,6 @@ class RowsInStream:
             return error
 
         return InStream(reached, ended)
-
 
     def _by_regions(self, room: Room, rows: int, width: int, places: int, n: int) -> tuple[int, int, int]:
         """Return the addresses and width of the same numbers and places, region by region of the rows' memory."""

@@ -116,9 +116,14 @@ class Job:
     """
 
     def __init__(
-        self, pieces: int, run: Callable[[int], None], over: Callable[[], None], crew: Crew | None, *,
+        self,
+        pieces: int,
+        run: Callable[[int], None],
+        over: Callable[[], None],
+        crew: Crew | None,
+        *,
         here: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.error: BaseException | None = None
         self.cancelled = False
         self._pieces = self._left = pieces

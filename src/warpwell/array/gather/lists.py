@@ -124,8 +124,9 @@ class ListRing:
         if call(fill_slots, int(self._words.ctypes.data), staging):
             self.stop()
             seconds = LONGEST_NS // 10**9
-            raise errors.StallError(f"no slot of staging was free for {seconds} s: the GPU does not answer",
-                                    array="", seconds=seconds)  # fmt: skip
+            raise errors.StallError(
+                f"no slot of staging was free for {seconds} s: the GPU does not answer", array="", seconds=seconds
+            )
 
     def full(self, slot: int) -> bool:
         """Return whether all lists of a slot are copied."""

@@ -246,9 +246,17 @@ class RowCopy:
     """
 
     def __init__(
-        self, rows: NDArray[Any], places: NDArray[np.int64] | None, *, source: int, extent: int, stride: int,
-        nbytes: int, out: int, mapped: Mapping | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        rows: NDArray[Any],
+        places: NDArray[np.int64] | None,
+        *,
+        source: int,
+        extent: int,
+        stride: int,
+        nbytes: int,
+        out: int,
+        mapped: Mapping | None = None,
+    ) -> None:
         self._rows, self._places = rows, places
         self._mapped = mapped is not None
         self._blind = mapped is not None and not mapped.tells
@@ -295,4 +303,3 @@ class RowCopy:
     def fetched(self) -> tuple[int, int]:
         """Runs of pages that were asked for, and their bytes."""
         return sum(int(one[0]) for one in self._fetched), sum(int(one[1]) for one in self._fetched)
-

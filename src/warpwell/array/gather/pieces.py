@@ -97,8 +97,13 @@ class Pieces:
         count = len(self.starts)
         out = np.empty((count, self.sizes) if fixed else int(sizes.sum()), np.uint8)
         if count:
-            _native(copy_pieces)(self.addresses.ctypes.data, 0 if fixed else sizes.ctypes.data,
-                                 self.sizes if fixed else 0, out.ctypes.data, count)  # fmt: skip
+            _native(copy_pieces)(
+                self.addresses.ctypes.data,
+                0 if fixed else sizes.ctypes.data,
+                self.sizes if fixed else 0,
+                out.ctypes.data,
+                count,
+            )
         return out
 
 
@@ -138,11 +143,13 @@ def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
             os.close(descriptor)
     if wrong is not None:
         code, where = wrong
-        path = next(one.path for descriptor, (one, *_) in zip(opened, (p for p in plans if len(p[1])), strict=True)
-                    if descriptor == where[R_FD])  # fmt: skip
+        path = next(
+            one.path
+            for descriptor, (one, *_) in zip(opened, (p for p in plans if len(p[1])), strict=True)
+            if descriptor == where[R_FD]
+        )
         reason = "it was truncated while it was open: restore it" if code == SHORT else os.strerror(code)
-        raise errors.MediumError(f"{path}: reading byte {where[R_OFFSET]} failed: {reason}",
-                                 lba=where[R_OFFSET] // 512)  # fmt: skip
+        raise errors.MediumError(f"{path}: reading byte {where[R_OFFSET]} failed: {reason}", lba=where[R_OFFSET] // 512)
 
 
 def _planned(one: Pieces, measure: bool) -> tuple[Any, ...]:
@@ -362,9 +369,11 @@ def read_share(state: int) -> int:
         while done < needed:
             done = done & -512  # direct reads begin there
             got = pread(
-                load_weak_as(row + 8 * R_FD, I8), load_weak_as(row + 8 * R_BUFFER, I8) + done,
-                load_weak_as(row + 8 * R_NBYTES, I8) - done, load_weak_as(row + 8 * R_OFFSET, I8) + done,
-            )  # fmt: skip
+                load_weak_as(row + 8 * R_FD, I8),
+                load_weak_as(row + 8 * R_BUFFER, I8) + done,
+                load_weak_as(row + 8 * R_NBYTES, I8) - done,
+                load_weak_as(row + 8 * R_OFFSET, I8) + done,
+            )
             if got == -4:  # EINTR
                 continue
             if got < 0 or (got & -512 == 0 and done + got < needed):

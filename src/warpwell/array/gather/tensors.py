@@ -68,8 +68,11 @@ class Tensor:
         if self.shape != shape:
             raise errors.ArgumentError(f"out has shape {self.shape}, and the rows have {shape}: give that", name="out")
         if not self.contiguous:
-            raise errors.ArgumentError("the items of out do not follow one another in C order: give an array that is "
-                                       "contiguous, and copy from it", name="out")  # fmt: skip
+            raise errors.ArgumentError(
+                "the items of out do not follow one another in C order: give an array that is "
+                "contiguous, and copy from it",
+                name="out",
+            )
         if not self.writable:
             raise errors.ArgumentError("out is read-only: give an array that may be written", name="out")
         special = code_of(dtype) == BFLOAT16
@@ -97,13 +100,25 @@ def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
     if isinstance(given, np.ndarray):
         flags = given.flags
         return Tensor(
-            int(given.ctypes.data), given.shape, given.dtype, bool(flags.c_contiguous), bool(flags.writeable), True,
+            int(given.ctypes.data),
+            given.shape,
+            given.dtype,
+            bool(flags.c_contiguous),
+            bool(flags.writeable),
+            True,
             given,
-        )  # fmt: skip
+        )
     if isinstance(given, DeviceArray):
-        return Tensor(given.__cuda_array_interface__["data"][0], given.shape, given.dtype,
-                      given.strides is None or _follows(given.shape, given.strides, given.dtype.itemsize), True, False,
-                      given, given.__dlpack_device__()[1])  # fmt: skip
+        return Tensor(
+            given.__cuda_array_interface__["data"][0],
+            given.shape,
+            given.dtype,
+            given.strides is None or _follows(given.shape, given.strides, given.dtype.itemsize),
+            True,
+            False,
+            given,
+            given.__dlpack_device__()[1],
+        )
     if not hasattr(given, "__dlpack__"):
         if hasattr(given, "__cuda_array_interface__"):  # numba-cuda
             return _of_interface(given)
@@ -119,16 +134,23 @@ def tensor_of(given: Any, name: str, handle: int | None = None) -> Tensor:
         message = f"{name} cannot be shared by DLPack ({error}): detach or copy it"
         raise errors.ArgumentError(message, name=name) from error
     if capsule is None:
-        raise errors.ArgumentError(f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or "
-                                   "of a GPU of NVIDIA's", name=name)  # fmt: skip
+        raise errors.ArgumentError(
+            f"{name} is on a device of DLPack's kind {where}: give an array in host memory, or of a GPU of NVIDIA's",
+            name=name,
+        )
     tensor = managed(capsule).tensor
     shape = tuple(tensor.shape[k] for k in range(tensor.ndim))
     strides = None if not tensor.strides else tuple(tensor.strides[k] for k in range(tensor.ndim))
     return Tensor(
-        int(tensor.data or 0) + tensor.byte_offset, shape, (tensor.code, tensor.bits * tensor.lanes),
-        strides is None or _follows(shape, strides), type(given).__module__.partition(".")[0] not in IMMUTABLE,
-        where in HOST, (capsule, given), int(tensor.device_id),
-    )  # fmt: skip
+        int(tensor.data or 0) + tensor.byte_offset,
+        shape,
+        (tensor.code, tensor.bits * tensor.lanes),
+        strides is None or _follows(shape, strides),
+        type(given).__module__.partition(".")[0] not in IMMUTABLE,
+        where in HOST,
+        (capsule, given),
+        int(tensor.device_id),
+    )
 
 
 def _of_interface(given: Any) -> Tensor:
@@ -137,9 +159,16 @@ def _of_interface(given: Any) -> Tensor:
     address, read_only = about["data"]
     shape, dtype, strides = tuple(about["shape"]), np.dtype(about["typestr"]), about.get("strides")
     return Tensor(
-        int(address or 0), shape, dtype, strides is None or _follows(shape, strides, dtype.itemsize), not read_only,
-        False, given, 0, about.get("stream"),
-    )  # fmt: skip
+        int(address or 0),
+        shape,
+        dtype,
+        strides is None or _follows(shape, strides, dtype.itemsize),
+        not read_only,
+        False,
+        given,
+        0,
+        about.get("stream"),
+    )
 
 
 def managed(capsule: Any) -> Managed:
@@ -182,8 +211,9 @@ def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
         shown = tensor.items if isinstance(tensor.items, np.dtype) else f"{tensor.items[1]}-bit items of another kind"
         raise errors.DTypeError(f"rows are {shown}: give int32 or int64 row numbers")
     if not tensor.contiguous:
-        raise errors.ArgumentError("the items of rows do not follow one another in C order: give an array that is "
-                                   "contiguous", name="rows")  # fmt: skip
+        raise errors.ArgumentError(
+            "the items of rows do not follow one another in C order: give an array that is contiguous", name="rows"
+        )
     return tensor
 
 
@@ -202,8 +232,9 @@ def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
         raise errors.ArgumentError(f"rows cannot be read as an array ({error}): give int64 row numbers") from error
     if found.ndim == 0:
-        raise errors.ArgumentError(f"rows is one number, {rows!r:.40}: give a list of them, or read a[{rows!r:.20}]",
-                                   name="rows")  # fmt: skip
+        raise errors.ArgumentError(
+            f"rows is one number, {rows!r:.40}: give a list of them, or read a[{rows!r:.20}]", name="rows"
+        )
     if found.dtype == np.bool_:
         raise errors.DTypeError("rows is a mask: give row numbers, np.flatnonzero(mask)")
     if found.size == 0 and found.dtype.kind == "f":  # np.asarray([])
@@ -211,4 +242,3 @@ def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:
     if found.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
         raise errors.DTypeError(f"rows are {found.dtype}: give int32 or int64 row numbers, rows.astype('i8')")
     return np.array(found, order="C") if copy else np.ascontiguousarray(found)
-

@@ -609,16 +609,36 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
     @device
     def store_one(view, i, lo, hi, first, second):
         bounds = max(lo - i, 0) * size | (max(i + group - hi, 0) * size) << 8
-        return slow.store_groups(
-            view.space, table_of(view), view.frames, view.origin + i * size, 0, 1, shape, bounds,
-            first, second, 0, 0, 0, 0, 0, 0,
-        ) != 0  # fmt: skip
+        return (
+            slow.store_groups(
+                view.space,
+                table_of(view),
+                view.frames,
+                view.origin + i * size,
+                0,
+                1,
+                shape,
+                bounds,
+                first,
+                second,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+            )
+            != 0
+        )
 
     @device
     def store_four(view, i, step, words):
-        return slow.store_groups(
-            view.space, table_of(view), view.frames, view.origin + i * size, step * size, 4, shape, 0, *words
-        ) != 0  # fmt: skip
+        return (
+            slow.store_groups(
+                view.space, table_of(view), view.frames, view.origin + i * size, step * size, 4, shape, 0, *words
+            )
+            != 0
+        )
 
     return store_four, store_one
 

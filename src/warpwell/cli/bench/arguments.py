@@ -18,11 +18,19 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
     how = bench.add_argument_group("how to run")
     how.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
-    how.add_argument("--tier", choices=("storage", "host-cached", "host", "device", "mapped"), default="storage",
-                     help="where the data live (default storage)")  # fmt: skip
-    how.add_argument("--medium", default="ram", metavar="NAME",
-                     help="what the data lie on: ram (default), file, or a drive to emulate over host memory: P5800X, "
-                          "PM1735, 980Pro; 980Pro/16 has a sixteenth of its rates")  # fmt: skip
+    how.add_argument(
+        "--tier",
+        choices=("storage", "host-cached", "host", "device", "mapped"),
+        default="storage",
+        help="where the data live (default storage)",
+    )
+    how.add_argument(
+        "--medium",
+        default="ram",
+        metavar="NAME",
+        help="what the data lie on: ram (default), file, or a drive to emulate over host memory: P5800X, "
+        "PM1735, 980Pro; 980Pro/16 has a sixteenth of its rates",
+    )
     how.add_argument("--drives", type=int, default=1, metavar="N", help="emulated drives, striped (default 1)")
     how.add_argument("--bytes", metavar="SIZE", help="of data (default 1GiB on cuda, 64MiB on cpu)")
     how.add_argument("--cache", metavar="SIZE", help="where data exceed the cache (default: a quarter of the data)")

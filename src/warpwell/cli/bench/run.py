@@ -40,12 +40,19 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.json:
                 _print(output, reports[-1])
     values = {
-        "command": "bench", "device": setting.device, "tier": setting.tier, "bytes": setting.nbytes,
-        "cache_bytes": setting.cache, "page_size": setting.page_size, "threads": setting.threads,
-        "service_threads": setting.service_threads, "runs": setting.runs,
-        "benchmarks": [one.as_dict() for one in reports], "picture": None if picture is None else str(picture),
+        "command": "bench",
+        "device": setting.device,
+        "tier": setting.tier,
+        "bytes": setting.nbytes,
+        "cache_bytes": setting.cache,
+        "page_size": setting.page_size,
+        "threads": setting.threads,
+        "service_threads": setting.service_threads,
+        "runs": setting.runs,
+        "benchmarks": [one.as_dict() for one in reports],
+        "picture": None if picture is None else str(picture),
         "total_seconds": time.perf_counter() - started,
-    }  # fmt: skip
+    }
     if picture is not None:
         from .picture import draw  # matplotlib takes a second to import
 
@@ -91,12 +98,17 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
     cache = nbytes // 4 if arguments.cache is None else parse_size(arguments.cache, "--cache")
     threads = {"cuda": 1 << 18, "cpu": 64}[device] if arguments.threads is None else arguments.threads
     setting = Setting(
-        device=device, tier=arguments.tier, page_size=page, cache=cache, nbytes=nbytes,
+        device=device,
+        tier=arguments.tier,
+        page_size=page,
+        cache=cache,
+        nbytes=nbytes,
         threads=checked_integer(threads, "--threads", least=1),
         service_threads=checked_integer(arguments.service_threads or service_threads(device), "--service-threads"),
-        medium=arguments.medium, drives=checked_integer(arguments.drives, "--drives", least=1, most=60),
+        medium=arguments.medium,
+        drives=checked_integer(arguments.drives, "--drives", least=1, most=60),
         runs=checked_integer(arguments.runs or 3, "--runs", least=1),
-    )  # fmt: skip
+    )
     setting.check()
     return setting
 
@@ -120,10 +132,18 @@ def _print(output: Output, report: Report) -> None:
     notes = list(dict.fromkeys(name for row in report.rows for name in row.notes))
     heads = ["", report.unit, "ceiling", "of", "of ceiling", "BaM's protocol", "over BaM's"]
     shown: list[Sequence[str]] = [
-        (row["what"], _figure(row["rate"]), _figure(row["ceiling"]), row["ceiling_by"], _figure(row["of_ceiling"]),
-         _figure(row["bam"]), _figure(row["over_bam"]), *(_figure(row.get(name)) for name in notes))
+        (
+            row["what"],
+            _figure(row["rate"]),
+            _figure(row["ceiling"]),
+            row["ceiling_by"],
+            _figure(row["of_ceiling"]),
+            _figure(row["bam"]),
+            _figure(row["over_bam"]),
+            *(_figure(row.get(name)) for name in notes),
+        )
         for row in rows
-    ]  # fmt: skip
+    ]
     output.table(f"{report.name}: {report.where}", [*heads, *(n.replace("_", " ") for n in notes)], shown, ("of",))
 
 

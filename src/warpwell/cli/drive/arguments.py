@@ -42,8 +42,12 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     form.add_argument("--from", dest="source", metavar="FILE.npy", help="what the array holds")
     form.add_argument("--dtype", metavar="NAME", help="of the items, without --from: int64, float32, ...")
     form.add_argument("--shape", metavar="A,B", help="without --from; the items are what lies there")
-    form.add_argument("--yes-destroy-data", dest="erase", metavar="SERIAL/NAMESPACE",
-                      help="serial number and id of the namespace, to say that you mean this one")  # fmt: skip
+    form.add_argument(
+        "--yes-destroy-data",
+        dest="erase",
+        metavar="SERIAL/NAMESPACE",
+        help="serial number and id of the namespace, to say that you mean this one",
+    )
     json_option(form)
 
     bench = command(verbs, "bench", "drive.bench", "measure how fast kernels read from a drive; it is only read")
@@ -56,8 +60,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _namespace(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument("namespace", metavar="DRIVE/NAMESPACE", nargs=nargs,
-                        help="PCI address and id, such as 0000:01:00.0/1")  # fmt: skip
+    parser.add_argument(
+        "namespace", metavar="DRIVE/NAMESPACE", nargs=nargs, help="PCI address and id, such as 0000:01:00.0/1"
+    )
 
 
 def _drive(parser: argparse.ArgumentParser) -> None:

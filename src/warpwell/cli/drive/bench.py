@@ -32,9 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     output.table(
         f"random reads of {page} B from {name} ({found.where}), by kernels on cpu",
         ("threads, and who serves them", "thousand reads/s", "MB/s", "us each"),
-        [(row.what, f"{row.rate:,.1f}", f"{row.notes['MB_a_second']:,.0f}", f"{row.notes['us_each']:,.0f}")
-         for row in found.rows],
-    )  # fmt: skip
+        [
+            (row.what, f"{row.rate:,.1f}", f"{row.notes['MB_a_second']:,.0f}", f"{row.notes['us_each']:,.0f}")
+            for row in found.rows
+        ],
+    )
     if arguments.qemu:
         output.screen.print("The drive is QEMU's, over memory: these figures are of this machine's processors.")
     return 0

@@ -50,15 +50,19 @@ def _layout(arguments: argparse.Namespace) -> tuple[NDArray[Any] | None, tuple[i
         try:
             items = np.load(arguments.source, mmap_mode="r")
         except FileNotFoundError as error:
-            raise MissingFileError(f"{arguments.source} does not exist: check the path",
-                                   path=arguments.source) from error  # fmt: skip
+            raise MissingFileError(
+                f"{arguments.source} does not exist: check the path", path=arguments.source
+            ) from error
         except ValueError as error:
-            raise FormatError(f"{arguments.source} is no .npy file of numbers ({error}): save it with numpy.save",
-                              path=arguments.source) from error  # fmt: skip
+            raise FormatError(
+                f"{arguments.source} is no .npy file of numbers ({error}): save it with numpy.save",
+                path=arguments.source,
+            ) from error
         if not isinstance(items, np.ndarray):
             items.close()
-            raise FormatError(f"{arguments.source} holds several arrays: save one with numpy.save",
-                              path=arguments.source)  # fmt: skip
+            raise FormatError(
+                f"{arguments.source} holds several arrays: save one with numpy.save", path=arguments.source
+            )
         return items, items.shape, check_dtype(items.dtype, arguments.source)
     if not arguments.dtype or not arguments.shape:
         raise ArgumentError("say what the array is: --dtype and --shape, or --from FILE.npy")

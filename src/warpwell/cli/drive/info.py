@@ -40,8 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
         "model": drive.model or "known to the drive only",
         "serial": drive.serial or "known to the drive only",
     }
-    values |= {each.name: f"namespace {each.nsid}, {format_size(each.nbytes)}, blocks of {each.block} bytes"
-               for each in drive.namespaces}  # fmt: skip
+    values |= {
+        each.name: f"namespace {each.nsid}, {format_size(each.nbytes)}, blocks of {each.block} bytes"
+        for each in drive.namespaces
+    }
     output.result(f"Drive {drive.address}", {**values, **own, "Warpwell": advice})
     return 0
 
@@ -49,16 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
 def of_itself(drive: Drive) -> dict[str, Any]:
     """Return what a drive says of itself: identity, limits, and each namespace, with what lies there."""
     values: dict[str, Any] = {
-        "model": drive.model, "serial": drive.serial, "firmware": drive.firmware, "NVMe": drive.version,
+        "model": drive.model,
+        "serial": drive.serial,
+        "firmware": drive.firmware,
+        "NVMe": drive.version,
         "queues": f"{drive.queues} of up to {drive.entries} entries",
         "command": f"up to {format_size(drive.max_transfer)}",
         "volatile_cache": drive.volatile_cache,
-    }  # fmt: skip
+    }
     for nsid in drive.namespaces():
         try:
             namespace = drive.namespace(nsid)
-            found = Superblock.parse(namespace.read(0, -(-BYTES // namespace.block)).tobytes(), namespace.name,
-                                     namespace.nbytes)  # fmt: skip
+            found = Superblock.parse(
+                namespace.read(0, -(-BYTES // namespace.block)).tobytes(), namespace.name, namespace.nbytes
+            )
             holds = f"an array of {format_size(found.nbytes)}" if found else "no array of Warpwell's"
             values[f"namespace {nsid}"] = (
                 f"{format_size(namespace.nbytes)}, blocks of {namespace.block} bytes, {holds}: nvme:{namespace.name}"

@@ -25,11 +25,23 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     heads = ("address", "model", "serial", "namespaces", "size", "driver", "Warpwell")
-    output.table("NVMe drives", heads, [
-        (drive.address, drive.model or "-", drive.serial or "-", " ".join(n.name for n in drive.namespaces) or "-",
-         format_size(sum(n.nbytes for n in drive.namespaces)) if drive.namespaces else "-", drive.driver or "none",
-         in_short(drive)) for drive in drives
-    ], left=[head for head in heads if head != "size"])  # fmt: skip
+    output.table(
+        "NVMe drives",
+        heads,
+        [
+            (
+                drive.address,
+                drive.model or "-",
+                drive.serial or "-",
+                " ".join(n.name for n in drive.namespaces) or "-",
+                format_size(sum(n.nbytes for n in drive.namespaces)) if drive.namespaces else "-",
+                drive.driver or "none",
+                in_short(drive),
+            )
+            for drive in drives
+        ],
+        left=[head for head in heads if head != "size"],
+    )
     return 0
 
 

@@ -44,7 +44,6 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     components.add_argument("--out", metavar="FILE.npy", help="write each vertex's smallest connected vertex (int64)")
     how_to_run(components)
 
-
     paths = command(verbs, "sssp", "graph.run", "shortest paths from a vertex, over weights")
     paths.add_argument("graph", metavar="GRAPH")
     paths.add_argument("--source", type=int, required=True, metavar="VERTEX")
@@ -55,8 +54,13 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     ranks = command(verbs, "pagerank", "graph.run", "PageRank of an undirected graph, or one with in-edges")
     ranks.add_argument("graph", metavar="GRAPH")
     ranks.add_argument("--damping", type=float, default=0.85, metavar="D", help="default 0.85")
-    ranks.add_argument("--tolerance", type=float, default=1e-6, metavar="T",
-                       help="end once all ranks together change by less (default 1e-6)")  # fmt: skip
+    ranks.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-6,
+        metavar="T",
+        help="end once all ranks together change by less (default 1e-6)",
+    )
     ranks.add_argument("--iterations", type=int, default=100, metavar="N", help="at most (default 100)")
     ranks.add_argument("--out", metavar="FILE.npy", help="write the ranks (float64)")
     how_to_run(ranks)
@@ -70,19 +74,28 @@ def how_to_run(parser: argparse.ArgumentParser, cache: str | None = None) -> Non
     """Add the options of a traversal: device, tier, cache."""
     group = parser.add_argument_group("how to run")
     group.add_argument("--device", choices=("cpu", "cuda", "interp"), help="default: cuda if there is a GPU")
-    group.add_argument("--tier", choices=("auto", "mapped", "storage", "host-cached", "host", "device"), default="auto",
-                       help="where the edges live (default auto: mapped on the cpu if neither --cache nor --page-size "
-                       "is given, else storage)")  # fmt: skip
+    group.add_argument(
+        "--tier",
+        choices=("auto", "mapped", "storage", "host-cached", "host", "device"),
+        default="auto",
+        help="where the edges live (default auto: mapped on the cpu if neither --cache nor --page-size "
+        "is given, else storage)",
+    )
     group.add_argument("--cache", default=cache, metavar="SIZE", help=f"of the cache (default {cache or '256MiB'})")
-    group.add_argument("--page-size", type=int, metavar="BYTES",
-                       help="default 4096; on the cpu 16384 if the cache has 16 MiB or more")  # fmt: skip
+    group.add_argument(
+        "--page-size", type=int, metavar="BYTES", help="default 4096; on the cpu 16384 if the cache has 16 MiB or more"
+    )
     json_option(group)
 
 
 def _make_options(parser: argparse.ArgumentParser, *more: str) -> None:
-    parser.add_argument("--weights", choices=("int32", "float32", *more),
-                        help="weights of the edges (default: those of the file)" if more else
-                        "give edges random weights: 1 to 255, or above 0 up to 1")  # fmt: skip
+    parser.add_argument(
+        "--weights",
+        choices=("int32", "float32", *more),
+        help="weights of the edges (default: those of the file)"
+        if more
+        else "give edges random weights: 1 to 255, or above 0 up to 1",
+    )
     parser.add_argument("--in-edges", action="store_true", help="of a directed graph, also store what ends in a vertex")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing graph")
     parser.add_argument("--memory", metavar="SIZE", help="memory for sorting (default: half of the free memory)")

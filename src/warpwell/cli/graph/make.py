@@ -23,18 +23,31 @@ def run(arguments: argparse.Namespace) -> int:
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always", UserWarning)
                 graph = convert(
-                    arguments.edges, arguments.out, undirected=arguments.undirected, vertices=arguments.vertices,
-                    weights=False if arguments.weights == "none" else arguments.weights, in_edges=arguments.in_edges,
+                    arguments.edges,
+                    arguments.out,
+                    undirected=arguments.undirected,
+                    vertices=arguments.vertices,
+                    weights=False if arguments.weights == "none" else arguments.weights,
+                    in_edges=arguments.in_edges,
                     columns=None if arguments.columns is None else arguments.columns.split(","),
-                    memory_bytes=memory, progress=report, overwrite=arguments.overwrite,
-                )  # fmt: skip
+                    memory_bytes=memory,
+                    progress=report,
+                    overwrite=arguments.overwrite,
+                )
         else:
             graph = generate(
-                arguments.kind, arguments.scale, arguments.out, degree=arguments.degree, seed=arguments.seed,
-                undirected=not arguments.directed, weights=arguments.weights, in_edges=arguments.in_edges,
-                memory_bytes=memory, progress=report,
+                arguments.kind,
+                arguments.scale,
+                arguments.out,
+                degree=arguments.degree,
+                seed=arguments.seed,
+                undirected=not arguments.directed,
+                weights=arguments.weights,
+                in_edges=arguments.in_edges,
+                memory_bytes=memory,
+                progress=report,
                 overwrite=arguments.overwrite,
-            )  # fmt: skip
+            )
     for warning in told:
         output.notes.print(f"note: {warning.message}")
     output.result(

@@ -87,9 +87,13 @@ def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
     asked = arguments.cache is not None or arguments.page_size is not None
     mapped = arguments.tier == "mapped" or (arguments.tier == "auto" and device == "cpu" and not asked)
     return LoadedGraph(
-        graph, device=device, tier=arguments.tier, cache=arguments.cache, page_size=arguments.page_size,
+        graph,
+        device=device,
+        tier=arguments.tier,
+        cache=arguments.cache,
+        page_size=arguments.page_size,
         stats=None if mapped else "full",
-    )  # fmt: skip
+    )
 
 
 def describe(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:

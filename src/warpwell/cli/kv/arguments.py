@@ -20,25 +20,35 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     load = command(verbs, "load", "kv.load", "load records into a store, in bounded memory")
     load.add_argument("source", metavar="SRC", help="folder of files, .npz, LMDB environment or saved data set")
     load.add_argument("store", metavar="STORE", help="folder of the store, usually NAME.kv")
-    load.add_argument("--keys", choices=("name", "number", "hash"),
-                      help="the record's name (1 to 16 bytes), its number, or a 16-byte hash of its name")  # fmt: skip
+    load.add_argument(
+        "--keys",
+        choices=("name", "number", "hash"),
+        help="the record's name (1 to 16 bytes), its number, or a 16-byte hash of its name",
+    )
     load.add_argument("--key-field", metavar="NAME", help="array or column of keys (.npz: keys, if there is one)")
     load.add_argument("--fields", metavar="A,B", help="arrays or columns to take (default: all)")
     load.add_argument("--database", metavar="NAME", help="named database of an LMDB environment")
     there = load.add_mutually_exclusive_group()
     there.add_argument("--append", action="store_true", help="add to an existing store")
     there.add_argument("--overwrite", action="store_true", help="replace an existing store")
-    load.add_argument("--durability", choices=DURABILITIES, default="commit",
-                      help="when writes of the new store become durable (default commit)")  # fmt: skip
+    load.add_argument(
+        "--durability",
+        choices=DURABILITIES,
+        default="commit",
+        help="when writes of the new store become durable (default commit)",
+    )
     load.add_argument("--segment-bytes", default="256MiB", metavar="SIZE", help="of a value file (default 256MiB)")
     json_option(load)
 
     get = command(verbs, "get", "kv.get", "write the value of a key to stdout")
     _store(get)
     get.add_argument("key", metavar="KEY", help="an integer (8-byte key), or else text")
-    get.add_argument("--type", choices=("auto", "int", "text", "hex"), default="auto",
-                     help="what KEY is (default auto: an integer if it looks like one, or text if there is no such "
-                     "integer)")  # fmt: skip
+    get.add_argument(
+        "--type",
+        choices=("auto", "int", "text", "hex"),
+        default="auto",
+        help="what KEY is (default auto: an integer if it looks like one, or text if there is no such integer)",
+    )
     get.add_argument("--field", metavar="NAME", help="only this field, as raw items")
     get.add_argument("--out", metavar="FILE", help="write there instead")
     json_option(get)
@@ -47,8 +57,12 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     _store(dump)
     dump.add_argument("out", metavar="OUT", help="NAME.npz, or a folder (a file for each value; a .npy for each field)")
     dump.add_argument("--prefix", default="", metavar="TEXT", help="only keys that begin with it")
-    dump.add_argument("--names", choices=("auto", "text", "int", "hex"), default="auto",
-                      help="how files in a folder are named (default auto: the first that fits all keys)")  # fmt: skip
+    dump.add_argument(
+        "--names",
+        choices=("auto", "text", "int", "hex"),
+        default="auto",
+        help="how files in a folder are named (default auto: the first that fits all keys)",
+    )
     dump.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     json_option(dump)
 
@@ -60,30 +74,45 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     _store(verify)
     json_option(verify)
 
-    salvage = command(verbs, "salvage", "kv.salvage",
-                      "copy the undamaged records of a damaged store into a new one (exit code 1: some were "
-                      "lost)")  # fmt: skip
+    salvage = command(
+        verbs,
+        "salvage",
+        "kv.salvage",
+        "copy the undamaged records of a damaged store into a new one (exit code 1: some were lost)",
+    )
     _store(salvage)
     salvage.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
     json_option(salvage)
 
     compact = command(verbs, "compact", "kv.compact", "give back the space of values that were replaced or deleted")
     _store(compact)
-    compact.add_argument("--threshold", type=float, default=0.5, metavar="SHARE",
-                         help="of dead bytes from which on a value file is rewritten (default 0.5)")  # fmt: skip
+    compact.add_argument(
+        "--threshold",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="of dead bytes from which on a value file is rewritten (default 0.5)",
+    )
     json_option(compact)
 
     bench = command(verbs, "bench", "kv.bench", "measure operations per second and latencies with YCSB")
     bench.add_argument("--workload", choices=WORKLOADS, default="ycsb-c", help="default ycsb-c; e is not supported")
-    bench.add_argument("--properties", metavar="PATH",
-                       help="YCSB's property file for it, or the folder or tar archive with them (default: the same "
-                       "mix, built in)")  # fmt: skip
+    bench.add_argument(
+        "--properties",
+        metavar="PATH",
+        help="YCSB's property file for it, or the folder or tar archive with them (default: the same mix, built in)",
+    )
     bench.add_argument("--store", metavar="STORE", help="run on this store (default: a temporary one)")
     bench.add_argument("--records", type=int, metavar="N", help="default 100000, or what the property file says")
     bench.add_argument("--operations", type=int, metavar="N", help="default 100000, or what the property file says")
     bench.add_argument("--value-bytes", type=int, metavar="N", help="size of a value (default 1000)")
-    bench.add_argument("--batch", type=int, default=1, metavar="N",
-                       help="operations in one call and one commit (default 1: one by one, a commit after each 256)")
+    bench.add_argument(
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="operations in one call and one commit (default 1: one by one, a commit after each 256)",
+    )
     bench.add_argument("--durability", choices=DURABILITIES, default="commit", help="of a new store (default commit)")
     bench.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests")
     json_option(bench)

@@ -71,9 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     output = Output(arguments.json)
     workload = YcsbWorkload.named(arguments.workload, arguments.properties)
     size = _DEFAULT_SIZE if arguments.properties is None else None
-    workload = workload.sized(size if arguments.records is None else arguments.records,
-                              size if arguments.operations is None else arguments.operations,
-                              arguments.value_bytes)  # fmt: skip
+    workload = workload.sized(
+        size if arguments.records is None else arguments.records,
+        size if arguments.operations is None else arguments.operations,
+        arguments.value_bytes,
+    )
     if not 1 <= arguments.batch <= _LARGEST_BATCH:
         raise ArgumentError(f"--batch {arguments.batch}: take 1 to {_LARGEST_BATCH} operations", name="batch")
     if arguments.seed < 0:

@@ -41,8 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     if target is not None:
         target.write_bytes(raw)
     if arguments.json:
-        output.result("", {"command": "get", "store": str(arguments.store), **_key_values(key), "bytes": len(raw),
-                           **_value_values(value)})  # fmt: skip
+        output.result(
+            "",
+            {
+                "command": "get",
+                "store": str(arguments.store),
+                **_key_values(key),
+                "bytes": len(raw),
+                **_value_values(value),
+            },
+        )
     elif target is None and isinstance(value, dict) and arguments.field is None:
         output.result(describe_key(key), {name: _shown(item) for name, item in value.items()})
     elif target is None:
@@ -114,8 +122,12 @@ def _key_values(key: int | bytes) -> dict[str, Any]:
 
 def _value_values(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
-        return {"fields": {name: np.asarray(item).tolist() if np.asarray(item).dtype.kind != "c" else str(item)
-                           for name, item in value.items()}}  # fmt: skip
+        return {
+            "fields": {
+                name: np.asarray(item).tolist() if np.asarray(item).dtype.kind != "c" else str(item)
+                for name, item in value.items()
+            }
+        }
     out: dict[str, Any] = {"base64": base64.b64encode(value).decode()}
     try:
         out["text"] = value.decode()

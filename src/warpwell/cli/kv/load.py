@@ -29,10 +29,15 @@ def run(arguments: argparse.Namespace) -> int:
     if taken and not (arguments.append or arguments.overwrite):
         raise ArgumentError(f"{path} already exists: use --append to add to it, or --overwrite to replace it")
     fields = None if arguments.fields is None else [name for name in arguments.fields.split(",") if name]
-    with contextlib.closing(open_source(
-        arguments.source, keys=arguments.keys, key_field=arguments.key_field, fields=fields,
-        database=arguments.database,
-    )) as source:  # fmt: skip
+    with contextlib.closing(
+        open_source(
+            arguments.source,
+            keys=arguments.keys,
+            key_field=arguments.key_field,
+            fields=fields,
+            database=arguments.database,
+        )
+    ) as source:
         schema = as_schema(source.schema)
         with output.progress() as report:
             try:
@@ -73,9 +78,12 @@ def _create(
         place = beside(path)
     was_there = place.is_dir()
     store = kv.create(
-        place, schema=schema, durability=arguments.durability, segment_bytes=segment_bytes,
+        place,
+        schema=schema,
+        durability=arguments.durability,
+        segment_bytes=segment_bytes,
         overwrite=arguments.overwrite,
-    )  # fmt: skip
+    )
     try:
         done = _load(source, store, report)
         if place != path:
@@ -105,8 +113,10 @@ def _append(
     store = kv.open(arguments.store, mode="r+")
     if store.schema != schema:
         store.close()
-        raise SchemaError(f"{arguments.store} has {_told(store.schema)}, and {arguments.source} {_told(schema)}: "
-                          "load it into a store of its own")  # fmt: skip
+        raise SchemaError(
+            f"{arguments.store} has {_told(store.schema)}, and {arguments.source} {_told(schema)}: "
+            "load it into a store of its own"
+        )
     return _load(source, store, report)
 
 

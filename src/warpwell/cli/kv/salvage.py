@@ -33,8 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": time.perf_counter() - started,
     }
     if arguments.json:
-        output.result("", {**values, "lost": [problem_values(p) for p in done.lost],
-                           "problems": [problem_values(p) for p in done.problems]})  # fmt: skip
+        output.result(
+            "",
+            {
+                **values,
+                "lost": [problem_values(p) for p in done.lost],
+                "problems": [problem_values(p) for p in done.problems],
+            },
+        )
     else:
         output.result(str(arguments.target), values)
         print_problems(output, [*done.problems, *done.lost], lost=" is lost")

@@ -30,8 +30,23 @@ def run(arguments: argparse.Namespace) -> int:
         output.result("", {"command": "info", "devices": found, "seconds": seconds})
         return 0
     heads = ("device", "host", "target", "name", "memory", "free", "link", "round trip us", "process")
-    output.table(f"Pool (started, asked and ended in {seconds:.1f} s)", heads, [
-        (str(d["device"]), d["host"], d["target"], d["name"], format_size(d["memory_bytes"]),
-         format_size(d["free_bytes"]), d["link"], f"{d['round_trip_us']:.0f}", str(d["pid"])) for d in found
-    ], left=heads)  # fmt: skip
+    output.table(
+        f"Pool (started, asked and ended in {seconds:.1f} s)",
+        heads,
+        [
+            (
+                str(d["device"]),
+                d["host"],
+                d["target"],
+                d["name"],
+                format_size(d["memory_bytes"]),
+                format_size(d["free_bytes"]),
+                d["link"],
+                f"{d['round_trip_us']:.0f}",
+                str(d["pid"]),
+            )
+            for d in found
+        ],
+        left=heads,
+    )
     return 0

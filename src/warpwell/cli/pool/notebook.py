@@ -49,8 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     size = "all GPUs" if anywhere else f"{agents} agent{'s' * (agents > 1)}"
     title = f"Warpwell{'' if spec.name == NOTEBOOK else ' ' + spec.name} ({size})"
     content = spec.write(_words(arguments), title)
-    output.result("Choose the kernel in Jupyter by its display name", {**values, **content} if arguments.json else
-                  {"display name": title, "name": spec.name, "folder": str(spec.path)})  # fmt: skip
+    output.result(
+        "Choose the kernel in Jupyter by its display name",
+        {**values, **content}
+        if arguments.json
+        else {"display name": title, "name": spec.name, "folder": str(spec.path)},
+    )
     return 0
 
 
@@ -140,8 +144,9 @@ class KernelSpec:
             Another program has made it.
         """
         if not (self.path / _FILE).exists():
-            raise MissingFileError(f"{self.path} is not a kernel: `jupyter kernelspec list` lists the kernels",
-                                   path=self.path)  # fmt: skip
+            raise MissingFileError(
+                f"{self.path} is not a kernel: `jupyter kernelspec list` lists the kernels", path=self.path
+            )
         if self._others():
             raise ArgumentError(
                 f"{self.path} is a kernel of another program: `jupyter kernelspec remove {self.name}` removes it",

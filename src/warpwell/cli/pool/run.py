@@ -54,16 +54,26 @@ def options(arguments: argparse.Namespace) -> RunOptions:
     if trace is not None:  # before hours of work
         path = new_file(trace, "--trace")
         if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise ArgumentError(f"--trace {trace} cannot be written: give another place, or check its permissions",
-                                name="trace")  # fmt: skip
+            raise ArgumentError(
+                f"--trace {trace} cannot be written: give another place, or check its permissions", name="trace"
+            )
     gpus = [] if arguments.target == "cpu" else list_gpus()
     return RunOptions(
-        hosts=_hosts(arguments, gpus), gpus=bool(gpus), target=arguments.target, share_gpu=arguments.share_gpu,
-        ft=not arguments.no_ft, tcp=arguments.tcp, bandwidth=arguments.bandwidth, latency=arguments.latency,
-        trace=trace, notebook=getattr(arguments, "notebook", False),
-        start=arguments.start_timeout, mpiexec=arguments.mpiexec, cuda=getattr(arguments, "cuda", "local"),
+        hosts=_hosts(arguments, gpus),
+        gpus=bool(gpus),
+        target=arguments.target,
+        share_gpu=arguments.share_gpu,
+        ft=not arguments.no_ft,
+        tcp=arguments.tcp,
+        bandwidth=arguments.bandwidth,
+        latency=arguments.latency,
+        trace=trace,
+        notebook=getattr(arguments, "notebook", False),
+        start=arguments.start_timeout,
+        mpiexec=arguments.mpiexec,
+        cuda=getattr(arguments, "cuda", "local"),
         explain_refused=getattr(arguments, "explain_refused", False),
-    )  # fmt: skip
+    )
 
 
 def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:

@@ -42,8 +42,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(output: Output, job: str, found: list[dict[str, Any]]) -> None:
-    heads = ("device", "host", "process", "target", "calls", "launches", "sent", "received", "buffers", "held", "free",
-             "waiting", "doing")  # fmt: skip
+    heads = (
+        "device",
+        "host",
+        "process",
+        "target",
+        "calls",
+        "launches",
+        "sent",
+        "received",
+        "buffers",
+        "held",
+        "free",
+        "waiting",
+        "doing",
+    )
     output.table(f"Job {job}", heads, map(_row, found), left=("host", "target", "doing"))
 
 
@@ -55,12 +68,18 @@ def _row(agent: dict[str, Any]) -> tuple[str, ...]:
     links = info["transport"].values()
     lanes = info["lanes"].values()
     return (
-        *about, info["target"], f"{sum(info['calls'].values()):,}", f"{info['calls'].get('LAUNCH', 0):,}",
-        format_size(sum(p["bytes_sent"] for p in links)), format_size(sum(p["bytes_received"] for p in links)),
-        str(info["buffers"]), format_size(info["held"]), format_size(info["free"]),
+        *about,
+        info["target"],
+        f"{sum(info['calls'].values()):,}",
+        f"{info['calls'].get('LAUNCH', 0):,}",
+        format_size(sum(p["bytes_sent"] for p in links)),
+        format_size(sum(p["bytes_received"] for p in links)),
+        str(info["buffers"]),
+        format_size(info["held"]),
+        format_size(info["free"]),
         str(sum(lane["waiting"] for lane in lanes)),
         ", ".join(sorted({lane["doing"] for lane in lanes if lane["doing"]})) or "-",
-    )  # fmt: skip
+    )
 
 
 def _print_programs(
@@ -73,8 +92,9 @@ def _print_programs(
         calls, seconds = before.get(each["worker"], (0, 0.0))
         rate = (each["calls"] - calls) / max(1e-9, each["seconds"] - seconds)
         who = ("-", "of another host") if each["pid"] is None else (str(each["pid"]), each["command"] or "-")
-        rows.append((*who, str(each["device"]), agent["host"], format_size(each["bytes"]), f"{each['calls']:,}",
-                     f"{rate:,.0f}"))  # fmt: skip
+        rows.append(
+            (*who, str(each["device"]), agent["host"], format_size(each["bytes"]), f"{each['calls']:,}", f"{rate:,.0f}")
+        )
     if rows:
         heads = ("process", "program", "device", "host", "memory", "calls", "calls/s")
         output.table("CUDA programs", heads, rows, left=("program", "host"))

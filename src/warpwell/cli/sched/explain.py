@@ -100,8 +100,9 @@ def _header(about: dict[str, Any]) -> str:
         elif isinstance(value, str | int | float):
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
             words.append(f"{_NAMES.get(key, key.replace('_', ' '))} {shown}")
-    return textwrap.fill("; ".join(words), _WIDTH, subsequent_indent="  ", break_long_words=False,
-                         break_on_hyphens=False)  # fmt: skip
+    return textwrap.fill(
+        "; ".join(words), _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _nothing(arguments: argparse.Namespace, log: Log) -> str:
@@ -109,8 +110,11 @@ def _nothing(arguments: argparse.Namespace, log: Log) -> str:
     if not log.events:
         return "this log has no events"
     given = [f"--task {number}" for number in arguments.task or ()]
-    given += [f"--{name} {value}" for name in ("tenant", "kind", "since", "until")
-              if (value := getattr(arguments, name)) not in (None, 0.0)]  # fmt: skip
+    given += [
+        f"--{name} {value}"
+        for name in ("tenant", "kind", "since", "until")
+        if (value := getattr(arguments, name)) not in (None, 0.0)
+    ]
     tenants = sorted({event.tenant for event in log})
     numbers = [event.task for event in log if event.kind != "reject"]
     text = f"nothing matches {' '.join(given)}" if given else "no decision was taken"

@@ -96,7 +96,16 @@ def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
                 true, predicted = getattr(left_out, name), getattr(got, name)
                 if got.how == "interpolation" and true and predicted:
                     values.append(abs(predicted / true - 1))
-    errors = {f"{name}_error_{part}": float(np.quantile(values, q)) if values else None
-              for name, values in off.items() for part, q in (("median", 0.5), ("p90", 0.9))}  # fmt: skip
-    return {"device": history.device, "launches": len(samples), "kernels": len(kernels), "history": str(history.path),
-            "interpolated": len(off["seconds"]), **errors}  # fmt: skip
+    errors = {
+        f"{name}_error_{part}": float(np.quantile(values, q)) if values else None
+        for name, values in off.items()
+        for part, q in (("median", 0.5), ("p90", 0.9))
+    }
+    return {
+        "device": history.device,
+        "launches": len(samples),
+        "kernels": len(kernels),
+        "history": str(history.path),
+        "interpolated": len(off["seconds"]),
+        **errors,
+    }

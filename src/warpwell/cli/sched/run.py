@@ -43,13 +43,20 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     parser = command(verbs, "run", "sched.run", "run kernels under policies, on the CPU or a GPU, and compare")
     what = "a Python file with a function submit(scheduler); default: a mix of workloads"
     parser.add_argument("file", nargs="?", metavar="FILE.py", help=what)
-    parser.add_argument("--workload", metavar="A,B:SIZE",
-                        help="programs of the mix, each with an optional size (all: every one; default: two that are "
-                        "memory- and two that are compute-intensive)")  # fmt: skip
+    parser.add_argument(
+        "--workload",
+        metavar="A,B:SIZE",
+        help="programs of the mix, each with an optional size (all: every one; default: two that are "
+        "memory- and two that are compute-intensive)",
+    )
     parser.add_argument("--repeat", type=int, default=4, metavar="N", help="runs of each program (default 4)")
-    parser.add_argument("--load", type=float, metavar="L",
-                        help="arrivals at random, so that the device is busy for L of the time if programs run alone "
-                        "(default: all arrive at once)")  # fmt: skip
+    parser.add_argument(
+        "--load",
+        type=float,
+        metavar="L",
+        help="arrivals at random, so that the device is busy for L of the time if programs run alone "
+        "(default: all arrive at once)",
+    )
     parser.add_argument("--policy", default="lanes", metavar="A,B", help="policies, or all (default lanes)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
@@ -136,16 +143,25 @@ def _mix(
     for policy in policies:
         applications = [make(name, programs[name], device, seed=arguments.seed + k) for k, name in enumerate(order)]
         total = sum(len(a) for a in applications)
-        about = {"policy": policy, "device": device, "seed": arguments.seed, "limit": arguments.limit,
-                 "load": arguments.load}  # fmt: skip
-        log = _Counting({k: v for k, v in about.items() if v is not None},
-                        lambda done, policy=policy, total=total: report(f"run {policy}", done, total))  # type: ignore[misc]
+        about = {
+            "policy": policy,
+            "device": device,
+            "seed": arguments.seed,
+            "limit": arguments.limit,
+            "load": arguments.load,
+        }
+        log = _Counting(
+            {k: v for k, v in about.items() if v is not None},
+            lambda done, policy=policy, total=total: report(f"run {policy}", done, total),  # type: ignore[misc]
+        )
         seconds: dict[Task, float] = {}
         with contextlib.closing(executor_of(device)()) as executor:
             core = Core(executor, policy, limit=arguments.limit, log=log)
             began = executor.now()
-            requests = [_request(a, alone[a.workload.name], began + float(t), seconds)
-                        for a, t in zip(applications, arrivals, strict=True)]  # fmt: skip
+            requests = [
+                _request(a, alone[a.workload.name], began + float(t), seconds)
+                for a, t in zip(applications, arrivals, strict=True)
+            ]
             result = replay(requests, core, alone=seconds.get)
         failed = next((j for j in result.jobs if j.error is not None), None)
         if failed is not None or result.rejected:
@@ -159,12 +175,17 @@ def _mix(
         found[policy] = result.metrics()
         _write(arguments, log, policy, len(policies) > 1)
     values = {
-        "command": "run", "device": device, "seed": arguments.seed, "limit": arguments.limit, "load": arguments.load,
-        "requests": len(order), "kernels": sum(len(alone[name]) for name in order),
+        "command": "run",
+        "device": device,
+        "seed": arguments.seed,
+        "limit": arguments.limit,
+        "load": arguments.load,
+        "requests": len(order),
+        "kernels": sum(len(alone[name]) for name in order),
         "alone_seconds": {name: sum(alone[name]) for name in programs},
         "sum_alone_seconds": sum(sum(alone[name]) for name in order),
         "results": "equal to NumPy's" if not wrong else wrong,
-    }  # fmt: skip
+    }
     return values, found, bool(wrong)
 
 
@@ -209,9 +230,7 @@ def _warm_up(programs: dict[str, int], device: str, seed: int, report: Report) -
             replay([make(name, size, device, seed=seed).request()], Core(executor, "source"))
 
 
-def _request(
-    application: Application, seconds: Sequence[float], arrival: float, known: dict[Task, float]
-) -> Request:
+def _request(application: Application, seconds: Sequence[float], arrival: float, known: dict[Task, float]) -> Request:
     times = iter(seconds)
     request = application.request(
         lambda step: Profile(kind=application.workload.kinds[step.name], seconds=next(times), source="measured"),
@@ -287,8 +306,17 @@ def _print(output: Output, values: dict[str, Any], found: dict[str, Metrics]) ->
     for name, seconds in values.get("alone_seconds", {}).items():
         shown[f"{name} alone"] = f"{seconds * 1e3:.3f} ms"
     output.result("Run", shown)
-    heads = ("policy", "STP", "ANTT", "fairness", "makespan s", "p99 memory ms", "p99 compute ms", "preempted",
-             "in us (p50)")  # fmt: skip
+    heads = (
+        "policy",
+        "STP",
+        "ANTT",
+        "fairness",
+        "makespan s",
+        "p99 memory ms",
+        "p99 compute ms",
+        "preempted",
+        "in us (p50)",
+    )
     rows = []
     for name, m in found.items():
         p99 = [f"{m.turnaround[k].p99 * 1e3:.2f}" if k in m.turnaround else "-" for k in ("memory", "compute")]

@@ -44,8 +44,13 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group = serve.add_argument_group("for other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
     group.add_argument("--group", metavar="NAME", help="open the socket to this group; users are tenants")
     group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no others get in")
-    group.add_argument("--allow", action="append", default=[], metavar="MODULE",
-                       help="whose kernels they may launch; PACKAGE.*: of all modules below it")  # fmt: skip
+    group.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="whose kernels they may launch; PACKAGE.*: of all modules below it",
+    )
     group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
     json_option(serve)
 
@@ -102,12 +107,20 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
     if arguments.metrics is not None:
         new_file(arguments.metrics, "--metrics")
     service = Service(
-        arguments.socket, device=arguments.device, policy=arguments.policy, limit=arguments.limit,
-        tenants=tenants, group=arguments.group,
-        users=_by_name(arguments.users, "--users"), allow=arguments.allow, trust_group=arguments.trust_group,
-        log=arguments.log, max_message=parse_size(arguments.max_message, "max-message"),
-        max_held=parse_size(arguments.max_held, "max-held"), stuck=arguments.stuck_after,
-    )  # fmt: skip
+        arguments.socket,
+        device=arguments.device,
+        policy=arguments.policy,
+        limit=arguments.limit,
+        tenants=tenants,
+        group=arguments.group,
+        users=_by_name(arguments.users, "--users"),
+        allow=arguments.allow,
+        trust_group=arguments.trust_group,
+        log=arguments.log,
+        max_message=parse_size(arguments.max_message, "max-message"),
+        max_held=parse_size(arguments.max_held, "max-held"),
+        stuck=arguments.stuck_after,
+    )
     try:
         with output.progress() as report:
             report("start", 0, 0)
@@ -125,8 +138,10 @@ def _serve_on(arguments: argparse.Namespace, service: Service, output: Output) -
     """Say that a service has begun, and write its metrics until it is stopped or fails."""
     broker = service.broker
     _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
-    output.result("Serving", {"command": "serve", "socket": str(service.path), **broker.about,
-                              "owner_pid": broker.status()["owner_pid"]})  # fmt: skip
+    output.result(
+        "Serving",
+        {"command": "serve", "socket": str(service.path), **broker.about, "owner_pid": broker.status()["owner_pid"]},
+    )
     sys.stdout.flush()  # the program that started it may wait for this line
     failing = told = False
     try:

@@ -82,8 +82,16 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
     """Return the `Recipe` of the options."""
     from ...study.traces import Recipe
 
-    return Recipe(arguments.trace, arguments.arrivals, arguments.mix, arguments.models, arguments.kernels,
-                  arguments.load, arguments.urgent, arguments.seed)  # fmt: skip
+    return Recipe(
+        arguments.trace,
+        arguments.arrivals,
+        arguments.mix,
+        arguments.models,
+        arguments.kernels,
+        arguments.load,
+        arguments.urgent,
+        arguments.seed,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -121,8 +129,13 @@ def run(arguments: argparse.Namespace) -> int:
         found = _all(experiment, workload, names, logs, processes, lambda done: report("simulate", done, len(names)))
     about = {**experiment.about(workload), "rates": next(iter(found.values()))["rates"]}
     seconds = time.perf_counter() - began
-    values = {"command": "simulate", **about, "seconds": seconds, "logs": [str(p) for p in logs.values()],
-              "policies": found}  # fmt: skip
+    values = {
+        "command": "simulate",
+        **about,
+        "seconds": seconds,
+        "logs": [str(p) for p in logs.values()],
+        "policies": found,
+    }
     if arguments.json:
         output.result("", _finite(values))
     else:
@@ -243,13 +256,20 @@ def _forks() -> ForkServerContext:
 
 def _print(output: Output, about: dict[str, Any], found: dict[str, dict[str, Any]], seconds: float) -> None:
     shown = {
-        "requests": about["requests"], "kernels": about["kernels"], "load": about.get("load"),
-        "time compressed": about.get("compressed"), "arrivals": about.get("arrivals"),
-        "applications": ", ".join(about.get("applications", ())), "rates": about["rates"], "preemption": about["mode"],
-        "limit": about["limit"], "prediction error": about["prediction_error"], "seed": about["seed"],
+        "requests": about["requests"],
+        "kernels": about["kernels"],
+        "load": about.get("load"),
+        "time compressed": about.get("compressed"),
+        "arrivals": about.get("arrivals"),
+        "applications": ", ".join(about.get("applications", ())),
+        "rates": about["rates"],
+        "preemption": about["mode"],
+        "limit": about["limit"],
+        "prediction error": about["prediction_error"],
+        "seed": about["seed"],
         "host, us": 1e6 * about["host"] or None,
         "left out": ", ".join([*about.get("placeholders", ()), *about.get("not_drawn", ())]) or None,
-    }  # fmt: skip
+    }
     shown |= {f"imputed: {name}": text for name, text in about["imputed"].items()}
     output.result(str(about["workload"]), {k: v for k, v in shown.items() if v is not None})
     classes = sorted({name for values in found.values() for name in values["turnaround"]})

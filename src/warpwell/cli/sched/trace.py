@@ -47,11 +47,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         tables.write(workload, arguments.out)
     values = {
-        "command": "trace", "workload": workload.name, "requests": len(workload.arrivals),
-        "kernels": workload.kernels, "seconds_alone": workload.seconds, "load": workload.load,
-        "span_seconds": workload.arrivals[-1].time - workload.arrivals[0].time, "imputed": workload.imputed,
-        **{k: v for k, v in workload.about.items() if k not in ("load", "applications")}, "out": arguments.out,
-    }  # fmt: skip
+        "command": "trace",
+        "workload": workload.name,
+        "requests": len(workload.arrivals),
+        "kernels": workload.kernels,
+        "seconds_alone": workload.seconds,
+        "load": workload.load,
+        "span_seconds": workload.arrivals[-1].time - workload.arrivals[0].time,
+        "imputed": workload.imputed,
+        **{k: v for k, v in workload.about.items() if k not in ("load", "applications")},
+        "out": arguments.out,
+    }
     if arguments.json:
         output.result("", _finite({**values, "applications": applications}))
         return 0

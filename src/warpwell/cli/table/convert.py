@@ -28,9 +28,13 @@ def run(arguments: argparse.Namespace) -> int:
             added = table.append(arguments.table, source, progress=report)
         else:
             table.convert(
-                source, arguments.table, columns=names(arguments.columns), codes=codes, overwrite=arguments.overwrite,
+                source,
+                arguments.table,
+                columns=names(arguments.columns),
+                codes=codes,
+                overwrite=arguments.overwrite,
                 progress=report,
-            ).close()  # fmt: skip
+            ).close()
     seconds = time.perf_counter() - started
     with table.open(arguments.table) as made:
         coded = [name for k, name in enumerate(made.names) if any(run.codes for run in made[k].runs)]

@@ -34,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             for one in shown:
                 one["values"] = None if one["values"] is None else [plain(value) for value in one["values"]]
-            output.result("", {"command": "head", "table": str(arguments.table), "rows": opened.rows,
-                               "columns": shown})  # fmt: skip
+            output.result("", {"command": "head", "table": str(arguments.table), "rows": opened.rows, "columns": shown})
             return 0
     heads = ["column", "type", "nulls", *(f"row {k}" for k in range(rows))]
     lines = []

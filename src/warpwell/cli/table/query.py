@@ -48,8 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
         taken = some.take(columns)
         if out is not None:
             _write(taken.arrow(), out)
-            output.result("rows written", {"table": str(arguments.table), "matches": found, "rows": len(taken),
-                                           "file": str(out)})  # fmt: skip
+            output.result(
+                "rows written", {"table": str(arguments.table), "matches": found, "rows": len(taken), "file": str(out)}
+            )
         else:
             _show(output, str(arguments.table), some, taken, found)
     return 0
@@ -60,8 +61,16 @@ def _show(output: Output, name: str, rows: Matches, taken: Taken, found: int) ->
     numbers = rows.numpy().tolist()
     values = {one: listed(taken[one]) for one in taken.names}
     if output.as_json:
-        output.result("", {"command": "query", "table": name, "matches": found, "rows": numbers,
-                           "columns": {one: [plain(v) for v in column] for one, column in values.items()}})  # fmt: skip
+        output.result(
+            "",
+            {
+                "command": "query",
+                "table": name,
+                "matches": found,
+                "rows": numbers,
+                "columns": {one: [plain(v) for v in column] for one, column in values.items()},
+            },
+        )
         return
     lines = [[f"{number:,}", *map(cell, line)] for number, *line in zip(numbers, *values.values(), strict=True)]
     output.table(f"{found:,} rows match", ["row", *taken.names], lines)
@@ -74,9 +83,16 @@ def _explain(
 ) -> None:
     """Print what the filters read, and what the columns of the rows would read."""
     if output.as_json:
-        output.result("", {"command": "query", "table": name, "matches": found,
-                           "filters": [vars(one) for one in filters],
-                           "columns": [vars(one) for one in others]})  # fmt: skip
+        output.result(
+            "",
+            {
+                "command": "query",
+                "table": name,
+                "matches": found,
+                "filters": [vars(one) for one in filters],
+                "columns": [vars(one) for one in others],
+            },
+        )
         return
     heads = ["column", "for", "wanted", "read", "commands", "from storage"]
     lines = [
@@ -116,8 +132,10 @@ def _as_argument_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise ArgumentError(f"--out {path}: {path.suffix} files do not have such values ({error}): choose columns with "
-                            "--columns, or write .arrow") from None  # fmt: skip
+        raise ArgumentError(
+            f"--out {path}: {path.suffix} files do not have such values ({error}): choose columns with "
+            "--columns, or write .arrow"
+        ) from None
 
 
 # -- filters ----------------------------------------------------------------------------------------------------
@@ -132,7 +150,7 @@ def _filters(opened: Table, arguments: argparse.Namespace) -> list[Any]:
     try:
         given = json.loads(arguments.filters, parse_float=decimal.Decimal)
     except ValueError as error:
-        raise ArgumentError(f"--filters is no JSON ({error}): give '[[\"a\", \">\", 3]]'") from None
+        raise ArgumentError(f'--filters is no JSON ({error}): give \'[["a", ">", 3]]\'') from None
 
     def typed(part: Any) -> Any:
         if isinstance(part, list) and len(part) == 3 and isinstance(part[0], str) and isinstance(part[1], str):

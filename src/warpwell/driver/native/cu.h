@@ -77,15 +77,16 @@ struct cu_launch_config {
 _Static_assert(sizeof(struct cu_launch_attribute) == 72, "layout");
 _Static_assert(sizeof(struct cu_launch_config) == 56 && offsetof(struct cu_launch_config, stream) == 32, "layout");
 
-/* -- memory made by parts ------------------------------------------------------------------------------------------- */
+/* -- memory made by parts -------------------------------------------------------------------------------------------
+ */
 
-#define CU_MEM_PINNED 1            /* types of an allocation */
+#define CU_MEM_PINNED 1 /* types of an allocation */
 #define CU_MEM_MANAGED 2
-#define CU_MEM_ON_DEVICE 1         /* kind of a location */
-#define CU_MEM_READ_WRITE 3        /* access */
+#define CU_MEM_ON_DEVICE 1  /* kind of a location */
+#define CU_MEM_READ_WRITE 3 /* access */
 #define CU_MEM_GRANULARITY_MINIMUM 0
-#define CU_MEM_POSIX_FD 1          /* type of a handle for other processes */
-#define CU_P2P_RANK 1              /* attributes of a pair of devices */
+#define CU_MEM_POSIX_FD 1 /* type of a handle for other processes */
+#define CU_P2P_RANK 1     /* attributes of a pair of devices */
 #define CU_P2P_ACCESS 2
 #define CU_P2P_ATOMICS 3
 
@@ -111,7 +112,8 @@ struct cu_mem_access {
 
 _Static_assert(sizeof(struct cu_mem_prop) == 32 && sizeof(struct cu_mem_access) == 12, "layout");
 
-/* -- pools ---------------------------------------------------------------------------------------------------------- */
+/* -- pools ----------------------------------------------------------------------------------------------------------
+ */
 
 enum cu_location { CU_LOCATION_NONE, CU_LOCATION_DEVICE, CU_LOCATION_HOST, CU_LOCATION_NUMA, CU_LOCATION_NUMA_CURRENT };
 
@@ -142,7 +144,8 @@ enum cu_pool_attribute {
 
 enum cu_graph_memory { CU_GRAPH_USED, CU_GRAPH_USED_HIGH, CU_GRAPH_RESERVED, CU_GRAPH_RESERVED_HIGH };
 
-/* -- copies of rows and of boxes ------------------------------------------------------------------------------------ */
+/* -- copies of rows and of boxes ------------------------------------------------------------------------------------
+ */
 
 enum cu_memory_type { CU_MEMORY_HOST = 1, CU_MEMORY_DEVICE, CU_MEMORY_ARRAY, CU_MEMORY_UNIFIED };
 
@@ -174,7 +177,8 @@ struct cu_copy3 {
     size_t width, height, depth;
 };
 
-/* -- graphs --------------------------------------------------------------------------------------------------------- */
+/* -- graphs ---------------------------------------------------------------------------------------------------------
+ */
 
 enum cu_node {
     CU_NODE_KERNEL,
@@ -201,8 +205,8 @@ struct cu_node_kernel { /* the first version ends before `kernel` */
 struct cu_node_set { /* the first version ends before `context` */
     CUdeviceptr to;
     size_t pitch;
-    uint32_t value, width;  /* of an element */
-    size_t columns, rows;   /* elements, rows */
+    uint32_t value, width; /* of an element */
+    size_t columns, rows;  /* elements, rows */
     CUcontext context;
 };
 
@@ -226,9 +230,9 @@ struct cu_node_alloc {
 
 struct cu_node_condition {
     uint64_t handle;
-    int32_t type;    /* 0 if, 1 while, 2 switch */
-    uint32_t size;   /* how many graphs: if 1 or 2 (else), while 1 */
-    void **graphs;   /* out: an array of the node's */
+    int32_t type;  /* 0 if, 1 while, 2 switch */
+    uint32_t size; /* how many graphs: if 1 or 2 (else), while 1 */
+    void **graphs; /* out: an array of the node's */
     CUcontext context;
 };
 
@@ -277,12 +281,15 @@ struct cu_update {
 enum cu_capture_mode { CU_CAPTURE_GLOBAL, CU_CAPTURE_THREAD, CU_CAPTURE_RELAXED };
 enum cu_capture_status { CU_CAPTURE_NONE, CU_CAPTURE_ACTIVE, CU_CAPTURE_INVALIDATED };
 
-_Static_assert(sizeof(struct cu_pool_props) == 88 && sizeof(struct cu_copy2) == 128 && sizeof(struct cu_copy3) == 200, "layout");
+_Static_assert(sizeof(struct cu_pool_props) == 88 && sizeof(struct cu_copy2) == 128 && sizeof(struct cu_copy3) == 200,
+               "layout");
 _Static_assert(sizeof(struct cu_node_kernel) == 72 && sizeof(struct cu_node_set) == 48, "layout");
 _Static_assert(sizeof(struct cu_node_alloc) == 120 && sizeof(struct cu_node_params) == 256, "layout");
-_Static_assert(sizeof(struct cu_edge) == 8 && sizeof(struct cu_instantiate) == 32 && sizeof(struct cu_update) == 24, "layout");
+_Static_assert(sizeof(struct cu_edge) == 8 && sizeof(struct cu_instantiate) == 32 && sizeof(struct cu_update) == 24,
+               "layout");
 
-/* -- numbers of attributes ------------------------------------------------------------------------------------------ */
+/* -- numbers of attributes ------------------------------------------------------------------------------------------
+ */
 
 enum cu_pointer_attribute {
     CU_POINTER_CONTEXT = 1,

@@ -19,10 +19,10 @@ static void *valid; /* tree of objects, by address */
 static __thread CUcontext stack[64];
 static __thread int top;
 
-/* -- files, numbers ------------------------------------------------------------------------------------------------- */
+/* -- files, numbers -------------------------------------------------------------------------------------------------
+ */
 
-static void note(const char *variable, const char *symbol, const char *more)
-{
+static void note(const char *variable, const char *symbol, const char *more) {
     const char *path = getenv(variable);
     char line[160];
     int n = snprintf(line, sizeof line, "%s%s\n", symbol, more);
@@ -34,32 +34,26 @@ static void note(const char *variable, const char *symbol, const char *more)
     }
 }
 
-int fake_absent(const char *symbol)
-{
+int fake_absent(const char *symbol) {
     note("FAKE_LOG", symbol, "");
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-void fake_blocks(const char *symbol)
-{
+void fake_blocks(const char *symbol) {
     note("FAKE_BLOCKED", symbol, syscall(SYS_gettid) == getpid() ? " main" : " thread");
 }
 
-long long fake_number(const char *variable, long long otherwise)
-{
+long long fake_number(const char *variable, long long otherwise) {
     const char *text = getenv(variable);
     return text && *text ? atoll(text) : otherwise;
 }
 
-/* -- objects ---------------------------------------------------------------------------------------------------------- */
+/* -- objects ----------------------------------------------------------------------------------------------------------
+ */
 
-static int by_address(const void *a, const void *b)
-{
-    return a < b ? -1 : a > b;
-}
+static int by_address(const void *a, const void *b) { return a < b ? -1 : a > b; }
 
-void *fake_make(enum fake_kind kind, size_t size, CUcontext context)
-{
+void *fake_make(enum fake_kind kind, size_t size, CUcontext context) {
     struct fake_object *object = calloc(1, size);
     if (!object || !tsearch(object, &valid, by_address))
         abort();
@@ -69,29 +63,24 @@ void *fake_make(enum fake_kind kind, size_t size, CUcontext context)
     return object;
 }
 
-int fake_valid(const void *handle, enum fake_kind kind)
-{
+int fake_valid(const void *handle, enum fake_kind kind) {
     if (!handle || !tfind(handle, &valid, by_address))
         return 0;
     const struct fake_object *object = handle;
     return object->kind == kind && object->life == object->context->life;
 }
 
-void fake_drop(void *handle)
-{
-    tdelete(handle, &valid, by_address);
-}
+void fake_drop(void *handle) { tdelete(handle, &valid, by_address); }
 
-/* -- start, errors, symbols --------------------------------------------------------------------------------------------- */
+/* -- start, errors, symbols
+ * --------------------------------------------------------------------------------------------- */
 
-static void in_child(void)
-{
+static void in_child(void) {
     forked = initialized;
     pthread_mutex_init(&fake_lock, NULL);
 }
 
-CUresult cuInit(uint32_t flags)
-{
+CUresult cuInit(uint32_t flags) {
     if (flags)
         return CUDA_ERROR_INVALID_VALUE;
     if (forked)
@@ -111,24 +100,21 @@ CUresult cuInit(uint32_t flags)
     return devices ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
-CUresult cuDriverGetVersion(int32_t *version)
-{
+CUresult cuDriverGetVersion(int32_t *version) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     *version = (int)fake_number("FAKE_VERSION", 13000);
     return CUDA_SUCCESS;
 }
 
-static const struct ww_error *error_of(int code)
-{
+static const struct ww_error *error_of(int code) {
     for (size_t i = 0; i < sizeof ww_errors / sizeof *ww_errors; i++)
         if (ww_errors[i].code == code)
             return &ww_errors[i];
     return NULL;
 }
 
-CUresult cuGetErrorName(int32_t code, const char **name)
-{
+CUresult cuGetErrorName(int32_t code, const char **name) {
     const struct ww_error *error = error_of(code);
     if (!name)
         return CUDA_ERROR_INVALID_VALUE;
@@ -136,8 +122,7 @@ CUresult cuGetErrorName(int32_t code, const char **name)
     return error ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGetErrorString(int32_t code, const char **text)
-{
+CUresult cuGetErrorString(int32_t code, const char **text) {
     const struct ww_error *error = error_of(code);
     if (!text)
         return CUDA_ERROR_INVALID_VALUE;
@@ -145,8 +130,7 @@ CUresult cuGetErrorString(int32_t code, const char **text)
     return error ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGetProcAddress_v2(const char *name, void **symbol, int32_t version, uint64_t flags, int32_t *status)
-{
+CUresult cuGetProcAddress_v2(const char *name, void **symbol, int32_t version, uint64_t flags, int32_t *status) {
     const struct ww_variant *best = NULL;
     int known = 0;
     if (!name || !symbol)
@@ -166,14 +150,12 @@ CUresult cuGetProcAddress_v2(const char *name, void **symbol, int32_t version, u
     return CUDA_SUCCESS;
 }
 
-CUresult cuGetProcAddress(const char *name, void **symbol, int32_t version, uint64_t flags)
-{
+CUresult cuGetProcAddress(const char *name, void **symbol, int32_t version, uint64_t flags) {
     int error = cuGetProcAddress_v2(name, symbol, version, flags, NULL);
     return error ? error : *symbol ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuGetExportTable(void *table, void *id)
-{
+CUresult cuGetExportTable(void *table, void *id) {
     (void)id;
     if (!table)
         return CUDA_ERROR_INVALID_VALUE;
@@ -181,17 +163,16 @@ CUresult cuGetExportTable(void *table, void *id)
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* -- devices -------------------------------------------------------------------------------------------------------------- */
+/* -- devices
+ * -------------------------------------------------------------------------------------------------------------- */
 
-int fake_device(CUdevice device)
-{
+int fake_device(CUdevice device) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     return device >= 0 && device < devices ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult cuDeviceGetCount(int32_t *count)
-{
+CUresult cuDeviceGetCount(int32_t *count) {
     if (!count)
         return CUDA_ERROR_INVALID_VALUE;
     if (!initialized || forked)
@@ -200,24 +181,21 @@ CUresult cuDeviceGetCount(int32_t *count)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGet(CUdevice *device, int32_t ordinal)
-{
+CUresult cuDeviceGet(CUdevice *device, int32_t ordinal) {
     int error = fake_device(ordinal);
     if (!error && device)
         *device = ordinal;
     return error ? error : device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetName(char *name, int32_t room, CUdevice device)
-{
+CUresult cuDeviceGetName(char *name, int32_t room, CUdevice device) {
     int error = fake_device(device);
     if (!error && name && room > 0)
         snprintf(name, (size_t)room, "Fake GPU %d", device);
     return error;
 }
 
-CUresult cuDeviceGetUuid(void *uuid, CUdevice device)
-{
+CUresult cuDeviceGetUuid(void *uuid, CUdevice device) {
     int error = fake_device(device);
     if (!error && uuid) {
         memset(uuid, 0xfa, 16);
@@ -226,13 +204,9 @@ CUresult cuDeviceGetUuid(void *uuid, CUdevice device)
     return error ? error : uuid ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice device)
-{
-    return cuDeviceGetUuid(uuid, device);
-}
+CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice device) { return cuDeviceGetUuid(uuid, device); }
 
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
     int error = fake_device(device);
     if (!error && bytes)
         *bytes = (size_t)fake_number("FAKE_MEMORY", 8ll << 30);
@@ -281,8 +255,7 @@ static const struct {
     {CU_DEVICE_UNIFIED_FUNCTION_POINTERS, 1},
 };
 
-int fake_attribute(int attribute, CUdevice device)
-{
+int fake_attribute(int attribute, CUdevice device) {
     if (attribute == CU_DEVICE_PCI_BUS)
         return device + 1;
     for (size_t i = 0; i < sizeof ATTRIBUTES / sizeof *ATTRIBUTES; i++)
@@ -291,8 +264,7 @@ int fake_attribute(int attribute, CUdevice device)
     return 0;
 }
 
-CUresult cuDeviceGetAttribute(int32_t *value, int32_t attribute, CUdevice device)
-{
+CUresult cuDeviceGetAttribute(int32_t *value, int32_t attribute, CUdevice device) {
     int error = fake_device(device);
     if (error || !value || attribute < 1 || attribute > 160)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -300,8 +272,7 @@ CUresult cuDeviceGetAttribute(int32_t *value, int32_t attribute, CUdevice device
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceComputeCapability(int32_t *major, int32_t *minor, CUdevice device)
-{
+CUresult cuDeviceComputeCapability(int32_t *major, int32_t *minor, CUdevice device) {
     int error = fake_device(device);
     if (error || !major || !minor)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -310,8 +281,7 @@ CUresult cuDeviceComputeCapability(int32_t *major, int32_t *minor, CUdevice devi
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetPCIBusId(char *id, int32_t room, CUdevice device)
-{
+CUresult cuDeviceGetPCIBusId(char *id, int32_t room, CUdevice device) {
     int error = fake_device(device);
     if (error || !id || room < 13)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -319,44 +289,35 @@ CUresult cuDeviceGetPCIBusId(char *id, int32_t room, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id)
-{
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *id) {
     int bus = 0;
     if (!device || !id || sscanf(id, "%*x:%x:", (unsigned *)&bus) != 1)
         return CUDA_ERROR_INVALID_VALUE;
     return cuDeviceGet(device, bus - 1);
 }
 
-int fake_can_reach(int device, int owner)
-{
-    return device == owner || fake_number("FAKE_PEERS", 1) != 0;
-}
+int fake_can_reach(int device, int owner) { return device == owner || fake_number("FAKE_PEERS", 1) != 0; }
 
-CUresult cuDeviceCanAccessPeer(int32_t *can, CUdevice device, CUdevice other)
-{
+CUresult cuDeviceCanAccessPeer(int32_t *can, CUdevice device, CUdevice other) {
     int error = fake_device(device) ? fake_device(device) : fake_device(other);
     if (!error && can)
         *can = device != other && fake_can_reach(device, other);
     return error ? error : can ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetP2PAttribute(int32_t *value, int32_t attribute, CUdevice device, CUdevice other)
-{
+CUresult cuDeviceGetP2PAttribute(int32_t *value, int32_t attribute, CUdevice device, CUdevice other) {
     int error = attribute < 1 || attribute > 5 ? CUDA_ERROR_INVALID_VALUE : cuDeviceCanAccessPeer(value, device, other);
     if (!error && attribute == CU_P2P_RANK)
         *value = 0;
     return error;
 }
 
-/* -- contexts --------------------------------------------------------------------------------------------------------------- */
+/* -- contexts
+ * --------------------------------------------------------------------------------------------------------------- */
 
-static int is_context(CUcontext context)
-{
-    return context >= fake_contexts && context < fake_contexts + devices;
-}
+static int is_context(CUcontext context) { return context >= fake_contexts && context < fake_contexts + devices; }
 
-int fake_need(CUcontext *context)
-{
+int fake_need(CUcontext *context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     *context = top ? stack[top - 1] : NULL;
@@ -369,13 +330,9 @@ int fake_need(CUcontext *context)
 
 static _Atomic unsigned enabled[FAKE_MOST_DEVICES]; /* by device: bits of those whose memory its kernels may touch */
 
-int fake_may_reach(int device, int owner)
-{
-    return device == owner || (enabled[device] >> owner & 1);
-}
+int fake_may_reach(int device, int owner) { return device == owner || (enabled[device] >> owner & 1); }
 
-CUresult cuCtxEnablePeerAccess(CUcontext other, uint32_t flags)
-{
+CUresult cuCtxEnablePeerAccess(CUcontext other, uint32_t flags) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || flags)
@@ -391,8 +348,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext other, uint32_t flags)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDisablePeerAccess(CUcontext other)
-{
+CUresult cuCtxDisablePeerAccess(CUcontext other) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || !is_context(other))
@@ -405,8 +361,7 @@ CUresult cuCtxDisablePeerAccess(CUcontext other)
 }
 
 /* All that belonged to the context is gone; lock held. */
-static void end_context(CUcontext context)
-{
+static void end_context(CUcontext context) {
     context->life++;
     enabled[context->device] = 0;
     for (int i = 0; i < FAKE_MOST_DEVICES; i++)
@@ -417,8 +372,7 @@ static void end_context(CUcontext context)
     context->nprinted = 0;
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     int error = fake_device(device);
     if (error || !context)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -429,8 +383,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
-{
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     int error = fake_device(device);
     if (error)
         return error;
@@ -443,8 +396,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return error;
 }
 
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
-{
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     int error = fake_device(device);
     if (error)
         return error;
@@ -454,8 +406,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, uint32_t *flags, int32_t *active)
-{
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, uint32_t *flags, int32_t *active) {
     int error = fake_device(device);
     if (error || !flags || !active)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -464,16 +415,14 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, uint32_t *flags, int32_t *a
     return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, uint32_t flags)
-{
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, uint32_t flags) {
     int error = fake_device(device);
     if (!error)
         fake_contexts[device].flags = flags;
     return error;
 }
 
-CUresult cuCtxSetCurrent(CUcontext context)
-{
+CUresult cuCtxSetCurrent(CUcontext context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (context && !is_context(context))
@@ -485,8 +434,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *context)
-{
+CUresult cuCtxGetCurrent(CUcontext *context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!context)
@@ -495,8 +443,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPushCurrent_v2(CUcontext context)
-{
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!is_context(context) || top == 64)
@@ -505,8 +452,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPopCurrent_v2(CUcontext *context)
-{
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!top)
@@ -517,13 +463,9 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetDevice(CUdevice *device)
-{
-    return cuCtxGetDevice_v2(device, top ? stack[top - 1] : NULL);
-}
+CUresult cuCtxGetDevice(CUdevice *device) { return cuCtxGetDevice_v2(device, top ? stack[top - 1] : NULL); }
 
-CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
-{
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context) {
     if (!initialized || forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     context = context ? context : top ? stack[top - 1] : NULL;
@@ -533,8 +475,7 @@ CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetFlags(uint32_t *flags)
-{
+CUresult cuCtxGetFlags(uint32_t *flags) {
     CUcontext context;
     int error = fake_need(&context);
     if (!error && flags)
@@ -542,8 +483,7 @@ CUresult cuCtxGetFlags(uint32_t *flags)
     return error ? error : flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuCtxGetId(CUcontext context, uint64_t *id)
-{
+CUresult cuCtxGetId(CUcontext context, uint64_t *id) {
     context = context ? context : top ? stack[top - 1] : NULL;
     if (!id || !is_context(context))
         return id ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_INVALID_VALUE;
@@ -551,16 +491,14 @@ CUresult cuCtxGetId(CUcontext context, uint64_t *id)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetApiVersion(CUcontext context, uint32_t *version)
-{
+CUresult cuCtxGetApiVersion(CUcontext context, uint32_t *version) {
     if (!version || (context && !is_context(context)))
         return CUDA_ERROR_INVALID_CONTEXT;
     *version = 3020;
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetStreamPriorityRange(int32_t *least, int32_t *greatest)
-{
+CUresult cuCtxGetStreamPriorityRange(int32_t *least, int32_t *greatest) {
     CUcontext context;
     int error = fake_need(&context);
     if (error)
@@ -572,8 +510,7 @@ CUresult cuCtxGetStreamPriorityRange(int32_t *least, int32_t *greatest)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetLimit(size_t *value, int32_t limit)
-{
+CUresult cuCtxGetLimit(size_t *value, int32_t limit) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || !value || limit < 0)
@@ -584,8 +521,7 @@ CUresult cuCtxGetLimit(size_t *value, int32_t limit)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetLimit(int32_t limit, size_t value)
-{
+CUresult cuCtxSetLimit(int32_t limit, size_t value) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || limit < 0)
@@ -596,8 +532,7 @@ CUresult cuCtxSetLimit(int32_t limit, size_t value)
     return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCacheConfig(int32_t *config)
-{
+CUresult cuCtxGetCacheConfig(int32_t *config) {
     CUcontext context;
     int error = fake_need(&context);
     if (!error && config)
@@ -605,8 +540,7 @@ CUresult cuCtxGetCacheConfig(int32_t *config)
     return error ? error : config ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuCtxSetCacheConfig(int32_t config)
-{
+CUresult cuCtxSetCacheConfig(int32_t config) {
     CUcontext context;
     int error = fake_need(&context);
     if (!error && config >= 0 && config <= 3)
@@ -614,8 +548,7 @@ CUresult cuCtxSetCacheConfig(int32_t config)
     return error ? error : config >= 0 && config <= 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuCtxGetSharedMemConfig(int32_t *config)
-{
+CUresult cuCtxGetSharedMemConfig(int32_t *config) {
     CUcontext context;
     int error = fake_need(&context);
     if (!error && config)
@@ -623,8 +556,7 @@ CUresult cuCtxGetSharedMemConfig(int32_t *config)
     return error ? error : config ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuCtxSetSharedMemConfig(int32_t config)
-{
+CUresult cuCtxSetSharedMemConfig(int32_t config) {
     CUcontext context;
     int error = fake_need(&context);
     if (!error)
@@ -632,20 +564,17 @@ CUresult cuCtxSetSharedMemConfig(int32_t config)
     return error;
 }
 
-CUresult cuCtxResetPersistingL2Cache(void)
-{
+CUresult cuCtxResetPersistingL2Cache(void) {
     CUcontext context;
     return fake_need(&context);
 }
 
-CUresult cuProfilerStart(void)
-{
+CUresult cuProfilerStart(void) {
     CUcontext context;
     return fake_need(&context);
 }
 
-CUresult cuProfilerStop(void)
-{
+CUresult cuProfilerStop(void) {
     CUcontext context;
     return fake_need(&context);
 }

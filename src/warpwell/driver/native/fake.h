@@ -2,16 +2,17 @@
  *
  * It is asynchronous as a real one: each stream has a thread, which runs the stream's operations in order, and where
  * FAKE_SEED is not 0 waits a random short time before each. So bytes come late, and whoever relies on an order that
- * nobody promised sees wrong ones. Where a real driver blocks its caller, the fake blocks, too, and says so (FAKE_BLOCKED).
+ * nobody promised sees wrong ones. Where a real driver blocks its caller, the fake blocks, too, and says so
+ * (FAKE_BLOCKED).
  *
  * Device memory is memory of this process at the same addresses. Kernels are those of text images; see fake_image.c.
  *
  *     FAKE_DEVICES  how many (2)           FAKE_MEMORY   bytes of each (8 GiB)      FAKE_SEED  of the delays (0: none)
  *     FAKE_VERSION  of the driver (13000)  FAKE_LOG      file: calls that it lacks
  *     FAKE_PEERS    0: no device reads another's memory (1)
- *     FAKE_WEAK     1: pageable copies with Async are late, cuMemFreeHost waits for nothing, and small copies from pinned
- *                   memory pass what only the order of the legacy stream puts before them, as on an H200 (0)
- *     FAKE_BLOCKED  file: a line for each call that blocked for other work, with "main" or "thread"
+ *     FAKE_WEAK     1: pageable copies with Async are late, cuMemFreeHost waits for nothing, and small copies from
+ * pinned memory pass what only the order of the legacy stream puts before them, as on an H200 (0) FAKE_BLOCKED  file: a
+ * line for each call that blocked for other work, with "main" or "thread"
  *
  * Locks: `fake_lock` for all objects and queues, `fake_memory` for the table of addresses; the second may be taken
  * while the first is held, never the other way round.
@@ -37,27 +38,27 @@ struct fake_object { /* first member of what handles point to */
 struct CUctx_st {
     int device, retained;
     unsigned flags, life;
-    int sticky;             /* 0, or what every call returns */
-    uint64_t used;          /* bytes of device memory */
+    int sticky;    /* 0, or what every call returns */
+    uint64_t used; /* bytes of device memory */
     size_t limits[CU_LIMITS];
     int cache, shared_size; /* configurations */
     struct CUstream_st *legacy, *streams;
-    char *printed;          /* what kernels printed since the last synchronization */
+    char *printed; /* what kernels printed since the last synchronization */
     size_t nprinted;
 };
 
 /* One operation of a stream. Who waits for it holds a reference. */
 struct fake_op {
     int refs, done;
-    double time;                   /* seconds, when done */
+    double time;                    /* seconds, when done */
     int (*run)(struct fake_op *op); /* CUresult; not 0: the context is lost */
     CUcontext context;
     unsigned life;
     struct fake_op *next, **after; /* in the queue; done before this may run */
     size_t nafter;
-    uint64_t to, from, size;       /* of copies, memsets, frees */
+    uint64_t to, from, size; /* of copies, memsets, frees */
     uint32_t value, width;
-    void *data;                    /* freed with the operation */
+    void *data; /* freed with the operation */
     CUfunction function;
     size_t nparams;
 };
@@ -70,9 +71,9 @@ struct CUstream_st {
     struct fake_op *head, *tail, *last; /* last: enqueued, perhaps done */
     size_t pending;
     pthread_cond_t work;
-    struct fake_graph *graph; /* it records, see fake_graph.c */
+    struct fake_graph *graph;   /* it records, see fake_graph.c */
     struct fake_node *recorded; /* last */
-    struct CUstream_st *next; /* of the context */
+    struct CUstream_st *next;   /* of the context */
 };
 
 struct CUevent_st {
@@ -94,16 +95,14 @@ int fake_absent(const char *symbol);
 int fake_need(CUcontext *context);
 
 /* The same, and take fake_lock unless a code is returned; `leave` gives it back. */
-static inline int enter(CUcontext *context)
-{
+static inline int enter(CUcontext *context) {
     int error = fake_need(context);
     if (!error)
         pthread_mutex_lock(&fake_lock);
     return error;
 }
 
-static inline int leave(int error)
-{
+static inline int leave(int error) {
     pthread_mutex_unlock(&fake_lock);
     return error;
 }
@@ -129,7 +128,7 @@ struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *));
 /* Append; fake_lock held. May wait for room. Returns with a reference for the caller where `keep`. */
 void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol);
 void fake_unref(struct fake_op *op); /* lock held */
-void fake_wait(struct fake_op *op); /* lock held; drops the caller's reference */
+void fake_wait(struct fake_op *op);  /* lock held; drops the caller's reference */
 /* Wait for all work of a context; lock held. `symbol`: say so if there was any. */
 void fake_wait_all(CUcontext context, const char *symbol);
 /* Wait for a stream's work; lock held. */

@@ -1,7 +1,7 @@
 /* The fake driver: graphs as far as a worker uses them: recorded operations, empty and conditional nodes.
  *
- * A launch is one operation of its stream. Its nodes run one at a time; of those that are ready the one made last is first, in
- * each other launch the one made first, so that an edge which is missing shows.
+ * A launch is one operation of its stream. Its nodes run one at a time; of those that are ready the one made last is
+ * first, in each other launch the one made first, so that an edge which is missing shows.
  */
 #include "fake.h"
 
@@ -39,8 +39,7 @@ static struct handle {
 static uint64_t nhandles;
 static unsigned launches;
 
-static struct fake_node *add(struct fake_graph *graph, struct fake_node *const *after, size_t n)
-{
+static struct fake_node *add(struct fake_graph *graph, struct fake_node *const *after, size_t n) {
     struct fake_node *node = fake_make(FAKE_NODE, sizeof *node, graph->object.context);
     node->graph = graph;
     node->after = calloc(n + 1, sizeof *node->after);
@@ -55,8 +54,7 @@ static struct fake_node *add(struct fake_graph *graph, struct fake_node *const *
 
 static void drop_graph(struct fake_graph *graph);
 
-static void drop_node(struct fake_node *node)
-{
+static void drop_node(struct fake_node *node) {
     if (node->op)
         fake_unref(node->op);
     for (uint32_t i = 0; node->condition && i < node->condition->size; i++)
@@ -68,16 +66,14 @@ static void drop_node(struct fake_node *node)
     fake_drop(node);
 }
 
-static void drop_graph(struct fake_graph *graph)
-{
+static void drop_graph(struct fake_graph *graph) {
     for (size_t i = 0; i < graph->n; i++)
         drop_node(graph->nodes[i]);
     free(graph->nodes);
     fake_drop(graph);
 }
 
-CUresult cuGraphCreate(void **graph, uint32_t flags)
-{
+CUresult cuGraphCreate(void **graph, uint32_t flags) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -88,8 +84,7 @@ CUresult cuGraphCreate(void **graph, uint32_t flags)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuGraphDestroy(void *graph)
-{
+CUresult cuGraphDestroy(void *graph) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -100,8 +95,7 @@ CUresult cuGraphDestroy(void *graph)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuGraphGetNodes(void *handle, void *to, void *count)
-{
+CUresult cuGraphGetNodes(void *handle, void *to, void *count) {
     CUcontext context;
     size_t *n = count;
     int error = enter(&context);
@@ -116,8 +110,7 @@ CUresult cuGraphGetNodes(void *handle, void *to, void *count)
     return leave(CUDA_SUCCESS);
 }
 
-static void cut(struct fake_node *from, const struct fake_node *node)
-{
+static void cut(struct fake_node *from, const struct fake_node *node) {
     size_t kept = 0;
     for (size_t i = 0; i < from->nafter; i++)
         if (from->after[i] != node)
@@ -125,8 +118,7 @@ static void cut(struct fake_node *from, const struct fake_node *node)
     from->nafter = kept;
 }
 
-CUresult cuGraphDestroyNode(void *handle)
-{
+CUresult cuGraphDestroyNode(void *handle) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -147,8 +139,7 @@ CUresult cuGraphDestroyNode(void *handle)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuGraphAddEmptyNode(void **made, void *graph, void *after, size_t n)
-{
+CUresult cuGraphAddEmptyNode(void **made, void *graph, void *after, size_t n) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -159,8 +150,7 @@ CUresult cuGraphAddEmptyNode(void **made, void *graph, void *after, size_t n)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuGraphAddDependencies(void *graph, void *from, void *to, size_t n)
-{
+CUresult cuGraphAddDependencies(void *graph, void *from, void *to, size_t n) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -169,7 +159,8 @@ CUresult cuGraphAddDependencies(void *graph, void *from, void *to, size_t n)
         return leave(CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < n; i++) {
         struct fake_node *node = ((void **)to)[i], *before = ((void **)from)[i];
-        if (!fake_valid(node, FAKE_NODE) || !fake_valid(before, FAKE_NODE) || node->graph != graph || before->graph != graph)
+        if (!fake_valid(node, FAKE_NODE) || !fake_valid(before, FAKE_NODE) || node->graph != graph ||
+            before->graph != graph)
             return leave(CUDA_ERROR_INVALID_VALUE);
         for (size_t k = 0; k < node->nafter; k++)
             if (node->after[k] == before)
@@ -182,10 +173,11 @@ CUresult cuGraphAddDependencies(void *graph, void *from, void *to, size_t n)
     return leave(CUDA_SUCCESS);
 }
 
-/* -- conditional nodes ------------------------------------------------------------------------------------------------- */
+/* -- conditional nodes
+ * ------------------------------------------------------------------------------------------------- */
 
-CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext other, uint32_t value, uint32_t flags)
-{
+CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext other, uint32_t value,
+                                        uint32_t flags) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -199,13 +191,11 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
     return leave(CUDA_SUCCESS);
 }
 
-static struct handle *handle_of(uint64_t handle)
-{
+static struct handle *handle_of(uint64_t handle) {
     return handle - 0xc0de0000u < nhandles ? handles + (handle - 0xc0de0000u) : NULL;
 }
 
-int fake_set_condition(uint64_t handle, uint32_t value)
-{
+int fake_set_condition(uint64_t handle, uint32_t value) {
     struct handle *h = handle_of(handle);
     if (!h)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -213,8 +203,7 @@ int fake_set_condition(uint64_t handle, uint32_t value)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddNode(void **made, void *graph, void *after, size_t n, void *params)
-{
+CUresult cuGraphAddNode(void **made, void *graph, void *after, size_t n, void *params) {
     CUcontext context;
     struct cu_node_params *p = params;
     int error = enter(&context);
@@ -222,8 +211,8 @@ CUresult cuGraphAddNode(void **made, void *graph, void *after, size_t n, void *p
         return error;
     struct cu_node_condition *c = p ? &p->of.condition : NULL;
     struct handle *h = c ? handle_of(c->handle) : NULL;
-    if (!made || !fake_valid(graph, FAKE_GRAPH) || !h || p->type != CU_NODE_CONDITION || h->used
-        || c->type < 0 || c->type > 2 || !c->size || (c->type < 2 && c->size > 2 - (uint32_t)c->type))
+    if (!made || !fake_valid(graph, FAKE_GRAPH) || !h || p->type != CU_NODE_CONDITION || h->used || c->type < 0 ||
+        c->type > 2 || !c->size || (c->type < 2 && c->size > 2 - (uint32_t)c->type))
         return leave(CUDA_ERROR_INVALID_VALUE);
     struct fake_node *node = *made = add(graph, after, n);
     h->used = 1;
@@ -237,10 +226,10 @@ CUresult cuGraphAddNode(void **made, void *graph, void *after, size_t n, void *p
     return leave(CUDA_SUCCESS);
 }
 
-/* -- recording ----------------------------------------------------------------------------------------------------------- */
+/* -- recording
+ * ----------------------------------------------------------------------------------------------------------- */
 
-CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, void *edges, size_t n, int32_t mode)
-{
+CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, void *edges, size_t n, int32_t mode) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -256,15 +245,14 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, void *graph, void *after, 
     return leave(CUDA_SUCCESS);
 }
 
-void fake_record(CUstream stream, struct fake_op *op)
-{
+void fake_record(CUstream stream, struct fake_op *op) {
     struct fake_node *node = add(stream->graph, &stream->recorded, stream->recorded ? 1 : 0);
     node->op = op;
     stream->recorded = node;
 }
 
-CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int32_t *status, uint64_t *id, void **graph, void **nodes, size_t *n)
-{
+CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int32_t *status, uint64_t *id, void **graph, void **nodes,
+                                   size_t *n) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -280,8 +268,7 @@ CUresult cuStreamGetCaptureInfo_v2(CUstream handle, int32_t *status, uint64_t *i
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuStreamEndCapture(CUstream handle, void **graph)
-{
+CUresult cuStreamEndCapture(CUstream handle, void **graph) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -296,10 +283,10 @@ CUresult cuStreamEndCapture(CUstream handle, void **graph)
     return leave(CUDA_SUCCESS);
 }
 
-/* -- executable graphs ----------------------------------------------------------------------------------------------------- */
+/* -- executable graphs
+ * ----------------------------------------------------------------------------------------------------- */
 
-static struct fake_graph *copy(const struct fake_graph *from)
-{
+static struct fake_graph *copy(const struct fake_graph *from) {
     struct fake_graph *graph = fake_make(FAKE_GRAPH, sizeof *graph, from->object.context);
     for (size_t i = 0; i < from->n; i++) {
         struct fake_node *node = add(graph, NULL, 0), *old = from->nodes[i];
@@ -329,16 +316,14 @@ static struct fake_graph *copy(const struct fake_graph *from)
     return graph;
 }
 
-static int unused(const struct fake_graph *graph)
-{
+static int unused(const struct fake_graph *graph) {
     for (uint64_t i = 0; i < nhandles; i++)
         if (handles[i].graph == graph && !handles[i].used)
             return 1;
     return 0;
 }
 
-CUresult cuGraphInstantiateWithFlags(void **made, void *graph, uint64_t flags)
-{
+CUresult cuGraphInstantiateWithFlags(void **made, void *graph, uint64_t flags) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -351,8 +336,7 @@ CUresult cuGraphInstantiateWithFlags(void **made, void *graph, uint64_t flags)
 }
 
 /* Its memory stays: launches may have it. */
-CUresult cuGraphExecDestroy(void *exec)
-{
+CUresult cuGraphExecDestroy(void *exec) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -365,8 +349,7 @@ CUresult cuGraphExecDestroy(void *exec)
 
 static int run_graph(const struct fake_graph *graph, const struct fake_op *launch);
 
-static int run_condition(const struct cu_node_condition *c, const struct fake_op *launch)
-{
+static int run_condition(const struct cu_node_condition *c, const struct fake_op *launch) {
     const struct handle *h = handle_of(c->handle);
     int error = 0;
     if (c->type == 2)
@@ -378,8 +361,7 @@ static int run_condition(const struct cu_node_condition *c, const struct fake_op
     return error;
 }
 
-static struct fake_node *next(const struct fake_graph *graph)
-{
+static struct fake_node *next(const struct fake_graph *graph) {
     for (size_t i = 0; i < graph->n; i++) {
         struct fake_node *node = graph->nodes[launches & 1 ? i : graph->n - 1 - i];
         int ready = !node->done;
@@ -391,8 +373,7 @@ static struct fake_node *next(const struct fake_graph *graph)
     return NULL;
 }
 
-static int run_graph(const struct fake_graph *graph, const struct fake_op *launch)
-{
+static int run_graph(const struct fake_graph *graph, const struct fake_op *launch) {
     struct fake_node *node;
     int error = 0;
     for (size_t i = 0; i < graph->n; i++)
@@ -407,8 +388,7 @@ static int run_graph(const struct fake_graph *graph, const struct fake_op *launc
     return error;
 }
 
-static void assign(const struct fake_graph *graph)
-{
+static void assign(const struct fake_graph *graph) {
     for (size_t i = 0; i < graph->n; i++) {
         const struct cu_node_condition *c = graph->nodes[i]->condition;
         struct handle *h = c ? handle_of(c->handle) : NULL;
@@ -419,16 +399,14 @@ static void assign(const struct fake_graph *graph)
     }
 }
 
-static int run_launch(struct fake_op *op)
-{
+static int run_launch(struct fake_op *op) {
     const struct fake_graph *graph = *(struct fake_graph **)op->data;
     launches++;
     assign(graph);
     return run_graph(graph, op);
 }
 
-CUresult cuGraphLaunch(void *exec, CUstream handle)
-{
+CUresult cuGraphLaunch(void *exec, CUstream handle) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);

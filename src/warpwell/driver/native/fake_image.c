@@ -4,9 +4,9 @@
  *
  *     text that begins with //FAKE    lines `kernel NAME SIZE ..` (bytes of its parameters) and `global NAME BYTES`;
  *                                     these kernels compute, see `KERNELS`
- *     a cubin (ELF)                   kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from symbols
- *     PTX                             kernels and parameters from .entry, globals from .global
- *     a fatbin, or a wrapper of one   its content is not read: each name is found, as a kernel without parameters
+ *     a cubin (ELF)                   kernels from sections .text.NAME, parameters from .nv.info.NAME, globals from
+ * symbols PTX                             kernels and parameters from .entry, globals from .global a fatbin, or a
+ * wrapper of one   its content is not read: each name is found, as a kernel without parameters
  *
  * Kernels that the fake does not know do nothing, in their stream's time.
  */
@@ -32,7 +32,7 @@ struct global {
 
 struct CUmod_st {
     struct fake_object object;
-    int any;              /* fatbin: all names are found */
+    int any; /* fatbin: all names are found */
     int library;
     struct CUfunc_st *functions;
     struct global *globals;
@@ -43,23 +43,22 @@ struct CUfunc_st {
     char *name;
     CUmodule module;
     int loaded, nparams, max_dynamic, carveout, most; /* most: threads of a block */
-    int registers, shared, constants, local; /* of cubins */
+    int registers, shared, constants, local;          /* of cubins */
     uint32_t offsets[MOST_PARAMS], sizes[MOST_PARAMS];
     struct CUfunc_st *next;
 };
 
-/* -- reading images ------------------------------------------------------------------------------------------------------ */
+/* -- reading images
+ * ------------------------------------------------------------------------------------------------------ */
 
-static CUfunction find_function(CUmodule module, const char *name, size_t n)
-{
+static CUfunction find_function(CUmodule module, const char *name, size_t n) {
     for (CUfunction f = module->functions; f; f = f->next)
         if (strlen(f->name) == n && !memcmp(f->name, name, n))
             return f;
     return NULL;
 }
 
-static CUfunction add_function(CUmodule module, const char *name, size_t n)
-{
+static CUfunction add_function(CUmodule module, const char *name, size_t n) {
     CUfunction function = find_function(module, name, n);
     if (function)
         return function;
@@ -75,8 +74,7 @@ static CUfunction add_function(CUmodule module, const char *name, size_t n)
 }
 
 /* A parameter of the next natural alignment. */
-static void add_param(CUfunction function, uint32_t size, uint32_t align)
-{
+static void add_param(CUfunction function, uint32_t size, uint32_t align) {
     int i = function->nparams;
     uint32_t end = i ? function->offsets[i - 1] + function->sizes[i - 1] : 0;
     if (i == MOST_PARAMS || !size)
@@ -88,8 +86,7 @@ static void add_param(CUfunction function, uint32_t size, uint32_t align)
     function->nparams++;
 }
 
-static int add_global(CUmodule module, const char *name, size_t n, uint64_t size)
-{
+static int add_global(CUmodule module, const char *name, size_t n, uint64_t size) {
     struct global *global = calloc(1, sizeof *global);
     if (!global || !(global->address = fake_allocate(module->object.context, size))) {
         free(global);
@@ -102,8 +99,7 @@ static int add_global(CUmodule module, const char *name, size_t n, uint64_t size
     return CUDA_SUCCESS;
 }
 
-static int read_fake(CUmodule module, const char *text)
-{
+static int read_fake(CUmodule module, const char *text) {
     int error = CUDA_SUCCESS;
     for (const char *line = strchr(text, '\n'); line && !error; line = strchr(line + 1, '\n')) {
         char name[128];
@@ -121,21 +117,16 @@ static int read_fake(CUmodule module, const char *text)
     return error;
 }
 
-static uint32_t ptx_size(const char *type)
-{
+static uint32_t ptx_size(const char *type) {
     for (; *type && !isdigit((unsigned char)*type); type++)
         ;
     return (uint32_t)atoi(type) / 8;
 }
 
-static size_t word(const char *text)
-{
-    return strcspn(text, " \t\r\n[](),;={");
-}
+static size_t word(const char *text) { return strcspn(text, " \t\r\n[](),;={"); }
 
 /* One declaration `.align 4 .b8 name[12]` or `.u64 .ptr .align 1 name`; the bytes, alignment and name. */
-static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, const char **name, size_t *n)
-{
+static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, const char **name, size_t *n) {
     uint64_t size = 0, count = 1;
     *align = 0;
     *n = 0;
@@ -169,8 +160,7 @@ static uint64_t ptx_declared(const char *at, const char *end, uint32_t *align, c
 }
 
 /* Threads of a block that the directives .maxntid and .maxnreg leave. */
-static void bound(CUfunction function, const char *at, const char *end)
-{
+static void bound(CUfunction function, const char *at, const char *end) {
     const char *threads = strstr(at, ".maxntid"), *registers = strstr(at, ".maxnreg");
     if (threads && threads < end)
         function->most = atoi(threads + 8);
@@ -181,8 +171,7 @@ static void bound(CUfunction function, const char *at, const char *end)
     }
 }
 
-static int read_ptx(CUmodule module, const char *text)
-{
+static int read_ptx(CUmodule module, const char *text) {
     uint32_t align;
     const char *name = NULL;
     size_t n;
@@ -213,8 +202,7 @@ static int read_ptx(CUmodule module, const char *text)
 }
 
 /* Parameters of a kernel from its .nv.info section: records of (format, attribute, bytes). */
-static void read_info(CUfunction function, const unsigned char *at, const unsigned char *end)
-{
+static void read_info(CUfunction function, const unsigned char *at, const unsigned char *end) {
     while (at + 4 <= end) {
         unsigned format = at[0], attribute = at[1], value = at[2] | at[3] << 8;
         at += 4;
@@ -238,8 +226,7 @@ static void read_info(CUfunction function, const unsigned char *at, const unsign
 
 /* Records of .nv.info, (symbol, number): bytes of the frame in local memory, and registers. */
 static void read_frames(CUmodule module, const unsigned char *at, const unsigned char *end, const Elf64_Sym *symbols,
-                        size_t nsymbols, const char *names)
-{
+                        size_t nsymbols, const char *names) {
     while (at + 4 <= end) {
         unsigned format = at[0], attribute = at[1], value = at[2] | at[3] << 8;
         uint32_t record[2];
@@ -258,8 +245,7 @@ static void read_frames(CUmodule module, const unsigned char *at, const unsigned
 }
 
 /* What a section says about the kernel in its name. */
-static void read_section(CUmodule module, const Elf64_Shdr *section, const char *name, const unsigned char *bytes)
-{
+static void read_section(CUmodule module, const Elf64_Shdr *section, const char *name, const unsigned char *bytes) {
     static const char *const KINDS[] = {".nv.info.", ".nv.shared."};
     int reserved = fake_attribute(CU_DEVICE_RESERVED_SHARED_PER_BLOCK, 0), bytes_shared = (int)section->sh_size;
     for (size_t i = 0; i < sizeof KINDS / sizeof *KINDS; i++) {
@@ -276,16 +262,15 @@ static void read_section(CUmodule module, const Elf64_Shdr *section, const char 
         f->constants = (int)section->sh_size;
 }
 
-static int read_symbols(CUmodule module, const unsigned char *image, const Elf64_Shdr *sections, const Elf64_Shdr *section,
-                        const Elf64_Shdr *info)
-{
+static int read_symbols(CUmodule module, const unsigned char *image, const Elf64_Shdr *sections,
+                        const Elf64_Shdr *section, const Elf64_Shdr *info) {
     const char *text = (const char *)image + sections[section->sh_link].sh_offset;
     const Elf64_Sym *symbols = (const void *)(image + section->sh_offset);
     size_t n = section->sh_entsize ? section->sh_size / section->sh_entsize : 0;
     for (size_t i = 0; i < n; i++) {
         const char *name = text + symbols[i].st_name;
-        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_OBJECT && symbols[i].st_size
-            && add_global(module, name, strlen(name), symbols[i].st_size))
+        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_OBJECT && symbols[i].st_size &&
+            add_global(module, name, strlen(name), symbols[i].st_size))
             return CUDA_ERROR_OUT_OF_MEMORY;
     }
     if (info)
@@ -293,8 +278,7 @@ static int read_symbols(CUmodule module, const unsigned char *image, const Elf64
     return CUDA_SUCCESS;
 }
 
-static int read_elf(CUmodule module, const unsigned char *image)
-{
+static int read_elf(CUmodule module, const unsigned char *image) {
     const Elf64_Ehdr *head = (const void *)image;
     const Elf64_Shdr *sections = (const void *)(image + head->e_shoff);
     if (head->e_ident[EI_CLASS] != ELFCLASS64 || !head->e_shnum || head->e_shentsize != sizeof *sections)
@@ -319,8 +303,7 @@ static int read_elf(CUmodule module, const unsigned char *image)
     return error;
 }
 
-static int read_image(CUmodule module, const void *image)
-{
+static int read_image(CUmodule module, const void *image) {
     uint32_t magic;
     memcpy(&magic, image, 4);
     if (magic == 0x464c457f)
@@ -336,8 +319,7 @@ static int read_image(CUmodule module, const void *image)
     return CUDA_ERROR_INVALID_IMAGE;
 }
 
-static void drop_module(CUmodule module)
-{
+static void drop_module(CUmodule module) {
     for (CUfunction f = module->functions; f; f = f->next)
         fake_drop(f); /* the memory stays: launches that wait in streams still look at it */
     while (module->globals) {
@@ -350,8 +332,7 @@ static void drop_module(CUmodule module)
     fake_drop(module);
 }
 
-static int load(CUmodule *module, const void *image, int library)
-{
+static int load(CUmodule *module, const void *image, int library) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -367,15 +348,12 @@ static int load(CUmodule *module, const void *image, int library)
     return leave(error);
 }
 
-/* -- modules, libraries ---------------------------------------------------------------------------------------------------- */
+/* -- modules, libraries
+ * ---------------------------------------------------------------------------------------------------- */
 
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
-    return load(module, image, 0);
-}
+CUresult cuModuleLoadData(CUmodule *module, const void *image) { return load(module, image, 0); }
 
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int32_t *options, void **values)
-{
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int32_t *options, void **values) {
     int error = load(module, image, 0);
     for (uint32_t i = 0; i < n && options && values; i++) { /* logs: one line of an error, empty else */
         char *log = NULL;
@@ -387,7 +365,8 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int
             if (options[k] == wanted) {
                 room = (size_t)(uintptr_t)values[k];
                 log = values[i];
-                const char *text = error && wanted == CU_JIT_ERROR_LOG_BYTES ? "the fake driver cannot read this image" : "";
+                const char *text =
+                    error && wanted == CU_JIT_ERROR_LOG_BYTES ? "the fake driver cannot read this image" : "";
                 if (log && room)
                     snprintf(log, room, "%s", text);
                 values[k] = (void *)(uintptr_t)(log && room ? strlen(log) + 1 : 0);
@@ -396,8 +375,7 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, uint32_t n, int
     return error;
 }
 
-static int unload(CUmodule module, int library, const char *symbol)
-{
+static int unload(CUmodule module, int library, const char *symbol) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -410,13 +388,9 @@ static int unload(CUmodule module, int library, const char *symbol)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuModuleUnload(CUmodule module)
-{
-    return unload(module, 0, "cuModuleUnload");
-}
+CUresult cuModuleUnload(CUmodule module) { return unload(module, 0, "cuModuleUnload"); }
 
-static int get_function(CUfunction *function, CUmodule module, const char *name)
-{
+static int get_function(CUfunction *function, CUmodule module, const char *name) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -433,13 +407,11 @@ static int get_function(CUfunction *function, CUmodule module, const char *name)
     return leave(found ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND);
 }
 
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
     return get_function(function, module, name);
 }
 
-CUresult cuModuleGetFunctionCount(uint32_t *count, CUmodule module)
-{
+CUresult cuModuleGetFunctionCount(uint32_t *count, CUmodule module) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -452,8 +424,7 @@ CUresult cuModuleGetFunctionCount(uint32_t *count, CUmodule module)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuModuleEnumerateFunctions(CUfunction *functions, uint32_t room, CUmodule module)
-{
+CUresult cuModuleEnumerateFunctions(CUfunction *functions, uint32_t room, CUmodule module) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -465,8 +436,7 @@ CUresult cuModuleEnumerateFunctions(CUfunction *functions, uint32_t room, CUmodu
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module, const char *name)
-{
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module, const char *name) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -484,8 +454,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule modul
     return leave(CUDA_ERROR_NOT_FOUND);
 }
 
-CUresult cuModuleGetLoadingMode(int32_t *mode)
-{
+CUresult cuModuleGetLoadingMode(int32_t *mode) {
     const char *wanted = getenv("CUDA_MODULE_LOADING");
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
@@ -494,50 +463,41 @@ CUresult cuModuleGetLoadingMode(int32_t *mode)
 }
 
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int32_t *options, void **values, uint32_t n,
-                           int32_t *library_options, void **library_values, uint32_t nlibrary)
-{
+                           int32_t *library_options, void **library_values, uint32_t nlibrary) {
     (void)options, (void)values, (void)n, (void)library_options, (void)library_values, (void)nlibrary;
     return load((CUmodule *)library, image, 1);
 }
 
-CUresult cuLibraryUnload(CUlibrary library)
-{
-    return unload((CUmodule)library, 1, "cuLibraryUnload");
-}
+CUresult cuLibraryUnload(CUlibrary library) { return unload((CUmodule)library, 1, "cuLibraryUnload"); }
 
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name)
-{
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
     return get_function((CUfunction *)kernel, (CUmodule)library, name);
 }
 
-CUresult cuLibraryGetKernelCount(uint32_t *count, CUlibrary library)
-{
+CUresult cuLibraryGetKernelCount(uint32_t *count, CUlibrary library) {
     return cuModuleGetFunctionCount(count, (CUmodule)library);
 }
 
-CUresult cuLibraryEnumerateKernels(CUkernel *kernels, uint32_t room, CUlibrary library)
-{
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, uint32_t room, CUlibrary library) {
     return cuModuleEnumerateFunctions((CUfunction *)kernels, room, (CUmodule)library);
 }
 
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
-{
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library) {
     if (!module)
         return CUDA_ERROR_INVALID_VALUE;
     *module = (CUmodule)library;
     return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary library, const char *name)
-{
+CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, CUlibrary library, const char *name) {
     return cuModuleGetGlobal_v2(address, size, (CUmodule)library, name);
 }
 
-/* -- functions --------------------------------------------------------------------------------------------------------------- */
+/* -- functions
+ * --------------------------------------------------------------------------------------------------------------- */
 
 /* Check a function and its context; without error the lock is held. */
-static int enter_function(CUfunction function)
-{
+static int enter_function(CUfunction function) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -545,8 +505,7 @@ static int enter_function(CUfunction function)
     return fake_valid(function, FAKE_FUNCTION) ? CUDA_SUCCESS : leave(CUDA_ERROR_INVALID_HANDLE);
 }
 
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
-{
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
     int error = enter_function((CUfunction)kernel);
     if (error)
         return error;
@@ -555,8 +514,7 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     return leave(function ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuFuncGetName(const char **name, CUfunction function)
-{
+CUresult cuFuncGetName(const char **name, CUfunction function) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -565,13 +523,9 @@ CUresult cuFuncGetName(const char **name, CUfunction function)
     return leave(name ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuKernelGetName(const char **name, CUkernel kernel)
-{
-    return cuFuncGetName(name, (CUfunction)kernel);
-}
+CUresult cuKernelGetName(const char **name, CUkernel kernel) { return cuFuncGetName(name, (CUfunction)kernel); }
 
-CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
-{
+CUresult cuFuncGetModule(CUmodule *module, CUfunction function) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -580,13 +534,11 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
     return leave(module ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel)
-{
+CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel) {
     return cuFuncGetModule((CUmodule *)library, (CUfunction)kernel);
 }
 
-CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size)
-{
+CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -598,41 +550,54 @@ CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, s
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size)
-{
+CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t *offset, size_t *size) {
     return cuFuncGetParamInfo((CUfunction)kernel, index, offset, size);
 }
 
-CUresult cuFuncGetAttribute(int32_t *value, int32_t attribute, CUfunction function)
-{
+CUresult cuFuncGetAttribute(int32_t *value, int32_t attribute, CUfunction function) {
     int error = enter_function(function);
     if (error)
         return error;
     if (!value || attribute < 0 || attribute >= CU_FUNC_ATTRIBUTES)
         return leave(CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
-    case CU_FUNC_MAX_THREADS: *value = function->most; break;
-    case CU_FUNC_SHARED_BYTES: *value = function->shared; break;
-    case CU_FUNC_CONST_BYTES: *value = function->constants; break;
-    case CU_FUNC_LOCAL_BYTES: *value = function->local; break;
-    case CU_FUNC_REGISTERS: *value = function->registers; break;
+    case CU_FUNC_MAX_THREADS:
+        *value = function->most;
+        break;
+    case CU_FUNC_SHARED_BYTES:
+        *value = function->shared;
+        break;
+    case CU_FUNC_CONST_BYTES:
+        *value = function->constants;
+        break;
+    case CU_FUNC_LOCAL_BYTES:
+        *value = function->local;
+        break;
+    case CU_FUNC_REGISTERS:
+        *value = function->registers;
+        break;
     case CU_FUNC_PTX_VERSION:
-    case CU_FUNC_BINARY_VERSION: *value = 90; break;
-    case CU_FUNC_MAX_DYNAMIC_SHARED: *value = function->max_dynamic; break;
-    case CU_FUNC_SHARED_CARVEOUT: *value = function->carveout; break;
-    default: *value = 0;
+    case CU_FUNC_BINARY_VERSION:
+        *value = 90;
+        break;
+    case CU_FUNC_MAX_DYNAMIC_SHARED:
+        *value = function->max_dynamic;
+        break;
+    case CU_FUNC_SHARED_CARVEOUT:
+        *value = function->carveout;
+        break;
+    default:
+        *value = 0;
     }
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuKernelGetAttribute(int32_t *value, int32_t attribute, CUkernel kernel, CUdevice device)
-{
+CUresult cuKernelGetAttribute(int32_t *value, int32_t attribute, CUkernel kernel, CUdevice device) {
     (void)device;
     return cuFuncGetAttribute(value, attribute, (CUfunction)kernel);
 }
 
-CUresult cuFuncSetAttribute(CUfunction function, int32_t attribute, int32_t value)
-{
+CUresult cuFuncSetAttribute(CUfunction function, int32_t attribute, int32_t value) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -645,33 +610,28 @@ CUresult cuFuncSetAttribute(CUfunction function, int32_t attribute, int32_t valu
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuKernelSetAttribute(int32_t attribute, int32_t value, CUkernel kernel, CUdevice device)
-{
+CUresult cuKernelSetAttribute(int32_t attribute, int32_t value, CUkernel kernel, CUdevice device) {
     (void)device;
     return cuFuncSetAttribute((CUfunction)kernel, attribute, value);
 }
 
-CUresult cuFuncSetCacheConfig(CUfunction function, int32_t config)
-{
+CUresult cuFuncSetCacheConfig(CUfunction function, int32_t config) {
     int error = enter_function(function);
     return error ? error : leave(config >= 0 && config <= 3 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuKernelSetCacheConfig(CUkernel kernel, int32_t config, CUdevice device)
-{
+CUresult cuKernelSetCacheConfig(CUkernel kernel, int32_t config, CUdevice device) {
     (void)device;
     return cuFuncSetCacheConfig((CUfunction)kernel, config);
 }
 
-CUresult cuFuncSetSharedMemConfig(CUfunction function, int32_t config)
-{
+CUresult cuFuncSetSharedMemConfig(CUfunction function, int32_t config) {
     (void)config;
     int error = enter_function(function);
     return error ? error : leave(CUDA_SUCCESS);
 }
 
-CUresult cuFuncIsLoaded(int32_t *state, CUfunction function)
-{
+CUresult cuFuncIsLoaded(int32_t *state, CUfunction function) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -680,8 +640,7 @@ CUresult cuFuncIsLoaded(int32_t *state, CUfunction function)
     return leave(state ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuFuncLoad(CUfunction function)
-{
+CUresult cuFuncLoad(CUfunction function) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -689,8 +648,8 @@ CUresult cuFuncLoad(CUfunction function)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, CUfunction function, int32_t threads, size_t shared)
-{
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, CUfunction function, int32_t threads,
+                                                     size_t shared) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -704,14 +663,12 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int32_t *blocks, CUfunction
 }
 
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int32_t *blocks, CUfunction function, int32_t threads,
-                                                              size_t shared, uint32_t flags)
-{
+                                                              size_t shared, uint32_t flags) {
     return flags > 1 ? CUDA_ERROR_INVALID_VALUE
                      : cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared);
 }
 
-CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int32_t blocks, int32_t threads)
-{
+CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int32_t blocks, int32_t threads) {
     int error = enter_function(function);
     if (error)
         return error;
@@ -722,16 +679,15 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction funct
 }
 
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int32_t *grid, int32_t *block, CUfunction function, void *shared_of,
-                                                   size_t shared, int32_t most, uint32_t flags)
-{
+                                                   size_t shared, int32_t most, uint32_t flags) {
     size_t (*shared_for)(int) = (size_t (*)(int))shared_of;
     int best = 0;
     if (!grid || !block || flags > 1)
         return CUDA_ERROR_INVALID_VALUE;
     most = most > 0 && most < MOST_THREADS ? most : MOST_THREADS;
     for (int threads = most; threads > 0; threads -= threads % 32 ? threads % 32 : 32) {
-        int blocks, error = cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                        &blocks, function, threads, shared_for ? shared_for(threads) : shared);
+        int blocks, error = cuOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, threads,
+                                                                        shared_for ? shared_for(threads) : shared);
         if (error)
             return error;
         if (blocks * threads > best) {
@@ -744,22 +700,20 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int32_t *grid, int32_t *block
 }
 
 CUresult cuOccupancyMaxPotentialBlockSize(int32_t *grid, int32_t *block, CUfunction function, void *shared_of,
-                                          size_t shared, int32_t most)
-{
+                                          size_t shared, int32_t most) {
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared, most, 0);
 }
 
-static uint32_t cluster_size(const struct cu_launch_config *c)
-{
+static uint32_t cluster_size(const struct cu_launch_config *c) {
     for (uint32_t i = 0; i < c->nattributes; i++)
         if (c->attributes[i].id == CU_LAUNCH_CLUSTER_DIMENSION)
-            return c->attributes[i].value.cluster[0] * c->attributes[i].value.cluster[1] * c->attributes[i].value.cluster[2];
+            return c->attributes[i].value.cluster[0] * c->attributes[i].value.cluster[1] *
+                   c->attributes[i].value.cluster[2];
     return 1;
 }
 
 /* 64 multiprocessors with a block each, clusters of at most 8 blocks. */
-CUresult cuOccupancyMaxActiveClusters(int32_t *n, CUfunction function, void *config)
-{
+CUresult cuOccupancyMaxActiveClusters(int32_t *n, CUfunction function, void *config) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -770,8 +724,7 @@ CUresult cuOccupancyMaxActiveClusters(int32_t *n, CUfunction function, void *con
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuOccupancyMaxPotentialClusterSize(int32_t *n, CUfunction function, void *config)
-{
+CUresult cuOccupancyMaxPotentialClusterSize(int32_t *n, CUfunction function, void *config) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -782,10 +735,10 @@ CUresult cuOccupancyMaxPotentialClusterSize(int32_t *n, CUfunction function, voi
     return leave(CUDA_SUCCESS);
 }
 
-/* -- kernels of the fake --------------------------------------------------------------------------------------------------- */
+/* -- kernels of the fake
+ * --------------------------------------------------------------------------------------------------- */
 
-static uint64_t param(const struct fake_op *op, int i)
-{
+static uint64_t param(const struct fake_op *op, int i) {
     uint64_t value = 0;
     if (i < op->function->nparams) {
         uint32_t size = op->function->sizes[i];
@@ -795,8 +748,7 @@ static uint64_t param(const struct fake_op *op, int i)
 }
 
 /* fill(dst, n, value): n 32-bit words. */
-static int kernel_fill(struct fake_op *op)
-{
+static int kernel_fill(struct fake_op *op) {
     uint32_t *dst = (uint32_t *)param(op, 0);
     uint64_t n = param(op, 1);
     if (n > UINT64_MAX / 4 || !fake_reachable(op->context, (uint64_t)dst, 4 * n))
@@ -807,8 +759,7 @@ static int kernel_fill(struct fake_op *op)
 }
 
 /* copy(dst, src, n): n bytes. */
-static int kernel_copy(struct fake_op *op)
-{
+static int kernel_copy(struct fake_op *op) {
     uint64_t dst = param(op, 0), src = param(op, 1), n = param(op, 2);
     if (!fake_reachable(op->context, dst, n) || !fake_reachable(op->context, src, n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -817,13 +768,12 @@ static int kernel_copy(struct fake_op *op)
 }
 
 /* add(dst, src, n): dst[i] += src[i] for n 32-bit words. */
-static int kernel_add(struct fake_op *op)
-{
+static int kernel_add(struct fake_op *op) {
     uint32_t *dst = (uint32_t *)param(op, 0);
     const uint32_t *src = (const uint32_t *)param(op, 1);
     uint64_t n = param(op, 2);
-    if (n > UINT64_MAX / 4 || !fake_reachable(op->context, (uint64_t)dst, 4 * n)
-        || !fake_reachable(op->context, (uint64_t)src, 4 * n))
+    if (n > UINT64_MAX / 4 || !fake_reachable(op->context, (uint64_t)dst, 4 * n) ||
+        !fake_reachable(op->context, (uint64_t)src, 4 * n))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < n; i++)
         dst[i] += src[i];
@@ -831,8 +781,7 @@ static int kernel_add(struct fake_op *op)
 }
 
 /* nap(us) */
-static int kernel_nap(struct fake_op *op)
-{
+static int kernel_nap(struct fake_op *op) {
     uint64_t us = param(op, 0);
     struct timespec t = {(time_t)(us / 1000000), (long)(us % 1000000) * 1000};
     nanosleep(&t, NULL);
@@ -840,8 +789,7 @@ static int kernel_nap(struct fake_op *op)
 }
 
 /* flag(addr, value): runs until the 32-bit word has the value, or the context is gone. */
-static int kernel_flag(struct fake_op *op)
-{
+static int kernel_flag(struct fake_op *op) {
     uint64_t address = param(op, 0);
     for (;;) {
         pthread_rwlock_rdlock(&fake_memory);
@@ -850,31 +798,28 @@ static int kernel_flag(struct fake_op *op)
         pthread_rwlock_unlock(&fake_memory);
         if (!known)
             return CUDA_ERROR_ILLEGAL_ADDRESS;
-        if (there || __atomic_load_n(&op->context->life, __ATOMIC_RELAXED) != op->life
-            || __atomic_load_n(&op->context->sticky, __ATOMIC_RELAXED))
+        if (there || __atomic_load_n(&op->context->life, __ATOMIC_RELAXED) != op->life ||
+            __atomic_load_n(&op->context->sticky, __ATOMIC_RELAXED))
             return CUDA_SUCCESS;
         usleep(50);
     }
 }
 
 /* fault(): the context is lost. */
-static int kernel_fault(struct fake_op *op)
-{
+static int kernel_fault(struct fake_op *op) {
     (void)op;
     return CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 /* fail(): an assertion of device code: a line on stderr, and the context is lost. */
-static int kernel_fail(struct fake_op *op)
-{
+static int kernel_fail(struct fake_op *op) {
     (void)op;
     static const char line[] = "fake.cu:1: block: [0,0,0], thread: [0,0,0] Assertion `fail` failed.\n";
     return write(2, line, sizeof line - 1) < 0 ? CUDA_ERROR_UNKNOWN : CUDA_ERROR_ASSERT;
 }
 
 /* print(value): a line, which comes out at the next synchronization. */
-static int kernel_print(struct fake_op *op)
-{
+static int kernel_print(struct fake_op *op) {
     CUcontext context = op->context;
     char line[64];
     int n = snprintf(line, sizeof line, "fake print %llu\n", (unsigned long long)param(op, 0));
@@ -891,14 +836,10 @@ static int kernel_print(struct fake_op *op)
 }
 
 /* condition(handle, value): of a graph's conditional node. */
-static int kernel_condition(struct fake_op *op)
-{
-    return fake_set_condition(param(op, 0), (uint32_t)param(op, 1));
-}
+static int kernel_condition(struct fake_op *op) { return fake_set_condition(param(op, 0), (uint32_t)param(op, 1)); }
 
 /* count(addr, handle): the word less one is the condition's value. */
-static int kernel_count(struct fake_op *op)
-{
+static int kernel_count(struct fake_op *op) {
     uint32_t *word = (uint32_t *)param(op, 0);
     if (!fake_reachable(op->context, (uint64_t)word, 4))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -910,13 +851,13 @@ static const struct {
     int (*run)(struct fake_op *op);
     int memory; /* runs with the table of addresses locked */
 } KERNELS[] = {
-    {"fill", kernel_fill, 1}, {"copy", kernel_copy, 1},   {"add", kernel_add, 1},   {"nap", kernel_nap, 0},
-    {"flag", kernel_flag, 0}, {"fault", kernel_fault, 0}, {"fail", kernel_fail, 0}, {"print", kernel_print, 0},
-    {"condition", kernel_condition, 0}, {"count", kernel_count, 1},
+    {"fill", kernel_fill, 1},   {"copy", kernel_copy, 1},   {"add", kernel_add, 1},
+    {"nap", kernel_nap, 0},     {"flag", kernel_flag, 0},   {"fault", kernel_fault, 0},
+    {"fail", kernel_fail, 0},   {"print", kernel_print, 0}, {"condition", kernel_condition, 0},
+    {"count", kernel_count, 1},
 };
 
-static int run_kernel(struct fake_op *op)
-{
+static int run_kernel(struct fake_op *op) {
     for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++) {
         if (strcmp(KERNELS[i].name, op->function->name))
             continue;
@@ -930,10 +871,10 @@ static int run_kernel(struct fake_op *op)
     return CUDA_SUCCESS;
 }
 
-/* -- launches ------------------------------------------------------------------------------------------------------------------ */
+/* -- launches
+ * ------------------------------------------------------------------------------------------------------------------ */
 
-static int check_shape(const struct cu_launch_config *c, CUfunction function)
-{
+static int check_shape(const struct cu_launch_config *c, CUfunction function) {
     static const uint64_t GRID[3] = {2147483647, 65535, 65535}, BLOCK[3] = {1024, 1024, 64};
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
@@ -950,8 +891,7 @@ static int check_shape(const struct cu_launch_config *c, CUfunction function)
 }
 
 /* The parameters as the kernel sees them, from one of the two ways of giving them. */
-static int pack(struct fake_op *op, CUfunction function, void **params, void **extra)
-{
+static int pack(struct fake_op *op, CUfunction function, void **params, void **extra) {
     int last = function->nparams - 1;
     size_t bytes = last >= 0 ? function->offsets[last] + function->sizes[last] : 0, given = 0;
     const void *buffer = NULL;
@@ -975,9 +915,8 @@ static int pack(struct fake_op *op, CUfunction function, void **params, void **e
     return CUDA_SUCCESS;
 }
 
-static int launch(int per_thread, const struct cu_launch_config *config, CUfunction function, void **params, void **extra,
-                  const char *symbol)
-{
+static int launch(int per_thread, const struct cu_launch_config *config, CUfunction function, void **params,
+                  void **extra, const char *symbol) {
     CUcontext context;
     CUstream stream, handle = config->stream;
     int error = enter(&context), mode;
@@ -1002,21 +941,18 @@ static int launch(int per_thread, const struct cu_launch_config *config, CUfunct
     return leave(context->sticky);
 }
 
-CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction function, void **params, void **extra)
-{
+CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction function, void **params, void **extra) {
     return config ? launch(per_thread, config, function, params, extra, "cuLaunchKernelEx") : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuLaunchKernel(CUfunction function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by, uint32_t bz,
-                        uint32_t shared, CUstream stream, void **params, void **extra)
-{
+CUresult cuLaunchKernel(CUfunction function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by,
+                        uint32_t bz, uint32_t shared, CUstream stream, void **params, void **extra) {
     struct cu_launch_config config = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .stream = stream};
     return launch(0, &config, function, params, extra, "cuLaunchKernel");
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction function, uint32_t gx, uint32_t gy, uint32_t gz, uint32_t bx, uint32_t by,
-                                   uint32_t bz, uint32_t shared, CUstream stream, void **params)
-{
+                                   uint32_t bz, uint32_t shared, CUstream stream, void **params) {
     struct cu_launch_config config = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .stream = stream};
     return launch(0, &config, function, params, NULL, "cuLaunchCooperativeKernel");
 }

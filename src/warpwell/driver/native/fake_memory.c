@@ -22,9 +22,9 @@ struct range { /* of addresses; the table has no two that overlap */
     uint64_t base, size;
     enum place place;
     int device;
-    unsigned open;    /* mapped memory: bits of devices that may read and write it */
-    unsigned flags;   /* of the host's memory; of the device's: whether it was allocated in a stream */
-    uint64_t handle;  /* of mapped memory */
+    unsigned open;   /* mapped memory: bits of devices that may read and write it */
+    unsigned flags;  /* of the host's memory; of the device's: whether it was allocated in a stream */
+    uint64_t handle; /* of mapped memory */
 };
 
 struct part { /* memory that cuMemCreate made */
@@ -37,21 +37,18 @@ static void *ranges, *reserved;
 static struct part *parts;
 static size_t nparts;
 
-static int by_range(const void *a, const void *b)
-{
+static int by_range(const void *a, const void *b) {
     const struct range *x = a, *y = b;
     return x->base + x->size <= y->base ? -1 : y->base + y->size <= x->base;
 }
 
-static struct range *in(void **table, uint64_t address, uint64_t size)
-{
+static struct range *in(void **table, uint64_t address, uint64_t size) {
     struct range key = {.base = address, .size = size ? size : 1};
     void *found = tfind(&key, table, by_range);
     return found ? *(struct range **)found : NULL;
 }
 
-static struct range *add(void **table, uint64_t base, uint64_t size, enum place place, int device)
-{
+static struct range *add(void **table, uint64_t base, uint64_t size, enum place place, int device) {
     struct range *range = calloc(1, sizeof *range);
     if (!range)
         abort();
@@ -66,15 +63,13 @@ static struct range *add(void **table, uint64_t base, uint64_t size, enum place 
     return range;
 }
 
-static void drop(void **table, struct range *range)
-{
+static void drop(void **table, struct range *range) {
     tdelete(range, table, by_range);
     free(range);
 }
 
 /* Whether all bytes are memory that a device may touch: by kernels those of other devices with leave alone. */
-static int covered(int device, uint64_t address, uint64_t size, int by_kernel)
-{
+static int covered(int device, uint64_t address, uint64_t size, int by_kernel) {
     while (size) {
         struct range *range = in(&ranges, address, 1);
         if (!range || !(range->open >> device & 1))
@@ -91,14 +86,12 @@ static int covered(int device, uint64_t address, uint64_t size, int by_kernel)
     return 1;
 }
 
-int fake_reachable(CUcontext context, uint64_t address, uint64_t size)
-{
+int fake_reachable(CUcontext context, uint64_t address, uint64_t size) {
     return covered(context->device, address, size, 1);
 }
 
 /* A copy of the range that has an address, or 0. */
-static int look(uint64_t address, struct range *found)
-{
+static int look(uint64_t address, struct range *found) {
     pthread_rwlock_rdlock(&fake_memory);
     struct range *range = in(&ranges, address, 1);
     if (range)
@@ -107,27 +100,20 @@ static int look(uint64_t address, struct range *found)
     return range != NULL;
 }
 
-static enum place place_of(uint64_t address)
-{
+static enum place place_of(uint64_t address) {
     struct range range;
     return look(address, &range) ? range.place : 0;
 }
 
-/* -- allocations ------------------------------------------------------------------------------------------------------ */
+/* -- allocations ------------------------------------------------------------------------------------------------------
+ */
 
 /* Whether to give no more than CUDA's documentation promises, even where drivers do. */
-static int weak(void)
-{
-    return fake_number("FAKE_WEAK", 0) != 0;
-}
+static int weak(void) { return fake_number("FAKE_WEAK", 0) != 0; }
 
-static uint64_t rounded(uint64_t size)
-{
-    return (size + 4095) & ~(uint64_t)4095;
-}
+static uint64_t rounded(uint64_t size) { return (size + 4095) & ~(uint64_t)4095; }
 
-static uint64_t fresh(CUcontext context, uint64_t size, enum place place)
-{
+static uint64_t fresh(CUcontext context, uint64_t size, enum place place) {
     uint64_t most = (uint64_t)fake_number("FAKE_MEMORY", 8ll << 30), whole = rounded(size);
     if (whole < size || whole > most - context->used)
         return 0;
@@ -143,14 +129,10 @@ static uint64_t fresh(CUcontext context, uint64_t size, enum place place)
     return (uint64_t)memory;
 }
 
-uint64_t fake_allocate(CUcontext context, uint64_t size)
-{
-    return fresh(context, size, GLOBAL);
-}
+uint64_t fake_allocate(CUcontext context, uint64_t size) { return fresh(context, size, GLOBAL); }
 
 /* Take back what was allocated at an address; lock held. */
-static int release(uint64_t address, enum place place)
-{
+static int release(uint64_t address, enum place place) {
     pthread_rwlock_wrlock(&fake_memory);
     struct range *range = in(&ranges, address, 1);
     int found = range && range->base == address && range->place == place;
@@ -165,24 +147,19 @@ static int release(uint64_t address, enum place place)
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-void fake_release(uint64_t address)
-{
-    release(address, GLOBAL);
-}
+void fake_release(uint64_t address) { release(address, GLOBAL); }
 
 static uint64_t ending; /* address of the first range of a context; twalk has no argument */
 static int ending_device;
 
-static void find_ending(const void *node, VISIT visit, int depth)
-{
+static void find_ending(const void *node, VISIT visit, int depth) {
     const struct range *range = *(struct range *const *)node;
     (void)depth;
     if ((visit == postorder || visit == leaf) && range->device == ending_device && range->place != MAPPED)
         ending = range->base;
 }
 
-void fake_end_memory(CUcontext context)
-{
+void fake_end_memory(CUcontext context) {
     for (;;) {
         pthread_rwlock_wrlock(&fake_memory);
         ending = 0;
@@ -202,8 +179,7 @@ void fake_end_memory(CUcontext context)
     }
 }
 
-CUresult cuMemGetInfo_v2(size_t *left, size_t *total)
-{
+CUresult cuMemGetInfo_v2(size_t *left, size_t *total) {
     CUcontext context;
     int error = enter(&context);
     if (error || !left || !total)
@@ -213,8 +189,7 @@ CUresult cuMemGetInfo_v2(size_t *left, size_t *total)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
-{
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -227,8 +202,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     return leave(found ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-CUresult cuMemFree_v2(CUdeviceptr address)
-{
+CUresult cuMemFree_v2(CUdeviceptr address) {
     CUcontext context;
     int error = enter(&context);
     if (error || !address)
@@ -241,8 +215,7 @@ CUresult cuMemFree_v2(CUdeviceptr address)
     return leave(context->sticky ? context->sticky : release(address, DEVICE));
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
-{
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle) {
     (void)handle;
     int error = cuMemAlloc_v2(address, size);
     pthread_rwlock_wrlock(&fake_memory);
@@ -253,16 +226,14 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
     return error;
 }
 
-static int run_free(struct fake_op *op)
-{
+static int run_free(struct fake_op *op) {
     pthread_mutex_lock(&fake_lock);
     release(op->to, DEVICE);
     pthread_mutex_unlock(&fake_lock);
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
-{
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -280,32 +251,25 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 
 /* Each device has one pool, which keeps nothing: its handle is the context's address. */
 
-CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
-{
+CUresult cuDeviceGetMemPool(void **pool, CUdevice device) {
     int error = fake_device(device);
     if (!error && pool)
         *pool = &fake_contexts[device];
     return error ? error : pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device)
-{
-    return cuDeviceGetMemPool(pool, device);
-}
+CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device) { return cuDeviceGetMemPool(pool, device); }
 
-static int is_pool(void *pool)
-{
+static int is_pool(void *pool) {
     CUcontext context = pool;
     return context >= fake_contexts && context < fake_contexts + FAKE_MOST_DEVICES;
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, void *pool, CUstream stream)
-{
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, void *pool, CUstream stream) {
     return is_pool(pool) ? cuMemAllocAsync(address, size, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemPoolGetAttribute(void *pool, int32_t attribute, void *value)
-{
+CUresult cuMemPoolGetAttribute(void *pool, int32_t attribute, void *value) {
     if (!is_pool(pool) || !value || attribute < 1 || attribute > 16)
         return CUDA_ERROR_INVALID_VALUE;
     if (attribute < 4) /* whether memory is given out again behind events and the like: yes */
@@ -315,21 +279,19 @@ CUresult cuMemPoolGetAttribute(void *pool, int32_t attribute, void *value)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolSetAttribute(void *pool, int32_t attribute, void *value)
-{
+CUresult cuMemPoolSetAttribute(void *pool, int32_t attribute, void *value) {
     return is_pool(pool) && value && attribute > 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemPoolTrimTo(void *pool, size_t keep)
-{
+CUresult cuMemPoolTrimTo(void *pool, size_t keep) {
     (void)keep;
     return is_pool(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* -- memory of the host ------------------------------------------------------------------------------------------------- */
+/* -- memory of the host
+ * ------------------------------------------------------------------------------------------------- */
 
-CUresult cuMemHostAlloc(void **pointer, size_t size, uint32_t flags)
-{
+CUresult cuMemHostAlloc(void **pointer, size_t size, uint32_t flags) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -346,13 +308,9 @@ CUresult cuMemHostAlloc(void **pointer, size_t size, uint32_t flags)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemAllocHost_v2(void **pointer, size_t size)
-{
-    return cuMemHostAlloc(pointer, size, 0);
-}
+CUresult cuMemAllocHost_v2(void **pointer, size_t size) { return cuMemHostAlloc(pointer, size, 0); }
 
-CUresult cuMemFreeHost(void *pointer)
-{
+CUresult cuMemFreeHost(void *pointer) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -364,8 +322,7 @@ CUresult cuMemFreeHost(void *pointer)
     return leave(release((uint64_t)pointer, PINNED));
 }
 
-CUresult cuMemHostRegister_v2(void *pointer, size_t size, uint32_t flags)
-{
+CUresult cuMemHostRegister_v2(void *pointer, size_t size, uint32_t flags) {
     CUcontext context;
     char byte;
     struct iovec here = {&byte, 1}, first = {pointer, 1};
@@ -382,8 +339,7 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, uint32_t flags)
     return leave(range ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
 }
 
-CUresult cuMemHostUnregister(void *pointer)
-{
+CUresult cuMemHostUnregister(void *pointer) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -400,8 +356,7 @@ CUresult cuMemHostUnregister(void *pointer)
     return leave(found ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, uint32_t flags)
-{
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, uint32_t flags) {
     CUcontext context;
     int error = fake_need(&context);
     enum place place = error ? 0 : place_of((uint64_t)pointer);
@@ -411,8 +366,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, uint3
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostGetFlags(uint32_t *flags, void *pointer)
-{
+CUresult cuMemHostGetFlags(uint32_t *flags, void *pointer) {
     CUcontext context;
     struct range range;
     int error = fake_need(&context);
@@ -422,8 +376,7 @@ CUresult cuMemHostGetFlags(uint32_t *flags, void *pointer)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
-{
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
     CUcontext context;
     struct range range;
     int error = fake_need(&context);
@@ -436,8 +389,7 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr ad
     return CUDA_SUCCESS;
 }
 
-CUresult cuPointerGetAttribute(void *data, int32_t attribute, CUdeviceptr address)
-{
+CUresult cuPointerGetAttribute(void *data, int32_t attribute, CUdeviceptr address) {
     CUcontext context;
     struct range range;
     int error = fake_need(&context);
@@ -445,50 +397,69 @@ CUresult cuPointerGetAttribute(void *data, int32_t attribute, CUdeviceptr addres
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     int host = range.place == PINNED || range.place == REGISTERED;
     switch (attribute) {
-    case CU_POINTER_CONTEXT: *(CUcontext *)data = &fake_contexts[range.device]; break;
-    case CU_POINTER_MEMORY_TYPE: *(uint32_t *)data = host ? 1 : 2; break;
-    case CU_POINTER_DEVICE_POINTER: *(uint64_t *)data = address; break;
-    case CU_POINTER_HOST_POINTER: *(uint64_t *)data = host ? address : 0; break;
-    case CU_POINTER_BUFFER_ID: *(uint64_t *)data = range.base >> 12; break;
+    case CU_POINTER_CONTEXT:
+        *(CUcontext *)data = &fake_contexts[range.device];
+        break;
+    case CU_POINTER_MEMORY_TYPE:
+        *(uint32_t *)data = host ? 1 : 2;
+        break;
+    case CU_POINTER_DEVICE_POINTER:
+        *(uint64_t *)data = address;
+        break;
+    case CU_POINTER_HOST_POINTER:
+        *(uint64_t *)data = host ? address : 0;
+        break;
+    case CU_POINTER_BUFFER_ID:
+        *(uint64_t *)data = range.base >> 12;
+        break;
     case CU_POINTER_SYNC_MEMOPS:
     case CU_POINTER_IS_MANAGED:
-    case CU_POINTER_IS_IPC_CAPABLE: *(uint32_t *)data = 0; break;
-    case CU_POINTER_DEVICE_ORDINAL: *(int32_t *)data = range.device; break;
-    case CU_POINTER_RANGE_START: *(uint64_t *)data = range.base; break;
-    case CU_POINTER_RANGE_SIZE: *(size_t *)data = range.size; break;
-    case CU_POINTER_MAPPED: *(uint32_t *)data = 1; break;
-    case CU_POINTER_HANDLE_TYPES: *(uint64_t *)data = 0; break;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    case CU_POINTER_IS_IPC_CAPABLE:
+        *(uint32_t *)data = 0;
+        break;
+    case CU_POINTER_DEVICE_ORDINAL:
+        *(int32_t *)data = range.device;
+        break;
+    case CU_POINTER_RANGE_START:
+        *(uint64_t *)data = range.base;
+        break;
+    case CU_POINTER_RANGE_SIZE:
+        *(size_t *)data = range.size;
+        break;
+    case CU_POINTER_MAPPED:
+        *(uint32_t *)data = 1;
+        break;
+    case CU_POINTER_HANDLE_TYPES:
+        *(uint64_t *)data = 0;
+        break;
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
     return CUDA_SUCCESS;
 }
 
-CUresult cuPointerGetAttributes(uint32_t n, int32_t *attributes, void **data, CUdeviceptr address)
-{
+CUresult cuPointerGetAttributes(uint32_t n, int32_t *attributes, void **data, CUdeviceptr address) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || !attributes || !data)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     for (uint32_t i = 0; i < n; i++)
         if (cuPointerGetAttribute(data[i], attributes[i], address)) {
-            int wide = attributes[i] == CU_POINTER_CONTEXT || attributes[i] == CU_POINTER_DEVICE_POINTER
-                       || attributes[i] == CU_POINTER_HOST_POINTER || attributes[i] == CU_POINTER_BUFFER_ID
-                       || attributes[i] == CU_POINTER_RANGE_START || attributes[i] == CU_POINTER_RANGE_SIZE;
+            int wide = attributes[i] == CU_POINTER_CONTEXT || attributes[i] == CU_POINTER_DEVICE_POINTER ||
+                       attributes[i] == CU_POINTER_HOST_POINTER || attributes[i] == CU_POINTER_BUFFER_ID ||
+                       attributes[i] == CU_POINTER_RANGE_START || attributes[i] == CU_POINTER_RANGE_SIZE;
             memset(data[i], attributes[i] == CU_POINTER_DEVICE_ORDINAL ? 0xff : 0, wide ? 8 : 4);
         }
     return CUDA_SUCCESS;
 }
 
-/* -- copies and memsets --------------------------------------------------------------------------------------------------- */
+/* -- copies and memsets
+ * --------------------------------------------------------------------------------------------------- */
 
-static int is_device(enum place place)
-{
-    return place == DEVICE || place == MAPPED || place == GLOBAL;
-}
+static int is_device(enum place place) { return place == DEVICE || place == MAPPED || place == GLOBAL; }
 
 /* Copy bytes of this process; what is not mapped gives an error instead of a signal. */
-static int move(uint64_t to, uint64_t from, uint64_t size)
-{
+static int move(uint64_t to, uint64_t from, uint64_t size) {
     uint64_t done = 0;
     while (done < size) {
         struct iovec here = {(void *)(to + done), size - done}, there = {(void *)(from + done), size - done};
@@ -500,8 +471,7 @@ static int move(uint64_t to, uint64_t from, uint64_t size)
     return CUDA_SUCCESS;
 }
 
-static int run_copy(struct fake_op *op)
-{
+static int run_copy(struct fake_op *op) {
     uint64_t from = op->data ? (uint64_t)op->data : op->from;
     int error = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&fake_memory);
@@ -515,8 +485,7 @@ static int run_copy(struct fake_op *op)
     return error;
 }
 
-static int checked(CUcontext context, uint64_t address, uint64_t size)
-{
+static int checked(CUcontext context, uint64_t address, uint64_t size) {
     pthread_rwlock_rdlock(&fake_memory);
     int known = covered(context->device, address, size, 0);
     pthread_rwlock_unlock(&fake_memory);
@@ -525,8 +494,7 @@ static int checked(CUcontext context, uint64_t address, uint64_t size)
 
 /* Any copy. `must_to`, `must_from`: this end must be memory that the driver knows. `wait`: the synchronous form. */
 static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int must_to, int must_from, int wait,
-                const char *symbol)
-{
+                const char *symbol) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -535,11 +503,19 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
     if ((error = fake_stream(handle, context, &stream)) || !size)
         return leave(error);
     enum place at = place_of(to), of = place_of(from);
-    if ((must_to && !at) || (must_from && !of) || (at && !checked(context, to, size)) || (of && !checked(context, from, size)))
+    if ((must_to && !at) || (must_from && !of) || (at && !checked(context, to, size)) ||
+        (of && !checked(context, from, size)))
         return leave(CUDA_ERROR_INVALID_VALUE);
     struct fake_op *op = fake_op(context, run_copy);
-    *op = (struct fake_op){.refs = 1, .run = run_copy, .context = context, .life = context->life, .to = to,
-                           .from = from, .size = size, .value = at, .width = of};
+    *op = (struct fake_op){.refs = 1,
+                           .run = run_copy,
+                           .context = context,
+                           .life = context->life,
+                           .to = to,
+                           .from = from,
+                           .size = size,
+                           .value = at,
+                           .width = of};
     int late = !wait && weak();
     int early = weak() && !wait && (of == PINNED || of == REGISTERED) && is_device(at);
     early = early && size <= EARLY && (!stream->last || stream->last->done);
@@ -565,48 +541,39 @@ static int copy(uint64_t to, uint64_t from, uint64_t size, CUstream handle, int 
     return leave(context->sticky);
 }
 
-CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t size)
-{
+CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t size) {
     return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 0, 0, 1, "cuMemcpy");
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
     return copy(to, from, size, stream, 0, 0, 0, "cuMemcpyAsync");
 }
 
-CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t size)
-{
+CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t size) {
     return copy(to, (uint64_t)from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 0, 1, "cuMemcpyHtoD_v2");
 }
 
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream)
-{
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream) {
     return copy(to, (uint64_t)from, size, stream, 1, 0, 0, "cuMemcpyHtoDAsync_v2");
 }
 
-CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t size)
-{
+CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t size) {
     return copy((uint64_t)to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 0, 1, 1, "cuMemcpyDtoH_v2");
 }
 
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream)
-{
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream) {
     return copy((uint64_t)to, from, size, stream, 0, 1, 0, "cuMemcpyDtoHAsync_v2");
 }
 
-CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t size)
-{
+CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t size) {
     return copy(to, from, size, per_thread ? CU_STREAM_PER_THREAD : NULL, 1, 1, 1, "cuMemcpyDtoD_v2");
 }
 
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream)
-{
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
     return copy(to, from, size, stream, 1, 1, 0, "cuMemcpyDtoDAsync_v2");
 }
 
-static int run_set(struct fake_op *op)
-{
+static int run_set(struct fake_op *op) {
     int error = CUDA_SUCCESS;
     pthread_rwlock_rdlock(&fake_memory);
     if (!covered(op->context->device, op->to, op->size * op->width, 0))
@@ -625,8 +592,7 @@ static int run_set(struct fake_op *op)
 }
 
 /* `wait`: the form without Async, which waits where the memory is the host's. */
-static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUstream handle, int wait)
-{
+static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUstream handle, int wait) {
     CUcontext context;
     CUstream stream;
     int error = enter(&context);
@@ -648,40 +614,34 @@ static int set(uint64_t to, uint32_t value, uint32_t width, uint64_t count, CUst
     return leave(context->sticky);
 }
 
-CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, uint8_t value, size_t count)
-{
+CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, uint8_t value, size_t count) {
     return set(to, value, 1, count, per_thread ? CU_STREAM_PER_THREAD : NULL, 1);
 }
 
-CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, uint16_t value, size_t count)
-{
+CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, uint16_t value, size_t count) {
     return set(to, value, 2, count, per_thread ? CU_STREAM_PER_THREAD : NULL, 1);
 }
 
-CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, uint32_t value, size_t count)
-{
+CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, uint32_t value, size_t count) {
     return set(to, value, 4, count, per_thread ? CU_STREAM_PER_THREAD : NULL, 1);
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr to, uint8_t value, size_t count, CUstream stream)
-{
+CUresult cuMemsetD8Async(CUdeviceptr to, uint8_t value, size_t count, CUstream stream) {
     return set(to, value, 1, count, stream, 0);
 }
 
-CUresult cuMemsetD16Async(CUdeviceptr to, uint16_t value, size_t count, CUstream stream)
-{
+CUresult cuMemsetD16Async(CUdeviceptr to, uint16_t value, size_t count, CUstream stream) {
     return set(to, value, 2, count, stream, 0);
 }
 
-CUresult cuMemsetD32Async(CUdeviceptr to, uint32_t value, size_t count, CUstream stream)
-{
+CUresult cuMemsetD32Async(CUdeviceptr to, uint32_t value, size_t count, CUstream stream) {
     return set(to, value, 4, count, stream, 0);
 }
 
-/* -- memory made by parts --------------------------------------------------------------------------------------------------- */
+/* -- memory made by parts
+ * --------------------------------------------------------------------------------------------------- */
 
-CUresult cuMemGetAllocationGranularity(size_t *granularity, void *prop, int32_t option)
-{
+CUresult cuMemGetAllocationGranularity(size_t *granularity, void *prop, int32_t option) {
     (void)option;
     if (!granularity || !prop)
         return CUDA_ERROR_INVALID_VALUE;
@@ -689,8 +649,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, void *prop, int32_t 
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, uint64_t flags)
-{
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, uint64_t flags) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -719,8 +678,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
-{
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size) {
     pthread_rwlock_wrlock(&fake_memory);
     struct range *range = in(&reserved, address, 1);
     int right = range && range->base == address && range->size == size && !in(&ranges, address, size);
@@ -732,8 +690,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
     return right ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static uint64_t add_part(struct part part)
-{
+static uint64_t add_part(struct part part) {
     parts = realloc(parts, (nparts + 1) * sizeof *parts);
     if (!parts || part.file < 0)
         abort();
@@ -741,15 +698,14 @@ static uint64_t add_part(struct part part)
     return nparts;
 }
 
-CUresult cuMemCreate(uint64_t *handle, size_t size, void *wanted, uint64_t flags)
-{
+CUresult cuMemCreate(uint64_t *handle, size_t size, void *wanted, uint64_t flags) {
     const struct cu_mem_prop *prop = wanted;
     CUcontext context;
     int error = enter(&context);
     if (error)
         return error;
-    if (!handle || !prop || !size || size % PIECE || flags || prop->type != CU_MEM_PINNED
-        || prop->location.kind != CU_MEM_ON_DEVICE || fake_device(prop->location.id))
+    if (!handle || !prop || !size || size % PIECE || flags || prop->type != CU_MEM_PINNED ||
+        prop->location.kind != CU_MEM_ON_DEVICE || fake_device(prop->location.id))
         return leave(CUDA_ERROR_INVALID_VALUE);
     context = &fake_contexts[prop->location.id];
     if (size > (uint64_t)fake_number("FAKE_MEMORY", 8ll << 30) - context->used)
@@ -760,38 +716,41 @@ CUresult cuMemCreate(uint64_t *handle, size_t size, void *wanted, uint64_t flags
     if (file < 0 || ftruncate(file, (off_t)size))
         abort();
     context->used += size;
-    *handle = add_part((struct part){.file = file, .device = prop->location.id, .refs = 1, .size = size,
+    *handle = add_part((struct part){.file = file,
+                                     .device = prop->location.id,
+                                     .refs = 1,
+                                     .size = size,
                                      .shareable = prop->handle_types == CU_MEM_POSIX_FD});
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemExportToShareableHandle(void *file, uint64_t handle, int32_t type, uint64_t flags)
-{
+CUresult cuMemExportToShareableHandle(void *file, uint64_t handle, int32_t type, uint64_t flags) {
     pthread_mutex_lock(&fake_lock);
-    if (!file || !handle || handle > nparts || parts[handle - 1].released || !parts[handle - 1].shareable
-        || type != CU_MEM_POSIX_FD || flags)
+    if (!file || !handle || handle > nparts || parts[handle - 1].released || !parts[handle - 1].shareable ||
+        type != CU_MEM_POSIX_FD || flags)
         return leave(CUDA_ERROR_INVALID_VALUE);
     *(int *)file = fcntl(parts[handle - 1].file, F_DUPFD_CLOEXEC, 0);
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemImportFromShareableHandle(uint64_t *handle, void *wanted, int32_t type)
-{
+CUresult cuMemImportFromShareableHandle(uint64_t *handle, void *wanted, int32_t type) {
     int file = (int)(intptr_t)wanted, device = -1;
     char path[32], name[32] = "";
     struct stat s;
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
-    if (!handle || type != CU_MEM_POSIX_FD || readlink(path, name, sizeof name - 1) < 0
-        || sscanf(name, "/memfd:fake-%d", &device) != 1 || fake_device(device) || fstat(file, &s))
+    if (!handle || type != CU_MEM_POSIX_FD || readlink(path, name, sizeof name - 1) < 0 ||
+        sscanf(name, "/memfd:fake-%d", &device) != 1 || fake_device(device) || fstat(file, &s))
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    *handle = add_part((struct part){.file = fcntl(file, F_DUPFD_CLOEXEC, 0), .device = device, .refs = 1,
-                                     .size = (uint64_t)s.st_size, .imported = 1});
+    *handle = add_part((struct part){.file = fcntl(file, F_DUPFD_CLOEXEC, 0),
+                                     .device = device,
+                                     .refs = 1,
+                                     .size = (uint64_t)s.st_size,
+                                     .imported = 1});
     return leave(CUDA_SUCCESS);
 }
 
-static void unref_part(uint64_t handle)
-{
+static void unref_part(uint64_t handle) {
     struct part *part = &parts[handle - 1];
     if (!--part->refs) {
         close(part->file);
@@ -800,8 +759,7 @@ static void unref_part(uint64_t handle)
     }
 }
 
-CUresult cuMemRelease(uint64_t handle)
-{
+CUresult cuMemRelease(uint64_t handle) {
     pthread_mutex_lock(&fake_lock);
     if (!handle || handle > nparts || parts[handle - 1].released)
         return leave(CUDA_ERROR_INVALID_VALUE);
@@ -810,11 +768,10 @@ CUresult cuMemRelease(uint64_t handle)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t handle, uint64_t flags)
-{
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
     pthread_mutex_lock(&fake_lock);
-    if (!handle || handle > nparts || parts[handle - 1].released || offset || flags || address % PIECE || !size
-        || size != parts[handle - 1].size)
+    if (!handle || handle > nparts || parts[handle - 1].released || offset || flags || address % PIECE || !size ||
+        size != parts[handle - 1].size)
         return leave(CUDA_ERROR_INVALID_VALUE);
     struct part *part = &parts[handle - 1];
     pthread_rwlock_wrlock(&fake_memory);
@@ -833,8 +790,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, uint64_t hand
 }
 
 /* Each range of [address, address + size): mapped whole, or an error. device < 0: unmap, else let the device use it. */
-static int each_mapped(uint64_t address, uint64_t size, int device)
-{
+static int each_mapped(uint64_t address, uint64_t size, int device) {
     for (uint64_t at = address; at < address + size;) {
         struct range *range = in(&ranges, at, 1);
         if (!range || range->place != MAPPED || range->base != at || at + range->size > address + size)
@@ -850,8 +806,8 @@ static int each_mapped(uint64_t address, uint64_t size, int device)
             range->open |= 1u << device;
             mprotect((void *)at, bytes, PROT_READ | PROT_WRITE);
         } else {
-            if (mmap((void *)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0)
-                == MAP_FAILED)
+            if (mmap((void *)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+                MAP_FAILED)
                 abort();
             unref_part(range->handle);
             drop(&ranges, range);
@@ -861,11 +817,10 @@ static int each_mapped(uint64_t address, uint64_t size, int device)
     return CUDA_SUCCESS;
 }
 
-CUresult cuMemSetAccess(CUdeviceptr address, size_t size, void *wanted, size_t count)
-{
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, void *wanted, size_t count) {
     const struct cu_mem_access *access = wanted;
-    if (!access || count != 1 || access->access != CU_MEM_READ_WRITE || access->location.kind != CU_MEM_ON_DEVICE
-        || fake_device(access->location.id))
+    if (!access || count != 1 || access->access != CU_MEM_READ_WRITE || access->location.kind != CU_MEM_ON_DEVICE ||
+        fake_device(access->location.id))
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
     pthread_rwlock_wrlock(&fake_memory);
@@ -874,8 +829,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, void *wanted, size_t c
     return leave(error);
 }
 
-CUresult cuMemUnmap(CUdeviceptr address, size_t size)
-{
+CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
     pthread_mutex_lock(&fake_lock);
     pthread_rwlock_wrlock(&fake_memory);
     int error = each_mapped(address, size, -1);

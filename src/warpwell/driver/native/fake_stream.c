@@ -12,17 +12,16 @@ static __thread struct {
     unsigned life;
 } own[FAKE_MOST_DEVICES]; /* the thread's default streams */
 
-static double now(void)
-{
+static double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* -- operations -------------------------------------------------------------------------------------------------------- */
+/* -- operations
+ * -------------------------------------------------------------------------------------------------------- */
 
-struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *))
-{
+struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *)) {
     struct fake_op *op = calloc(1, sizeof *op);
     if (!op)
         abort();
@@ -33,16 +32,14 @@ struct fake_op *fake_op(CUcontext context, int (*run)(struct fake_op *))
     return op;
 }
 
-void fake_unref(struct fake_op *op)
-{
+void fake_unref(struct fake_op *op) {
     if (op && !--op->refs) {
         free(op->data);
         free(op);
     }
 }
 
-static void finish(struct fake_op *op)
-{
+static void finish(struct fake_op *op) {
     for (size_t i = 0; i < op->nafter; i++)
         fake_unref(op->after[i]);
     free(op->after);
@@ -52,8 +49,7 @@ static void finish(struct fake_op *op)
     op->done = 1;
 }
 
-static void add_after(struct fake_op *op, struct fake_op *before)
-{
+static void add_after(struct fake_op *op, struct fake_op *before) {
     if (!before || before->done)
         return;
     op->after = realloc(op->after, (op->nafter + 1) * sizeof *op->after);
@@ -63,8 +59,7 @@ static void add_after(struct fake_op *op, struct fake_op *before)
     op->after[op->nafter++] = before;
 }
 
-static int is_ready(const struct fake_op *op)
-{
+static int is_ready(const struct fake_op *op) {
     for (size_t i = 0; i < op->nafter; i++)
         if (!op->after[i]->done)
             return 0;
@@ -72,8 +67,7 @@ static int is_ready(const struct fake_op *op)
 }
 
 /* A random short time before an operation; half of them wait not at all. */
-static void delay(CUstream stream)
-{
+static void delay(CUstream stream) {
     if (!stream->random)
         return;
     stream->random ^= stream->random << 13;
@@ -84,8 +78,7 @@ static void delay(CUstream stream)
         usleep(r == 31 ? 1500 : (r - 15) * 12);
 }
 
-static void unlink_stream(CUstream stream)
-{
+static void unlink_stream(CUstream stream) {
     for (CUstream *at = &stream->object.context->streams; *at; at = &(*at)->next)
         if (*at == stream) {
             *at = stream->next;
@@ -93,8 +86,7 @@ static void unlink_stream(CUstream stream)
         }
 }
 
-static void *run_stream(void *argument)
-{
+static void *run_stream(void *argument) {
     CUstream stream = argument;
     pthread_mutex_lock(&fake_lock);
     for (;;) {
@@ -129,8 +121,7 @@ static void *run_stream(void *argument)
     return NULL; /* the stream's memory stays: a handle is never given out twice */
 }
 
-static void start(CUstream stream)
-{
+static void start(CUstream stream) {
     pthread_attr_t attributes;
     pthread_t thread;
     pthread_attr_init(&attributes);
@@ -142,8 +133,7 @@ static void start(CUstream stream)
     stream->started = 1;
 }
 
-void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol)
-{
+void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *symbol) {
     CUcontext context = stream->object.context;
     if (stream->graph) {
         fake_record(stream, op);
@@ -174,23 +164,21 @@ void fake_enqueue(CUstream stream, struct fake_op *op, int keep, const char *sym
     pthread_cond_signal(&stream->work);
 }
 
-void fake_wait(struct fake_op *op)
-{
+void fake_wait(struct fake_op *op) {
     CUcontext context = op->context;
     while (!op->done && !context->sticky && op->life == context->life)
         pthread_cond_wait(&fake_moved, &fake_lock);
     fake_unref(op);
 }
 
-/* Whether a stream has work that a wait for `of` waits for: its own, that of all blocking ones for the legacy stream; NULL: all. */
-static int has_work(CUstream stream, CUstream of)
-{
+/* Whether a stream has work that a wait for `of` waits for: its own, that of all blocking ones for the legacy stream;
+ * NULL: all. */
+static int has_work(CUstream stream, CUstream of) {
     int asked = !of || stream == of || (of == of->object.context->legacy && !(stream->flags & CU_STREAM_NON_BLOCKING));
     return asked && stream->last && !stream->last->done;
 }
 
-static void wait_for(CUcontext context, CUstream of, const char *symbol)
-{
+static void wait_for(CUcontext context, CUstream of, const char *symbol) {
     size_t n = 0;
     struct fake_op **ops = NULL;
     for (CUstream stream = context->streams; stream; stream = stream->next) {
@@ -209,21 +197,16 @@ static void wait_for(CUcontext context, CUstream of, const char *symbol)
     free(ops);
 }
 
-void fake_wait_stream(CUstream stream, const char *symbol)
-{
-    wait_for(stream->object.context, stream, symbol);
-}
+void fake_wait_stream(CUstream stream, const char *symbol) { wait_for(stream->object.context, stream, symbol); }
 
-void fake_wait_all(CUcontext context, const char *symbol)
-{
+void fake_wait_all(CUcontext context, const char *symbol) {
     unsigned life = context->life;
     wait_for(context, NULL, symbol);
     if (life == context->life)
         fake_flush(context);
 }
 
-void fake_flush(CUcontext context)
-{
+void fake_flush(CUcontext context) {
     size_t done = 0;
     while (done < context->nprinted) {
         ssize_t n = write(1, context->printed + done, context->nprinted - done);
@@ -234,10 +217,10 @@ void fake_flush(CUcontext context)
     context->nprinted = 0;
 }
 
-/* -- streams ------------------------------------------------------------------------------------------------------------ */
+/* -- streams
+ * ------------------------------------------------------------------------------------------------------------ */
 
-static CUstream make_stream(CUcontext context, unsigned flags, int priority)
-{
+static CUstream make_stream(CUcontext context, unsigned flags, int priority) {
     CUstream stream = fake_make(FAKE_STREAM, sizeof *stream, context);
     stream->flags = flags;
     stream->priority = priority;
@@ -251,8 +234,7 @@ static CUstream make_stream(CUcontext context, unsigned flags, int priority)
 }
 
 /* The handle is invalid. What was enqueued goes on, and whoever waits for the context waits for it. */
-static void end_stream(CUstream stream)
-{
+static void end_stream(CUstream stream) {
     if (!stream->started)
         unlink_stream(stream);
     stream->destroyed = 1;
@@ -260,8 +242,7 @@ static void end_stream(CUstream stream)
     pthread_cond_signal(&stream->work);
 }
 
-void fake_end_streams(CUcontext context)
-{
+void fake_end_streams(CUcontext context) {
     while (context->streams) {
         CUstream stream = context->streams;
         unlink_stream(stream);
@@ -272,8 +253,7 @@ void fake_end_streams(CUcontext context)
     pthread_cond_broadcast(&fake_moved);
 }
 
-int fake_stream(CUstream handle, CUcontext context, CUstream *stream)
-{
+int fake_stream(CUstream handle, CUcontext context, CUstream *stream) {
     if (!handle || handle == CU_STREAM_LEGACY) {
         if (!context->legacy)
             context->legacy = make_stream(context, 0, 0);
@@ -298,8 +278,7 @@ int fake_stream(CUstream handle, CUcontext context, CUstream *stream)
 }
 
 /* Take the lock, and the stream of the current context; without error the lock is held. */
-static int enter_stream(CUstream handle, CUstream *stream)
-{
+static int enter_stream(CUstream handle, CUstream *stream) {
     CUcontext context;
     int error = enter(&context);
     if (error)
@@ -308,8 +287,7 @@ static int enter_stream(CUstream handle, CUstream *stream)
     return error ? leave(error) : 0;
 }
 
-CUresult cuStreamCreateWithPriority(CUstream *stream, uint32_t flags, int32_t priority)
-{
+CUresult cuStreamCreateWithPriority(CUstream *stream, uint32_t flags, int32_t priority) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || !stream || flags > CU_STREAM_NON_BLOCKING)
@@ -319,13 +297,9 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, uint32_t flags, int32_t pr
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuStreamCreate(CUstream *stream, uint32_t flags)
-{
-    return cuStreamCreateWithPriority(stream, flags, 0);
-}
+CUresult cuStreamCreate(CUstream *stream, uint32_t flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
 
-CUresult cuStreamDestroy_v2(CUstream handle)
-{
+CUresult cuStreamDestroy_v2(CUstream handle) {
     CUstream stream;
     if (!handle || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -336,8 +310,7 @@ CUresult cuStreamDestroy_v2(CUstream handle)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuStreamSynchronize(CUstream handle)
-{
+CUresult cuStreamSynchronize(CUstream handle) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -348,8 +321,7 @@ CUresult cuStreamSynchronize(CUstream handle)
     return leave(context->sticky);
 }
 
-CUresult cuStreamQuery(CUstream handle)
-{
+CUresult cuStreamQuery(CUstream handle) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -360,14 +332,12 @@ CUresult cuStreamQuery(CUstream handle)
     return leave(CUDA_SUCCESS);
 }
 
-static int run_function(struct fake_op *op)
-{
+static int run_function(struct fake_op *op) {
     ((void (*)(void *))(uintptr_t)op->to)((void *)(uintptr_t)op->from);
     return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchHostFunc(CUstream handle, void *function, void *data)
-{
+CUresult cuLaunchHostFunc(CUstream handle, void *function, void *data) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -381,8 +351,7 @@ CUresult cuLaunchHostFunc(CUstream handle, void *function, void *data)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
-{
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -392,15 +361,13 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
     return leave(context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, void *green)
-{
+CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext *context, void *green) {
     if (green)
         *(void **)green = NULL;
     return cuStreamGetCtx(handle, context);
 }
 
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device) {
     CUcontext context;
     int error = cuStreamGetCtx(handle, &context);
     if (!error && device)
@@ -408,8 +375,7 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
     return error ? error : device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuStreamGetFlags(CUstream handle, uint32_t *flags)
-{
+CUresult cuStreamGetFlags(CUstream handle, uint32_t *flags) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -419,8 +385,7 @@ CUresult cuStreamGetFlags(CUstream handle, uint32_t *flags)
     return leave(flags ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuStreamGetPriority(CUstream handle, int32_t *priority)
-{
+CUresult cuStreamGetPriority(CUstream handle, int32_t *priority) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -430,8 +395,7 @@ CUresult cuStreamGetPriority(CUstream handle, int32_t *priority)
     return leave(priority ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuStreamGetId(CUstream handle, uint64_t *id)
-{
+CUresult cuStreamGetId(CUstream handle, uint64_t *id) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -441,8 +405,7 @@ CUresult cuStreamGetId(CUstream handle, uint64_t *id)
     return leave(id ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuStreamIsCapturing(CUstream handle, int32_t *status)
-{
+CUresult cuStreamIsCapturing(CUstream handle, int32_t *status) {
     CUstream stream;
     int error = enter_stream(handle, &stream);
     if (error)
@@ -452,8 +415,7 @@ CUresult cuStreamIsCapturing(CUstream handle, int32_t *status)
     return leave(status ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuCtxSynchronize(void)
-{
+CUresult cuCtxSynchronize(void) {
     CUcontext context;
     int error = fake_need(&context);
     if (error)
@@ -463,8 +425,7 @@ CUresult cuCtxSynchronize(void)
     return leave(context->sticky);
 }
 
-CUresult cuCtxSynchronize_v2(CUcontext other)
-{
+CUresult cuCtxSynchronize_v2(CUcontext other) {
     CUcontext context;
     int error = fake_need(&context);
     if (error)
@@ -475,10 +436,10 @@ CUresult cuCtxSynchronize_v2(CUcontext other)
     return leave(context->sticky);
 }
 
-/* -- events --------------------------------------------------------------------------------------------------------------- */
+/* -- events
+ * --------------------------------------------------------------------------------------------------------------- */
 
-static int enter_event(CUevent event)
-{
+static int enter_event(CUevent event) {
     CUcontext context;
     int error = fake_need(&context);
     if (error)
@@ -487,8 +448,7 @@ static int enter_event(CUevent event)
     return fake_valid(event, FAKE_EVENT) ? CUDA_SUCCESS : leave(CUDA_ERROR_INVALID_HANDLE);
 }
 
-CUresult cuEventCreate(CUevent *event, uint32_t flags)
-{
+CUresult cuEventCreate(CUevent *event, uint32_t flags) {
     CUcontext context;
     int error = fake_need(&context);
     if (error || !event || flags > 7 || flags & CU_EVENT_INTERPROCESS)
@@ -499,8 +459,7 @@ CUresult cuEventCreate(CUevent *event, uint32_t flags)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuEventDestroy_v2(CUevent event)
-{
+CUresult cuEventDestroy_v2(CUevent event) {
     int error = enter_event(event);
     if (error)
         return error;
@@ -510,8 +469,7 @@ CUresult cuEventDestroy_v2(CUevent event)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuEventRecord(CUevent event, CUstream handle)
-{
+CUresult cuEventRecord(CUevent event, CUstream handle) {
     CUstream stream;
     int error = enter_event(event);
     if (error)
@@ -526,21 +484,18 @@ CUresult cuEventRecord(CUevent event, CUstream handle)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, uint32_t flags)
-{
+CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, uint32_t flags) {
     return flags > 1 ? CUDA_ERROR_INVALID_VALUE : cuEventRecord(event, handle);
 }
 
-CUresult cuEventQuery(CUevent event)
-{
+CUresult cuEventQuery(CUevent event) {
     int error = enter_event(event);
     if (error)
         return error;
     return leave(!event->last || event->last->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
-CUresult cuEventSynchronize(CUevent event)
-{
+CUresult cuEventSynchronize(CUevent event) {
     int error = enter_event(event);
     if (error)
         return error;
@@ -555,15 +510,14 @@ CUresult cuEventSynchronize(CUevent event)
     return leave(context->sticky);
 }
 
-CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second)
-{
+CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second) {
     int error = enter_event(first);
     if (error)
         return error;
     if (!milliseconds)
         return leave(CUDA_ERROR_INVALID_VALUE);
-    if (!fake_valid(second, FAKE_EVENT) || !first->last || !second->last
-        || (first->flags | second->flags) & CU_EVENT_DISABLE_TIMING)
+    if (!fake_valid(second, FAKE_EVENT) || !first->last || !second->last ||
+        (first->flags | second->flags) & CU_EVENT_DISABLE_TIMING)
         return leave(CUDA_ERROR_INVALID_HANDLE);
     if (!first->last->done || !second->last->done)
         return leave(CUDA_ERROR_NOT_READY);
@@ -571,13 +525,11 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent first, CUevent second)
     return leave(CUDA_SUCCESS);
 }
 
-CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent first, CUevent second)
-{
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent first, CUevent second) {
     return cuEventElapsedTime(milliseconds, first, second);
 }
 
-CUresult cuStreamWaitEvent(CUstream handle, CUevent event, uint32_t flags)
-{
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, uint32_t flags) {
     CUstream stream;
     if (flags > 1)
         return CUDA_ERROR_INVALID_VALUE;

@@ -25,8 +25,7 @@ struct ww_layer layer;
 /* Exported: a worker knows by it that it was given a layer as its driver. */
 __attribute__((visibility("default"))) const int ww_layer = 1;
 
-void ww_say(const char *format, ...)
-{
+void ww_say(const char *format, ...) {
     char line[600];
     va_list args;
     va_start(args, format);
@@ -42,16 +41,14 @@ void ww_say(const char *format, ...)
 
 /* -- the socket ---------------------------------------------------------------------------------------------------- */
 
-static int64_t now_ms(void)
-{
+static int64_t now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
 /* Receive one packet with up to `nfds` descriptors (the rest of *fds is -1). Its bytes, 0 at the end, -1 with errno. */
-int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms)
-{
+int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms) {
     int64_t until = now_ms() + timeout_ms;
     for (int i = 0; i < nfds; i++)
         fds[i] = -1;
@@ -70,7 +67,8 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
             struct cmsghdr align;
         } control;
         struct iovec part = {packet, nbytes};
-        struct msghdr m = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        struct msghdr m = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (n < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
@@ -88,10 +86,9 @@ int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int 
     }
 }
 
-static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int nfds)
-{
-    struct ww_hello hello = {.said = said, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(),
-                             .ordinal = (uint32_t)ordinal};
+static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int nfds) {
+    struct ww_hello hello = {
+        .said = said, .magic = WW_MAGIC, .hash = WW_HASH, .pid = (uint32_t)getpid(), .ordinal = (uint32_t)ordinal};
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
         struct cmsghdr align;
@@ -118,8 +115,7 @@ static int say_hello(int socket, uint32_t said, int ordinal, const int *fds, int
 }
 
 /* A socket whose number is not one of a program's standard streams, which it may have closed. */
-static int new_socket(void)
-{
+static int new_socket(void) {
     int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (s < 0 || s > 2)
         return s;
@@ -128,9 +124,9 @@ static int new_socket(void)
     return higher;
 }
 
-/* Connect to the server of a device: a socket, or -1 with errno. The folder's name may be longer than a socket's may. */
-static int connect_to(const char *folder, int ordinal)
-{
+/* Connect to the server of a device: a socket, or -1 with errno. The folder's name may be longer than a socket's may.
+ */
+static int connect_to(const char *folder, int ordinal) {
     int at = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (at < 0)
         return -1;
@@ -146,8 +142,8 @@ static int connect_to(const char *folder, int ordinal)
 }
 
 /* Wait for facts under the name `said`; a refusal is printed, and its code returned. */
-static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *facts, int *fds, int nfds, int timeout_ms)
-{
+static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *facts, int *fds, int nfds,
+                       int timeout_ms) {
     union {
         uint32_t said;
         struct ww_facts facts;
@@ -163,15 +159,17 @@ static int await_facts(int socket, uint32_t said, int ordinal, struct ww_facts *
         ww_say("device %d: %s", ordinal, packet.refused.why);
         return packet.refused.result ? packet.refused.result : CUDA_ERROR_UNKNOWN;
     }
-    ww_say("device %d: %s", ordinal, n == 0 ? "the server closed the connection" : n < 0 ? strerror(errno) : "a wrong answer");
+    ww_say("device %d: %s", ordinal,
+           n == 0  ? "the server closed the connection"
+           : n < 0 ? strerror(errno)
+                   : "a wrong answer");
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 /* -- which devices there are --------------------------------------------------------------------------------------- */
 
 /* Ordinals that CUDA_VISIBLE_DEVICES leaves, in its order: as the driver does, up to the first that does not exist. */
-static int visible(int *which, int most)
-{
+static int visible(int *which, int most) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     int n = 0;
     if (!list) {
@@ -196,8 +194,7 @@ static int visible(int *which, int most)
 
 /* Ask the servers of some devices for facts, all before the first one answers: each may start a process for it. Returns
  * how many were asked; *error says why not all. */
-static int ask_facts(const char *folder, const int *which, int n, int *sockets, int *error)
-{
+static int ask_facts(const char *folder, const int *which, int n, int *sockets, int *error) {
     for (int i = 0; i < n; i++) {
         sockets[i] = connect_to(folder, which[i]);
         if (sockets[i] < 0) {
@@ -213,14 +210,12 @@ static int ask_facts(const char *folder, const int *which, int n, int *sockets, 
     return n;
 }
 
-static int count_cores(void)
-{
+static int count_cores(void) {
     cpu_set_t set;
     return sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
 }
 
-static int start(void)
-{
+static int start(void) {
     const char *given = getenv("WARPWELL_CUDA"), *strict = getenv("WARPWELL_CUDA_STRICT");
     char *folder = given ? strdup(given) : NULL; /* a program may change its environment later */
     int which[WW_DEVICES], sockets[WW_DEVICES], n = visible(which, WW_DEVICES), error = 0, wrong = 0;
@@ -251,8 +246,7 @@ static int start(void)
     return error ? error : layer.ndevices ? 0 : CUDA_ERROR_NO_DEVICE;
 }
 
-int ww_facts_once(void)
-{
+int ww_facts_once(void) {
     if (atomic_load_explicit(&layer.state, memory_order_acquire))
         return layer.failed;
     pthread_mutex_lock(&layer.starting);
@@ -266,8 +260,7 @@ int ww_facts_once(void)
 
 /* -- workers ------------------------------------------------------------------------------------------------------- */
 
-static void *map_shared(int fd, size_t nbytes, int protection)
-{
+static void *map_shared(int fd, size_t nbytes, int protection) {
     struct stat s;
     if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
         return NULL;
@@ -278,8 +271,7 @@ static void *map_shared(int fd, size_t nbytes, int protection)
     return at;
 }
 
-static void unmap(struct ww_channel *c)
-{
+static void unmap(struct ww_channel *c) {
     if (c->ring)
         munmap(c->ring, sizeof *c->ring);
     if (c->staging)
@@ -291,8 +283,7 @@ static void unmap(struct ww_channel *c)
     c->socket = -1;
 }
 
-static void forget(struct ww_channel *c)
-{
+static void forget(struct ww_channel *c) {
     if (c && c->status)
         munmap((void *)c->status, sizeof *c->status);
     free(c);
@@ -300,8 +291,7 @@ static void forget(struct ww_channel *c)
 
 /* The last reference. A thread that looks for errors has none, and may be between reading the pointer and following it:
  * a channel and its status stay until a few others have ended. */
-void ww_release(struct ww_channel *c)
-{
+void ww_release(struct ww_channel *c) {
     static struct ww_channel *ended[4];
     static unsigned at;
     if (atomic_fetch_sub(&c->references, 1) != 1)
@@ -314,8 +304,7 @@ void ww_release(struct ww_channel *c)
     forget(oldest);
 }
 
-static int adopt(struct ww_channel *c, const int *fds)
-{
+static int adopt(struct ww_channel *c, const int *fds) {
     c->ring = map_shared(fds[0], sizeof *c->ring, PROT_READ | PROT_WRITE);
     c->status = map_shared(fds[1], sizeof *c->status, PROT_READ);
     c->staging = map_shared(fds[2], (size_t)WW_PLACES * WW_PLACE_BYTES, PROT_READ | PROT_WRITE);
@@ -323,16 +312,14 @@ static int adopt(struct ww_channel *c, const int *fds)
 }
 
 /* Two descriptors for the worker's output; those that the program has closed are /dev/null. */
-static int outputs(int *fds)
-{
+static int outputs(int *fds) {
     int none = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (int i = 0; i < 2; i++)
         fds[i] = fcntl(i + 1, F_GETFD) < 0 ? none : i + 1;
     return none;
 }
 
-static int open_channel(struct ww_device *d, struct ww_channel *c)
-{
+static int open_channel(struct ww_device *d, struct ww_channel *c) {
     int given[2], fds[3] = {-1, -1, -1};
     c->socket = connect_to(layer.folder, d->ordinal);
     if (c->socket < 0) {
@@ -358,16 +345,15 @@ static int open_channel(struct ww_device *d, struct ww_channel *c)
 
 /* Addresses of the device's memory must not be given to the program by mmap. Where it has some of them already, an
  * address alone does not tell where a copy goes; copies with a direction still work. */
-static void reserve(const struct ww_facts *f)
-{
+static void reserve(const struct ww_facts *f) {
     void *at = (void *)(uintptr_t)f->arena;
-    void *got = mmap(at, f->arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    void *got =
+        mmap(at, f->arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != MAP_FAILED && got != at)
         munmap(got, f->arena_bytes);
 }
 
-int ww_open(struct ww_device *d)
-{
+int ww_open(struct ww_device *d) {
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
     if (c)
         return 0; /* one that is lost says so when it is used */
@@ -392,8 +378,7 @@ int ww_open(struct ww_device *d)
     return error;
 }
 
-void ww_close(struct ww_device *d)
-{
+void ww_close(struct ww_device *d) {
     pthread_mutex_lock(&d->opening);
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_exchange(&d->channel, NULL);
@@ -418,8 +403,7 @@ void ww_close(struct ww_device *d)
     pthread_mutex_unlock(&d->opening);
 }
 
-bool ww_alive(struct ww_channel *c)
-{
+bool ww_alive(struct ww_channel *c) {
     char byte;
     if (atomic_load(&c->lost))
         return false;
@@ -434,8 +418,7 @@ bool ww_alive(struct ww_channel *c)
 
 /* -- fork ---------------------------------------------------------------------------------------------------------- */
 
-static void make_locks(void)
-{
+static void make_locks(void) {
     pthread_mutex_init(&layer.starting, NULL);
     pthread_mutex_init(&layer.loading, NULL);
     pthread_mutex_init(&layer.linking, NULL);
@@ -451,8 +434,7 @@ static void make_locks(void)
 
 /* In a forked child: nothing of the parent's is used, its locks may be held by threads that are not here. A child of an
  * initialized process stays without a driver; another starts anew. */
-static void after_fork(void)
-{
+static void after_fork(void) {
     if (layer.state < 2) {
         make_locks();
         atomic_store(&layer.state, 0);
@@ -466,8 +448,7 @@ static void after_fork(void)
     }
 }
 
-__attribute__((constructor)) static void begin(void)
-{
+__attribute__((constructor)) static void begin(void) {
     make_locks();
     for (int i = 0; i < WW_DEVICES; i++)
         ww_ids_clear(&layer.devices[i]);

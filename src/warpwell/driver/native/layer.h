@@ -22,10 +22,10 @@
  *     layer_host.c     host functions
  *     layer_names.c    names of errors, cuGetProcAddress, refusals
  *
- * Order of locks: `layer.loading` > `device.opening`, `layer.linking` > `device.post` > `layer.objects`, those of ranges,
- * that of layer_host.c. No thread is made here but one for host functions, while there are any, and those of a large pageable
- * copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED
- * before any lock is taken.
+ * Order of locks: `layer.loading` > `device.opening`, `layer.linking` > `device.post` > `layer.objects`, those of
+ * ranges, that of layer_host.c. No thread is made here but one for host functions, while there are any, and those of a
+ * large pageable copy, while it is carried out. A forked child of an initialized process gets NOT_INITIALIZED before
+ * any lock is taken.
  */
 #ifndef WW_LAYER_H
 #define WW_LAYER_H
@@ -41,11 +41,23 @@
 #include <stdint.h>
 
 #define WW_DEVICES 64
-#define WW_STACK 64      /* contexts pushed by one thread */
+#define WW_STACK 64 /* contexts pushed by one thread */
 #define WW_OBJECTS (1u << 20)
 
-enum ww_kind { WW_DEAD, WW_STREAM = 0x5757a1, WW_EVENT, WW_MODULE, WW_LIBRARY, WW_KERNEL, WW_FUNCTION, WW_POOL, WW_GRAPH,
-               WW_NODE, WW_EXEC, WW_USER };
+enum ww_kind {
+    WW_DEAD,
+    WW_STREAM = 0x5757a1,
+    WW_EVENT,
+    WW_MODULE,
+    WW_LIBRARY,
+    WW_KERNEL,
+    WW_FUNCTION,
+    WW_POOL,
+    WW_GRAPH,
+    WW_NODE,
+    WW_EXEC,
+    WW_USER
+};
 
 /* What a handle points to. Objects are never given back to malloc: a stale handle is found out, it does not crash. */
 struct ww_object {
@@ -55,9 +67,9 @@ struct ww_object {
     uint64_t life;            /* of the device when it was made */
     uint32_t flags;
     int32_t priority;
-    uint64_t serial;          /* never used twice in the process */
-    void *more;               /* struct ww_code, ww_library, ww_kernel, ww_fn */
-    struct ww_object *next;   /* of the free list */
+    uint64_t serial;           /* never used twice in the process */
+    void *more;                /* struct ww_code, ww_library, ww_kernel, ww_fn */
+    struct ww_object *next;    /* of the free list */
     _Atomic uint32_t recorded; /* events: 1, or WW_IN_CAPTURE: its last record belongs to a graph */
 };
 
@@ -73,18 +85,18 @@ struct ww_channel {
     int socket, ordinal;
     const struct ww_device *device;
     _Atomic int references;
-    _Atomic int lost; /* 0, or the code of all calls */
-    uint64_t head, woken;                /* under device.post */
-    uint32_t place_use[WW_PLACES];       /* under device.post */
+    _Atomic int lost;              /* 0, or the code of all calls */
+    uint64_t head, woken;          /* under device.post */
+    uint32_t place_use[WW_PLACES]; /* under device.post */
     uint32_t place_stream[WW_PLACES];
     bool place_held[WW_PLACES];
-    uint32_t slot_seq[WW_SLOTS];         /* of the slot's holder */
+    uint32_t slot_seq[WW_SLOTS];           /* of the slot's holder */
     _Atomic uint64_t slots[WW_SLOTS / 64]; /* 1: taken */
-    _Atomic uint64_t seen;               /* deferred errors that were returned */
-    uint32_t weight[WW_IDS];             /* by stream: posted since the last time that somebody waited; under device.post */
-    uint32_t copies;                     /* synchronous copies that did not wait; under device.post, as behind */
-    uint32_t behind[WW_IDS];             /* by stream: how many of them it comes after; WW_ALWAYS: all */
-    pthread_mutex_t pinning;             /* one PIN at a time reads the socket */
+    _Atomic uint64_t seen;                 /* deferred errors that were returned */
+    uint32_t weight[WW_IDS]; /* by stream: posted since the last time that somebody waited; under device.post */
+    uint32_t copies;         /* synchronous copies that did not wait; under device.post, as behind */
+    uint32_t behind[WW_IDS]; /* by stream: how many of them it comes after; WW_ALWAYS: all */
+    pthread_mutex_t pinning; /* one PIN at a time reads the socket */
 };
 
 struct ww_span {
@@ -113,13 +125,13 @@ struct ww_device {
     _Atomic uint64_t life;              /* adds 1 with each reset */
     int retained;
     uint32_t context_flags;
-    _Atomic int holds;                  /* host functions that have not run: layer_host.c */
-    _Atomic uint64_t peers, touched;    /* bits of devices whose memory its kernels may use; that its copies used */
-    _Atomic int shared;                 /* others use its memory: see layer_peer.c */
-    _Atomic uint64_t copied;            /* an event's id, recorded behind synchronous calls that did not wait */
+    _Atomic int holds;               /* host functions that have not run: layer_host.c */
+    _Atomic uint64_t peers, touched; /* bits of devices whose memory its kernels may use; that its copies used */
+    _Atomic int shared;              /* others use its memory: see layer_peer.c */
+    _Atomic uint64_t copied;         /* an event's id, recorded behind synchronous calls that did not wait */
     struct ww_ranges ranges;
     struct ww_ids streams, events, modules, graphs;
-    struct ww_pool *_Atomic pool;       /* of cuMemAllocAsync; NULL: the default one */
+    struct ww_pool *_Atomic pool; /* of cuMemAllocAsync; NULL: the default one */
 };
 
 struct ww_layer {
@@ -138,20 +150,20 @@ extern struct ww_layer layer;
 
 /* -- layer.c ------------------------------------------------------------------------------------------------------- */
 
-int ww_facts_once(void);                       /* ask the servers, once; 0 or a code */
-int ww_open(struct ww_device *d);              /* make sure that there is a worker */
-void ww_close(struct ww_device *d);            /* let the worker go: a new life of the device */
+int ww_facts_once(void);            /* ask the servers, once; 0 or a code */
+int ww_open(struct ww_device *d);   /* make sure that there is a worker */
+void ww_close(struct ww_device *d); /* let the worker go: a new life of the device */
 void ww_release(struct ww_channel *c);
-bool ww_alive(struct ww_channel *c);           /* looks at the socket; marks the channel lost */
+bool ww_alive(struct ww_channel *c); /* looks at the socket; marks the channel lost */
 int ww_receive(int socket, void *packet, size_t nbytes, int *fds, int nfds, int timeout_ms);
 
 /* -- layer_context.c ----------------------------------------------------------------------------------------------- */
 
-int ww_ready(void);                            /* initialized, not forked, no host function: 0 or a code */
-int ww_need(struct ww_device **d);             /* of the current context, with a worker that lives */
-int ww_context_code(struct ww_device *d);      /* 0, or why no call to the device can succeed */
-struct ww_device *ww_current(void);            /* or NULL */
-struct ww_device *ww_context(CUcontext h);     /* or NULL */
+int ww_ready(void);                        /* initialized, not forked, no host function: 0 or a code */
+int ww_need(struct ww_device **d);         /* of the current context, with a worker that lives */
+int ww_context_code(struct ww_device *d);  /* 0, or why no call to the device can succeed */
+struct ww_device *ww_current(void);        /* or NULL */
+struct ww_device *ww_context(CUcontext h); /* or NULL */
 CUcontext ww_context_handle(struct ww_device *d);
 
 /* -- layer_ring.c -------------------------------------------------------------------------------------------------- */
@@ -184,9 +196,11 @@ bool ww_answered(struct ww_post *p); /* it has been answered, or will not be: p 
 int ww_earlier(struct ww_device *d); /* an error of earlier calls that nobody has had, once; a sticky one always */
 
 /* A place for bytes on their way: the holder has a reference to the channel until ww_place_drop. waited: the stream has
- * nothing outstanding, or the call belongs to none. WW_STREAM_FIRST: few places are left, wait for the stream, ask again. */
+ * nothing outstanding, or the call belongs to none. WW_STREAM_FIRST: few places are left, wait for the stream, ask
+ * again. */
 #define WW_STREAM_FIRST (-1)
-int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **c, uint32_t *place);
+int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **c,
+                  uint32_t *place);
 int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes); /* before ww_finish */
 int ww_place_wait(struct ww_channel *c, uint32_t place);
 void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place);
@@ -197,7 +211,7 @@ uint32_t ww_places_free(struct ww_device *d);
 struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d); /* NULL: no room */
 struct ww_object *ww_object(const void *handle, uint32_t kind);      /* or NULL; one of an earlier life is NULL, too */
 int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was); /* its last state in *was: 0, or a code */
-int ww_id_take(struct ww_ids *ids, uint32_t *id); /* 0 or OUT_OF_MEMORY */
+int ww_id_take(struct ww_ids *ids, uint32_t *id);                             /* 0 or OUT_OF_MEMORY */
 void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id);
 void ww_ids_clear(struct ww_device *d);
 
@@ -212,24 +226,27 @@ int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t wh
 int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner);
 bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r); /* removes it */
 bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r);
-struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r); /* the current device's first; NULL: plain host memory */
+struct ww_device *ww_range_owner(uint64_t at,
+                                 struct ww_span *r); /* the current device's first; NULL: plain host memory */
 bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes);
 uint64_t ww_ranges_pinned(struct ww_ranges *t); /* bytes of pinned memory */
-void ww_ranges_clear(struct ww_device *d); /* unmaps its pinned memory, too */
+void ww_ranges_clear(struct ww_device *d);      /* unmaps its pinned memory, too */
 
-/* -- layer_peer.c --------------------------------------------------------------------------------------------------- */
+/* -- layer_peer.c ---------------------------------------------------------------------------------------------------
+ */
 
 bool ww_reach(struct ww_device *user, struct ww_device *owner); /* all memory of the owner is mapped at the user */
-void ww_touch(struct ww_device *user, struct ww_device *owner); /* a copy of the user's was posted to memory of the owner */
-void ww_peers_done(struct ww_device *owner);                    /* waits for all who may use its memory: before a free */
-struct ww_peers {                                               /* the same for who must not wait: asks until it says true */
+void ww_touch(struct ww_device *user,
+              struct ww_device *owner);      /* a copy of the user's was posted to memory of the owner */
+void ww_peers_done(struct ww_device *owner); /* waits for all who may use its memory: before a free */
+struct ww_peers {                            /* the same for who must not wait: asks until it says true */
     struct ww_device *owner;
-    int next;       /* the first that was not asked yet */
-    bool asked;     /* that before it was, and has not answered */
+    int next;   /* the first that was not asked yet */
+    bool asked; /* that before it was, and has not answered */
     struct ww_post post;
 };
 bool ww_peers_are_done(struct ww_peers *p);
-void ww_peers_clear(struct ww_device *d);                       /* a life has ended */
+void ww_peers_clear(struct ww_device *d); /* a life has ended */
 /* A stream waits for another device's event; *can: it does, or an error says why not. */
 int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can);
 
@@ -240,7 +257,7 @@ int ww_mark_copied(struct ww_device *d); /* a synchronous call on the legacy str
 int ww_event(void *h, struct ww_device *d, uint32_t *id);
 int ww_function(void *h, struct ww_device *d, uint32_t *id);
 
-struct ww_fn { /* a function on a device */
+struct ww_fn {                         /* a function on a device */
     struct ww_object *object, *module; /* module: of a loaded module, else NULL */
     struct ww_object *kernel;          /* of a library's function, else NULL */
     char *name;
@@ -259,14 +276,14 @@ extern _Thread_local bool ww_in_host_function;
 
 void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one); /* free_one: it does not block */
 bool ww_host_blocking(const struct ww_device *d, uint32_t stream);
-bool ww_host_held(struct ww_device *d, uint32_t stream);                  /* calls to it must wait for a host function */
-bool ww_host_has(struct ww_device *d, uint32_t stream);                   /* one of its own has not run */
-void ww_host_wait(struct ww_device *d, uint32_t stream);                  /* until it is not; 0: until no stream is */
-/* Run `run` (or nothing) in the thread of host functions when the stream gets there, then `then` in that thread, which may
- * post to the stream while it is still held. */
+bool ww_host_held(struct ww_device *d, uint32_t stream); /* calls to it must wait for a host function */
+bool ww_host_has(struct ww_device *d, uint32_t stream);  /* one of its own has not run */
+void ww_host_wait(struct ww_device *d, uint32_t stream); /* until it is not; 0: until no stream is */
+/* Run `run` (or nothing) in the thread of host functions when the stream gets there, then `then` in that thread, which
+ * may post to the stream while it is still held. */
 int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data);
-/* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays the
- * caller's. */
+/* Run `then` there when an event's last record is done, or the context is lost; no stream waits for it. The event stays
+ * the caller's. */
 int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data);
 /* Run `then` there when `due` says so, which is asked there again and again. */
 int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data);
@@ -274,7 +291,8 @@ int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, 
 int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data);
 extern _Thread_local bool ww_in_host_thread;
 
-/* -- layer_memory.c, layer_managed.c, layer_pool.c ----------------------------------------------------------------------------------- */
+/* -- layer_memory.c, layer_managed.c, layer_pool.c
+ * ----------------------------------------------------------------------------------- */
 
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
                 CUdeviceptr *address);
@@ -287,11 +305,12 @@ bool ww_manages(const struct ww_device *d);      /* it may have managed memory .
 int ww_managed_check(const struct ww_device *d); /* .. or the code of its refusal; says once what such memory is */
 
 struct ww_pool *ww_pool_of(struct ww_device *d);
-bool ww_pool_take(struct ww_pool *p, size_t nbytes);              /* false: it would be too large */
+bool ww_pool_take(struct ww_pool *p, size_t nbytes); /* false: it would be too large */
 void ww_pool_give(struct ww_pool *p, size_t nbytes);
 void *ww_pool_handle(struct ww_pool *p);
 
-/* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ---------------------------------------- */
+/* -- layer_launch.c, layer_copy.c: what nodes of graphs do, posted to a stream ----------------------------------------
+ */
 
 struct ww_launch {
     void *function;
@@ -310,15 +329,17 @@ struct ww_kernel_work { /* a launch with its parameters; one allocation holds it
     void **params; /* into packed */
 };
 
-int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_kernel_work **made); /* checked; freed by free */
-struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k);                            /* NULL: no memory */
+int ww_kernel_make(struct ww_device *d, const struct ww_launch *k,
+                   struct ww_kernel_work **made);                      /* checked; freed by free */
+struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k); /* NULL: no memory */
 int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *k);
 int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c);
 int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c);
 int ww_set_check(struct ww_device *d, const struct cu_node_set *s);
 int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s);
 
-/* -- layer_graph.c, layer_node.c ------------------------------------------------------------------------------------- */
+/* -- layer_graph.c, layer_node.c -------------------------------------------------------------------------------------
+ */
 
 struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a graph or a plan names it */
     _Atomic int refs;
@@ -327,13 +348,13 @@ struct ww_graph_memory { /* what an ALLOC node gives: one address, as long as a 
     uint64_t life, address;
     size_t nbytes;
     bool on_host;
-    uint64_t freed_in; /* how often its device's had been trimmed when it was freed, and 1 */
+    uint64_t freed_in;            /* how often its device's had been trimmed when it was freed, and 1 */
     struct ww_graph_memory *next; /* of those that nobody names any more .. */
     struct ww_span range;         /* .. what there is to free .. */
     struct ww_peers users;        /* .. and who may use it still */
 };
 
-struct ww_twin { /* a graph, or an executable one, that the worker's driver has */
+struct ww_twin {              /* a graph, or an executable one, that the worker's driver has */
     struct ww_device *device; /* NULL: none */
     uint64_t life;
     uint32_t id;
@@ -349,14 +370,14 @@ struct ww_condition { /* what a conditional node has */
 };
 
 struct ww_work { /* what a node does */
-    int kind; /* enum cu_node */
+    int kind;    /* enum cu_node */
     struct ww_device *device;
     union {
-        struct ww_kernel_work *kernel;  /* owned */
+        struct ww_kernel_work *kernel; /* owned */
         struct cu_copy3 copy;
         struct cu_node_set set;
         struct cu_node_host host;
-        struct ww_graph *graph;         /* owned */
+        struct ww_graph *graph; /* owned */
         CUevent event;
         struct ww_graph_memory *memory; /* a reference */
         struct ww_condition *condition; /* owned; NULL in plans */
@@ -396,8 +417,8 @@ struct ww_graph {
     struct ww_twin twin;
 };
 
-/* All graphs. Within it a worker's answers are waited for, but no stream, no place for bytes, no other device: user objects and
- * memory whose last reference is dropped go when it is left. */
+/* All graphs. Within it a worker's answers are waited for, but no stream, no place for bytes, no other device: user
+ * objects and memory whose last reference is dropped go when it is left. */
 extern pthread_mutex_t ww_graphs;
 void ww_graphs_leave(void);
 
@@ -405,24 +426,26 @@ struct ww_graph *ww_graph_new(void); /* with ww_graphs held; NULL: no memory */
 void ww_graph_drop(struct ww_graph *g);
 struct ww_graph *ww_graph(const void *handle);
 struct ww_node *ww_node(const void *handle);
-int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n, struct ww_work *work,
-                struct ww_node **made); /* takes what `work` owns, also on errors */
+int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n,
+                struct ww_work *work, struct ww_node **made); /* takes what `work` owns, also on errors */
 void ww_work_drop(struct ww_work *w);
 int ww_work_copy(struct ww_work *to, const struct ww_work *from);
-bool ww_graph_has(const struct ww_graph *g, int kind);   /* in its child graphs and those of conditional nodes, too */
-struct ww_graph *ww_graph_clone(struct ww_graph *g);     /* with ww_graphs held; NULL: no memory */
+bool ww_graph_has(const struct ww_graph *g, int kind); /* in its child graphs and those of conditional nodes, too */
+struct ww_graph *ww_graph_clone(struct ww_graph *g);   /* with ww_graphs held; NULL: no memory */
 struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error);
-void ww_graph_memory_free(struct ww_graph_memory *m); /* nobody names it any more; waits, without ww_graphs */
-bool ww_graph_memory_freed(struct ww_graph_memory *m);   /* a call or a node frees it; false: it is not allocated */
+void ww_graph_memory_free(struct ww_graph_memory *m);  /* nobody names it any more; waits, without ww_graphs */
+bool ww_graph_memory_freed(struct ww_graph_memory *m); /* a call or a node frees it; false: it is not allocated */
 void ww_graph_memory_live(struct ww_graph_memory *m);
 
-/* -- layer_condition.c: all with ww_graphs held ---------------------------------------------------------------------------- */
+/* -- layer_condition.c: all with ww_graphs held
+ * ---------------------------------------------------------------------------- */
 
 int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w);
 void ww_condition_drop(struct ww_condition *c);
-void ww_twin_drop(struct ww_twin *t, uint16_t op);     /* GRAPH_DROP or EXEC_DROP */
+void ww_twin_drop(struct ww_twin *t, uint16_t op); /* GRAPH_DROP or EXEC_DROP */
 int ww_twin_begin(const struct ww_twin *t);
-int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node); /* node: number of a conditional one */
+int ww_twin_step(const struct ww_twin *t, const struct ww_work *w,
+                 uint32_t node); /* node: number of a conditional one */
 int ww_twin_end(const struct ww_twin *t);
 int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec);
 int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream);
@@ -434,7 +457,8 @@ void ww_user_retain(struct ww_user *user, uint32_t count);
 void ww_user_release(struct ww_user *user, uint32_t count);
 void ww_memory_due(struct ww_graph_memory *m);
 
-/* -- layer_capture.c -------------------------------------------------------------------------------------------------- */
+/* -- layer_capture.c --------------------------------------------------------------------------------------------------
+ */
 
 extern _Atomic int ww_captures; /* under way in the process */
 
@@ -442,20 +466,21 @@ int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes);
 int ww_unsafe_slow(void);
 int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream);
 /* Say whether the stream records. An error: the call is not allowed there now, and ends captures that it breaks. */
-static inline int ww_captured(struct ww_device *d, uint32_t stream, bool *yes)
-{
+static inline int ww_captured(struct ww_device *d, uint32_t stream, bool *yes) {
     *yes = false;
-    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0) ? ww_captured_slow(d, stream, yes) : 0;
+    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0)
+               ? ww_captured_slow(d, stream, yes)
+               : 0;
 }
 /* A call that the mode of a capture may forbid. */
-static inline int ww_unsafe(void)
-{
+static inline int ww_unsafe(void) {
     return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0) ? ww_unsafe_slow() : 0;
 }
 /* A call that looks at a stream, 0: at the whole context. */
-static inline int ww_no_synchronize(struct ww_device *d, uint32_t stream)
-{
-    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0) ? ww_no_synchronize_slow(d, stream) : 0;
+static inline int ww_no_synchronize(struct ww_device *d, uint32_t stream) {
+    return __builtin_expect(atomic_load_explicit(&ww_captures, memory_order_relaxed), 0)
+               ? ww_no_synchronize_slow(d, stream)
+               : 0;
 }
 int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work); /* takes what `work` owns */
 int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address);

@@ -1,17 +1,17 @@
 /* Streams that record: a call to one becomes a node of a graph and is not posted, so no worker knows of captures.
  *
- * The protocol. (1) A capture has a graph, a mode, the thread that began it, its first stream, and for each of its streams
- * the nodes behind which that stream's next node comes. All that stands under `ww_graphs`; `ww_captures` counts captures, so
- * that a call pays one load while there are none. (2) A call asks ww_captured between the choice of its stream and its
- * post: node, post, or an error. Nothing of a capture is ever in a ring. (3) An event recorded in such a stream names
- * nodes; who waits for it in another stream joins the capture, with an error if that stream records another one. Such an
- * event can be asked nothing, until it is recorded in a stream that posts. (4) The legacy stream posts only while no
- * blocking stream of the device records: else the call would belong to it. (5) What looks at a recording stream, or at its
- * whole context, and what the modes forbid, is refused. (6) Each such error invalidates the captures that it
- * meets: their calls fail until their first stream ends them. (7) The end comes in the first stream, in the thread that
- * began unless the mode is relaxed, and only when the nodes of all its streams lead to the first's last ones; all
- * streams leave in any case. (8) A destroyed first stream and a reset of
- * the device end a capture; a destroyed graph invalidates it.
+ * The protocol. (1) A capture has a graph, a mode, the thread that began it, its first stream, and for each of its
+ * streams the nodes behind which that stream's next node comes. All that stands under `ww_graphs`; `ww_captures` counts
+ * captures, so that a call pays one load while there are none. (2) A call asks ww_captured between the choice of its
+ * stream and its post: node, post, or an error. Nothing of a capture is ever in a ring. (3) An event recorded in such a
+ * stream names nodes; who waits for it in another stream joins the capture, with an error if that stream records
+ * another one. Such an event can be asked nothing, until it is recorded in a stream that posts. (4) The legacy stream
+ * posts only while no blocking stream of the device records: else the call would belong to it. (5) What looks at a
+ * recording stream, or at its whole context, and what the modes forbid, is refused. (6) Each such error invalidates the
+ * captures that it meets: their calls fail until their first stream ends them. (7) The end comes in the first stream,
+ * in the thread that began unless the mode is relaxed, and only when the nodes of all its streams lead to the first's
+ * last ones; all streams leave in any case. (8) A destroyed first stream and a reset of the device end a capture; a
+ * destroyed graph invalidates it.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -41,13 +41,13 @@ struct capture {
     uint64_t id, life;
     int mode, broken; /* broken: it is invalidated */
     const void *thread;
-    bool into;        /* a graph of the program's */
+    bool into; /* a graph of the program's */
     struct ww_device *device;
     uint32_t first;
     struct ww_graph *graph; /* NULL: destroyed meanwhile */
     struct member *members;
     struct noted *events;
-    void **told;      /* handles that cuStreamGetCaptureInfo gave, and their edges' data: whole completion */
+    void **told; /* handles that cuStreamGetCaptureInfo gave, and their edges' data: whole completion */
     struct cu_edge *edges;
 };
 
@@ -57,18 +57,18 @@ static uint64_t last_id;
 static _Thread_local int mode_of_thread = CU_CAPTURE_GLOBAL;
 static _Thread_local char thread_mark; /* its address is the thread */
 
-/* -- lists -------------------------------------------------------------------------------------------------------------------- */
+/* -- lists
+ * --------------------------------------------------------------------------------------------------------------------
+ */
 
-static bool in(const struct nodes *l, const struct ww_node *n)
-{
+static bool in(const struct nodes *l, const struct ww_node *n) {
     for (size_t i = 0; i < l->n; i++)
         if (l->all[i] == n)
             return true;
     return false;
 }
 
-static int put(struct nodes *l, struct ww_node *n)
-{
+static int put(struct nodes *l, struct ww_node *n) {
     if (in(l, n))
         return 0;
     struct ww_node **more = realloc(l->all, (l->n + 1) * sizeof *more);
@@ -79,16 +79,14 @@ static int put(struct nodes *l, struct ww_node *n)
     return 0;
 }
 
-static int put_all(struct nodes *to, const struct nodes *from)
-{
+static int put_all(struct nodes *to, const struct nodes *from) {
     int error = 0;
     for (size_t i = 0; i < from->n && !error; i++)
         error = put(to, from->all[i]);
     return error;
 }
 
-static void end_capture(struct capture *c)
-{
+static void end_capture(struct capture *c) {
     struct capture **at = &captures;
     while (*at != c)
         at = &(*at)->next;
@@ -110,8 +108,7 @@ static void end_capture(struct capture *c)
 }
 
 /* Captures of an earlier life of their device are over. */
-static void sweep(void)
-{
+static void sweep(void) {
     for (struct capture *c = captures, *next; c; c = next) {
         next = c->next;
         if (c->life == atomic_load(&c->device->life))
@@ -123,20 +120,17 @@ static void sweep(void)
     }
 }
 
-static void enter(void)
-{
+static void enter(void) {
     pthread_mutex_lock(&ww_graphs);
     sweep();
 }
 
-static int leave(int error)
-{
+static int leave(int error) {
     ww_graphs_leave();
     return error;
 }
 
-static struct capture *capture_of(const struct ww_device *d, uint32_t stream, struct member **found)
-{
+static struct capture *capture_of(const struct ww_device *d, uint32_t stream, struct member **found) {
     for (struct capture *c = captures; c; c = c->next)
         for (struct member *m = c->members; m && c->device == d; m = m->next)
             if (m->stream == stream) {
@@ -146,24 +140,20 @@ static struct capture *capture_of(const struct ww_device *d, uint32_t stream, st
     return NULL;
 }
 
-static struct noted *noted_of(const struct capture *c, const struct ww_object *event)
-{
+static struct noted *noted_of(const struct capture *c, const struct ww_object *event) {
     for (struct noted *e = c->events; e; e = e->next)
         if (e->event == event && e->serial == event->serial)
             return e;
     return NULL;
 }
 
-static void break_all(struct capture *c)
-{
-    c->broken = 1;
-}
+static void break_all(struct capture *c) { c->broken = 1; }
 
-/* -- what calls ask ----------------------------------------------------------------------------------------------------------- */
+/* -- what calls ask
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* A call to the legacy stream while blocking streams record. */
-static int implicit(const struct ww_device *d)
-{
+static int implicit(const struct ww_device *d) {
     int error = 0;
     for (struct capture *c = captures; c; c = c->next)
         for (struct member *m = c->members; m && c->device == d; m = m->next)
@@ -174,8 +164,7 @@ static int implicit(const struct ww_device *d)
     return error;
 }
 
-int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes)
-{
+int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes) {
     struct member *m;
     enter();
     if (stream == WW_LEGACY)
@@ -185,8 +174,7 @@ int ww_captured_slow(struct ww_device *d, uint32_t stream, bool *yes)
     return leave(c && c->broken ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0);
 }
 
-int ww_unsafe_slow(void)
-{
+int ww_unsafe_slow(void) {
     int error = 0;
     enter();
     for (struct capture *c = captures; c; c = c->next) {
@@ -200,8 +188,7 @@ int ww_unsafe_slow(void)
     return leave(error);
 }
 
-int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream)
-{
+int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream) {
     int error = 0;
     struct member *m;
     enter();
@@ -221,8 +208,7 @@ int ww_no_synchronize_slow(struct ww_device *d, uint32_t stream)
 }
 
 /* Add a node behind the stream's last ones; it is the last one then. */
-static int add(struct capture *c, struct member *m, struct ww_work *work)
-{
+static int add(struct capture *c, struct member *m, struct ww_work *work) {
     struct ww_node *node;
     int error = ww_node_add(c->graph, m->last.all, NULL, m->last.n, work, &node);
     if (error)
@@ -232,14 +218,12 @@ static int add(struct capture *c, struct member *m, struct ww_work *work)
 }
 
 /* With the lock: the stream's capture, if it still records. */
-static int recording(struct ww_device *d, uint32_t stream, struct capture **c, struct member **m)
-{
+static int recording(struct ww_device *d, uint32_t stream, struct capture **c, struct member **m) {
     *c = capture_of(d, stream, m);
     return !*c ? CUDA_ERROR_ILLEGAL_STATE : (*c)->broken || !(*c)->graph ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : 0;
 }
 
-int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work)
-{
+int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work) {
     struct capture *c;
     struct member *m;
     enter();
@@ -252,8 +236,7 @@ int ww_capture_add(struct ww_device *d, uint32_t stream, struct ww_work *work)
     return error;
 }
 
-int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address)
-{
+int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
     struct ww_work work = {.kind = CU_NODE_ALLOC, .device = d};
     int error;
     work.of.memory = ww_graph_memory_new(d, nbytes, false, &error);
@@ -265,11 +248,12 @@ int ww_capture_alloc(struct ww_device *d, uint32_t stream, size_t nbytes, CUdevi
     return error;
 }
 
-/* -- events ------------------------------------------------------------------------------------------------------------------- */
+/* -- events
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 /* What the event named so far counts no more: it has another record. */
-static void forget(const struct ww_object *event)
-{
+static void forget(const struct ww_object *event) {
     for (struct capture *c = captures; c; c = c->next) {
         struct noted *e = noted_of(c, event);
         if (e)
@@ -277,8 +261,7 @@ static void forget(const struct ww_object *event)
     }
 }
 
-static int note(struct capture *c, const struct member *m, struct ww_object *event)
-{
+static int note(struct capture *c, const struct member *m, struct ww_object *event) {
     struct noted *e = noted_of(c, event);
     forget(event);
     if (!e) {
@@ -293,8 +276,7 @@ static int note(struct capture *c, const struct member *m, struct ww_object *eve
     return put_all(&e->last, &m->last);
 }
 
-int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *event)
-{
+int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *event) {
     struct capture *c;
     struct member *m;
     enter();
@@ -304,15 +286,13 @@ int ww_capture_record(struct ww_device *d, uint32_t stream, struct ww_object *ev
     return leave(error ? error : note(c, m, event));
 }
 
-void ww_capture_forget_event(struct ww_object *event)
-{
+void ww_capture_forget_event(struct ww_object *event) {
     enter();
     forget(event);
     leave(0);
 }
 
-static int join(struct capture *c, uint32_t stream, bool blocking, const struct nodes *last)
-{
+static int join(struct capture *c, uint32_t stream, bool blocking, const struct nodes *last) {
     struct member *m = calloc(1, sizeof *m);
     if (!m)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -324,8 +304,7 @@ static int join(struct capture *c, uint32_t stream, bool blocking, const struct 
 }
 
 /* A wait where the stream records, or the event was recorded in a stream that did. done: it is carried out. */
-int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done)
-{
+int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct ww_object *event, bool *done) {
     struct capture *c = NULL, *of = NULL;
     struct member *m = NULL;
     struct noted *e = NULL;
@@ -357,8 +336,7 @@ int ww_capture_wait(struct ww_device *d, uint32_t stream, bool captured, struct 
 }
 
 /* What it recorded must still be joined by the end. Without its first stream nobody can end a capture. */
-void ww_capture_stream_gone(struct ww_device *d, uint32_t stream)
-{
+void ww_capture_stream_gone(struct ww_device *d, uint32_t stream) {
     struct member *m;
     enter();
     struct capture *c = capture_of(d, stream, &m);
@@ -373,8 +351,7 @@ void ww_capture_stream_gone(struct ww_device *d, uint32_t stream)
     leave(0);
 }
 
-static void take(struct nodes *l, const struct ww_node *n)
-{
+static void take(struct nodes *l, const struct ww_node *n) {
     size_t kept = 0;
     for (size_t i = 0; i < l->n; i++)
         if (l->all[i] != n)
@@ -383,8 +360,7 @@ static void take(struct nodes *l, const struct ww_node *n)
 }
 
 /* With ww_graphs held. */
-void ww_capture_node_gone(const struct ww_node *n)
-{
+void ww_capture_node_gone(const struct ww_node *n) {
     for (struct capture *c = captures; c; c = c->next) {
         for (struct member *m = c->members; m && c->graph == n->graph; m = m->next)
             take(&m->last, n);
@@ -394,8 +370,7 @@ void ww_capture_node_gone(const struct ww_node *n)
 }
 
 /* With ww_graphs held. */
-void ww_capture_graph_gone(const struct ww_graph *g)
-{
+void ww_capture_graph_gone(const struct ww_graph *g) {
     for (struct capture *c = captures; c; c = c->next)
         if (c->graph == g) {
             break_all(c);
@@ -403,10 +378,11 @@ void ww_capture_graph_gone(const struct ww_graph *g)
         }
 }
 
-/* -- calls -------------------------------------------------------------------------------------------------------------------- */
+/* -- calls
+ * --------------------------------------------------------------------------------------------------------------------
+ */
 
-static int stream_of(void *h, struct ww_device **d, uint32_t *id)
-{
+static int stream_of(void *h, struct ww_device **d, uint32_t *id) {
     struct ww_object *o = (uintptr_t)h > 2 ? ww_object(h, WW_STREAM) : NULL;
     int error = ww_ready();
     if (error || ((uintptr_t)h > 2 && !o))
@@ -420,8 +396,7 @@ static int stream_of(void *h, struct ww_device **d, uint32_t *id)
 }
 
 /* Nodes of a graph by their handles. */
-static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, struct nodes *to)
-{
+static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, struct nodes *to) {
     int error = n && !handles ? CUDA_ERROR_INVALID_VALUE : 0;
     for (size_t i = 0; i < n && !error; i++) {
         struct ww_node *node = ww_node(handles[i]);
@@ -430,8 +405,7 @@ static int read_nodes(const struct ww_graph *g, void *const *handles, size_t n, 
     return error;
 }
 
-static int begin(void *h, int mode, void *graph, void *const *deps, size_t n)
-{
+static int begin(void *h, int mode, void *graph, void *const *deps, size_t n) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
@@ -444,8 +418,10 @@ static int begin(void *h, int mode, void *graph, void *const *deps, size_t n)
     struct nodes last = {NULL, 0};
     enter();
     struct ww_graph *g = graph ? ww_graph(graph) : NULL;
-    error = !c ? CUDA_ERROR_OUT_OF_MEMORY : capture_of(d, stream, &m) ? CUDA_ERROR_ILLEGAL_STATE
-                                            : graph && !g ? CUDA_ERROR_INVALID_VALUE : 0;
+    error = !c                          ? CUDA_ERROR_OUT_OF_MEMORY
+            : capture_of(d, stream, &m) ? CUDA_ERROR_ILLEGAL_STATE
+            : graph && !g               ? CUDA_ERROR_INVALID_VALUE
+                                        : 0;
     for (struct capture *k = captures; k && g && !error; k = k->next)
         error = k->graph == g ? CUDA_ERROR_ILLEGAL_STATE : 0;
     if (!error && !graph && !(g = ww_graph_new()))
@@ -453,8 +429,15 @@ static int begin(void *h, int mode, void *graph, void *const *deps, size_t n)
     if (!error)
         error = read_nodes(g, deps, n, &last);
     if (!error) {
-        *c = (struct capture){.next = captures, .id = ++last_id, .life = atomic_load(&d->life), .mode = mode,
-                              .thread = &thread_mark, .into = graph != NULL, .device = d, .first = stream, .graph = g};
+        *c = (struct capture){.next = captures,
+                              .id = ++last_id,
+                              .life = atomic_load(&d->life),
+                              .mode = mode,
+                              .thread = &thread_mark,
+                              .into = graph != NULL,
+                              .device = d,
+                              .first = stream,
+                              .graph = g};
         error = join(c, stream, ww_host_blocking(d, stream), &last);
         captures = c;
         atomic_fetch_add(&ww_captures, 1);
@@ -465,25 +448,17 @@ static int begin(void *h, int mode, void *graph, void *const *deps, size_t n)
     return leave(error);
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream h, int mode)
-{
-    return begin(h, mode, NULL, NULL, 0);
-}
+CUresult cuStreamBeginCapture_v2(CUstream h, int mode) { return begin(h, mode, NULL, NULL, 0); }
 
-CUresult cuStreamBeginCapture(CUstream h)
-{
-    return cuStreamBeginCapture_v2(h, CU_CAPTURE_GLOBAL);
-}
+CUresult cuStreamBeginCapture(CUstream h) { return cuStreamBeginCapture_v2(h, CU_CAPTURE_GLOBAL); }
 
-CUresult cuStreamBeginCaptureToGraph(CUstream h, void *graph, void *deps, void *edges, size_t n, int mode)
-{
+CUresult cuStreamBeginCaptureToGraph(CUstream h, void *graph, void *deps, void *edges, size_t n, int mode) {
     (void)edges; /* data of edges are those of whole completion here */
     return graph ? begin(h, mode, graph, deps, n) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Whether all that was recorded comes before the first stream's last nodes. */
-static bool joined(const struct capture *c, const struct member *first)
-{
+static bool joined(const struct capture *c, const struct member *first) {
     struct nodes reached = {NULL, 0};
     bool all = !put_all(&reached, &first->last);
     for (size_t i = 0; i < reached.n && all; i++)
@@ -496,8 +471,7 @@ static bool joined(const struct capture *c, const struct member *first)
     return all;
 }
 
-CUresult cuStreamEndCapture(CUstream h, void **graph)
-{
+CUresult cuStreamEndCapture(CUstream h, void **graph) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
@@ -523,13 +497,11 @@ CUresult cuStreamEndCapture(CUstream h, void **graph)
     return error;
 }
 
-static int status_of(const struct capture *c)
-{
+static int status_of(const struct capture *c) {
     return !c ? CU_CAPTURE_NONE : c->broken ? CU_CAPTURE_INVALIDATED : CU_CAPTURE_ACTIVE;
 }
 
-CUresult cuStreamIsCapturing(CUstream h, int *status)
-{
+CUresult cuStreamIsCapturing(CUstream h, int *status) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
@@ -546,8 +518,8 @@ CUresult cuStreamIsCapturing(CUstream h, int *status)
     return leave(0);
 }
 
-CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void **graph, void **deps, void **edges, size_t *n)
-{
+CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void **graph, void **deps, void **edges,
+                                   size_t *n) {
     struct ww_device *d;
     struct member *m;
     uint32_t stream;
@@ -582,18 +554,15 @@ CUresult cuStreamGetCaptureInfo_v3(CUstream h, int *status, uint64_t *id, void *
     return leave(0);
 }
 
-CUresult cuStreamGetCaptureInfo_v2(CUstream h, int *status, uint64_t *id, void **graph, void **deps, size_t *n)
-{
+CUresult cuStreamGetCaptureInfo_v2(CUstream h, int *status, uint64_t *id, void **graph, void **deps, size_t *n) {
     return cuStreamGetCaptureInfo_v3(h, status, id, graph, deps, NULL, n);
 }
 
-CUresult cuStreamGetCaptureInfo(CUstream h, int *status, uint64_t *id)
-{
+CUresult cuStreamGetCaptureInfo(CUstream h, int *status, uint64_t *id) {
     return cuStreamGetCaptureInfo_v3(h, status, id, NULL, NULL, NULL, NULL);
 }
 
-CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edges, size_t n, unsigned set)
-{
+CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edges, size_t n, unsigned set) {
     struct ww_device *d;
     struct capture *c;
     struct member *m;
@@ -613,13 +582,11 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream h, void *deps, void *edge
     return leave(error);
 }
 
-CUresult cuStreamUpdateCaptureDependencies(CUstream h, void *deps, size_t n, unsigned set)
-{
+CUresult cuStreamUpdateCaptureDependencies(CUstream h, void *deps, size_t n, unsigned set) {
     return cuStreamUpdateCaptureDependencies_v2(h, deps, NULL, n, set);
 }
 
-CUresult cuThreadExchangeStreamCaptureMode(int *mode)
-{
+CUresult cuThreadExchangeStreamCaptureMode(int *mode) {
     int error = ww_ready();
     if (error || !mode || *mode < CU_CAPTURE_GLOBAL || *mode > CU_CAPTURE_RELAXED)
         return error ? error : CUDA_ERROR_INVALID_VALUE;

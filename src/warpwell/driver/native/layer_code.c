@@ -45,15 +45,18 @@ struct library {
 
 /* -- options ------------------------------------------------------------------------------------------------------- */
 
-static int read_options(struct options *o, unsigned n, const int *names, void **values)
-{
+static int read_options(struct options *o, unsigned n, const int *names, void **values) {
     memset(o, 0, sizeof *o);
     if (n > WW_OPTIONS || (n && (!names || !values)))
         return CUDA_ERROR_INVALID_VALUE;
     for (unsigned i = 0; i < n; i++) {
         switch (names[i]) {
-        case CU_JIT_INFO_LOG: o->info = values[i]; break;
-        case CU_JIT_ERROR_LOG: o->error = values[i]; break;
+        case CU_JIT_INFO_LOG:
+            o->info = values[i];
+            break;
+        case CU_JIT_ERROR_LOG:
+            o->error = values[i];
+            break;
         case CU_JIT_INFO_LOG_BYTES:
             o->info_most = (uint32_t)(uintptr_t)values[i];
             o->info_size = &values[i];
@@ -80,8 +83,7 @@ static int read_options(struct options *o, unsigned n, const int *names, void **
     return 0;
 }
 
-static void write_log(char *to, uint32_t most, void **size, const unsigned char *from, uint32_t n)
-{
+static void write_log(char *to, uint32_t most, void **size, const unsigned char *from, uint32_t n) {
     n = most ? n < most ? n : most - 1 : 0;
     if (most) {
         memcpy(to, from, n);
@@ -93,8 +95,7 @@ static void write_log(char *to, uint32_t most, void **size, const unsigned char 
 
 /* -- loads --------------------------------------------------------------------------------------------------------- */
 
-static int send_image(struct ww_device *d, const void *image, size_t nbytes)
-{
+static int send_image(struct ww_device *d, const void *image, size_t nbytes) {
     int error = 0;
     for (size_t at = 0; at < nbytes && !error; at += WW_PLACE_BYTES) {
         uint32_t n = nbytes - at < WW_PLACE_BYTES ? (uint32_t)(nbytes - at) : WW_PLACE_BYTES, place;
@@ -116,8 +117,7 @@ static int send_image(struct ww_device *d, const void *image, size_t nbytes)
     return error;
 }
 
-static void free_fn(struct ww_fn *f)
-{
+static void free_fn(struct ww_fn *f) {
     struct ww_object was;
     if (f && f->object)
         ww_object_drop(f->object, WW_FUNCTION, &was);
@@ -128,8 +128,7 @@ static void free_fn(struct ww_fn *f)
     free(f);
 }
 
-static void free_code(struct code *c)
-{
+static void free_code(struct code *c) {
     struct ww_object was;
     for (uint32_t i = 0; c && i < c->nfns; i++)
         free_fn(c->fns[i]);
@@ -143,8 +142,7 @@ static void free_code(struct code *c)
 }
 
 /* Read one function of a load's answer; *at moves behind it. NULL: malformed, or no memory. */
-static struct ww_fn *read_fn(const unsigned char **at, const unsigned char *end, struct ww_device *d)
-{
+static struct ww_fn *read_fn(const unsigned char **at, const unsigned char *end, struct ww_device *d) {
     struct ww_function w;
     size_t left = (size_t)(end - *at), names, all;
     if (left < sizeof w)
@@ -179,8 +177,7 @@ static struct ww_fn *read_fn(const unsigned char **at, const unsigned char *end,
     return f;
 }
 
-static int read_loaded(struct code *c, const unsigned char *all, size_t nall, struct options *o)
-{
+static int read_loaded(struct code *c, const unsigned char *all, size_t nall, struct options *o) {
     struct ww_loaded w;
     const unsigned char *at = all + sizeof w, *end = all + nall;
     if (nall < sizeof w)
@@ -199,8 +196,8 @@ static int read_loaded(struct code *c, const unsigned char *all, size_t nall, st
 }
 
 /* Load an image on a device; layer.loading is locked. */
-static int load(struct ww_device *d, const void *image, size_t nbytes, bool library, struct options *o, struct code **made)
-{
+static int load(struct ww_device *d, const void *image, size_t nbytes, bool library, struct options *o,
+                struct code **made) {
     struct {
         struct ww_args_load args;
         struct ww_option options[WW_OPTIONS];
@@ -232,8 +229,7 @@ static int load(struct ww_device *d, const void *image, size_t nbytes, bool libr
 }
 
 /* Unload what is loaded; of an earlier life nothing is left to unload. */
-static int unload(struct code *c)
-{
+static int unload(struct code *c) {
     struct ww_device *d = c->device;
     struct ww_args_id args = {c->id, 0};
     struct ww_span r;
@@ -248,8 +244,7 @@ static int unload(struct code *c)
     return error;
 }
 
-static struct ww_fn *fn_named(const struct code *c, const char *name)
-{
+static struct ww_fn *fn_named(const struct code *c, const char *name) {
     for (uint32_t i = 0; i < c->nfns; i++)
         if (!strcmp(c->fns[i]->name, name))
             return c->fns[i];
@@ -257,8 +252,7 @@ static struct ww_fn *fn_named(const struct code *c, const char *name)
 }
 
 /* A global's address; copies find it by its range from then on. layer.loading is locked. */
-static int global(struct code *c, const char *name, CUdeviceptr *address, size_t *nbytes)
-{
+static int global(struct code *c, const char *name, CUdeviceptr *address, size_t *nbytes) {
     size_t n = strlen(name) + 1;
     struct {
         struct ww_args_global args;
@@ -287,8 +281,7 @@ static int global(struct code *c, const char *name, CUdeviceptr *address, size_t
     return 0;
 }
 
-static int module_handle(struct code *c, CUmodule *module)
-{
+static int module_handle(struct code *c, CUmodule *module) {
     if (!c->module && (c->module = ww_object_new(WW_MODULE, c->device)))
         c->module->more = c;
     *module = (CUmodule)(void *)c->module;
@@ -298,8 +291,7 @@ static int module_handle(struct code *c, CUmodule *module)
 /* -- modules ------------------------------------------------------------------------------------------------------- */
 
 /* most: bytes that are known to be there. */
-static int load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values)
-{
+static int load_module(CUmodule *module, const void *image, size_t most, unsigned n, int *names, void **values) {
     struct ww_device *d;
     struct options o;
     struct code *c;
@@ -317,19 +309,16 @@ static int load_module(CUmodule *module, const void *image, size_t most, unsigne
     return error;
 }
 
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values)
-{
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned n, int *names, void **values) {
     return load_module(module, image, WW_IMAGE_MOST, n, names, values);
 }
 
-CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
-{
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image) {
     return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
 }
 
 /* A file's bytes with a 0 behind them, malloc'd; *nbytes with that 0. */
-static int read_file(const char *path, char **all, size_t *nbytes)
-{
+static int read_file(const char *path, char **all, size_t *nbytes) {
     size_t n = 0, room = 1 << 16, got;
     FILE *f = path ? fopen(path, "rbe") : NULL;
     if (!f)
@@ -355,8 +344,7 @@ static int read_file(const char *path, char **all, size_t *nbytes)
     return error;
 }
 
-CUresult cuModuleLoad(CUmodule *module, const char *path)
-{
+CUresult cuModuleLoad(CUmodule *module, const char *path) {
     char *image;
     size_t nbytes;
     int error = ww_ready();
@@ -367,13 +355,11 @@ CUresult cuModuleLoad(CUmodule *module, const char *path)
     return error;
 }
 
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
-{
+CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return cuModuleLoadDataEx(module, image, 0, NULL, NULL);
 }
 
-CUresult cuModuleUnload(CUmodule h)
-{
+CUresult cuModuleUnload(CUmodule h) {
     struct ww_object *o = ww_object(h, WW_MODULE);
     int error = ww_ready();
     if (error || !o)
@@ -385,8 +371,7 @@ CUresult cuModuleUnload(CUmodule h)
     return error;
 }
 
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule h, const char *name)
-{
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule h, const char *name) {
     struct ww_object *o = ww_object(h, WW_MODULE);
     int error = ww_ready();
     if (error || !o || !function || !name)
@@ -399,8 +384,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule h, const char *name)
     return 0;
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, const char *name)
-{
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, const char *name) {
     struct ww_object *o = ww_object(h, WW_MODULE);
     int error = ww_ready();
     if (error || !o || !name)
@@ -412,8 +396,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *nbytes, CUmodule h, 
     return error;
 }
 
-CUresult cuModuleGetLoadingMode(int *mode)
-{
+CUresult cuModuleGetLoadingMode(int *mode) {
     if (!mode)
         return CUDA_ERROR_INVALID_VALUE;
     *mode = 1; /* at once */
@@ -423,8 +406,7 @@ CUresult cuModuleGetLoadingMode(int *mode)
 /* -- libraries ----------------------------------------------------------------------------------------------------- */
 
 /* The library's code on a device, loaded at first use; layer.loading is locked. */
-static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct code **c)
-{
+static int code_on(struct library *l, struct ww_device *d, struct options *logs, struct code **c) {
     struct code **at = &l->codes[d - layer.devices];
     int error = ww_open(d);
     if (!error && (!*at || (*at)->life != atomic_load(&d->life))) {
@@ -436,8 +418,7 @@ static int code_on(struct library *l, struct ww_device *d, struct options *logs,
 }
 
 /* Any device will do to learn names: the current one, else one that is in use. */
-static struct ww_device *some_device(void)
-{
+static struct ww_device *some_device(void) {
     struct ww_device *d = ww_current();
     for (int i = 0; i < layer.ndevices && !d; i++)
         if (atomic_load(&layer.devices[i].channel))
@@ -445,8 +426,7 @@ static struct ww_device *some_device(void)
     return d;
 }
 
-static void free_library(struct library *l)
-{
+static void free_library(struct library *l) {
     for (int i = 0; i < WW_DEVICES; i++)
         if (l->codes[i])
             unload(l->codes[i]);
@@ -463,8 +443,7 @@ static void free_library(struct library *l)
     free(l);
 }
 
-static int new_library(CUlibrary *library, const void *image, size_t nbytes, struct options *o)
-{
+static int new_library(CUlibrary *library, const void *image, size_t nbytes, struct options *o) {
     struct library *l = calloc(1, sizeof *l);
     struct ww_device *d = ww_current();
     struct ww_object *h = NULL;
@@ -492,8 +471,7 @@ static int new_library(CUlibrary *library, const void *image, size_t nbytes, str
     return 0;
 }
 
-static int load_library(CUlibrary *library, const void *image, size_t most, int *names, void **values, unsigned n)
-{
+static int load_library(CUlibrary *library, const void *image, size_t most, int *names, void **values, unsigned n) {
     struct options o;
     const void *start;
     size_t nbytes;
@@ -507,16 +485,14 @@ static int load_library(CUlibrary *library, const void *image, size_t most, int 
 
 /* The library's own options say whether the caller keeps the image: it is copied. */
 CUresult cuLibraryLoadData(CUlibrary *library, const void *image, int *names, void **values, unsigned n,
-                           int *library_names, void **library_values, unsigned nlibrary)
-{
+                           int *library_names, void **library_values, unsigned nlibrary) {
     (void)library_values;
     return nlibrary && !library_names ? CUDA_ERROR_INVALID_VALUE
                                       : load_library(library, image, WW_IMAGE_MOST, names, values, n);
 }
 
 CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *names, void **values, unsigned n,
-                               int *library_names, void **library_values, unsigned nlibrary)
-{
+                               int *library_names, void **library_values, unsigned nlibrary) {
     char *image;
     size_t nbytes;
     int error = ww_ready();
@@ -528,8 +504,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *names,
     return error;
 }
 
-CUresult cuLibraryUnload(CUlibrary h)
-{
+CUresult cuLibraryUnload(CUlibrary h) {
     struct ww_object was;
     int error = ww_ready();
     if (error)
@@ -542,8 +517,7 @@ CUresult cuLibraryUnload(CUlibrary h)
 }
 
 /* The one handle of a kernel's name; layer.loading is locked. */
-static int kernel_named(struct ww_object *library, const char *name, CUkernel *kernel)
-{
+static int kernel_named(struct ww_object *library, const char *name, CUkernel *kernel) {
     struct library *l = library->more;
     for (uint32_t i = 0; i < l->nkernels; i++) {
         if (!strcmp(((struct kernel *)l->kernels[i]->more)->name, name)) {
@@ -573,8 +547,7 @@ static int kernel_named(struct ww_object *library, const char *name, CUkernel *k
 }
 
 /* Lock loads and look a library up, with its code on some device; on an error nothing is locked. */
-static int lock_library(CUlibrary h, struct ww_object **o, struct code **c)
-{
+static int lock_library(CUlibrary h, struct ww_object **o, struct code **c) {
     struct ww_device *d = some_device();
     int error = ww_ready();
     if (error)
@@ -587,8 +560,7 @@ static int lock_library(CUlibrary h, struct ww_object **o, struct code **c)
     return error;
 }
 
-CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary h, const char *name)
-{
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary h, const char *name) {
     struct ww_object *o;
     struct code *c;
     if (!kernel || !name)
@@ -601,8 +573,7 @@ CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary h, const char *name)
     return error;
 }
 
-CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary h)
-{
+CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary h) {
     struct ww_object *o;
     struct code *c;
     int error = count ? lock_library(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
@@ -613,8 +584,7 @@ CUresult cuLibraryGetKernelCount(unsigned *count, CUlibrary h)
     return 0;
 }
 
-CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned most, CUlibrary h)
-{
+CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned most, CUlibrary h) {
     struct ww_object *o;
     struct code *c;
     int error = kernels ? lock_library(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
@@ -627,15 +597,13 @@ CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned most, CUlibrary h
 }
 
 /* Lock loads and find a library's code on the current device. */
-static int lock_current(CUlibrary h, struct ww_object **o, struct code **c)
-{
+static int lock_current(CUlibrary h, struct ww_object **o, struct code **c) {
     struct ww_device *d;
     int error = ww_need(&d);
     return error ? error : lock_library(h, o, c);
 }
 
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary h)
-{
+CUresult cuLibraryGetModule(CUmodule *module, CUlibrary h) {
     struct ww_object *o;
     struct code *c;
     int error = module ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
@@ -647,8 +615,7 @@ CUresult cuLibraryGetModule(CUmodule *module, CUlibrary h)
     return error;
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, const char *name)
-{
+CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, const char *name) {
     struct ww_object *o;
     struct code *c;
     int error = name ? lock_current(h, &o, &c) : CUDA_ERROR_INVALID_VALUE;
@@ -662,8 +629,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *nbytes, CUlibrary h, c
 /* -- functions ----------------------------------------------------------------------------------------------------- */
 
 /* A kernel's function on a device, loaded at first use. */
-static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f)
-{
+static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f) {
     struct kernel *k = o->more;
     struct code *c;
     *f = atomic_load_explicit(&k->fns[d - layer.devices], memory_order_acquire);
@@ -681,8 +647,7 @@ static int fn_on(struct ww_object *o, struct ww_device *d, struct ww_fn **f)
     return error;
 }
 
-int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f)
-{
+int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f) {
     struct ww_object *o = ww_object(h, WW_FUNCTION);
     if (o) {
         *f = o->more;
@@ -692,8 +657,7 @@ int ww_fn_of(void *h, struct ww_device *d, struct ww_fn **f)
     return o ? fn_on(o, d, f) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-int ww_function(void *h, struct ww_device *d, uint32_t *id)
-{
+int ww_function(void *h, struct ww_device *d, uint32_t *id) {
     struct ww_fn *f;
     int error = ww_fn_of(h, d, &f);
     if (!error)
@@ -702,32 +666,28 @@ int ww_function(void *h, struct ww_device *d, uint32_t *id)
 }
 
 /* The function behind a handle that may name one of any device. */
-static int fn_of(void *h, struct ww_fn **f)
-{
+static int fn_of(void *h, struct ww_fn **f) {
     struct ww_object *o = ww_object(h, WW_FUNCTION);
     struct ww_device *d;
     int error = o ? ww_ready() : ww_need(&d);
     return error ? error : ww_fn_of(h, o ? o->device : d, f);
 }
 
-static int fn_at(CUkernel h, CUdevice k, struct ww_fn **f)
-{
+static int fn_at(CUkernel h, CUdevice k, struct ww_fn **f) {
     int error = ww_ready();
     if (error || k < 0 || k >= layer.ndevices)
         return error ? error : CUDA_ERROR_INVALID_DEVICE;
     return ww_fn_of(h, &layer.devices[k], f);
 }
 
-static int get_attribute(const struct ww_fn *f, int attribute, int *value)
-{
+static int get_attribute(const struct ww_fn *f, int attribute, int *value) {
     if (!value || attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
     *value = atomic_load_explicit(&((struct ww_fn *)f)->attributes[attribute], memory_order_relaxed);
     return *value == -1 && attribute > CU_FUNC_SHARED_CARVEOUT ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-static int set_attribute(struct ww_fn *f, int attribute, int value)
-{
+static int set_attribute(struct ww_fn *f, int attribute, int value) {
     struct ww_args_function_set args = {f->object->id, (uint32_t)attribute, value, 0};
     if (attribute < 0 || attribute >= (int)WW_FUNCTION_ATTRIBUTES)
         return CUDA_ERROR_INVALID_VALUE;
@@ -737,36 +697,31 @@ static int set_attribute(struct ww_fn *f, int attribute, int value)
     return error;
 }
 
-CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction h)
-{
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction h) {
     struct ww_fn *f;
     int error = fn_of(h, &f);
     return error ? error : get_attribute(f, attribute, value);
 }
 
-CUresult cuFuncSetAttribute(CUfunction h, int attribute, int value)
-{
+CUresult cuFuncSetAttribute(CUfunction h, int attribute, int value) {
     struct ww_fn *f;
     int error = fn_of(h, &f);
     return error ? error : set_attribute(f, attribute, value);
 }
 
-CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel h, CUdevice k)
-{
+CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel h, CUdevice k) {
     struct ww_fn *f;
     int error = fn_at(h, k, &f);
     return error ? error : get_attribute(f, attribute, value);
 }
 
-CUresult cuKernelSetAttribute(int attribute, int value, CUkernel h, CUdevice k)
-{
+CUresult cuKernelSetAttribute(int attribute, int value, CUkernel h, CUdevice k) {
     struct ww_fn *f;
     int error = fn_at(h, k, &f);
     return error ? error : set_attribute(f, attribute, value);
 }
 
-CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k)
-{
+CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k) {
     struct ww_fn *f;
     int error = fn_at(h, k, &f);
     if (error)
@@ -777,8 +732,7 @@ CUresult cuKernelSetCacheConfig(CUkernel h, int config, CUdevice k)
     return ww_call(f->object->device, WW_OP_cuFuncSetCacheConfig, 0, &args, sizeof args, NULL, 0, NULL);
 }
 
-static int param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes)
-{
+static int param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *nbytes) {
     if (i >= f->nparams || !offset)
         return CUDA_ERROR_INVALID_VALUE;
     *offset = f->params[i].offset;
@@ -787,15 +741,13 @@ static int param_info(const struct ww_fn *f, size_t i, size_t *offset, size_t *n
     return 0;
 }
 
-CUresult cuFuncGetParamInfo(CUfunction h, size_t i, size_t *offset, size_t *nbytes)
-{
+CUresult cuFuncGetParamInfo(CUfunction h, size_t i, size_t *offset, size_t *nbytes) {
     struct ww_fn *f;
     int error = fn_of(h, &f);
     return error ? error : param_info(f, i, offset, nbytes);
 }
 
-CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbytes)
-{
+CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbytes) {
     struct ww_fn *f;
     struct ww_object *o = ww_object(h, WW_KERNEL);
     struct ww_device *d = ww_current(); /* the driver, too, asks for a current context here */
@@ -805,8 +757,7 @@ CUresult cuKernelGetParamInfo(CUkernel h, size_t i, size_t *offset, size_t *nbyt
     return (error = fn_on(o, d, &f)) ? error : param_info(f, i, offset, nbytes);
 }
 
-CUresult cuFuncGetName(const char **name, CUfunction h)
-{
+CUresult cuFuncGetName(const char **name, CUfunction h) {
     struct ww_fn *f;
     int error = fn_of(h, &f);
     if (error || !name)
@@ -815,8 +766,7 @@ CUresult cuFuncGetName(const char **name, CUfunction h)
     return 0;
 }
 
-CUresult cuFuncGetModule(CUmodule *module, CUfunction h)
-{
+CUresult cuFuncGetModule(CUmodule *module, CUfunction h) {
     struct ww_fn *f;
     int error = fn_of(h, &f);
     if (error || !module)
@@ -827,14 +777,12 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction h)
     return f->module ? 0 : CUDA_ERROR_INVALID_HANDLE;
 }
 
-CUresult cuFuncLoad(CUfunction h)
-{
+CUresult cuFuncLoad(CUfunction h) {
     struct ww_fn *f;
     return fn_of(h, &f);
 }
 
-CUresult cuFuncIsLoaded(int *state, CUfunction h)
-{
+CUresult cuFuncIsLoaded(int *state, CUfunction h) {
     struct ww_fn *f;
     int error = fn_of(h, &f);
     if (error || !state)
@@ -843,8 +791,7 @@ CUresult cuFuncIsLoaded(int *state, CUfunction h)
     return 0;
 }
 
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel h)
-{
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel h) {
     struct ww_device *d;
     struct ww_fn *f;
     int error = ww_need(&d);
@@ -858,8 +805,7 @@ CUresult cuKernelGetFunction(CUfunction *function, CUkernel h)
     return error;
 }
 
-CUresult cuKernelGetName(const char **name, CUkernel h)
-{
+CUresult cuKernelGetName(const char **name, CUkernel h) {
     struct ww_object *o = ww_object(h, WW_KERNEL);
     int error = ww_ready();
     if (error || !o || !name)
@@ -868,8 +814,7 @@ CUresult cuKernelGetName(const char **name, CUkernel h)
     return 0;
 }
 
-CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h)
-{
+CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h) {
     struct ww_object *o = ww_object(h, WW_KERNEL);
     int error = ww_ready();
     if (error || !o || !library)
@@ -882,8 +827,7 @@ CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel h)
 
 /* The block size with most threads on a multiprocessor, the largest of equals; asked of the driver for each size. */
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction h, void *shared_of, size_t shared,
-                                                   int limit, unsigned flags)
-{
+                                                   int limit, unsigned flags) {
     struct ww_device *d;
     struct ww_fn *f;
     int error = ww_need(&d), best = 0, n;
@@ -906,7 +850,7 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunc
     return 0;
 }
 
-CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction h, void *shared_of, size_t shared, int limit)
-{
+CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction h, void *shared_of, size_t shared,
+                                          int limit) {
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, h, shared_of, shared, limit, 0);
 }

@@ -1,22 +1,20 @@
-/* Graphs with conditional nodes. What these do next is decided on the device by kernels that set a handle's value, so that
- * the worker's driver must have such a graph: its twin. A handle, and a conditional node with its graphs, are made there at
- * once; all else is recorded when the graph is made executable, in the order of its plan. Whatever a program does with the
- * graph's other nodes and edges is done here alone, as with graphs that have no twin.
+/* Graphs with conditional nodes. What these do next is decided on the device by kernels that set a handle's value, so
+ * that the worker's driver must have such a graph: its twin. A handle, and a conditional node with its graphs, are made
+ * there at once; all else is recorded when the graph is made executable, in the order of its plan. Whatever a program
+ * does with the graph's other nodes and edges is done here alone, as with graphs that have no twin.
  */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 
-static int alive(const struct ww_twin *t)
-{
+static int alive(const struct ww_twin *t) {
     if (!t->device)
         return CUDA_ERROR_INVALID_VALUE;
     int error = ww_context_code(t->device);
     return error ? error : t->life == atomic_load(&t->device->life) ? 0 : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-static int name(struct ww_twin *t, struct ww_device *d)
-{
+static int name(struct ww_twin *t, struct ww_device *d) {
     int error = ww_id_take(&d->graphs, &t->id);
     if (!error) {
         t->device = d;
@@ -25,18 +23,18 @@ static int name(struct ww_twin *t, struct ww_device *d)
     return error;
 }
 
-void ww_twin_drop(struct ww_twin *t, uint16_t op)
-{
+void ww_twin_drop(struct ww_twin *t, uint16_t op) {
     struct ww_args_graph args = {t->id, 0}; /* of EXEC_DROP, too: its second number is not used */
     if (t->device && !alive(t) && !ww_send(t->device, op, 0, &args, sizeof args))
         ww_id_give(t->device, &t->device->graphs, t->life, t->id);
     t->device = NULL;
 }
 
-/* -- handles, nodes ------------------------------------------------------------------------------------------------------ */
+/* -- handles, nodes
+ * ------------------------------------------------------------------------------------------------------ */
 
-CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext context, unsigned value, unsigned flags)
-{
+CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext context, unsigned value,
+                                        unsigned flags) {
     struct ww_device *d = NULL;
     uint32_t got = 0;
     int error = ww_ready();
@@ -60,8 +58,7 @@ CUresult cuGraphConditionalHandleCreate(uint64_t *handle, void *graph, CUcontext
     return error;
 }
 
-void ww_condition_drop(struct ww_condition *c)
-{
+void ww_condition_drop(struct ww_condition *c) {
     if (!c)
         return;
     for (uint32_t i = 0; i < c->size; i++)
@@ -76,8 +73,7 @@ void ww_condition_drop(struct ww_condition *c)
 }
 
 /* Graphs of the node, each with a name for its twin. */
-static int make_graphs(struct ww_condition *c, struct ww_device *d)
-{
+static int make_graphs(struct ww_condition *c, struct ww_device *d) {
     c->graphs = calloc(c->size, sizeof *c->graphs);
     c->handles = calloc(c->size, sizeof *c->handles);
     int error = c->graphs && c->handles ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
@@ -91,8 +87,7 @@ static int make_graphs(struct ww_condition *c, struct ww_device *d)
 }
 
 /* They are not there, or not any more: their names are given back, and nothing is sent. */
-static void never_made(struct ww_condition *c)
-{
+static void never_made(struct ww_condition *c) {
     for (uint32_t i = 0; c->graphs && i < c->size; i++)
         if (c->graphs[i] && c->graphs[i]->twin.device) {
             struct ww_twin *t = &c->graphs[i]->twin;
@@ -101,8 +96,7 @@ static void never_made(struct ww_condition *c)
         }
 }
 
-static int send_node(const struct ww_graph *g, const struct ww_condition *c)
-{
+static int send_node(const struct ww_graph *g, const struct ww_condition *c) {
     size_t nbytes = sizeof(struct ww_args_graph_condition) + c->size * sizeof(uint32_t);
     struct ww_args_graph_condition *args = calloc(1, nbytes);
     uint32_t got;
@@ -116,9 +110,9 @@ static int send_node(const struct ww_graph *g, const struct ww_condition *c)
     return error;
 }
 
-int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w)
-{
-    int error = p->size && p->size <= WW_BODIES && p->type >= 0 && p->type <= 2 ? alive(&g->twin) : CUDA_ERROR_INVALID_VALUE;
+int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, struct ww_work *w) {
+    int error =
+        p->size && p->size <= WW_BODIES && p->type >= 0 && p->type <= 2 ? alive(&g->twin) : CUDA_ERROR_INVALID_VALUE;
     if (!error && p->context && ww_context(p->context) != g->twin.device)
         error = CUDA_ERROR_INVALID_VALUE;
     struct ww_condition *c = error ? NULL : calloc(1, sizeof *c);
@@ -137,41 +131,44 @@ int ww_condition_make(struct ww_graph *g, const struct cu_node_condition *p, str
     return 0;
 }
 
-/* -- recording and launches --------------------------------------------------------------------------------------------------- */
+/* -- recording and launches
+ * --------------------------------------------------------------------------------------------------- */
 
-int ww_twin_begin(const struct ww_twin *t)
-{
+int ww_twin_begin(const struct ww_twin *t) {
     struct ww_args_id args = {t->id, 0};
     uint32_t got;
     int error = alive(t);
     return error ? error : ww_call(t->device, WW_OP_GRAPH_BEGIN, 0, &args, sizeof args, NULL, 0, &got);
 }
 
-int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node)
-{
+int ww_twin_step(const struct ww_twin *t, const struct ww_work *w, uint32_t node) {
     struct ww_args_id args = {node, 0};
     switch (w->kind) {
     case CU_NODE_KERNEL:
         return w->device == t->device ? ww_kernel_post(t->device, WW_RECORDED, w->of.kernel)
                                       : ww_refused("graphs with kernels of several devices");
-    case CU_NODE_COPY: return ww_copy_post(t->device, WW_RECORDED, &w->of.copy);
-    case CU_NODE_SET: return ww_set_post(t->device, WW_RECORDED, &w->of.set);
-    case CU_NODE_CONDITION: return ww_send(t->device, WW_OP_GRAPH_NODE, 0, &args, sizeof args);
+    case CU_NODE_COPY:
+        return ww_copy_post(t->device, WW_RECORDED, &w->of.copy);
+    case CU_NODE_SET:
+        return ww_set_post(t->device, WW_RECORDED, &w->of.set);
+    case CU_NODE_CONDITION:
+        return ww_send(t->device, WW_OP_GRAPH_NODE, 0, &args, sizeof args);
     case CU_NODE_EMPTY:
     case CU_NODE_ALLOC: /* its address is there already */
-    case CU_NODE_FREE: return 0;
-    default: return ww_refused("graphs with host functions or events between kernels and conditional nodes, or within these");
+    case CU_NODE_FREE:
+        return 0;
+    default:
+        return ww_refused(
+            "graphs with host functions or events between kernels and conditional nodes, or within these");
     }
 }
 
-int ww_twin_end(const struct ww_twin *t)
-{
+int ww_twin_end(const struct ww_twin *t) {
     uint32_t got;
     return ww_call(t->device, WW_OP_GRAPH_END, 0, NULL, 0, NULL, 0, &got);
 }
 
-int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec)
-{
+int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec) {
     uint32_t got;
     int error = name(exec, t->device);
     if (error)
@@ -184,8 +181,7 @@ int ww_twin_exec(const struct ww_twin *t, struct ww_twin *exec)
     return error;
 }
 
-int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream)
-{
+int ww_twin_launch(const struct ww_twin *exec, struct ww_device *d, uint32_t stream) {
     struct ww_args_id args = {exec->id, 0};
     int error = alive(exec);
     if (!error && exec->device != d)

@@ -13,45 +13,60 @@ static _Thread_local struct stack stack;
 
 /* Attributes of what programs cannot do here: pageable memory, memory made by parts, handles for other
  * processes, pools on NUMA nodes, stream memory operations, multicast, tensor maps. */
-static const unsigned char absent[] = {
-    CU_DEVICE_PAGEABLE_ACCESS, CU_DEVICE_HOST_POINTER_FOR_REGISTERED, 92, 93, 94, CU_DEVICE_PAGEABLE_BY_HOST_TABLES,
-    CU_DEVICE_DIRECT_MANAGED,
-    CU_DEVICE_VMM, CU_DEVICE_HANDLE_POSIX_FD, 104, 105, 113, 114, CU_DEVICE_RDMA, 117, 118,
-    CU_DEVICE_POOL_HANDLE_TYPES, 121, 122, 123, CU_DEVICE_DMA_BUF, CU_DEVICE_IPC_EVENT, 126, CU_DEVICE_TENSOR_MAP,
-    CU_DEVICE_HANDLE_FABRIC, CU_DEVICE_UNIFIED_FUNCTION_POINTERS, 130, CU_DEVICE_MULTICAST, 135, 136, 141, 142, 143};
+static const unsigned char absent[] = {CU_DEVICE_PAGEABLE_ACCESS,
+                                       CU_DEVICE_HOST_POINTER_FOR_REGISTERED,
+                                       92,
+                                       93,
+                                       94,
+                                       CU_DEVICE_PAGEABLE_BY_HOST_TABLES,
+                                       CU_DEVICE_DIRECT_MANAGED,
+                                       CU_DEVICE_VMM,
+                                       CU_DEVICE_HANDLE_POSIX_FD,
+                                       104,
+                                       105,
+                                       113,
+                                       114,
+                                       CU_DEVICE_RDMA,
+                                       117,
+                                       118,
+                                       CU_DEVICE_POOL_HANDLE_TYPES,
+                                       121,
+                                       122,
+                                       123,
+                                       CU_DEVICE_DMA_BUF,
+                                       CU_DEVICE_IPC_EVENT,
+                                       126,
+                                       CU_DEVICE_TENSOR_MAP,
+                                       CU_DEVICE_HANDLE_FABRIC,
+                                       CU_DEVICE_UNIFIED_FUNCTION_POINTERS,
+                                       130,
+                                       CU_DEVICE_MULTICAST,
+                                       135,
+                                       136,
+                                       141,
+                                       142,
+                                       143};
 
-int ww_ready(void)
-{
+int ww_ready(void) {
     if (__builtin_expect(atomic_load_explicit(&layer.state, memory_order_acquire) != 2, 0) || layer.forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     return ww_in_host_function ? CUDA_ERROR_NOT_PERMITTED : 0;
 }
 
-struct ww_device *ww_current(void)
-{
-    return stack.depth ? stack.at[stack.depth - 1] : NULL;
-}
+struct ww_device *ww_current(void) { return stack.depth ? stack.at[stack.depth - 1] : NULL; }
 
-struct ww_device *ww_context(CUcontext h)
-{
+struct ww_device *ww_context(CUcontext h) {
     for (int i = 0; i < layer.ndevices; i++)
         if ((void *)h == &layer.devices[i])
             return &layer.devices[i];
     return NULL;
 }
 
-CUcontext ww_context_handle(struct ww_device *d)
-{
-    return (CUcontext)(void *)d;
-}
+CUcontext ww_context_handle(struct ww_device *d) { return (CUcontext)(void *)d; }
 
-static int index_of(const struct ww_device *d)
-{
-    return (int)(d - layer.devices);
-}
+static int index_of(const struct ww_device *d) { return (int)(d - layer.devices); }
 
-int ww_context_code(struct ww_device *d)
-{
+int ww_context_code(struct ww_device *d) {
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
     if (__builtin_expect(!c, 0))
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -59,8 +74,7 @@ int ww_context_code(struct ww_device *d)
     return code ? code : atomic_load_explicit(&c->lost, memory_order_relaxed);
 }
 
-int ww_need(struct ww_device **d)
-{
+int ww_need(struct ww_device **d) {
     int error = ww_ready();
     if (error)
         return error;
@@ -72,8 +86,7 @@ int ww_need(struct ww_device **d)
     return ww_context_code(*d);
 }
 
-CUresult cuInit(unsigned flags)
-{
+CUresult cuInit(unsigned flags) {
     if (layer.forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (flags)
@@ -84,8 +97,7 @@ CUresult cuInit(unsigned flags)
     return error;
 }
 
-CUresult cuDriverGetVersion(int *version)
-{
+CUresult cuDriverGetVersion(int *version) {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
     if (!layer.forked && ww_facts_once() == 0)
@@ -97,8 +109,7 @@ CUresult cuDriverGetVersion(int *version)
 
 /* -- devices ------------------------------------------------------------------------------------------------------- */
 
-static int device_of(CUdevice k, struct ww_device **d)
-{
+static int device_of(CUdevice k, struct ww_device **d) {
     int error = ww_ready();
     if (error)
         return error;
@@ -108,8 +119,7 @@ static int device_of(CUdevice k, struct ww_device **d)
     return 0;
 }
 
-CUresult cuDeviceGetCount(int *n)
-{
+CUresult cuDeviceGetCount(int *n) {
     int error = ww_ready();
     if (error || !n)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -117,8 +127,7 @@ CUresult cuDeviceGetCount(int *n)
     return 0;
 }
 
-CUresult cuDeviceGet(CUdevice *device, int ordinal)
-{
+CUresult cuDeviceGet(CUdevice *device, int ordinal) {
     struct ww_device *d;
     int error = device_of(ordinal, &d);
     if (error || !device)
@@ -127,30 +136,26 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return 0;
 }
 
-static int text_out(char *to, int room, const char *text)
-{
+static int text_out(char *to, int room, const char *text) {
     if (!to || room <= 0)
         return CUDA_ERROR_INVALID_VALUE;
     snprintf(to, (size_t)room, "%s", text);
     return 0;
 }
 
-CUresult cuDeviceGetName(char *name, int room, CUdevice k)
-{
+CUresult cuDeviceGetName(char *name, int room, CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     return error ? error : text_out(name, room, d->facts.name);
 }
 
-CUresult cuDeviceGetPCIBusId(char *name, int room, CUdevice k)
-{
+CUresult cuDeviceGetPCIBusId(char *name, int room, CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     return error ? error : text_out(name, room, d->facts.pci);
 }
 
-CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name)
-{
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name) {
     int error = ww_ready();
     if (error || !device || !name)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -164,8 +169,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *name)
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice k)
-{
+CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error || !uuid)
@@ -174,13 +178,9 @@ CUresult cuDeviceGetUuid_v2(void *uuid, CUdevice k)
     return 0;
 }
 
-CUresult cuDeviceGetUuid(void *uuid, CUdevice k)
-{
-    return cuDeviceGetUuid_v2(uuid, k);
-}
+CUresult cuDeviceGetUuid(void *uuid, CUdevice k) { return cuDeviceGetUuid_v2(uuid, k); }
 
-CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice k)
-{
+CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error || !nbytes)
@@ -189,8 +189,7 @@ CUresult cuDeviceTotalMem_v2(size_t *nbytes, CUdevice k)
     return 0;
 }
 
-CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k)
-{
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error || !value || attribute <= 0 || attribute >= (int)WW_ATTRIBUTES)
@@ -202,16 +201,14 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice k)
     return 0;
 }
 
-CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice k)
-{
+CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice k) {
     int error = cuDeviceGetAttribute(major, CU_DEVICE_MAJOR, k);
     return error ? error : cuDeviceGetAttribute(minor, CU_DEVICE_MINOR, k);
 }
 
 /* -- primary contexts ---------------------------------------------------------------------------------------------- */
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k)
-{
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error || !context)
@@ -225,8 +222,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice k)
     return 0;
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k)
-{
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error)
@@ -241,18 +237,11 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice k)
     return error;
 }
 
-CUresult cuDevicePrimaryCtxRelease(CUdevice k)
-{
-    return cuDevicePrimaryCtxRelease_v2(k);
-}
+CUresult cuDevicePrimaryCtxRelease(CUdevice k) { return cuDevicePrimaryCtxRelease_v2(k); }
 
-CUresult cuDevicePrimaryCtxReset(CUdevice k)
-{
-    return cuDevicePrimaryCtxReset_v2(k);
-}
+CUresult cuDevicePrimaryCtxReset(CUdevice k) { return cuDevicePrimaryCtxReset_v2(k); }
 
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice k)
-{
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice k) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (!error)
@@ -260,8 +249,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice k)
     return error;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice k, unsigned *flags, int *active)
-{
+CUresult cuDevicePrimaryCtxGetState(CUdevice k, unsigned *flags, int *active) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error || !flags || !active)
@@ -272,8 +260,7 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice k, unsigned *flags, int *active)
 }
 
 /* Flags say how the calling thread waits, which is the layer's affair: kept, and told when asked. */
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags)
-{
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags) {
     struct ww_device *d;
     int error = device_of(k, &d);
     if (error || flags > 0xff || (flags & 7) == 3 || (flags & 7) > 4)
@@ -284,8 +271,7 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice k, unsigned flags)
 
 /* -- the thread's stack -------------------------------------------------------------------------------------------- */
 
-CUresult cuCtxGetCurrent(CUcontext *context)
-{
+CUresult cuCtxGetCurrent(CUcontext *context) {
     int error = ww_ready();
     if (error || !context)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -293,8 +279,7 @@ CUresult cuCtxGetCurrent(CUcontext *context)
     return 0;
 }
 
-CUresult cuCtxSetCurrent(CUcontext context)
-{
+CUresult cuCtxSetCurrent(CUcontext context) {
     int error = ww_ready();
     struct ww_device *d = ww_context(context);
     if (error || (context && !d))
@@ -309,8 +294,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
     return 0;
 }
 
-CUresult cuCtxPushCurrent_v2(CUcontext context)
-{
+CUresult cuCtxPushCurrent_v2(CUcontext context) {
     int error = ww_ready();
     struct ww_device *d = ww_context(context);
     if (error || !d)
@@ -321,8 +305,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext context)
     return 0;
 }
 
-CUresult cuCtxPopCurrent_v2(CUcontext *context)
-{
+CUresult cuCtxPopCurrent_v2(CUcontext *context) {
     int error = ww_ready();
     if (error || !stack.depth)
         return error ? error : CUDA_ERROR_INVALID_CONTEXT;
@@ -332,18 +315,11 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
     return 0;
 }
 
-CUresult cuCtxPushCurrent(CUcontext context)
-{
-    return cuCtxPushCurrent_v2(context);
-}
+CUresult cuCtxPushCurrent(CUcontext context) { return cuCtxPushCurrent_v2(context); }
 
-CUresult cuCtxPopCurrent(CUcontext *context)
-{
-    return cuCtxPopCurrent_v2(context);
-}
+CUresult cuCtxPopCurrent(CUcontext *context) { return cuCtxPopCurrent_v2(context); }
 
-CUresult cuCtxGetDevice(CUdevice *device)
-{
+CUresult cuCtxGetDevice(CUdevice *device) {
     int error = ww_ready();
     if (error || !device)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -354,15 +330,13 @@ CUresult cuCtxGetDevice(CUdevice *device)
 }
 
 /* The device of a context, NULL being the thread's. */
-static int context_or_current(CUcontext context, struct ww_device **d)
-{
+static int context_or_current(CUcontext context, struct ww_device **d) {
     int error = ww_ready();
     *d = context ? ww_context(context) : ww_current();
     return error ? error : *d ? 0 : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
-{
+CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context) {
     struct ww_device *d;
     int error = context_or_current(context, &d);
     if (error || !device)
@@ -371,8 +345,7 @@ CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
     return 0;
 }
 
-CUresult cuCtxGetFlags(unsigned *flags)
-{
+CUresult cuCtxGetFlags(unsigned *flags) {
     struct ww_device *d;
     int error = context_or_current(NULL, &d);
     if (error || !flags)
@@ -381,8 +354,7 @@ CUresult cuCtxGetFlags(unsigned *flags)
     return 0;
 }
 
-CUresult cuCtxGetId(CUcontext context, uint64_t *id)
-{
+CUresult cuCtxGetId(CUcontext context, uint64_t *id) {
     struct ww_device *d;
     int error = context_or_current(context, &d);
     if (error || !id)
@@ -391,8 +363,7 @@ CUresult cuCtxGetId(CUcontext context, uint64_t *id)
     return 0;
 }
 
-CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
-{
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version) {
     struct ww_device *d;
     int error = context_or_current(context, &d);
     if (error || !version)
@@ -401,8 +372,7 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
     return 0;
 }
 
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     struct ww_device *d;
     int error = context_or_current(NULL, &d);
     if (error)
@@ -414,8 +384,7 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return 0;
 }
 
-static int synchronize(struct ww_device *d)
-{
+static int synchronize(struct ww_device *d) {
     int error = ww_no_synchronize(d, 0);
     if (error)
         return error;
@@ -425,15 +394,13 @@ static int synchronize(struct ww_device *d)
     return error ? error : ww_earlier(d);
 }
 
-CUresult cuCtxSynchronize(void)
-{
+CUresult cuCtxSynchronize(void) {
     struct ww_device *d;
     int error = ww_need(&d);
     return error ? error : synchronize(d);
 }
 
-CUresult cuCtxSynchronize_v2(CUcontext context)
-{
+CUresult cuCtxSynchronize_v2(CUcontext context) {
     struct ww_device *d;
     int error = context_or_current(context, &d);
     return error ? error : (error = ww_open(d)) ? error : synchronize(d);

@@ -12,50 +12,46 @@
 #include <emmintrin.h>
 #endif
 
-#define OUT_AHEAD 8u    /* places of one copy from the device */
-#define FAR_AHEAD 32u   /* .. from another host's: the way there and back takes longer */
-#define FEW_PLACES 16u  /* free: a copy from the device first waits for its stream, and holds none meanwhile */
+#define OUT_AHEAD 8u   /* places of one copy from the device */
+#define FAR_AHEAD 32u  /* .. from another host's: the way there and back takes longer */
+#define FEW_PLACES 16u /* free: a copy from the device first waits for its stream, and holds none meanwhile */
 
 #define SMALL_PIECES (4u << 20) /* bytes of a copy whose pieces fill a quarter of a place: the device begins sooner */
-#define STREAMED (8u << 20) /* bytes of a copy to the host that leave the caches alone */
-#define PART (2u << 20)     /* least bytes of a large copy that a thread of its own is worth */
-#define PARTS 4u            /* threads of one copy, the caller's among them */
+#define STREAMED (8u << 20)     /* bytes of a copy to the host that leave the caches alone */
+#define PART (2u << 20)         /* least bytes of a large copy that a thread of its own is worth */
+#define PARTS 4u                /* threads of one copy, the caller's among them */
 #define PART_STACK (1u << 20)
 _Static_assert(PART >= WW_PLACE_BYTES, "a part ends at a place's end");
 
 struct copy {
     struct ww_device *device; /* the stream's */
     uint32_t stream;
-    bool waits;               /* a synchronous call, or the last row of one */
+    bool waits; /* a synchronous call, or the last row of one */
     uint64_t to, from;
     size_t nbytes;
-    bool begins;              /* a synchronous call, or the first row of one: it comes behind what others have to do */
-    uint32_t piece;           /* bytes: set in copy_in and copy_out */
-    bool seen;                /* an end is pinned memory, which the program may touch as soon as the call returns */
+    bool begins;    /* a synchronous call, or the first row of one: it comes behind what others have to do */
+    uint32_t piece; /* bytes: set in copy_in and copy_out */
+    bool seen;      /* an end is pinned memory, which the program may touch as soon as the call returns */
 };
 
-static uint32_t piece_of(const struct copy *k)
-{
+static uint32_t piece_of(const struct copy *k) {
     return k->nbytes <= SMALL_PIECES && !k->device->facts.remote ? WW_PLACE_BYTES / 4 : WW_PLACE_BYTES;
 }
 
 /* Wait until all that was posted to a stream is done. */
-static int stream_done(struct ww_device *d, uint32_t stream)
-{
+static int stream_done(struct ww_device *d, uint32_t stream) {
     return ww_call(d, WW_OP_STREAM_SYNC, stream, NULL, 0, NULL, 0, NULL);
 }
 
-/* A synchronous call waits for memory that the program sees, on a thread's own stream, behind which no other orders itself,
- * and on a device whose memory others use: their streams do not order themselves behind its legacy one. */
-static uint32_t waiting(const struct copy *k)
-{
+/* A synchronous call waits for memory that the program sees, on a thread's own stream, behind which no other orders
+ * itself, and on a device whose memory others use: their streams do not order themselves behind its legacy one. */
+static uint32_t waiting(const struct copy *k) {
     bool others = k->seen || k->stream != WW_LEGACY || atomic_load_explicit(&k->device->shared, memory_order_relaxed);
     return k->waits && others ? WW_DONE : 0;
 }
 
 /* The end of a call: where a synchronous one has not waited, all that is posted later comes after it. */
-static int posted(const struct copy *k, uint32_t flags, int error)
-{
+static int posted(const struct copy *k, uint32_t flags, int error) {
     return error || flags || !k->waits ? error : ww_mark_copied(k->device);
 }
 
@@ -73,16 +69,14 @@ struct part {
     pthread_t thread;
 };
 
-static void *carry(void *p)
-{
+static void *carry(void *p) {
     struct part *part = p;
     part->error = part->work(&part->copy);
     return NULL;
 }
 
 /* Begin a part in a thread that gets none of the program's signals; where there is no thread, in this one. */
-static void begin_part(struct part *part, const pthread_attr_t *how)
-{
+static void begin_part(struct part *part, const pthread_attr_t *how) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -92,8 +86,7 @@ static void begin_part(struct part *part, const pthread_attr_t *how)
         carry(part);
 }
 
-static int in_parts(const struct copy *k, int (*work)(const struct copy *k))
-{
+static int in_parts(const struct copy *k, int (*work)(const struct copy *k)) {
     size_t most = layer.many_cores ? k->nbytes / PART : 1, n = most < PARTS ? most : PARTS;
     size_t each = n > 1 ? (k->nbytes / n + WW_PLACE_BYTES - 1) / WW_PLACE_BYTES * WW_PLACE_BYTES : 0;
     struct part parts[PARTS];
@@ -126,8 +119,7 @@ static int in_parts(const struct copy *k, int (*work)(const struct copy *k))
 
 /* -- from the host ------------------------------------------------------------------------------------------------- */
 
-static int in_entry(const struct copy *k)
-{
+static int in_entry(const struct copy *k) {
     struct ww_args_move args = {k->to, k->nbytes};
     struct ww_post p;
     uint32_t flags = waiting(k);
@@ -139,8 +131,7 @@ static int in_entry(const struct copy *k)
     return posted(k, flags, ww_finish(&p));
 }
 
-static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t flags)
-{
+static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t flags) {
     struct ww_args_move args = {k->to + at, nbytes};
     struct ww_channel *c;
     struct ww_post p;
@@ -162,8 +153,7 @@ static int in_piece(const struct copy *k, size_t at, uint32_t nbytes, uint32_t f
     return error;
 }
 
-static int in_pieces(const struct copy *k)
-{
+static int in_pieces(const struct copy *k) {
     int error = 0;
     uint32_t flags = waiting(k);
     for (size_t at = 0; at < k->nbytes && !error; at += k->piece) {
@@ -173,11 +163,10 @@ static int in_pieces(const struct copy *k)
     return error;
 }
 
-static int copy_in(struct copy *k)
-{
+static int copy_in(struct copy *k) {
     k->piece = piece_of(k);
     if (k->device->facts.remote && atomic_load(&k->device->holds)) /* memory that is pinned for it is read now, */
-        ww_host_wait(k->device, k->stream);                       /* and a host function before this may write to it */
+        ww_host_wait(k->device, k->stream);                        /* and a host function before this may write to it */
     return k->nbytes <= WW_SMALL ? in_entry(k) : posted(k, waiting(k), in_parts(k, in_pieces));
 }
 
@@ -188,8 +177,7 @@ struct piece {
     uint32_t place, nbytes;
 };
 
-static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q)
-{
+static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q) {
     size_t left = k->nbytes - at;
     struct ww_post p;
     q->nbytes = left < k->piece ? (uint32_t)left : k->piece;
@@ -211,8 +199,7 @@ static int out_post(const struct copy *k, size_t at, bool waits, struct piece *q
 
 /* Copy a piece of a large copy: its lines are not read before they are written, and do not push the places out of the
  * cache, in which the device has just written them. */
-static void copy_streamed(char *to, const char *from, size_t nbytes)
-{
+static void copy_streamed(char *to, const char *from, size_t nbytes) {
 #if defined(__x86_64__)
     size_t head = -(uintptr_t)to & 63, i = 0;
     if (nbytes < 128)
@@ -221,7 +208,8 @@ static void copy_streamed(char *to, const char *from, size_t nbytes)
     to += head, from += head, nbytes -= head;
     for (; i + 64 <= nbytes; i += 64) {
         __m128i a = _mm_loadu_si128((const __m128i *)(from + i)), b = _mm_loadu_si128((const __m128i *)(from + i + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32)), d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32)),
+                d = _mm_loadu_si128((const __m128i *)(from + i + 48));
         _mm_stream_si128((__m128i *)(to + i), a);
         _mm_stream_si128((__m128i *)(to + i + 16), b);
         _mm_stream_si128((__m128i *)(to + i + 32), c);
@@ -234,8 +222,7 @@ static void copy_streamed(char *to, const char *from, size_t nbytes)
 #endif
 }
 
-static int out_take(const struct copy *k, size_t at, const struct piece *q)
-{
+static int out_take(const struct copy *k, size_t at, const struct piece *q) {
     const char *from = (const char *)q->channel->staging + (size_t)q->place * WW_PLACE_BYTES;
     char *to = (char *)(uintptr_t)(k->to + at);
     int error = ww_place_wait(q->channel, q->place);
@@ -248,8 +235,7 @@ static int out_take(const struct copy *k, size_t at, const struct piece *q)
 }
 
 /* Who holds places waits for no other: threads that each hold some and wait for one more would wait for ever. */
-static int out_pieces(const struct copy *k)
-{
+static int out_pieces(const struct copy *k) {
     struct piece pieces[FAR_AHEAD];
     uint32_t ahead = k->device->facts.remote ? FAR_AHEAD : OUT_AHEAD;
     size_t n = (k->nbytes + k->piece - 1) / k->piece, posted = 0, taken = 0;
@@ -271,8 +257,7 @@ static int out_pieces(const struct copy *k)
     return error;
 }
 
-static int copy_out(struct copy *k)
-{
+static int copy_out(struct copy *k) {
     k->piece = piece_of(k);
     bool first = k->nbytes > WW_PLACE_BYTES || ww_places_free(k->device) < FEW_PLACES;
     int error = first ? stream_done(k->device, k->stream) : 0;
@@ -283,8 +268,7 @@ static int copy_out(struct copy *k)
 
 /* -- between addresses that the worker has ------------------------------------------------------------------------- */
 
-static int copy_there(const struct copy *k)
-{
+static int copy_there(const struct copy *k) {
     struct ww_args_copy args = {k->to, k->from, k->nbytes};
     struct ww_post p;
     uint32_t flags = waiting(k);
@@ -295,15 +279,13 @@ static int copy_there(const struct copy *k)
     return posted(k, flags, ww_finish(&p));
 }
 
-static bool reaches(struct ww_device *d, struct ww_device *owner, const struct ww_span *r)
-{
+static bool reaches(struct ww_device *d, struct ww_device *owner, const struct ww_span *r) {
     return owner == d || (r->what == WW_ON_DEVICE && ww_reach(d, owner));
 }
 
 /* Between two devices, by the stream's own, which has the other's memory mapped. A synchronous call comes behind the
  * legacy streams of both, and is done when it returns. */
-static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_device *from)
-{
+static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_device *from) {
     struct ww_device *ends[2] = {to, from};
     struct ww_args_copy args = {k->to, k->from, k->nbytes};
     struct ww_post p;
@@ -322,8 +304,7 @@ static int copy_directly(const struct copy *k, struct ww_device *to, struct ww_d
 }
 
 /* Between two devices, by way of the program: when the stream has come there, and before the call returns. */
-static int copy_across(const struct copy *k, struct ww_device *to, struct ww_device *from)
-{
+static int copy_across(const struct copy *k, struct ww_device *to, struct ww_device *from) {
     char *buffer = malloc(WW_PLACE_BYTES);
     int error = buffer ? stream_done(k->device, k->stream) : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t at = 0; at < k->nbytes && !error; at += WW_PLACE_BYTES) {
@@ -340,16 +321,14 @@ static int copy_across(const struct copy *k, struct ww_device *to, struct ww_dev
 /* -- where a copy goes --------------------------------------------------------------------------------------------- */
 
 /* The device of an address that its worker can use, with its range; NULL: the program's own memory. */
-static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r)
-{
+static struct ww_device *end_of(const struct copy *k, uint64_t at, struct ww_span *r) {
     if (ww_range_find(&k->device->ranges, at, r))
         return r->what == WW_PINNED_MEMORY && k->device->facts.remote ? NULL : k->device;
     struct ww_device *d = ww_range_owner(at, r);
     return d && r->what == WW_PINNED_MEMORY ? NULL : d; /* pinned on another device: plain memory for this one */
 }
 
-static int dispatch(struct copy *k)
-{
+static int dispatch(struct copy *k) {
     struct ww_span to, from;
     struct ww_device *there = end_of(k, k->to, &to), *here = end_of(k, k->from, &from);
     if ((there && !ww_range_holds(&to, k->to, k->nbytes)) || (here && !ww_range_holds(&from, k->from, k->nbytes)))
@@ -383,10 +362,12 @@ static int dispatch(struct copy *k)
 enum side { ANY, HOST, DEVICE };
 
 /* An end of a copy as a graph's node knows it. */
-static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes)
-{
-    struct cu_end3 e = {.type = is == HOST ? CU_MEMORY_HOST : is == DEVICE ? CU_MEMORY_DEVICE : CU_MEMORY_UNIFIED,
-                        .pitch = nbytes, .height = 1};
+static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes) {
+    struct cu_end3 e = {.type = is == HOST     ? CU_MEMORY_HOST
+                                : is == DEVICE ? CU_MEMORY_DEVICE
+                                               : CU_MEMORY_UNIFIED,
+                        .pitch = nbytes,
+                        .height = 1};
     if (is == HOST)
         e.host = (const void *)(uintptr_t)at;
     else
@@ -395,19 +376,20 @@ static struct cu_end3 end3(uint64_t at, enum side is, size_t nbytes)
 }
 
 /* A stream that records gets a node. */
-static int captured_copy(const struct copy *k, enum side to_is, enum side from_is)
-{
+static int captured_copy(const struct copy *k, enum side to_is, enum side from_is) {
     struct ww_work work = {.kind = CU_NODE_COPY, .device = k->device};
     if (k->waits)
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    work.of.copy = (struct cu_copy3){.from = end3(k->from, from_is, k->nbytes), .to = end3(k->to, to_is, k->nbytes),
-                                     .width = k->nbytes, .height = 1, .depth = 1};
+    work.of.copy = (struct cu_copy3){.from = end3(k->from, from_is, k->nbytes),
+                                     .to = end3(k->to, to_is, k->nbytes),
+                                     .width = k->nbytes,
+                                     .height = 1,
+                                     .depth = 1};
     return ww_capture_add(k->device, k->stream, &work);
 }
 
 static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, size_t nbytes, void *h, int per_thread,
-                bool waits)
-{
+                bool waits) {
     struct copy k = {.waits = waits, .to = to, .from = from, .nbytes = nbytes, .begins = waits};
     struct ww_span r;
     bool captured;
@@ -417,75 +399,66 @@ static int copy(uint64_t to, enum side to_is, uint64_t from, enum side from_is, 
         return error;
     if (!nbytes)
         return 0;
-    if (!to || !from || (to_is == DEVICE && !ww_range_owner(to, &r)) || (from_is == DEVICE && !ww_range_owner(from, &r)))
+    if (!to || !from || (to_is == DEVICE && !ww_range_owner(to, &r)) ||
+        (from_is == DEVICE && !ww_range_owner(from, &r)))
         return CUDA_ERROR_INVALID_VALUE;
     return captured ? captured_copy(&k, to_is, from_is) : dispatch(&k);
 }
 
-CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes)
-{
+CUresult ww_cuMemcpy(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
     return copy(to, ANY, from, ANY, nbytes, NULL, per_thread, true);
 }
 
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h)
-{
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h) {
     return copy(to, ANY, from, ANY, nbytes, h, 0, false);
 }
 
-CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t nbytes)
-{
+CUresult ww_cuMemcpyHtoD_v2(int per_thread, CUdeviceptr to, const void *from, size_t nbytes) {
     return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, NULL, per_thread, true);
 }
 
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t nbytes, CUstream h)
-{
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t nbytes, CUstream h) {
     return copy(to, DEVICE, (uintptr_t)from, HOST, nbytes, h, 0, false);
 }
 
-CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t nbytes)
-{
+CUresult ww_cuMemcpyDtoH_v2(int per_thread, void *to, CUdeviceptr from, size_t nbytes) {
     return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, NULL, per_thread, true);
 }
 
-CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t nbytes, CUstream h)
-{
+CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t nbytes, CUstream h) {
     return copy((uintptr_t)to, HOST, from, DEVICE, nbytes, h, 0, false);
 }
 
-CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes)
-{
+CUresult ww_cuMemcpyDtoD_v2(int per_thread, CUdeviceptr to, CUdeviceptr from, size_t nbytes) {
     return copy(to, DEVICE, from, DEVICE, nbytes, NULL, per_thread, true);
 }
 
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h)
-{
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t nbytes, CUstream h) {
     return copy(to, DEVICE, from, DEVICE, nbytes, h, 0, false);
 }
 
 /* Contexts are those of the addresses: arenas of devices do not overlap. */
-static int peer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h, int per_thread,
-                bool waits)
-{
+static int peer(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, void *h,
+                int per_thread, bool waits) {
     if (ww_ready() || !ww_context(there) || !ww_context(here))
         return ww_ready() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_INVALID_CONTEXT;
     return copy(to, DEVICE, from, DEVICE, nbytes, h, per_thread, waits);
 }
 
-CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes)
-{
+CUresult ww_cuMemcpyPeer(int per_thread, CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here,
+                         size_t nbytes) {
     return peer(to, there, from, here, nbytes, NULL, per_thread, true);
 }
 
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes, CUstream h)
-{
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext there, CUdeviceptr from, CUcontext here, size_t nbytes,
+                           CUstream h) {
     return peer(to, there, from, here, nbytes, h, 0, false);
 }
 
 /* -- rows and boxes ---------------------------------------------------------------------------------------------- */
 
 /* The address at which an end begins; 0: an array, or nothing. */
-static uint64_t start_of(const struct cu_end3 *e)
-{
+static uint64_t start_of(const struct cu_end3 *e) {
     uint64_t at = e->type == CU_MEMORY_HOST ? (uintptr_t)e->host : e->device;
     if (!at || e->type == CU_MEMORY_ARRAY || e->type < CU_MEMORY_HOST || e->type > CU_MEMORY_UNIFIED)
         return 0;
@@ -493,24 +466,24 @@ static uint64_t start_of(const struct cu_end3 *e)
 }
 
 /* Bytes before an end's first row, and from there to behind its last; false: more than there can be. */
-static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t *before, size_t *nbytes)
-{
+static bool extent_of(const struct cu_end3 *e, const struct cu_copy3 *c, size_t *before, size_t *nbytes) {
     size_t rows = e->height ? e->height : c->height;
     return !__builtin_mul_overflow(e->z, e->height, before) && !__builtin_add_overflow(*before, e->y, before) &&
            !__builtin_mul_overflow(*before, e->pitch, before) && !__builtin_add_overflow(*before, e->x, before) &&
-           !__builtin_mul_overflow(c->depth - 1, rows, nbytes) && !__builtin_add_overflow(*nbytes, c->height - 1, nbytes) &&
+           !__builtin_mul_overflow(c->depth - 1, rows, nbytes) &&
+           !__builtin_add_overflow(*nbytes, c->height - 1, nbytes) &&
            !__builtin_mul_overflow(*nbytes, e->pitch, nbytes) && !__builtin_add_overflow(*nbytes, c->width, nbytes);
 }
 
-static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct cu_copy3 *c)
-{
+static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct cu_copy3 *c) {
     struct copy k = {.device = d};
     struct ww_span r;
     uint64_t at = start_of(e);
     size_t rows = e->height ? e->height : c->height, before, nbytes;
     if (e->type == CU_MEMORY_ARRAY)
         return ww_refused("copies of arrays");
-    if (!at || !extent_of(e, c, &before, &nbytes) || at < before || at + nbytes < at || (c->height > 1 && e->pitch < c->width) || (c->depth > 1 && rows < c->height))
+    if (!at || !extent_of(e, c, &before, &nbytes) || at < before || at + nbytes < at ||
+        (c->height > 1 && e->pitch < c->width) || (c->depth > 1 && rows < c->height))
         return CUDA_ERROR_INVALID_VALUE;
     struct ww_device *owner = end_of(&k, at, &r);
     if (!owner)
@@ -519,8 +492,7 @@ static int check_end(struct ww_device *d, const struct cu_end3 *e, const struct 
 }
 
 /* Say whether the copy's ends are memory that is there. */
-int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c)
-{
+int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c) {
     if (!c->width || !c->height || !c->depth)
         return 0;
     int error = check_end(d, &c->to, c);
@@ -528,8 +500,7 @@ int ww_copy_check(struct ww_device *d, const struct cu_copy3 *c)
 }
 
 /* One after another, as few copies as the rows allow. */
-static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits)
-{
+static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c, bool waits) {
     uint64_t to = start_of(&c->to), from = start_of(&c->from);
     size_t row = c->width, rows = c->height, planes = c->depth;
     size_t plane_to = c->to.pitch * (c->to.height ? c->to.height : rows);
@@ -547,20 +518,25 @@ static int copy_boxes(struct ww_device *d, uint32_t stream, const struct cu_copy
     }
     for (size_t z = 0; z < planes && !error; z++)
         for (size_t y = 0; y < rows && !error; y++) {
-            struct copy k = {d, stream, waits && z + 1 == planes && y + 1 == rows, to + z * plane_to + y * c->to.pitch,
-                             from + z * plane_from + y * c->from.pitch, row, waits && !z && !y, 0, false};
+            struct copy k = {d,
+                             stream,
+                             waits && z + 1 == planes && y + 1 == rows,
+                             to + z * plane_to + y * c->to.pitch,
+                             from + z * plane_from + y * c->from.pitch,
+                             row,
+                             waits && !z && !y,
+                             0,
+                             false};
             error = dispatch(&k);
         }
     return error;
 }
 
-int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c)
-{
+int ww_copy_post(struct ww_device *d, uint32_t stream, const struct cu_copy3 *c) {
     return copy_boxes(d, stream, c, false);
 }
 
-static int boxes(const struct cu_copy3 *c, void *h, int per_thread, bool waits)
-{
+static int boxes(const struct cu_copy3 *c, void *h, int per_thread, bool waits) {
     struct ww_work work = {.kind = CU_NODE_COPY};
     uint32_t stream;
     bool captured;
@@ -574,52 +550,42 @@ static int boxes(const struct cu_copy3 *c, void *h, int per_thread, bool waits)
     return ww_capture_add(work.device, stream, &work);
 }
 
-static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c)
-{
-    return (struct cu_end3){.x = e->x, .y = e->y, .type = e->type, .host = e->host, .device = e->device, .array = e->array,
-                            .pitch = e->pitch ? e->pitch : c->width, .height = e->y + c->height};
+static struct cu_end3 of_plane(const struct cu_end2 *e, const struct cu_copy2 *c) {
+    return (struct cu_end3){.x = e->x,
+                            .y = e->y,
+                            .type = e->type,
+                            .host = e->host,
+                            .device = e->device,
+                            .array = e->array,
+                            .pitch = e->pitch ? e->pitch : c->width,
+                            .height = e->y + c->height};
 }
 
-static int plane(const void *given, void *h, int per_thread, bool waits)
-{
+static int plane(const void *given, void *h, int per_thread, bool waits) {
     const struct cu_copy2 *c = given;
     if (!c)
         return CUDA_ERROR_INVALID_VALUE;
-    struct cu_copy3 k = {.from = of_plane(&c->from, c), .to = of_plane(&c->to, c), .width = c->width, .height = c->height,
-                         .depth = 1};
+    struct cu_copy3 k = {
+        .from = of_plane(&c->from, c), .to = of_plane(&c->to, c), .width = c->width, .height = c->height, .depth = 1};
     return boxes(&k, h, per_thread, waits);
 }
 
-CUresult ww_cuMemcpy2D_v2(int per_thread, void *c)
-{
-    return plane(c, NULL, per_thread, true);
-}
+CUresult ww_cuMemcpy2D_v2(int per_thread, void *c) { return plane(c, NULL, per_thread, true); }
 
-CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *c)
-{
-    return plane(c, NULL, per_thread, true);
-}
+CUresult ww_cuMemcpy2DUnaligned_v2(int per_thread, void *c) { return plane(c, NULL, per_thread, true); }
 
-CUresult cuMemcpy2DAsync_v2(void *c, CUstream h)
-{
-    return plane(c, h, 0, false);
-}
+CUresult cuMemcpy2DAsync_v2(void *c, CUstream h) { return plane(c, h, 0, false); }
 
-CUresult ww_cuMemcpy3D_v2(int per_thread, void *c)
-{
+CUresult ww_cuMemcpy3D_v2(int per_thread, void *c) {
     return c ? boxes(c, NULL, per_thread, true) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemcpy3DAsync_v2(void *c, CUstream h)
-{
-    return c ? boxes(c, h, 0, false) : CUDA_ERROR_INVALID_VALUE;
-}
+CUresult cuMemcpy3DAsync_v2(void *c, CUstream h) { return c ? boxes(c, h, 0, false) : CUDA_ERROR_INVALID_VALUE; }
 
 /* -- memsets ------------------------------------------------------------------------------------------------------- */
 
 /* Memory that is pinned for another host's device is the program's own: filled when the stream has come there. */
-static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const struct cu_node_set *s, size_t count)
-{
+static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const struct cu_node_set *s, size_t count) {
     int error = stream_done(d, stream);
     for (size_t i = 0; i < count * s->width && !error; i += s->width)
         memcpy((char *)(uintptr_t)to + i, &s->value, s->width);
@@ -627,8 +593,7 @@ static int fill_here(struct ww_device *d, uint32_t stream, uint64_t to, const st
 }
 
 /* The owner of the memory that a memset writes, NULL: it may not. */
-static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *r)
-{
+static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *r) {
     size_t row = s->columns * s->width;
     struct ww_device *owner = ww_range_owner(s->to, r);
     if (!owner || (s->width != 1 && s->width != 2 && s->width != 4) || s->to % s->width || s->columns > SIZE_MAX / 4 ||
@@ -637,15 +602,13 @@ static struct ww_device *set_owner(const struct cu_node_set *s, struct ww_span *
     return ww_range_holds(r, s->to, (s->rows - 1) * s->pitch + row) ? owner : NULL;
 }
 
-int ww_set_check(struct ww_device *d, const struct cu_node_set *s)
-{
+int ww_set_check(struct ww_device *d, const struct cu_node_set *s) {
     struct ww_span r;
     (void)d;
     return !s->columns || !s->rows ? CUDA_ERROR_INVALID_VALUE : set_owner(s, &r) ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, size_t count)
-{
+static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, size_t count) {
     struct ww_args_memset args = {to, count, s->value, s->width};
     struct ww_post p;
     uint32_t flags = waiting(k);
@@ -656,8 +619,7 @@ static int fill_row(struct copy *k, uint64_t to, const struct cu_node_set *s, si
     return posted(k, flags, ww_finish(&p));
 }
 
-static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits)
-{
+static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_set *s, bool waits) {
     struct copy k = {.device = d, .stream = stream};
     struct ww_span r;
     struct ww_device *owner = set_owner(s, &r);
@@ -685,13 +647,11 @@ static int fill_rows(struct ww_device *d, uint32_t stream, const struct cu_node_
     return error;
 }
 
-int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s)
-{
+int ww_set_post(struct ww_device *d, uint32_t stream, const struct cu_node_set *s) {
     return fill_rows(d, stream, s, false);
 }
 
-static int set(const struct cu_node_set *s, void *h, int per_thread, bool waits)
-{
+static int set(const struct cu_node_set *s, void *h, int per_thread, bool waits) {
     struct ww_work work = {.kind = CU_NODE_SET, .of.set = *s};
     uint32_t stream;
     bool captured;
@@ -708,75 +668,65 @@ static int set(const struct cu_node_set *s, void *h, int per_thread, bool waits)
     return ww_capture_add(work.device, stream, &work);
 }
 
-static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits)
-{
+static int fill(CUdeviceptr to, uint32_t value, uint32_t width, size_t count, void *h, int per_thread, bool waits) {
     struct cu_node_set s = {.to = to, .value = value, .width = width, .columns = count, .rows = 1};
     return set(&s, h, per_thread, waits);
 }
 
 static int fill2(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t width, size_t columns, size_t rows, void *h,
-                 int per_thread, bool waits)
-{
+                 int per_thread, bool waits) {
     struct cu_node_set s = {.to = to, .pitch = pitch, .value = value, .width = width, .columns = columns, .rows = rows};
     return set(&s, h, per_thread, waits);
 }
 
-CUresult ww_cuMemsetD2D8_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows)
-{
+CUresult ww_cuMemsetD2D8_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned char value, size_t columns,
+                            size_t rows) {
     return fill2(to, pitch, value, 1, columns, rows, NULL, per_thread, true);
 }
 
-CUresult ww_cuMemsetD2D16_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows)
-{
+CUresult ww_cuMemsetD2D16_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned short value, size_t columns,
+                             size_t rows) {
     return fill2(to, pitch, value, 2, columns, rows, NULL, per_thread, true);
 }
 
-CUresult ww_cuMemsetD2D32_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows)
-{
+CUresult ww_cuMemsetD2D32_v2(int per_thread, CUdeviceptr to, size_t pitch, unsigned value, size_t columns,
+                             size_t rows) {
     return fill2(to, pitch, value, 4, columns, rows, NULL, per_thread, true);
 }
 
-CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows, CUstream h)
-{
+CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t columns, size_t rows, CUstream h) {
     return fill2(to, pitch, value, 1, columns, rows, h, 0, false);
 }
 
-CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows, CUstream h)
-{
+CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t columns, size_t rows,
+                            CUstream h) {
     return fill2(to, pitch, value, 2, columns, rows, h, 0, false);
 }
 
-CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows, CUstream h)
-{
+CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned value, size_t columns, size_t rows, CUstream h) {
     return fill2(to, pitch, value, 4, columns, rows, h, 0, false);
 }
 
-CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count)
-{
+CUresult ww_cuMemsetD8_v2(int per_thread, CUdeviceptr to, unsigned char value, size_t count) {
     return fill(to, value, 1, count, NULL, per_thread, true);
 }
 
-CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, unsigned short value, size_t count)
-{
+CUresult ww_cuMemsetD16_v2(int per_thread, CUdeviceptr to, unsigned short value, size_t count) {
     return fill(to, value, 2, count, NULL, per_thread, true);
 }
 
-CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, unsigned value, size_t count)
-{
+CUresult ww_cuMemsetD32_v2(int per_thread, CUdeviceptr to, unsigned value, size_t count) {
     return fill(to, value, 4, count, NULL, per_thread, true);
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream h)
-{
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream h) {
     return fill(to, value, 1, count, h, 0, false);
 }
 
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream h)
-{
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream h) {
     return fill(to, value, 2, count, h, 0, false);
 }
 
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream h)
-{
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream h) {
     return fill(to, value, 4, count, h, 0, false);
 }

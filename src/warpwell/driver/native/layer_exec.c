@@ -1,13 +1,13 @@
 /* Executable graphs: a plan is a graph's nodes in an order that its edges allow; a launch posts them to the stream, one
  * behind another, which is one of the orders that the graph allows.
  *
- * A plan is never changed: an update makes another. Whoever posts from it holds a reference, and so does what a launch has
- * left behind (a host function that has not run): user objects and memory of graphs stay until then. Behind a host node
- * the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never waits.
- * An event behind each launch orders launches of one graph in different streams.
+ * A plan is never changed: an update makes another. Whoever posts from it holds a reference, and so does what a launch
+ * has left behind (a host function that has not run): user objects and memory of graphs stay until then. Behind a host
+ * node the rest of a plan is posted by the thread of host functions, while the stream is held, so that a launch never
+ * waits. An event behind each launch orders launches of one graph in different streams.
  *
- * From its first kernel up to its last conditional node a plan is one graph of the worker's driver, made when the plan is made,
- * and one call a launch. What comes before cannot set a condition.
+ * From its first kernel up to its last conditional node a plan is one graph of the worker's driver, made when the plan
+ * is made, and one call a launch. What comes before cannot set a condition.
  */
 #include "layer.h"
 #include <stdlib.h>
@@ -50,10 +50,10 @@ struct exec {
     _Atomic int refs, unposted; /* unposted: launches that are not posted to their end */
 };
 
-/* -- plans ----------------------------------------------------------------------------------------------------------------- */
+/* -- plans
+ * ----------------------------------------------------------------------------------------------------------------- */
 
-static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t *users)
-{
+static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t *users) {
     *nodes += g->n;
     *shape += 1 + g->n;
     *users += g->nusers;
@@ -64,8 +64,7 @@ static void count(const struct ww_graph *g, size_t *nodes, size_t *shape, size_t
     }
 }
 
-static void drop_plan(struct plan *p)
-{
+static void drop_plan(struct plan *p) {
     if (!p || atomic_fetch_sub(&p->refs, 1) != 1)
         return;
     pthread_mutex_lock(&ww_graphs);
@@ -89,13 +88,13 @@ static void drop_plan(struct plan *p)
 static int add_graph(struct plan *p, struct ww_graph *g);
 static int make_plan(struct ww_graph *g, struct plan **made);
 
-static int add_condition(struct plan *p, const struct ww_node *n)
-{
+static int add_condition(struct plan *p, const struct ww_node *n) {
     struct step *s = &p->steps[p->n++];
     const struct ww_condition *c = n->work.of.condition;
     int error = 0;
     p->twins = p->n;
-    *s = (struct step){.work = {.kind = CU_NODE_CONDITION, .device = n->work.device}, .node = n->serial, .number = c->node};
+    *s = (struct step){
+        .work = {.kind = CU_NODE_CONDITION, .device = n->work.device}, .node = n->serial, .number = c->node};
     if (!(s->bodies = calloc(c->size, sizeof *s->bodies)))
         return CUDA_ERROR_OUT_OF_MEMORY;
     for (; s->nbodies < c->size && !error; s->nbodies++)
@@ -104,8 +103,7 @@ static int add_condition(struct plan *p, const struct ww_node *n)
 }
 
 /* A node whose dependencies are in the plan already. */
-static int add_step(struct plan *p, const struct ww_node *n)
-{
+static int add_step(struct plan *p, const struct ww_node *n) {
     if (n->work.kind == CU_NODE_GRAPH) {
         p->nested = true;
         return add_graph(p, n->work.of.graph);
@@ -118,8 +116,7 @@ static int add_step(struct plan *p, const struct ww_node *n)
     return error;
 }
 
-static bool ready(const struct ww_node *n, const bool *placed)
-{
+static bool ready(const struct ww_node *n, const bool *placed) {
     for (size_t e = 0; e < n->nedges; e++)
         if (!placed[n->edges[e].from->place])
             return false;
@@ -127,8 +124,7 @@ static bool ready(const struct ww_node *n, const bool *placed)
 }
 
 /* Nodes as early as their dependencies allow, else in the order in which they were made. A circle: INVALID_VALUE. */
-static int add_nodes(struct plan *p, const struct ww_graph *g)
-{
+static int add_nodes(struct plan *p, const struct ww_graph *g) {
     bool *placed = calloc(g->n + 1, sizeof *placed);
     size_t left = g->n, before = left + 1;
     int error = placed ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
@@ -145,8 +141,7 @@ static int add_nodes(struct plan *p, const struct ww_graph *g)
     return error ? error : left ? CUDA_ERROR_INVALID_VALUE : 0;
 }
 
-static int add_graph(struct plan *p, struct ww_graph *g)
-{
+static int add_graph(struct plan *p, struct ww_graph *g) {
     p->shape[p->nshape++] = g->n;
     for (size_t i = 0; i < g->n; i++)
         g->nodes[i]->place = i;
@@ -163,8 +158,7 @@ static int add_graph(struct plan *p, struct ww_graph *g)
 }
 
 /* With ww_graphs held; the plan is dropped without it. */
-static int make_plan(struct ww_graph *g, struct plan **made)
-{
+static int make_plan(struct ww_graph *g, struct plan **made) {
     size_t nodes = 0, shape = 0, users = 0;
     struct plan *p = calloc(1, sizeof *p);
     count(g, &nodes, &shape, &users);
@@ -180,8 +174,7 @@ static int make_plan(struct ww_graph *g, struct plan **made)
 }
 
 /* Record steps as their graph's twin, and then the graphs of conditional nodes. */
-static int record(const struct plan *p, size_t first, size_t n)
-{
+static int record(const struct plan *p, size_t first, size_t n) {
     int error = ww_twin_begin(&p->graph), end;
     if (error)
         return error;
@@ -196,8 +189,7 @@ static int record(const struct plan *p, size_t first, size_t n)
 }
 
 /* With ww_graphs held: a plan that can be launched; the plan is dropped without it. */
-static int make_whole(struct ww_graph *g, struct plan **made)
-{
+static int make_whole(struct ww_graph *g, struct plan **made) {
     int error = make_plan(g, made);
     if (error || !(*made)->twins)
         return error;
@@ -208,8 +200,7 @@ static int make_whole(struct ww_graph *g, struct plan **made)
 }
 
 /* With ww_graphs held: the same plan, to be changed. */
-static struct plan *copy_plan(const struct plan *from)
-{
+static struct plan *copy_plan(const struct plan *from) {
     struct plan *p = from->twins ? NULL : calloc(1, sizeof *p);
     if (!p)
         return NULL;
@@ -245,16 +236,15 @@ static struct plan *copy_plan(const struct plan *from)
     return p;
 }
 
-/* -- executable graphs ------------------------------------------------------------------------------------------------------- */
+/* -- executable graphs
+ * ------------------------------------------------------------------------------------------------------- */
 
-static struct exec *exec_of(const void *h)
-{
+static struct exec *exec_of(const void *h) {
     struct ww_object *o = ww_object(h, WW_EXEC);
     return o ? o->more : NULL;
 }
 
-static void drop_mark(struct mark *m)
-{
+static void drop_mark(struct mark *m) {
     if (!m || atomic_fetch_sub(&m->refs, 1) != 1)
         return;
     struct ww_args_event args = {m->event, 0};
@@ -263,23 +253,22 @@ static void drop_mark(struct mark *m)
     free(m);
 }
 
-static void drop_exec(struct exec *x)
-{
+static void drop_exec(struct exec *x) {
     if (atomic_fetch_sub(&x->refs, 1) != 1)
         return;
     drop_mark(x->mark);
     free(x);
 }
 
-/* -- plans that launches may still use ----------------------------------------------------------------------------------------- */
+/* -- plans that launches may still use
+ * ----------------------------------------------------------------------------------------- */
 
 struct retired {
     struct plan *plan;
     struct mark *mark;
 };
 
-static void drop_retired(void *data, int code)
-{
+static void drop_retired(void *data, int code) {
     struct retired *r = data;
     (void)code;
     drop_mark(r->mark);
@@ -288,8 +277,7 @@ static void drop_retired(void *data, int code)
 }
 
 /* What launches have left on the device must be done before user objects go; nobody waits for that. */
-static void retire(struct plan *p, struct mark *m)
-{
+static void retire(struct plan *p, struct mark *m) {
     struct ww_args_event args = {m ? m->event : 0, 0};
     struct retired *r = NULL;
     bool over = !p->nusers || !m || m->life != atomic_load(&m->device->life) || ww_context_code(m->device) ||
@@ -305,10 +293,10 @@ static void retire(struct plan *p, struct mark *m)
     drop_plan(p);
 }
 
-/* -- making and ending them ----------------------------------------------------------------------------------------------------- */
+/* -- making and ending them
+ * ----------------------------------------------------------------------------------------------------- */
 
-static int instantiate(void **exec, void *h, uint64_t flags, int *result)
-{
+static int instantiate(void **exec, void *h, uint64_t flags, int *result) {
     struct plan *p = NULL;
     struct exec *x = NULL;
     int error = ww_ready();
@@ -337,14 +325,12 @@ static int instantiate(void **exec, void *h, uint64_t flags, int *result)
     return error;
 }
 
-CUresult cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags)
-{
+CUresult cuGraphInstantiateWithFlags(void **exec, void *graph, uint64_t flags) {
     int result;
     return instantiate(exec, graph, flags, &result);
 }
 
-CUresult cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, size_t room)
-{
+CUresult cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, size_t room) {
     if (node)
         *(void **)node = NULL;
     if (log && room)
@@ -352,13 +338,11 @@ CUresult cuGraphInstantiate_v2(void **exec, void *graph, void *node, char *log, 
     return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-CUresult cuGraphInstantiate(void **exec, void *graph, void *node, char *log, size_t room)
-{
+CUresult cuGraphInstantiate(void **exec, void *graph, void *node, char *log, size_t room) {
     return cuGraphInstantiate_v2(exec, graph, node, log, room);
 }
 
-CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params)
-{
+CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *graph, void *params) {
     struct cu_instantiate *p = params;
     (void)per_thread; /* nothing is uploaded: the nodes' images are in the worker */
     if (!p)
@@ -368,8 +352,7 @@ CUresult ww_cuGraphInstantiateWithParams(int per_thread, void **exec, void *grap
     return instantiate(exec, graph, p->flags, &p->result);
 }
 
-CUresult cuGraphExecDestroy(void *h)
-{
+CUresult cuGraphExecDestroy(void *h) {
     struct ww_object was;
     int error = ww_ready();
     if (error)
@@ -388,8 +371,7 @@ CUresult cuGraphExecDestroy(void *h)
     return 0;
 }
 
-CUresult cuGraphExecGetFlags(void *h, uint64_t *flags)
-{
+CUresult cuGraphExecGetFlags(void *h, uint64_t *flags) {
     int error = ww_ready();
     struct exec *x = error ? NULL : exec_of(h);
     if (x && flags)
@@ -397,8 +379,7 @@ CUresult cuGraphExecGetFlags(void *h, uint64_t *flags)
     return error ? error : x && flags ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphExecGetId(void *h, unsigned *id)
-{
+CUresult cuGraphExecGetId(void *h, unsigned *id) {
     int error = ww_ready();
     struct exec *x = error ? NULL : exec_of(h);
     if (x && id)
@@ -407,16 +388,14 @@ CUresult cuGraphExecGetId(void *h, unsigned *id)
 }
 
 /* Put another plan in the place of the present one. */
-static void replace(struct exec *x, struct plan *p)
-{
+static void replace(struct exec *x, struct plan *p) {
     struct plan *old = x->plan;
     x->plan = p;
     ww_graphs_leave();
     retire(old, x->mark);
 }
 
-static struct step *step_of(const struct plan *p, const void *node)
-{
+static struct step *step_of(const struct plan *p, const void *node) {
     const struct ww_node *n = ww_node(node);
     for (size_t i = 0; n && i < p->n; i++)
         if (p->steps[i].node == n->serial)
@@ -425,13 +404,12 @@ static struct step *step_of(const struct plan *p, const void *node)
 }
 
 /* Why there is no copy of a plan. */
-static int no_copy(const struct plan *p)
-{
-    return p->twins ? ww_refused("changes of one node in an executable graph with conditional nodes") : CUDA_ERROR_OUT_OF_MEMORY;
+static int no_copy(const struct plan *p) {
+    return p->twins ? ww_refused("changes of one node in an executable graph with conditional nodes")
+                    : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
-{
+int ww_exec_set(void *h, void *node, struct ww_work *work, int error) {
     if (error)
         return error;
     pthread_mutex_lock(&ww_graphs);
@@ -451,8 +429,7 @@ int ww_exec_set(void *h, void *node, struct ww_work *work, int error)
     return 0;
 }
 
-CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled)
-{
+CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled) {
     int error = ww_ready();
     if (error)
         return error;
@@ -470,8 +447,7 @@ CUresult cuGraphNodeSetEnabled(void *h, void *node, unsigned enabled)
     return 0;
 }
 
-CUresult cuGraphNodeGetEnabled(void *h, void *node, unsigned *enabled)
-{
+CUresult cuGraphNodeGetEnabled(void *h, void *node, unsigned *enabled) {
     int error = ww_ready();
     if (error)
         return error;
@@ -484,11 +460,12 @@ CUresult cuGraphNodeGetEnabled(void *h, void *node, unsigned *enabled)
     return s && enabled ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* -- updates ------------------------------------------------------------------------------------------------------------------ */
+/* -- updates
+ * ------------------------------------------------------------------------------------------------------------------ */
 
-static int compare(const struct plan *old, const struct plan *new)
-{
-    if (old->nshape != new->nshape || old->n != new->n || memcmp(old->shape, new->shape, old->nshape * sizeof *old->shape))
+static int compare(const struct plan *old, const struct plan *new) {
+    if (old->nshape != new->nshape || old->n != new->n ||
+        memcmp(old->shape, new->shape, old->nshape * sizeof *old->shape))
         return CU_UPDATE_TOPOLOGY;
     for (size_t i = 0; i < old->n; i++) {
         const struct ww_work *a = &old->steps[i].work, *b = &new->steps[i].work;
@@ -509,8 +486,7 @@ static int compare(const struct plan *old, const struct plan *new)
     return 0;
 }
 
-CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result)
-{
+CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result) {
     struct cu_update *r = result;
     struct plan *p = NULL;
     int error = ww_ready();
@@ -536,8 +512,7 @@ CUresult cuGraphExecUpdate_v2(void *h, void *graph, void *result)
     return 0;
 }
 
-CUresult cuGraphExecUpdate(void *h, void *graph, void **node, int *result)
-{
+CUresult cuGraphExecUpdate(void *h, void *graph, void **node, int *result) {
     struct cu_update r;
     if (!result)
         return CUDA_ERROR_INVALID_VALUE;
@@ -548,7 +523,8 @@ CUresult cuGraphExecUpdate(void *h, void *graph, void **node, int *result)
     return error;
 }
 
-/* -- launches ------------------------------------------------------------------------------------------------------------------ */
+/* -- launches
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 struct run { /* a launch under way */
     struct exec *exec;
@@ -558,8 +534,7 @@ struct run { /* a launch under way */
     size_t at;
 };
 
-static void end_run(struct run *r)
-{
+static void end_run(struct run *r) {
     atomic_fetch_sub(&r->exec->unposted, 1);
     if (r->exec->gone) /* its end did not know of this launch */
         retire(r->plan, r->exec->mark);
@@ -569,50 +544,50 @@ static void end_run(struct run *r)
     free(r);
 }
 
-static int post_event(struct ww_device *d, uint32_t stream, const struct ww_work *w)
-{
+static int post_event(struct ww_device *d, uint32_t stream, const struct ww_work *w) {
     struct ww_object *o = ww_object(w->of.event, WW_EVENT);
     if (!o || o->device != d)
         return o ? ww_refused("graphs with events of another device") : CUDA_ERROR_INVALID_HANDLE;
     struct ww_args_event args = {o->id, 0};
-    int error = ww_send(d, w->kind == CU_NODE_RECORD ? WW_OP_EVENT_RECORD : WW_OP_STREAM_WAIT, stream, &args, sizeof args);
+    int error =
+        ww_send(d, w->kind == CU_NODE_RECORD ? WW_OP_EVENT_RECORD : WW_OP_STREAM_WAIT, stream, &args, sizeof args);
     if (!error && w->kind == CU_NODE_RECORD)
         atomic_store_explicit(&o->recorded, 1, memory_order_relaxed);
     return error;
 }
 
-static int post_step(const struct run *r, const struct ww_work *w)
-{
+static int post_step(const struct run *r, const struct ww_work *w) {
     switch (w->kind) {
     case CU_NODE_KERNEL:
         return w->device == r->device ? ww_kernel_post(r->device, r->stream, w->of.kernel)
                                       : ww_refused("graphs with kernels of several devices");
-    case CU_NODE_COPY: return ww_copy_post(r->device, r->stream, &w->of.copy);
-    case CU_NODE_SET: return ww_set_post(r->device, r->stream, &w->of.set);
+    case CU_NODE_COPY:
+        return ww_copy_post(r->device, r->stream, &w->of.copy);
+    case CU_NODE_SET:
+        return ww_set_post(r->device, r->stream, &w->of.set);
     case CU_NODE_WAIT:
-    case CU_NODE_RECORD: return post_event(r->device, r->stream, w);
-    default: return 0;
+    case CU_NODE_RECORD:
+        return post_event(r->device, r->stream, w);
+    default:
+        return 0;
     }
 }
 
-static int behind(const struct exec *x, struct ww_device *d, uint32_t stream, uint16_t op)
-{
+static int behind(const struct exec *x, struct ww_device *d, uint32_t stream, uint16_t op) {
     struct ww_args_event args = {x->mark->event, 0};
     return ww_send(d, op, stream, &args, sizeof args);
 }
 
 static void go_on(void *data, int code);
 
-static void call_host(void *data)
-{
+static void call_host(void *data) {
     const struct run *r = data;
     const struct cu_node_host *h = &r->plan->steps[r->at - 1].work.of.host;
     h->run(h->data);
 }
 
 /* Post what is left up to the next host node; the run has ended, or another will go on. */
-static int post(struct run *r)
-{
+static int post(struct run *r) {
     int error = 0;
     while (r->at < r->plan->n && !error) {
         if (r->at == r->plan->first && r->plan->twins) {
@@ -634,8 +609,7 @@ static int post(struct run *r)
     return error;
 }
 
-static void go_on(void *data, int code)
-{
+static void go_on(void *data, int code) {
     struct run *r = data;
     if (code) {
         end_run(r);
@@ -646,8 +620,7 @@ static void go_on(void *data, int code)
         ww_say("a graph's launch ends in its middle: error %d", error);
 }
 
-static int new_mark(struct exec *x, struct ww_device *d, uint64_t life)
-{
+static int new_mark(struct exec *x, struct ww_device *d, uint64_t life) {
     struct ww_args_event args = {0, CU_EVENT_DISABLE_TIMING};
     struct mark *m = malloc(sizeof *m);
     int error = m ? ww_id_take(&d->events, &args.event) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -665,8 +638,7 @@ static int new_mark(struct exec *x, struct ww_device *d, uint64_t life)
 }
 
 /* This launch behind the last one, where that was in another stream of the device. */
-static int order(struct exec *x, struct ww_device *d, uint32_t stream)
-{
+static int order(struct exec *x, struct ww_device *d, uint32_t stream) {
     uint64_t life = atomic_load(&d->life);
     int error = 0;
     if (!x->mark || x->mark->device != d || x->mark->life != life) {
@@ -681,8 +653,7 @@ static int order(struct exec *x, struct ww_device *d, uint32_t stream)
 }
 
 /* Memory that the last launch has left allocated: only with the flag for it. */
-static int check_memory(const struct exec *x)
-{
+static int check_memory(const struct exec *x) {
     for (size_t i = 0; i < x->plan->n; i++) {
         const struct ww_work *w = &x->plan->steps[i].work;
         if (w->kind == CU_NODE_ALLOC && atomic_load(&w->of.memory->live) && !(x->flags & CU_INSTANTIATE_AUTO_FREE))
@@ -692,8 +663,7 @@ static int check_memory(const struct exec *x)
 }
 
 /* The call allocates and frees, as the program sees it, whenever its stream gets there. */
-static void count_memory(const struct plan *p)
-{
+static void count_memory(const struct plan *p) {
     for (size_t i = 0; i < p->n; i++) {
         const struct ww_work *w = &p->steps[i].work;
         if (w->kind == CU_NODE_ALLOC)
@@ -703,13 +673,13 @@ static void count_memory(const struct plan *p)
     }
 }
 
-CUresult cuGraphLaunch(void *h, CUstream s)
-{
+CUresult cuGraphLaunch(void *h, CUstream s) {
     struct ww_device *d;
     uint32_t stream;
     bool captured;
     int error = ww_need(&d);
-    if (error || (error = ww_stream(s, 0, &d, &stream)) || (error = ww_earlier(d)) || (error = ww_captured(d, stream, &captured)))
+    if (error || (error = ww_stream(s, 0, &d, &stream)) || (error = ww_earlier(d)) ||
+        (error = ww_captured(d, stream, &captured)))
         return error;
     if (captured)
         return ww_refused("launches of graphs in a stream that records");
@@ -739,8 +709,7 @@ CUresult cuGraphLaunch(void *h, CUstream s)
     return held ? 0 : post(r); /* behind a host function that has not run: by its thread, so that nothing waits here */
 }
 
-CUresult cuGraphUpload(void *h, CUstream s)
-{
+CUresult cuGraphUpload(void *h, CUstream s) {
     struct ww_device *d;
     uint32_t stream;
     int error = ww_need(&d);

@@ -1,5 +1,5 @@
-/* Graphs: nodes, edges, user objects. They are kept here alone; layer_exec.c posts what their nodes do. Only of graphs with
- * conditional nodes the worker's driver has a twin (layer_condition.c).
+/* Graphs: nodes, edges, user objects. They are kept here alone; layer_exec.c posts what their nodes do. Only of graphs
+ * with conditional nodes the worker's driver has a twin (layer_condition.c).
  *
  * One lock for all graphs. Destructors of user objects run when it is free again, and may not call the driver.
  */
@@ -22,41 +22,34 @@ static struct { /* whose last reference was dropped: they go when the lock is le
     struct ww_graph_memory *memory;
 } due;
 
-struct ww_graph *ww_graph(const void *h)
-{
+struct ww_graph *ww_graph(const void *h) {
     struct ww_object *o = ww_object(h, WW_GRAPH);
     return o ? o->more : NULL;
 }
 
-struct ww_node *ww_node(const void *h)
-{
+struct ww_node *ww_node(const void *h) {
     struct ww_object *o = ww_object(h, WW_NODE);
     return o ? o->more : NULL;
 }
 
-static int enter(void)
-{
+static int enter(void) {
     int error = ww_ready();
     if (!error)
         pthread_mutex_lock(&ww_graphs);
     return error;
 }
 
-static int leave(int error)
-{
+static int leave(int error) {
     ww_graphs_leave();
     return error;
 }
 
-/* -- user objects ---------------------------------------------------------------------------------------------------- */
+/* -- user objects ----------------------------------------------------------------------------------------------------
+ */
 
-void ww_user_retain(struct ww_user *user, uint32_t count)
-{
-    user->refs += count;
-}
+void ww_user_retain(struct ww_user *user, uint32_t count) { user->refs += count; }
 
-void ww_user_release(struct ww_user *user, uint32_t count)
-{
+void ww_user_release(struct ww_user *user, uint32_t count) {
     struct ww_object was;
     user->refs -= count < user->refs ? count : user->refs;
     if (user->refs)
@@ -66,15 +59,13 @@ void ww_user_release(struct ww_user *user, uint32_t count)
     due.users = user;
 }
 
-void ww_memory_due(struct ww_graph_memory *m)
-{
+void ww_memory_due(struct ww_graph_memory *m) {
     m->next = due.memory;
     due.memory = m;
 }
 
 /* What was dropped goes now: a destructor may take its time, and memory waits for the devices that may use it. */
-void ww_graphs_leave(void)
-{
+void ww_graphs_leave(void) {
     bool before = ww_in_host_function;
     struct ww_user *user = due.users;
     struct ww_graph_memory *memory = due.memory;
@@ -96,14 +87,12 @@ void ww_graphs_leave(void)
     }
 }
 
-static struct ww_user *user_of(const void *h)
-{
+static struct ww_user *user_of(const void *h) {
     struct ww_object *o = ww_object(h, WW_USER);
     return o ? o->more : NULL;
 }
 
-CUresult cuUserObjectCreate(void **object, void *data, void *destroy, unsigned count, unsigned flags)
-{
+CUresult cuUserObjectCreate(void **object, void *data, void *destroy, unsigned count, unsigned flags) {
     int error = ww_ready();
     if (error || !object || !destroy || !count || flags != 1) /* 1: it is not synchronized; there is no other */
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -120,8 +109,7 @@ CUresult cuUserObjectCreate(void **object, void *data, void *destroy, unsigned c
     return 0;
 }
 
-CUresult cuUserObjectRetain(void *h, unsigned count)
-{
+CUresult cuUserObjectRetain(void *h, unsigned count) {
     int error = enter();
     if (error)
         return error;
@@ -131,8 +119,7 @@ CUresult cuUserObjectRetain(void *h, unsigned count)
     return leave(u && count ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuUserObjectRelease(void *h, unsigned count)
-{
+CUresult cuUserObjectRelease(void *h, unsigned count) {
     int error = enter();
     if (error)
         return error;
@@ -143,16 +130,14 @@ CUresult cuUserObjectRelease(void *h, unsigned count)
     return leave(right ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
-static struct ww_user_ref *ref_of(struct ww_graph *g, const struct ww_user *u)
-{
+static struct ww_user_ref *ref_of(struct ww_graph *g, const struct ww_user *u) {
     for (size_t i = 0; i < g->nusers; i++)
         if (g->users[i].user == u)
             return &g->users[i];
     return NULL;
 }
 
-static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count)
-{
+static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count) {
     struct ww_user_ref *r = ref_of(g, u);
     if (!r) {
         struct ww_user_ref *more = realloc(g->users, (g->nusers + 1) * sizeof *more);
@@ -168,8 +153,7 @@ static int hold(struct ww_graph *g, struct ww_user *u, uint32_t count)
 
 #define MOVE 1u
 
-CUresult cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags)
-{
+CUresult cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsigned flags) {
     int error = enter();
     if (error)
         return error;
@@ -183,8 +167,7 @@ CUresult cuGraphRetainUserObject(void *graph, void *object, unsigned count, unsi
     return leave(error);
 }
 
-CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count)
-{
+CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count) {
     int error = enter();
     if (error)
         return error;
@@ -200,10 +183,10 @@ CUresult cuGraphReleaseUserObject(void *graph, void *object, unsigned count)
     return leave(0);
 }
 
-/* -- nodes ------------------------------------------------------------------------------------------------------------ */
+/* -- nodes ------------------------------------------------------------------------------------------------------------
+ */
 
-struct ww_graph *ww_graph_new(void)
-{
+struct ww_graph *ww_graph_new(void) {
     struct ww_graph *g = calloc(1, sizeof *g);
     if (!g || !(g->object = ww_object_new(WW_GRAPH, NULL))) {
         free(g);
@@ -215,8 +198,7 @@ struct ww_graph *ww_graph_new(void)
 }
 
 /* Put a node without edges behind the others. */
-static struct ww_node *append(struct ww_graph *g)
-{
+static struct ww_node *append(struct ww_graph *g) {
     struct ww_node *n = calloc(1, sizeof *n);
     struct ww_node **more = realloc(g->nodes, (g->n + 1) * sizeof *more);
     if (more)
@@ -233,16 +215,14 @@ static struct ww_node *append(struct ww_graph *g)
     return n;
 }
 
-static struct ww_edge *edge_of(const struct ww_node *from, const struct ww_node *to)
-{
+static struct ww_edge *edge_of(const struct ww_node *from, const struct ww_node *to) {
     for (size_t i = 0; i < to->nedges; i++)
         if (to->edges[i].from == from)
             return &to->edges[i];
     return NULL;
 }
 
-static int connect(struct ww_node *from, struct ww_node *to, const struct cu_edge *data)
-{
+static int connect(struct ww_node *from, struct ww_node *to, const struct cu_edge *data) {
     static const struct cu_edge none;
     struct ww_edge *more = realloc(to->edges, (to->nedges + 1) * sizeof *more);
     if (!more)
@@ -252,8 +232,7 @@ static int connect(struct ww_node *from, struct ww_node *to, const struct cu_edg
     return 0;
 }
 
-static void disconnect(const struct ww_node *from, struct ww_node *to)
-{
+static void disconnect(const struct ww_node *from, struct ww_node *to) {
     struct ww_edge *e = edge_of(from, to);
     if (e) {
         size_t i = (size_t)(e - to->edges);
@@ -262,8 +241,7 @@ static void disconnect(const struct ww_node *from, struct ww_node *to)
 }
 
 /* Take the node out of its graph and end it. */
-static void remove_node(struct ww_node *n)
-{
+static void remove_node(struct ww_node *n) {
     struct ww_graph *g = n->graph;
     struct ww_object was;
     size_t at = 0;
@@ -280,14 +258,14 @@ static void remove_node(struct ww_node *n)
     free(n);
 }
 
-int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n, struct ww_work *work,
-                struct ww_node **made)
-{
+int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu_edge *edges, size_t n,
+                struct ww_work *work, struct ww_node **made) {
     struct ww_node *node = append(g);
     int error = node ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t i = 0; i < n && !error; i++)
         error = !deps[i] || deps[i]->graph != g || deps[i] == node || edge_of(deps[i], node)
-                    ? CUDA_ERROR_INVALID_VALUE : connect(deps[i], node, edges ? &edges[i] : NULL);
+                    ? CUDA_ERROR_INVALID_VALUE
+                    : connect(deps[i], node, edges ? &edges[i] : NULL);
     if (node && !error) {
         node->work = *work;
         if (work->kind == CU_NODE_GRAPH)
@@ -305,8 +283,7 @@ int ww_node_add(struct ww_graph *g, struct ww_node *const *deps, const struct cu
     return error;
 }
 
-void ww_graph_drop(struct ww_graph *g)
-{
+void ww_graph_drop(struct ww_graph *g) {
     struct ww_object was;
     ww_capture_graph_gone(g);
     while (g->n)
@@ -320,8 +297,7 @@ void ww_graph_drop(struct ww_graph *g)
     free(g);
 }
 
-bool ww_graph_has(const struct ww_graph *g, int kind)
-{
+bool ww_graph_has(const struct ww_graph *g, int kind) {
     for (size_t i = 0; i < g->n; i++) {
         const struct ww_work *w = &g->nodes[i]->work;
         if (w->kind == kind || (w->kind == CU_NODE_GRAPH && ww_graph_has(w->of.graph, kind)))
@@ -334,14 +310,12 @@ bool ww_graph_has(const struct ww_graph *g, int kind)
 }
 
 /* Such graphs lose no nodes and are not cloned, as with the driver: their memory has one address. */
-static bool has_memory(const struct ww_graph *g)
-{
+static bool has_memory(const struct ww_graph *g) {
     return ww_graph_has(g, CU_NODE_ALLOC) || ww_graph_has(g, CU_NODE_FREE);
 }
 
 /* A clone of the nodes, then their edges: `place` is a node's index in both graphs. */
-struct ww_graph *ww_graph_clone(struct ww_graph *g)
-{
+struct ww_graph *ww_graph_clone(struct ww_graph *g) {
     struct ww_graph *c = ww_graph_new();
     int error = c ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
     for (size_t i = 0; i < g->n && !error; i++) {
@@ -374,10 +348,10 @@ struct ww_graph *ww_graph_clone(struct ww_graph *g)
     return NULL;
 }
 
-/* -- calls on graphs ---------------------------------------------------------------------------------------------------- */
+/* -- calls on graphs
+ * ---------------------------------------------------------------------------------------------------- */
 
-CUresult cuGraphCreate(void **graph, unsigned flags)
-{
+CUresult cuGraphCreate(void **graph, unsigned flags) {
     int error = ww_ready();
     if (error || !graph || flags)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -388,8 +362,7 @@ CUresult cuGraphCreate(void **graph, unsigned flags)
     return 0;
 }
 
-CUresult cuGraphDestroy(void *h)
-{
+CUresult cuGraphDestroy(void *h) {
     int error = enter();
     if (error)
         return error;
@@ -400,8 +373,7 @@ CUresult cuGraphDestroy(void *h)
     return leave(0);
 }
 
-CUresult cuGraphClone(void **clone, void *h)
-{
+CUresult cuGraphClone(void **clone, void *h) {
     int error = enter();
     if (error)
         return error;
@@ -415,8 +387,7 @@ CUresult cuGraphClone(void **clone, void *h)
     return leave(c ? 0 : CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-CUresult cuGraphNodeFindInClone(void **found, void *h, void *clone)
-{
+CUresult cuGraphNodeFindInClone(void **found, void *h, void *clone) {
     int error = enter();
     if (error)
         return error;
@@ -432,8 +403,7 @@ CUresult cuGraphNodeFindInClone(void **found, void *h, void *clone)
     return leave(CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuGraphGetId(void *h, unsigned *id)
-{
+CUresult cuGraphGetId(void *h, unsigned *id) {
     int error = enter();
     if (error)
         return error;
@@ -449,23 +419,20 @@ struct list {
     size_t room, n;
 };
 
-static void list_put(struct list *l, void *one)
-{
+static void list_put(struct list *l, void *one) {
     if (l->to && l->n < l->room)
         l->to[l->n] = one;
     l->n++;
 }
 
-static int list_end(const struct list *l, size_t *n)
-{
+static int list_end(const struct list *l, size_t *n) {
     for (size_t i = l->n; l->to && i < l->room; i++)
         l->to[i] = NULL;
     *n = l->to && l->room < l->n ? l->room : l->n;
     return 0;
 }
 
-static int nodes_of(void *h, void **to, size_t *n, bool roots)
-{
+static int nodes_of(void *h, void **to, size_t *n, bool roots) {
     int error = enter();
     if (error)
         return error;
@@ -479,18 +446,12 @@ static int nodes_of(void *h, void **to, size_t *n, bool roots)
     return leave(list_end(&l, n));
 }
 
-CUresult cuGraphGetNodes(void *h, void *to, void *n)
-{
-    return nodes_of(h, to, n, false);
-}
+CUresult cuGraphGetNodes(void *h, void *to, void *n) { return nodes_of(h, to, n, false); }
 
-CUresult cuGraphGetRootNodes(void *h, void *to, void *n)
-{
-    return nodes_of(h, to, n, true);
-}
+CUresult cuGraphGetRootNodes(void *h, void *to, void *n) { return nodes_of(h, to, n, true); }
 
-static void put_edge(struct list *from, struct list *to, struct cu_edge *data, const struct ww_edge *e, struct ww_node *n)
-{
+static void put_edge(struct list *from, struct list *to, struct cu_edge *data, const struct ww_edge *e,
+                     struct ww_node *n) {
     if (data && to->n < to->room)
         data[to->n] = e->data;
     if (from)
@@ -498,8 +459,7 @@ static void put_edge(struct list *from, struct list *to, struct cu_edge *data, c
     list_put(to, n->object);
 }
 
-CUresult cuGraphGetEdges_v2(void *h, void *from, void *to, void *data, void *count)
-{
+CUresult cuGraphGetEdges_v2(void *h, void *from, void *to, void *data, void *count) {
     size_t *n = count, ignored;
     int error = enter();
     if (error)
@@ -515,13 +475,9 @@ CUresult cuGraphGetEdges_v2(void *h, void *from, void *to, void *data, void *cou
     return leave(list_end(&b, n));
 }
 
-CUresult cuGraphGetEdges(void *h, void *from, void *to, void *n)
-{
-    return cuGraphGetEdges_v2(h, from, to, NULL, n);
-}
+CUresult cuGraphGetEdges(void *h, void *from, void *to, void *n) { return cuGraphGetEdges_v2(h, from, to, NULL, n); }
 
-CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *count)
-{
+CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *count) {
     size_t *n = count;
     int error = enter();
     if (error)
@@ -535,13 +491,11 @@ CUresult cuGraphNodeGetDependencies_v2(void *h, void *to, void *data, void *coun
     return leave(list_end(&l, n));
 }
 
-CUresult cuGraphNodeGetDependencies(void *h, void *to, void *n)
-{
+CUresult cuGraphNodeGetDependencies(void *h, void *to, void *n) {
     return cuGraphNodeGetDependencies_v2(h, to, NULL, n);
 }
 
-CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *count)
-{
+CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *count) {
     size_t *n = count;
     int error = enter();
     if (error)
@@ -558,21 +512,19 @@ CUresult cuGraphNodeGetDependentNodes_v2(void *h, void *to, void *data, void *co
     return leave(list_end(&l, n));
 }
 
-CUresult cuGraphNodeGetDependentNodes(void *h, void *to, void *n)
-{
+CUresult cuGraphNodeGetDependentNodes(void *h, void *to, void *n) {
     return cuGraphNodeGetDependentNodes_v2(h, to, NULL, n);
 }
 
 /* Both ends of an edge in this graph, or an error. */
-static int ends(const struct ww_graph *g, void *const *from, void *const *to, size_t i, struct ww_node **a, struct ww_node **b)
-{
+static int ends(const struct ww_graph *g, void *const *from, void *const *to, size_t i, struct ww_node **a,
+                struct ww_node **b) {
     *a = ww_node(from[i]);
     *b = ww_node(to[i]);
     return *a && *b && *a != *b && (*a)->graph == g && (*b)->graph == g ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphAddDependencies_v2(void *h, void *from, void *to, void *data, size_t n)
-{
+CUresult cuGraphAddDependencies_v2(void *h, void *from, void *to, void *data, size_t n) {
     const struct cu_edge *edges = data;
     struct ww_node *a, *b;
     int error = enter();
@@ -592,13 +544,11 @@ CUresult cuGraphAddDependencies_v2(void *h, void *from, void *to, void *data, si
     return leave(error);
 }
 
-CUresult cuGraphAddDependencies(void *h, void *from, void *to, size_t n)
-{
+CUresult cuGraphAddDependencies(void *h, void *from, void *to, size_t n) {
     return cuGraphAddDependencies_v2(h, from, to, NULL, n);
 }
 
-CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data, size_t n)
-{
+CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data, size_t n) {
     struct ww_node *a, *b;
     int error = enter();
     (void)data;
@@ -619,13 +569,11 @@ CUresult cuGraphRemoveDependencies_v2(void *h, void *from, void *to, void *data,
     return leave(0);
 }
 
-CUresult cuGraphRemoveDependencies(void *h, void *from, void *to, size_t n)
-{
+CUresult cuGraphRemoveDependencies(void *h, void *from, void *to, size_t n) {
     return cuGraphRemoveDependencies_v2(h, from, to, NULL, n);
 }
 
-CUresult cuGraphDestroyNode(void *h)
-{
+CUresult cuGraphDestroyNode(void *h) {
     int error = enter();
     if (error)
         return error;
@@ -638,8 +586,7 @@ CUresult cuGraphDestroyNode(void *h)
     return leave(0);
 }
 
-CUresult cuGraphNodeGetType(void *h, int *type)
-{
+CUresult cuGraphNodeGetType(void *h, int *type) {
     int error = enter();
     if (error)
         return error;
@@ -649,8 +596,7 @@ CUresult cuGraphNodeGetType(void *h, int *type)
     return leave(n && type ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuGraphNodeGetContainingGraph(void *h, void **graph)
-{
+CUresult cuGraphNodeGetContainingGraph(void *h, void **graph) {
     int error = enter();
     if (error)
         return error;
@@ -660,8 +606,7 @@ CUresult cuGraphNodeGetContainingGraph(void *h, void **graph)
     return leave(n && graph ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
-CUresult cuGraphNodeGetLocalId(void *h, unsigned *id)
-{
+CUresult cuGraphNodeGetLocalId(void *h, unsigned *id) {
     int error = enter();
     if (error)
         return error;
@@ -671,14 +616,16 @@ CUresult cuGraphNodeGetLocalId(void *h, unsigned *id)
     return leave(n && id ? 0 : CUDA_ERROR_INVALID_VALUE);
 }
 
-/* -- pictures ----------------------------------------------------------------------------------------------------------- */
+/* -- pictures
+ * ----------------------------------------------------------------------------------------------------------- */
 
-static const char *const kinds[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "GRAPH", "EMPTY", "WAIT EVENT", "EVENT RECORD",
-                                    "", "", "MEM ALLOC", "MEM FREE", "", "CONDITIONAL"};
+static const char *const kinds[] = {"KERNEL",     "MEMCPY",       "MEMSET", "HOST", "GRAPH",     "EMPTY",
+                                    "WAIT EVENT", "EVENT RECORD", "",       "",     "MEM ALLOC", "MEM FREE",
+                                    "",           "CONDITIONAL"};
 
-static void draw(FILE *to, const struct ww_graph *g)
-{
-    fprintf(to, "subgraph cluster_%llu {\nlabel=\"graph_%llu\"\n", (unsigned long long)g->serial, (unsigned long long)g->serial);
+static void draw(FILE *to, const struct ww_graph *g) {
+    fprintf(to, "subgraph cluster_%llu {\nlabel=\"graph_%llu\"\n", (unsigned long long)g->serial,
+            (unsigned long long)g->serial);
     for (size_t i = 0; i < g->n; i++) {
         const struct ww_node *n = g->nodes[i];
         fprintf(to, "\"node_%llu\" [label=\"%u\\n%s\"];\n", (unsigned long long)n->serial, n->id, kinds[n->work.kind]);
@@ -694,8 +641,7 @@ static void draw(FILE *to, const struct ww_graph *g)
     fprintf(to, "}\n");
 }
 
-CUresult cuGraphDebugDotPrint(void *h, const char *path, unsigned flags)
-{
+CUresult cuGraphDebugDotPrint(void *h, const char *path, unsigned flags) {
     (void)flags; /* what else may be shown is not kept */
     int error = enter();
     if (error)

@@ -1,10 +1,10 @@
 /* Host functions: code of the program that runs when a stream gets there, and before what comes behind it.
  *
- * Nothing of this travels. Behind the work before a function an event is recorded; one thread asks for these events, and
- * runs what is due. Until a function has run its stream is *held*: whoever posts to it waits, and whoever posts to the
- * legacy stream while a blocking one is held, or the reverse. So a call behind a function is posted after it. A second
- * function of a held stream joins its queue at once. The thread ends when it has had nothing to do for a while; no
- * other thread is ever made in a program.
+ * Nothing of this travels. Behind the work before a function an event is recorded; one thread asks for these events,
+ * and runs what is due. Until a function has run its stream is *held*: whoever posts to it waits, and whoever posts to
+ * the legacy stream while a blocking one is held, or the reverse. So a call behind a function is posted after it. A
+ * second function of a held stream joins its queue at once. The thread ends when it has had nothing to do for a while;
+ * no other thread is ever made in a program.
  *
  * The functions may not call the driver: there every call returns NOT_PERMITTED.
  */
@@ -24,11 +24,11 @@ struct host { /* a function that has not run yet; in order of posting */
     struct ww_device *device;
     uint64_t life;
     uint32_t stream, event; /* event 0: due when those of its stream before it have run */
-    bool blocking, lent; /* lent: the event is somebody else's */
+    bool blocking, lent;    /* lent: the event is somebody else's */
     CUstream handle;
     void (*run)(void *);
     void (*callback)(CUstream, CUresult, void *);
-    bool (*due)(void *); /* in place of an event; it holds nothing up */
+    bool (*due)(void *);       /* in place of an event; it holds nothing up */
     void (*then)(void *, int); /* posts what comes behind it, while the stream is held */
     void *data;
 };
@@ -41,22 +41,19 @@ static struct host *first, *current; /* current: that runs */
 static bool running;
 static unsigned char non_blocking[WW_DEVICES][WW_IDS / 8];
 
-void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one)
-{
+void ww_host_stream(struct ww_device *d, uint32_t stream, bool free_one) {
     pthread_mutex_lock(&lock);
     unsigned char *byte = &non_blocking[d - layer.devices][stream / 8], bit = (unsigned char)(1u << stream % 8);
     *byte = (unsigned char)(free_one ? *byte | bit : *byte & ~bit);
     pthread_mutex_unlock(&lock);
 }
 
-bool ww_host_blocking(const struct ww_device *d, uint32_t stream)
-{
+bool ww_host_blocking(const struct ww_device *d, uint32_t stream) {
     return !(non_blocking[d - layer.devices][stream / 8] >> stream % 8 & 1);
 }
 
 /* Say whether a call to the stream must wait for the function. */
-static bool holds(const struct host *h, const struct ww_device *d, uint32_t stream)
-{
+static bool holds(const struct host *h, const struct ww_device *d, uint32_t stream) {
     if (h->device != d || h->life != atomic_load(&d->life))
         return false;
     if (h->stream == stream)
@@ -64,8 +61,7 @@ static bool holds(const struct host *h, const struct ww_device *d, uint32_t stre
     return (stream == WW_LEGACY && h->blocking) || (h->stream == WW_LEGACY && ww_host_blocking(d, stream));
 }
 
-static bool held(const struct ww_device *d, uint32_t stream, bool itself)
-{
+static bool held(const struct ww_device *d, uint32_t stream, bool itself) {
     for (const struct host *h = first; h; h = h->next)
         if ((!stream && !h->due && h->device == d && h->life == atomic_load(&d->life)) ||
             (stream && holds(h, d, stream) && (itself || h->stream != stream)))
@@ -73,16 +69,14 @@ static bool held(const struct ww_device *d, uint32_t stream, bool itself)
     return false;
 }
 
-bool ww_host_held(struct ww_device *d, uint32_t stream)
-{
+bool ww_host_held(struct ww_device *d, uint32_t stream) {
     pthread_mutex_lock(&lock);
     bool yes = held(d, stream, true);
     pthread_mutex_unlock(&lock);
     return yes;
 }
 
-bool ww_host_has(struct ww_device *d, uint32_t stream)
-{
+bool ww_host_has(struct ww_device *d, uint32_t stream) {
     bool yes = false;
     pthread_mutex_lock(&lock);
     for (const struct host *h = first; h && !yes; h = h->next)
@@ -91,10 +85,9 @@ bool ww_host_has(struct ww_device *d, uint32_t stream)
     return yes;
 }
 
-/* Wait until nothing holds the stream; 0: until nothing holds any of the device. What runs in the thread of host functions
- * is itself what others wait for. */
-void ww_host_wait(struct ww_device *d, uint32_t stream)
-{
+/* Wait until nothing holds the stream; 0: until nothing holds any of the device. What runs in the thread of host
+ * functions is itself what others wait for. */
+void ww_host_wait(struct ww_device *d, uint32_t stream) {
     if (ww_in_host_thread)
         return;
     pthread_mutex_lock(&lock);
@@ -106,8 +99,7 @@ void ww_host_wait(struct ww_device *d, uint32_t stream)
 /* -- the thread --------------------------------------------------------------------------------------------------- */
 
 /* What the worker says about a function's event: NOT_READY, 0, or the error that ended the context. */
-static int is_due(const struct host *h)
-{
+static int is_due(const struct host *h) {
     struct ww_args_event args = {h->event, 0};
     if (h->due && !h->due(h->data))
         return CUDA_ERROR_NOT_READY;
@@ -120,17 +112,16 @@ static int is_due(const struct host *h)
     return ww_call(h->device, WW_OP_EVENT_QUERY, 0, &args, sizeof args, NULL, 0, NULL);
 }
 
-static bool behind_another(const struct host *one)
-{
+static bool behind_another(const struct host *one) {
     for (const struct host *h = first; h != one; h = h->next)
         if (one->stream && h->device == one->device && h->stream == one->stream && h->life == one->life)
             return true;
     return false;
 }
 
-/* A function that is due, with the code of its stream; NULL: none. The lock is held, but not while the worker is asked. */
-static struct host *next_due(int *code)
-{
+/* A function that is due, with the code of its stream; NULL: none. The lock is held, but not while the worker is asked.
+ */
+static struct host *next_due(int *code) {
     for (struct host *h = first; h; h = h->next) {
         if (behind_another(h))
             continue;
@@ -143,8 +134,7 @@ static struct host *next_due(int *code)
     return NULL;
 }
 
-static void run(struct host *h, int code)
-{
+static void run(struct host *h, int code) {
     struct ww_args_event args = {h->event, 0};
     ww_in_host_function = true;
     if (h->callback)
@@ -159,8 +149,7 @@ static void run(struct host *h, int code)
         ww_id_give(h->device, &h->device->events, h->life, h->event);
 }
 
-static void take_out(struct host *h)
-{
+static void take_out(struct host *h) {
     struct host **at = &first;
     while (*at != h)
         at = &(*at)->next;
@@ -170,8 +159,7 @@ static void take_out(struct host *h)
     pthread_cond_broadcast(&changed);
 }
 
-static void *serve(void *unused)
-{
+static void *serve(void *unused) {
     long step = LEAST_STEP;
     ww_in_host_thread = true;
     pthread_mutex_lock(&lock);
@@ -211,8 +199,7 @@ static void *serve(void *unused)
 }
 
 /* Make the thread where there is none; it takes no signals. The lock is held. */
-static int start_thread(void)
-{
+static int start_thread(void) {
     pthread_attr_t detached;
     pthread_t thread;
     sigset_t all, before;
@@ -231,8 +218,7 @@ static int start_thread(void)
 /* -- calls -------------------------------------------------------------------------------------------------------- */
 
 /* An event behind all that was posted to the stream. */
-static int mark(struct ww_device *d, uint32_t stream, uint32_t *event)
-{
+static int mark(struct ww_device *d, uint32_t stream, uint32_t *event) {
     int error = ww_id_take(&d->events, event);
     struct ww_args_event args = {*event, CU_EVENT_DISABLE_TIMING};
     if (error || (error = ww_send(d, WW_OP_EVENT_CREATE, 0, &args, sizeof args)))
@@ -242,8 +228,7 @@ static int mark(struct ww_device *d, uint32_t stream, uint32_t *event)
 }
 
 /* Put a function into the queue; where its stream is not held yet, the event is recorded first. */
-static int enqueue(struct host *h, uint32_t stream)
-{
+static int enqueue(struct host *h, uint32_t stream) {
     struct host **at;
     bool joined, inside = ww_in_host_thread; /* the rest of what runs there: at its place in the queue */
     pthread_mutex_lock(&lock);
@@ -273,8 +258,7 @@ static int enqueue(struct host *h, uint32_t stream)
     return error;
 }
 
-static int add(const struct host *what)
-{
+static int add(const struct host *what) {
     struct host *h = malloc(sizeof *h);
     int error = ww_need(&((struct host *)what)->device);
     if (!h || error) {
@@ -304,8 +288,7 @@ static int add(const struct host *what)
     return error;
 }
 
-static int add_to(struct ww_device *d, uint32_t stream, bool holds_it, const struct host *what)
-{
+static int add_to(struct ww_device *d, uint32_t stream, bool holds_it, const struct host *what) {
     struct host *h = malloc(sizeof *h);
     if (!h)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -320,18 +303,15 @@ static int add_to(struct ww_device *d, uint32_t stream, bool holds_it, const str
     return error;
 }
 
-int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data)
-{
+int ww_host_add(struct ww_device *d, uint32_t stream, void (*run)(void *), void (*then)(void *, int), void *data) {
     return add_to(d, stream, true, &(struct host){.run = run, .then = then, .data = data});
 }
 
-int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data)
-{
+int ww_host_when(struct ww_device *d, uint32_t event, void (*then)(void *, int), void *data) {
     return add_to(d, 0, false, &(struct host){.then = then, .data = data, .event = event, .lent = true});
 }
 
-int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data)
-{
+int ww_host_once(struct ww_device *d, bool (*due)(void *), void (*then)(void *, int), void *data) {
     return add_to(d, 0, false, &(struct host){.due = due, .then = then, .data = data, .lent = true});
 }
 
@@ -343,16 +323,14 @@ struct later {
 };
 
 /* The host functions before have run, and what they held back is posted: now the stream's end can be marked. */
-static void after_all(void *data, int code)
-{
+static void after_all(void *data, int code) {
     struct later l = *(struct later *)data;
     free(data);
     if (code || ww_host_after(l.device, l.stream, l.then, l.data))
         l.then(l.data, code ? code : CUDA_ERROR_UNKNOWN);
 }
 
-int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data)
-{
+int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int), void *data) {
     if (ww_in_host_thread || !atomic_load(&d->holds) || !ww_host_held(d, stream))
         return add_to(d, stream, false, &(struct host){.then = then, .data = data});
     struct later *l = malloc(sizeof *l);
@@ -365,15 +343,13 @@ int ww_host_after(struct ww_device *d, uint32_t stream, void (*then)(void *, int
     return error;
 }
 
-CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data)
-{
+CUresult cuLaunchHostFunc(CUstream stream, void *function, void *data) {
     struct host h = {.handle = stream, .data = data};
     *(void **)&h.run = function;
     return function ? add(&h) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags)
-{
+CUresult cuStreamAddCallback(CUstream stream, void *callback, void *data, unsigned flags) {
     struct host h = {.handle = stream, .data = data};
     *(void **)&h.callback = callback;
     return callback && !flags ? add(&h) : CUDA_ERROR_INVALID_VALUE;

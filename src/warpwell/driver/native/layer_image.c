@@ -26,8 +26,7 @@ struct fat {
 };
 
 /* Keep the greatest end of parts; false: it is out of bounds. */
-static int reach(uint64_t offset, uint64_t nbytes, size_t most, uint64_t *end)
-{
+static int reach(uint64_t offset, uint64_t nbytes, size_t most, uint64_t *end) {
     if (offset > most || nbytes > most - offset)
         return 0;
     if (offset + nbytes > *end)
@@ -35,8 +34,7 @@ static int reach(uint64_t offset, uint64_t nbytes, size_t most, uint64_t *end)
     return 1;
 }
 
-static int elf_length(const unsigned char *image, size_t most, size_t *nbytes)
-{
+static int elf_length(const unsigned char *image, size_t most, size_t *nbytes) {
     Elf64_Ehdr h;
     uint64_t end = sizeof h;
     if (most < sizeof h)
@@ -65,8 +63,7 @@ static int elf_length(const unsigned char *image, size_t most, size_t *nbytes)
     return 0;
 }
 
-static int fat_length(const void *image, size_t most, size_t *nbytes)
-{
+static int fat_length(const void *image, size_t most, size_t *nbytes) {
     struct fat h;
     if (most < sizeof h)
         return CUDA_ERROR_INVALID_IMAGE;
@@ -78,8 +75,7 @@ static int fat_length(const void *image, size_t most, size_t *nbytes)
 }
 
 /* PTX: text up to its 0, which is sent, too. */
-static int text_length(const unsigned char *text, size_t most, size_t *nbytes)
-{
+static int text_length(const unsigned char *text, size_t most, size_t *nbytes) {
     if (!*text)
         return CUDA_ERROR_INVALID_IMAGE;
     for (int i = 0; i < 4 && text[i]; i++)
@@ -93,8 +89,7 @@ static int text_length(const unsigned char *text, size_t most, size_t *nbytes)
 }
 
 /* Find where the bytes of an image start and how many they are: 0, or INVALID_IMAGE. */
-int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes)
-{
+int ww_image_length(const void *image, size_t most, const void **start, size_t *nbytes) {
     uint32_t magic;
     *start = image;
     if (!*(const unsigned char *)image)

@@ -5,8 +5,7 @@
 #include <string.h>
 
 /* The driver's own two codes: too many registers for the block, or more threads than the kernel was compiled for. */
-static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, uint64_t threads)
-{
+static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, uint64_t threads) {
     int registers = atomic_load_explicit(&f->attributes[CU_FUNC_REGISTERS], memory_order_relaxed);
     uint64_t of_a_warp = ((uint64_t)(registers > 0 ? registers : 0) * 32 + 255) / 256 * 256; /* handed out by 256 */
     uint64_t needed = (threads + 31) / 32 * of_a_warp;
@@ -14,8 +13,7 @@ static int too_many_threads(const struct ww_device *d, const struct ww_fn *f, ui
                                                                                  : CUDA_ERROR_INVALID_VALUE;
 }
 
-static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct ww_launch *k)
-{
+static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct ww_launch *k) {
     const int32_t *have = d->facts.attributes;
     uint64_t threads = 1;
     for (int i = 0; i < 3; i++) {
@@ -34,8 +32,7 @@ static int check_shape(const struct ww_device *d, struct ww_fn *f, const struct 
 }
 
 /* Find the one buffer of packed parameters in `extra`: END, or pairs of a key and a value. */
-static int packed(void **extra, const void **buffer, size_t *nbytes)
-{
+static int packed(void **extra, const void **buffer, size_t *nbytes) {
     *buffer = NULL;
     *nbytes = 0;
     for (int i = 0; i < 8 && extra[i] != CU_LAUNCH_END; i += 2) {
@@ -50,8 +47,7 @@ static int packed(void **extra, const void **buffer, size_t *nbytes)
 }
 
 /* Say whether the caller gave what the function takes. */
-static int check_params(const struct ww_fn *f, const struct ww_launch *k, const void **buffer)
-{
+static int check_params(const struct ww_fn *f, const struct ww_launch *k, const void **buffer) {
     size_t nbytes;
     *buffer = NULL;
     if (k->params && k->extra)
@@ -65,16 +61,15 @@ static int check_params(const struct ww_fn *f, const struct ww_launch *k, const 
 }
 
 /* Begin the entry of a launch; *to is where its parameters go. */
-static int begin(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k, struct ww_post *p,
-                 char **to)
-{
+static int begin(struct ww_device *d, uint32_t stream, const struct ww_fn *f, const struct ww_launch *k,
+                 struct ww_post *p, char **to) {
     size_t extra = k->nattributes * sizeof *k->attributes;
     int error = ww_begin(d, WW_OP_LAUNCH, stream, 0, sizeof(struct ww_args_launch) + extra + f->param_bytes, p);
     if (error)
         return error;
     struct ww_args_launch *args = (struct ww_args_launch *)(p->entry + 1);
-    *args = (struct ww_args_launch){.function = f->object->id, .shared = k->shared, .attributes = k->nattributes,
-                                    .param_bytes = f->param_bytes};
+    *args = (struct ww_args_launch){
+        .function = f->object->id, .shared = k->shared, .attributes = k->nattributes, .param_bytes = f->param_bytes};
     memcpy(args->grid, k->grid, sizeof args->grid);
     memcpy(args->block, k->block, sizeof args->block);
     memcpy(args + 1, k->attributes, extra);
@@ -82,8 +77,7 @@ static int begin(struct ww_device *d, uint32_t stream, const struct ww_fn *f, co
     return 0;
 }
 
-static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *buffer, char *to)
-{
+static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *buffer, char *to) {
     if (buffer)
         memcpy(to, buffer, f->param_bytes);
     else
@@ -91,8 +85,7 @@ static void pack(const struct ww_fn *f, const struct ww_launch *k, const void *b
             memcpy(to + f->params[i].offset, k->params[i], f->params[i].size);
 }
 
-static int launch(const struct ww_launch *k, void *h, int per_thread)
-{
+static int launch(const struct ww_launch *k, void *h, int per_thread) {
     struct ww_device *d;
     struct ww_fn *f;
     struct ww_post p;
@@ -115,10 +108,10 @@ static int launch(const struct ww_launch *k, void *h, int per_thread)
     return ww_finish(&p);
 }
 
-/* -- launches of graphs ---------------------------------------------------------------------------------------------- */
+/* -- launches of graphs ----------------------------------------------------------------------------------------------
+ */
 
-static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const struct ww_param *at)
-{
+static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const struct ww_param *at) {
     size_t pointers = sizeof *like + like->nparams * sizeof(void *);
     struct ww_kernel_work *w = malloc(pointers + like->nbytes + 1);
     if (!w)
@@ -127,12 +120,12 @@ static struct ww_kernel_work *new_work(const struct ww_kernel_work *like, const 
     w->params = (void **)(w + 1);
     w->packed = (unsigned char *)w + pointers;
     for (uint32_t i = 0; i < w->nparams; i++)
-        w->params[i] = w->packed + (at ? (size_t)at[i].offset : (size_t)((unsigned char *)like->params[i] - like->packed));
+        w->params[i] =
+            w->packed + (at ? (size_t)at[i].offset : (size_t)((unsigned char *)like->params[i] - like->packed));
     return w;
 }
 
-int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_kernel_work **made)
-{
+int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_kernel_work **made) {
     struct ww_kernel_work like = {.function = k->function, .shared = k->shared, .nattributes = k->nattributes};
     const void *buffer;
     struct ww_fn *f;
@@ -150,16 +143,14 @@ int ww_kernel_make(struct ww_device *d, const struct ww_launch *k, struct ww_ker
     return 0;
 }
 
-struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k)
-{
+struct ww_kernel_work *ww_kernel_copy(const struct ww_kernel_work *k) {
     struct ww_kernel_work *w = new_work(k, NULL);
     if (w)
         memcpy(w->packed, k->packed, k->nbytes);
     return w;
 }
 
-int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *w)
-{
+int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_work *w) {
     struct ww_launch k = {.function = w->function, .shared = w->shared, .nattributes = w->nattributes};
     struct ww_post p;
     struct ww_fn *f;
@@ -176,11 +167,11 @@ int ww_kernel_post(struct ww_device *d, uint32_t stream, const struct ww_kernel_
     return ww_finish(&p);
 }
 
-/* -- calls ------------------------------------------------------------------------------------------------------------ */
+/* -- calls ------------------------------------------------------------------------------------------------------------
+ */
 
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                        unsigned shared, CUstream stream, void **params, void **extra)
-{
+                        unsigned shared, CUstream stream, void **params, void **extra) {
     struct ww_launch k;
     k.function = f;
     k.grid[0] = gx, k.grid[1] = gy, k.grid[2] = gz;
@@ -192,17 +183,20 @@ CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, uns
     return launch(&k, stream, 0);
 }
 
-CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                   unsigned shared, CUstream stream, void **params)
-{
-    struct ww_launch k = {.function = f, .grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared, .nattributes = 1,
-                       .attributes = {{CU_LAUNCH_COOPERATIVE, {1, 0, 0}}}, .params = params};
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                                   unsigned bz, unsigned shared, CUstream stream, void **params) {
+    struct ww_launch k = {.function = f,
+                          .grid = {gx, gy, gz},
+                          .block = {bx, by, bz},
+                          .shared = shared,
+                          .nattributes = 1,
+                          .attributes = {{CU_LAUNCH_COOPERATIVE, {1, 0, 0}}},
+                          .params = params};
     return launch(&k, stream, 0);
 }
 
 /* Take the attributes that travel; those that are off are left out, others are refused. */
-static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c)
-{
+static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c) {
     k->nattributes = 0;
     if (c->nattributes > 64 || (c->nattributes && !c->attributes))
         return CUDA_ERROR_INVALID_VALUE;
@@ -221,7 +215,8 @@ static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c
         case CU_LAUNCH_PRIORITY:
             break;
         default:
-            return ww_refused("cuLaunchKernelEx with an attribute other than cooperative, cluster, serialization, priority");
+            return ww_refused(
+                "cuLaunchKernelEx with an attribute other than cooperative, cluster, serialization, priority");
         }
         if (k->nattributes == WW_LAUNCH_ATTRIBUTES)
             return CUDA_ERROR_INVALID_VALUE;
@@ -232,8 +227,7 @@ static int read_attributes(struct ww_launch *k, const struct cu_launch_config *c
     return 0;
 }
 
-CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **params, void **extra)
-{
+CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **params, void **extra) {
     const struct cu_launch_config *c = config;
     struct ww_launch k;
     int error = ww_ready();
@@ -248,8 +242,7 @@ CUresult ww_cuLaunchKernelEx(int per_thread, void *config, CUfunction f, void **
     return launch(&k, c->stream, per_thread);
 }
 
-static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what)
-{
+static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint32_t what) {
     struct {
         struct ww_args_launch launch;
         struct ww_launch_attribute attributes[WW_LAUNCH_ATTRIBUTES];
@@ -270,12 +263,8 @@ static int clusters(int *n, CUfunction h, const struct cu_launch_config *c, uint
     return error ? error : got == sizeof *n ? 0 : CUDA_ERROR_UNKNOWN;
 }
 
-CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, void *config)
-{
-    return clusters(n, f, config, 0);
-}
+CUresult cuOccupancyMaxActiveClusters(int *n, CUfunction f, void *config) { return clusters(n, f, config, 0); }
 
-CUresult cuOccupancyMaxPotentialClusterSize(int *n, CUfunction f, void *config)
-{
+CUresult cuOccupancyMaxPotentialClusterSize(int *n, CUfunction f, void *config) {
     return clusters(n, f, config, WW_CLUSTER_SIZE);
 }

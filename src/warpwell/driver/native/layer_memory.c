@@ -9,18 +9,17 @@
 
 #define PITCH 512
 #define PIN_TRIES 256
-#define PIN_STEP (1ull << 16)   /* of addresses */
-#define PINNED_MS 10000         /* the packet with the memory is on its way when its answer is there */
+#define PIN_STEP (1ull << 16) /* of addresses */
+#define PINNED_MS 10000       /* the packet with the memory is on its way when its answer is there */
 #define REGISTER_DEVICEMAP 2u
 #define KEEP_BLOCKS 32
 #define KEEP_BYTES (64u << 20)
-#define LOOKS 50                /* with 2 ms between two: for memory that is given back */
+#define LOOKS 50 /* with 2 ms between two: for memory that is given back */
 
 /* -- on the device ------------------------------------------------------------------------------------------------- */
 
 int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes, uint32_t flags, void *owner,
-                CUdeviceptr *address)
-{
+                CUdeviceptr *address) {
     struct ww_args_alloc args = {nbytes};
     uint64_t at = 0;
     uint32_t got = 0;
@@ -36,8 +35,7 @@ int ww_allocate(struct ww_device *d, uint16_t op, uint32_t stream, size_t nbytes
     return 0;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes)
-{
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes) {
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !address || !nbytes)
@@ -46,8 +44,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t nbytes)
 }
 
 /* Rows one behind another, each at a multiple of the pitch. */
-CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element)
-{
+CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height, unsigned element) {
     size_t row = (width + PITCH - 1) / PITCH * PITCH;
     if (!pitch || !width || !height || (element != 4 && element != 8 && element != 16) || row < width ||
         row > SIZE_MAX / height)
@@ -61,8 +58,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 /* Take a block out of its table before the worker may give its address to another thread. Memory that a graph's node
  * allocates stays there: it belongs to the graph. The rest of a graph that is posted behind a host function may use the
  * block, so what holds the freeing stream of the device `on`, else any of the owner's, runs first. */
-static struct ww_device *take_block(CUdeviceptr address, const struct ww_device *on, uint32_t stream, struct ww_span *r)
-{
+static struct ww_device *take_block(CUdeviceptr address, const struct ww_device *on, uint32_t stream,
+                                    struct ww_span *r) {
     struct ww_device *d = ww_range_owner(address, r);
     if (!d || address != r->start)
         return NULL;
@@ -78,8 +75,7 @@ static struct ww_device *take_block(CUdeviceptr address, const struct ww_device 
     return d;
 }
 
-CUresult cuMemFree_v2(CUdeviceptr address)
-{
+CUresult cuMemFree_v2(CUdeviceptr address) {
     struct ww_device *d;
     struct ww_span r;
     int error = ww_need(&d);
@@ -108,8 +104,7 @@ static struct kept {
 } kept[KEEP_BLOCKS];
 static uint64_t kept_bytes;
 
-static struct kept take_kept(struct kept *k)
-{
+static struct kept take_kept(struct kept *k) {
     struct kept was = *k;
     k->device = NULL;
     kept_bytes -= was.range.size;
@@ -117,8 +112,7 @@ static struct kept take_kept(struct kept *k)
 }
 
 /* Say whether the block is kept. One of an earlier life of the device makes room. */
-static bool keep(struct ww_device *d, const struct ww_span *r)
-{
+static bool keep(struct ww_device *d, const struct ww_span *r) {
     uint64_t life = atomic_load(&d->life);
     struct kept *room = NULL;
     pthread_mutex_lock(&keeping);
@@ -139,8 +133,7 @@ static bool keep(struct ww_device *d, const struct ww_span *r)
 }
 
 /* A kept block of such a size, or NULL. */
-static void *pin_kept(struct ww_device *d, size_t whole, uint32_t flags)
-{
+static void *pin_kept(struct ww_device *d, size_t whole, uint32_t flags) {
     void *at = NULL;
     pthread_mutex_lock(&keeping);
     for (struct kept *k = kept; k < kept + KEEP_BLOCKS && !at; k++)
@@ -150,8 +143,7 @@ static void *pin_kept(struct ww_device *d, size_t whole, uint32_t flags)
     return at;
 }
 
-bool ww_unkeep(struct ww_device *d)
-{
+bool ww_unkeep(struct ww_device *d) {
     bool any = false;
     for (struct kept *k = kept; k < kept + KEEP_BLOCKS; k++) {
         pthread_mutex_lock(&keeping);
@@ -171,16 +163,14 @@ struct unpinning {
 };
 
 /* In the thread of host functions, which must not wait: other streams may wait for it. */
-void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there)
-{
+void ww_unpin_posted(struct ww_device *d, const struct ww_span *r, bool there) {
     struct ww_args_free args = {r->start};
     if (there && !d->facts.remote)
         ww_send(d, WW_OP_UNPIN, 0, &args, sizeof args);
     munmap((void *)(uintptr_t)r->start, r->size);
 }
 
-static void unpin_later(void *data, int code)
-{
+static void unpin_later(void *data, int code) {
     struct unpinning *u = data;
     bool there = !code && u->life == atomic_load(&u->device->life);
     if (!there || !keep(u->device, &u->range))
@@ -189,8 +179,7 @@ static void unpin_later(void *data, int code)
 }
 
 /* Memory of the host's pool goes when its stream gets there; the caller does not wait. */
-static int unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r)
-{
+static int unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_device *owner, const struct ww_span *r) {
     struct unpinning *u = malloc(sizeof *u);
     if (!u)
         return ww_unpin_taken(owner, r);
@@ -204,8 +193,7 @@ static int unpin_in_stream(struct ww_device *d, uint32_t stream, struct ww_devic
 }
 
 /* In a stream that records: a node, for memory that a graph allocates. */
-static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr address)
-{
+static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr address) {
     struct ww_span r;
     if (!ww_range_owner(address, &r) || !(r.flags & WW_OF_GRAPH) || r.start != address)
         return CUDA_ERROR_INVALID_VALUE;
@@ -214,8 +202,7 @@ static int free_in_graph(struct ww_device *d, uint32_t stream, CUdeviceptr addre
     return ww_capture_add(d, stream, &work);
 }
 
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
-{
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h) {
     struct ww_device *d, *owner;
     struct ww_span r;
     uint32_t stream;
@@ -239,8 +226,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream h)
     return ww_send(d, WW_OP_FREE_ASYNC, stream, &args, sizeof args);
 }
 
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
-{
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     struct ww_device *d;
     struct ww_mem_info info = {0, 0};
     int error = ww_need(&d);
@@ -256,8 +242,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 /* -- pinned -------------------------------------------------------------------------------------------------------- */
 
 /* Reserve addresses of the range for pinned memory that nobody uses; the next ones at each try. */
-static void *reserve(size_t nbytes)
-{
+static void *reserve(size_t nbytes) {
     static _Atomic uint64_t next = WW_PIN_LOWEST;
     for (int i = 0; i < PIN_TRIES; i++) {
         uint64_t step = (nbytes + PIN_STEP - 1) & ~(PIN_STEP - 1), at = atomic_fetch_add(&next, step);
@@ -266,7 +251,8 @@ static void *reserve(size_t nbytes)
             continue;
         }
         void *wanted = (void *)(uintptr_t)at;
-        void *got = mmap(wanted, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        void *got =
+            mmap(wanted, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
         if (got == wanted)
             return got;
         if (got != MAP_FAILED)
@@ -276,8 +262,7 @@ static void *reserve(size_t nbytes)
 }
 
 /* Receive the memory that the worker made and put it where its addresses were reserved. */
-static int map_pinned(struct ww_channel *c, void *at, size_t nbytes)
-{
+static int map_pinned(struct ww_channel *c, void *at, size_t nbytes) {
     struct ww_pinned packet;
     struct stat s;
     int fd, n = ww_receive(c->socket, &packet, sizeof packet, &fd, 1, PINNED_MS);
@@ -292,21 +277,16 @@ static int map_pinned(struct ww_channel *c, void *at, size_t nbytes)
     return good ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static int unpin(struct ww_device *d, uint64_t at, size_t nbytes)
-{
+static int unpin(struct ww_device *d, uint64_t at, size_t nbytes) {
     struct ww_args_free args = {at};
     int error = d->facts.remote ? 0 : ww_call(d, WW_OP_UNPIN, 0, &args, sizeof args, NULL, 0, NULL);
     munmap((void *)(uintptr_t)at, nbytes);
     return error;
 }
 
-int ww_unpin_taken(struct ww_device *d, const struct ww_span *r)
-{
-    return unpin(d, r->start, r->size);
-}
+int ww_unpin_taken(struct ww_device *d, const struct ww_span *r) { return unpin(d, r->start, r->size); }
 
-static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, uint32_t flags)
-{
+static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t whole, uint32_t flags) {
     struct ww_args_pin args = {(uintptr_t)at, whole, flags, 0};
     pthread_mutex_lock(&c->pinning);
     int error = ww_call(d, WW_OP_PIN, 0, &args, sizeof args, NULL, 0, NULL);
@@ -321,8 +301,7 @@ static int pin_at(struct ww_device *d, struct ww_channel *c, void *at, size_t wh
 
 /* For a device of another host: memory of the program alone, from and to which copies go by way of staging. It has
  * the bound that a worker holds. */
-static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t flags, void *owner)
-{
+static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t flags, void *owner) {
     uint64_t most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
     if (whole > most || ww_ranges_pinned(&d->ranges) > most - whole)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -339,8 +318,7 @@ static int pin_here(struct ww_device *d, void **address, size_t whole, uint32_t 
     return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_OUT_OF_MEMORY : error;
 }
 
-int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner)
-{
+int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, void *owner) {
     size_t whole = (nbytes + 4095) & ~(size_t)4095;
     if (d->facts.remote)
         return pin_here(d, address, whole, flags, owner);
@@ -371,8 +349,7 @@ int ww_pin(struct ww_device *d, void **address, size_t nbytes, uint32_t flags, v
     return 0;
 }
 
-CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
-{
+CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags) {
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !address || flags > 7 || nbytes > SIZE_MAX / 2)
@@ -383,13 +360,11 @@ CUresult cuMemHostAlloc(void **address, size_t nbytes, unsigned flags)
     return nbytes ? ww_pin(d, address, nbytes, flags, NULL) : 0;
 }
 
-CUresult cuMemAllocHost_v2(void **address, size_t nbytes)
-{
+CUresult cuMemAllocHost_v2(void **address, size_t nbytes) {
     return cuMemHostAlloc(address, nbytes, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
 }
 
-CUresult cuMemFreeHost(void *address)
-{
+CUresult cuMemFreeHost(void *address) {
     struct ww_span r;
     struct ww_device *d;
     int error = ww_need(&d);
@@ -405,8 +380,7 @@ CUresult cuMemFreeHost(void *address)
     return unpin(d, r.start, r.size);
 }
 
-CUresult cuMemHostGetFlags(unsigned *flags, void *address)
-{
+CUresult cuMemHostGetFlags(unsigned *flags, void *address) {
     struct ww_span r;
     struct ww_device *d;
     int error = ww_need(&d);
@@ -418,8 +392,7 @@ CUresult cuMemHostGetFlags(unsigned *flags, void *address)
     return 0;
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags)
-{
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags) {
     struct ww_span r;
     struct ww_device *d;
     int error = ww_need(&d);
@@ -440,8 +413,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsign
 
 /* Registered memory stays pageable for the worker, which is another process: it is copied by way of staging, and
  * kernels cannot read it. */
-CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
-{
+CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags) {
     struct ww_device *d;
     struct ww_span r;
     int error = ww_need(&d);
@@ -455,8 +427,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t nbytes, unsigned flags)
     return error == CUDA_ERROR_ALREADY_MAPPED ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : error;
 }
 
-CUresult cuMemHostUnregister(void *address)
-{
+CUresult cuMemHostUnregister(void *address) {
     struct ww_device *d;
     struct ww_span r;
     int error = ww_need(&d);
@@ -468,8 +439,7 @@ CUresult cuMemHostUnregister(void *address)
 
 /* -- what a pointer is --------------------------------------------------------------------------------------------- */
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address)
-{
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr address) {
     struct ww_device *d;
     struct ww_span r;
     int error = ww_need(&d);
@@ -485,38 +455,62 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *nbytes, CUdeviceptr
 }
 
 /* Write one attribute of a pointer with a known range. */
-static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to)
-{
-    bool pinned = r->what == WW_PINNED_MEMORY, managed = pinned && r->flags & WW_MANAGED, mapped = !pinned || !d->facts.remote;
+static int attribute_of(struct ww_device *d, const struct ww_span *r, CUdeviceptr at, int attribute, void *to) {
+    bool pinned = r->what == WW_PINNED_MEMORY, managed = pinned && r->flags & WW_MANAGED,
+         mapped = !pinned || !d->facts.remote;
     switch (attribute) {
-    case CU_POINTER_CONTEXT: *(CUcontext *)to = ww_context_handle(d); return 0;
-    case CU_POINTER_MEMORY_TYPE: *(unsigned *)to = pinned && !managed ? 1 : 2; return 0;
+    case CU_POINTER_CONTEXT:
+        *(CUcontext *)to = ww_context_handle(d);
+        return 0;
+    case CU_POINTER_MEMORY_TYPE:
+        *(unsigned *)to = pinned && !managed ? 1 : 2;
+        return 0;
     case CU_POINTER_DEVICE_POINTER:
         *(CUdeviceptr *)to = mapped ? at : 0;
         return mapped ? 0 : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_HOST_POINTER:
         *(void **)to = pinned ? (void *)(uintptr_t)at : NULL;
         return pinned ? 0 : CUDA_ERROR_INVALID_VALUE;
-    case CU_POINTER_BUFFER_ID: *(uint64_t *)to = r->serial; return 0;
-    case CU_POINTER_DEVICE_ORDINAL: *(int *)to = (int)(d - layer.devices); return 0;
-    case CU_POINTER_RANGE_START: *(CUdeviceptr *)to = r->start; return 0;
-    case CU_POINTER_RANGE_SIZE: *(size_t *)to = r->size; return 0;
-    case CU_POINTER_MAPPED: *(int *)to = mapped; return 0;
-    case CU_POINTER_IS_MANAGED: *(int *)to = managed; return 0;
+    case CU_POINTER_BUFFER_ID:
+        *(uint64_t *)to = r->serial;
+        return 0;
+    case CU_POINTER_DEVICE_ORDINAL:
+        *(int *)to = (int)(d - layer.devices);
+        return 0;
+    case CU_POINTER_RANGE_START:
+        *(CUdeviceptr *)to = r->start;
+        return 0;
+    case CU_POINTER_RANGE_SIZE:
+        *(size_t *)to = r->size;
+        return 0;
+    case CU_POINTER_MAPPED:
+        *(int *)to = mapped;
+        return 0;
+    case CU_POINTER_IS_MANAGED:
+        *(int *)to = managed;
+        return 0;
     case CU_POINTER_SYNC_MEMOPS:
-    case CU_POINTER_IS_IPC_CAPABLE: *(int *)to = 0; return 0;
-    case CU_POINTER_HANDLE_TYPES: *(uint64_t *)to = 0; return 0;
-    case 15: *(int *)to = 0; return 0;      /* capable of GPUDirect RDMA */
-    case 16: *(int *)to = 3; return 0;      /* access: read and write */
-    case 17: /* pool */
+    case CU_POINTER_IS_IPC_CAPABLE:
+        *(int *)to = 0;
+        return 0;
+    case CU_POINTER_HANDLE_TYPES:
+        *(uint64_t *)to = 0;
+        return 0;
+    case 15:
+        *(int *)to = 0;
+        return 0; /* capable of GPUDirect RDMA */
+    case 16:
+        *(int *)to = 3;
+        return 0; /* access: read and write */
+    case 17:      /* pool */
         *(void **)to = r->owner && !(r->flags & WW_OF_GRAPH) ? ww_pool_handle(r->owner) : NULL;
         return 0;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at)
-{
+CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at) {
     struct ww_span r;
     int error = ww_ready();
     if (error || !to)
@@ -526,8 +520,7 @@ CUresult cuPointerGetAttribute(void *to, int attribute, CUdeviceptr at)
 }
 
 /* Bytes of an attribute's value. */
-static size_t width_of(int attribute)
-{
+static size_t width_of(int attribute) {
     switch (attribute) {
     case CU_POINTER_MEMORY_TYPE:
     case CU_POINTER_SYNC_MEMOPS:
@@ -536,13 +529,14 @@ static size_t width_of(int attribute)
     case CU_POINTER_IS_IPC_CAPABLE:
     case CU_POINTER_MAPPED:
     case 15:
-    case 16: return 4;
-    default: return 8;
+    case 16:
+        return 4;
+    default:
+        return 8;
     }
 }
 
-CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at)
-{
+CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **to, CUdeviceptr at) {
     struct ww_span r;
     int error = ww_ready();
     if (error || !attributes || !to)

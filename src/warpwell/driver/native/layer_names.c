@@ -8,16 +8,14 @@
 
 #define REFUSED_NAMES 256
 
-static const struct ww_error *error_of(int code)
-{
+static const struct ww_error *error_of(int code) {
     for (size_t i = 0; i < sizeof ww_errors / sizeof *ww_errors; i++)
         if (ww_errors[i].code == code)
             return &ww_errors[i];
     return NULL;
 }
 
-CUresult cuGetErrorName(int code, const char **name)
-{
+CUresult cuGetErrorName(int code, const char **name) {
     const struct ww_error *e = error_of(code);
     if (!name)
         return CUDA_ERROR_INVALID_VALUE;
@@ -25,8 +23,7 @@ CUresult cuGetErrorName(int code, const char **name)
     return e ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGetErrorString(int code, const char **text)
-{
+CUresult cuGetErrorString(int code, const char **text) {
     const struct ww_error *e = error_of(code);
     if (!text)
         return CUDA_ERROR_INVALID_VALUE;
@@ -41,8 +38,7 @@ CUresult cuGetErrorString(int code, const char **text)
 #define TOO_OLD 2
 
 /* The newest variant of a name that is not newer than `version`; those for per-thread streams first where asked for. */
-static const struct ww_variant *variant_of(const char *name, int version, int per_thread, bool *known)
-{
+static const struct ww_variant *variant_of(const char *name, int version, int per_thread, bool *known) {
     const struct ww_variant *best = NULL;
     *known = false;
     for (const struct ww_variant *v = ww_variants; v->name; v++) {
@@ -51,14 +47,14 @@ static const struct ww_variant *variant_of(const char *name, int version, int pe
         *known = true;
         if (v->version > version || (v->per_thread && !per_thread))
             continue;
-        if (!best || v->per_thread > best->per_thread || (v->per_thread == best->per_thread && v->version > best->version))
+        if (!best || v->per_thread > best->per_thread ||
+            (v->per_thread == best->per_thread && v->version > best->version))
             best = v;
     }
     return best;
 }
 
-CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
-{
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
     bool known;
     if (!name || !function || flags > 3)
         return CUDA_ERROR_INVALID_VALUE;
@@ -69,16 +65,14 @@ CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uin
     return v ? 0 : CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
-{
+CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
 /* -- refusals ------------------------------------------------------------------------------------------------------ */
 
 /* True for the first time that the process meets the name; names are literals. */
-static bool first_time(const char *name)
-{
+static bool first_time(const char *name) {
     static const char *said[REFUSED_NAMES];
     static _Atomic int busy; /* no mutex: a forked child may come here, too */
     int expected = 0;
@@ -94,8 +88,7 @@ static bool first_time(const char *name)
     return first && i < REFUSED_NAMES;
 }
 
-static void record(const char *name)
-{
+static void record(const char *name) {
     const char *path = getenv("WARPWELL_CUDA_REFUSED");
     char line[256];
     int fd = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
@@ -109,8 +102,7 @@ static void record(const char *name)
 
 /* The driver's private tables: not known, and so not there. NVIDIA's runtime asks for them first, and then works no
  * more. Programs that do without it ask, too (numba-cuda's bindings): so this is in the list, and says nothing. */
-CUresult cuGetExportTable(void *table, void *id)
-{
+CUresult cuGetExportTable(void *table, void *id) {
     (void)id;
     if (!table)
         return CUDA_ERROR_INVALID_VALUE;
@@ -120,8 +112,7 @@ CUresult cuGetExportTable(void *table, void *id)
     return CUDA_ERROR_NOT_FOUND;
 }
 
-int ww_refused(const char *name)
-{
+int ww_refused(const char *name) {
     if (first_time(name)) {
         ww_say("%s is not served on pooled GPUs: CUDA_ERROR_NOT_SUPPORTED", name);
         record(name);

@@ -1,25 +1,23 @@
-/* What a node does: made from the driver's structs, given back as such, copied, dropped; and the memory that ALLOC nodes
- * give. An address is taken when its node is made and stays until no graph and no plan names it. */
+/* What a node does: made from the driver's structs, given back as such, copied, dropped; and the memory that ALLOC
+ * nodes give. An address is taken when its node is made and stays until no graph and no plan names it. */
 #include "layer.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-/* -- memory of graphs ------------------------------------------------------------------------------------------------ */
+/* -- memory of graphs ------------------------------------------------------------------------------------------------
+ */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct account { /* of a device, of graphs' launches. What was freed counts until it is trimmed, as with the driver */
+static struct account { /* of a device, of graphs' launches. What was freed counts until it is trimmed, as with the
+                           driver */
     size_t used, used_high, reserved, reserved_high, freed, idle;
     uint64_t trims;
 } accounts[WW_DEVICES];
 
-static struct account *account_of(const struct ww_device *d)
-{
-    return &accounts[d - layer.devices];
-}
+static struct account *account_of(const struct ww_device *d) { return &accounts[d - layer.devices]; }
 
-struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error)
-{
+struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, bool on_host, int *error) {
     struct ww_graph_memory *m = calloc(1, sizeof *m);
     void *at = NULL;
     if (!m) {
@@ -48,8 +46,7 @@ struct ww_graph_memory *ww_graph_memory_new(struct ww_device *d, size_t nbytes, 
     return m;
 }
 
-void ww_graph_memory_live(struct ww_graph_memory *m)
-{
+void ww_graph_memory_live(struct ww_graph_memory *m) {
     struct account *a = account_of(m->device);
     if (atomic_exchange(&m->live, 1))
         return;
@@ -63,8 +60,7 @@ void ww_graph_memory_live(struct ww_graph_memory *m)
     pthread_mutex_unlock(&lock);
 }
 
-bool ww_graph_memory_freed(struct ww_graph_memory *m)
-{
+bool ww_graph_memory_freed(struct ww_graph_memory *m) {
     struct account *a = account_of(m->device);
     if (!atomic_exchange(&m->live, 0))
         return false;
@@ -76,8 +72,7 @@ bool ww_graph_memory_freed(struct ww_graph_memory *m)
 }
 
 /* With ww_graphs held: a name less. Who looks for the last one's address does not find it from here on. */
-static void drop_memory(struct ww_graph_memory *m)
-{
+static void drop_memory(struct ww_graph_memory *m) {
     if (atomic_fetch_sub(&m->refs, 1) != 1)
         return;
     ww_graph_memory_freed(m);
@@ -91,13 +86,9 @@ static void drop_memory(struct ww_graph_memory *m)
     ww_memory_due(m);
 }
 
-static bool is_unused(void *data)
-{
-    return ww_peers_are_done(&((struct ww_graph_memory *)data)->users);
-}
+static bool is_unused(void *data) { return ww_peers_are_done(&((struct ww_graph_memory *)data)->users); }
 
-static void free_unused(void *data, int code)
-{
+static void free_unused(void *data, int code) {
     struct ww_graph_memory *m = data;
     struct ww_args_free args = {m->address};
     if (!code)
@@ -105,8 +96,7 @@ static void free_unused(void *data, int code)
     free(m);
 }
 
-void ww_graph_memory_free(struct ww_graph_memory *m)
-{
+void ww_graph_memory_free(struct ww_graph_memory *m) {
     struct ww_args_free args = {m->address};
     if (m->range.size && m->on_host && ww_in_host_thread) { /* the end of a launch behind a host function */
         ww_unpin_posted(m->device, &m->range, m->life == atomic_load(&m->device->life));
@@ -114,7 +104,7 @@ void ww_graph_memory_free(struct ww_graph_memory *m)
         ww_unpin_taken(m->device, &m->range);
     } else if (m->range.size && m->life == atomic_load(&m->device->life)) {
         m->users = (struct ww_peers){.owner = m->device};
-        if (ww_in_host_thread && !is_unused(m)) { /* who uses it may wait for a host function */
+        if (ww_in_host_thread && !is_unused(m)) {               /* who uses it may wait for a host function */
             ww_host_once(m->device, is_unused, free_unused, m); /* without memory for that it goes with the context */
             return;
         }
@@ -124,8 +114,7 @@ void ww_graph_memory_free(struct ww_graph_memory *m)
     free(m);
 }
 
-static int graph_memory_of(CUdevice k, const void *value, struct account **a)
-{
+static int graph_memory_of(CUdevice k, const void *value, struct account **a) {
     int error = ww_ready();
     if (error || k < 0 || k >= layer.ndevices || !value)
         return error ? error : value ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
@@ -133,8 +122,7 @@ static int graph_memory_of(CUdevice k, const void *value, struct account **a)
     return 0;
 }
 
-CUresult cuDeviceGraphMemTrim(CUdevice k)
-{
+CUresult cuDeviceGraphMemTrim(CUdevice k) {
     struct account *a = NULL;
     int error = graph_memory_of(k, &a, &a);
     if (error)
@@ -148,26 +136,33 @@ CUresult cuDeviceGraphMemTrim(CUdevice k)
     return 0;
 }
 
-CUresult cuDeviceGetGraphMemAttribute(CUdevice k, int attribute, void *to)
-{
+CUresult cuDeviceGetGraphMemAttribute(CUdevice k, int attribute, void *to) {
     struct account *a;
     int error = graph_memory_of(k, to, &a);
     if (error)
         return error;
     pthread_mutex_lock(&lock);
     switch (attribute) {
-    case CU_GRAPH_USED: *(uint64_t *)to = a->used; break;
-    case CU_GRAPH_USED_HIGH: *(uint64_t *)to = a->used_high; break;
-    case CU_GRAPH_RESERVED: *(uint64_t *)to = a->reserved; break;
-    case CU_GRAPH_RESERVED_HIGH: *(uint64_t *)to = a->reserved_high; break;
-    default: error = CUDA_ERROR_INVALID_VALUE;
+    case CU_GRAPH_USED:
+        *(uint64_t *)to = a->used;
+        break;
+    case CU_GRAPH_USED_HIGH:
+        *(uint64_t *)to = a->used_high;
+        break;
+    case CU_GRAPH_RESERVED:
+        *(uint64_t *)to = a->reserved;
+        break;
+    case CU_GRAPH_RESERVED_HIGH:
+        *(uint64_t *)to = a->reserved_high;
+        break;
+    default:
+        error = CUDA_ERROR_INVALID_VALUE;
     }
     pthread_mutex_unlock(&lock);
     return error;
 }
 
-CUresult cuDeviceSetGraphMemAttribute(CUdevice k, int attribute, void *from)
-{
+CUresult cuDeviceSetGraphMemAttribute(CUdevice k, int attribute, void *from) {
     struct account *a;
     int error = graph_memory_of(k, from, &a);
     if (error)
@@ -183,44 +178,58 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice k, int attribute, void *from)
     return 0;
 }
 
-/* -- copies of work ---------------------------------------------------------------------------------------------------- */
+/* -- copies of work
+ * ---------------------------------------------------------------------------------------------------- */
 
-int ww_work_copy(struct ww_work *to, const struct ww_work *from)
-{
+int ww_work_copy(struct ww_work *to, const struct ww_work *from) {
     *to = *from;
     switch (from->kind) {
-    case CU_NODE_KERNEL: to->of.kernel = ww_kernel_copy(from->of.kernel); return to->of.kernel ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
-    case CU_NODE_GRAPH: to->of.graph = ww_graph_clone(from->of.graph); return to->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    case CU_NODE_KERNEL:
+        to->of.kernel = ww_kernel_copy(from->of.kernel);
+        return to->of.kernel ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
+    case CU_NODE_GRAPH:
+        to->of.graph = ww_graph_clone(from->of.graph);
+        return to->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
     case CU_NODE_ALLOC:
-    case CU_NODE_FREE: atomic_fetch_add(&from->of.memory->refs, 1); return 0;
-    default: return 0;
+    case CU_NODE_FREE:
+        atomic_fetch_add(&from->of.memory->refs, 1);
+        return 0;
+    default:
+        return 0;
     }
 }
 
-void ww_work_drop(struct ww_work *w)
-{
+void ww_work_drop(struct ww_work *w) {
     switch (w->kind) {
-    case CU_NODE_KERNEL: free(w->of.kernel); break;
-    case CU_NODE_GRAPH: ww_graph_drop(w->of.graph); break;
-    case CU_NODE_CONDITION: ww_condition_drop(w->of.condition); break;
+    case CU_NODE_KERNEL:
+        free(w->of.kernel);
+        break;
+    case CU_NODE_GRAPH:
+        ww_graph_drop(w->of.graph);
+        break;
+    case CU_NODE_CONDITION:
+        ww_condition_drop(w->of.condition);
+        break;
     case CU_NODE_ALLOC:
-    case CU_NODE_FREE: drop_memory(w->of.memory); break;
-    default: break;
+    case CU_NODE_FREE:
+        drop_memory(w->of.memory);
+        break;
+    default:
+        break;
     }
     w->kind = CU_NODE_EMPTY;
 }
 
-/* -- from the driver's structs ------------------------------------------------------------------------------------------ */
+/* -- from the driver's structs
+ * ------------------------------------------------------------------------------------------ */
 
-static int device_for(CUcontext context, struct ww_device **d)
-{
+static int device_for(CUcontext context, struct ww_device **d) {
     int error = ww_ready();
     *d = error ? NULL : context ? ww_context(context) : ww_current();
     return error ? error : *d ? 0 : context ? CUDA_ERROR_INVALID_CONTEXT : ww_need(d) ? CUDA_ERROR_INVALID_CONTEXT : 0;
 }
 
-static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_work *w)
-{
+static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_work *w) {
     struct ww_launch k = {.nattributes = 0};
     if (!p)
         return CUDA_ERROR_INVALID_VALUE;
@@ -237,8 +246,7 @@ static int make_kernel(const struct cu_node_kernel *p, bool second, struct ww_wo
     return ww_kernel_make(w->device, &k, &w->of.kernel);
 }
 
-static int make_copy(const struct cu_copy3 *c, CUcontext context, struct ww_work *w)
-{
+static int make_copy(const struct cu_copy3 *c, CUcontext context, struct ww_work *w) {
     int error = c ? device_for(context, &w->device) : CUDA_ERROR_INVALID_VALUE;
     if (error || (error = ww_copy_check(w->device, c)))
         return error;
@@ -247,8 +255,7 @@ static int make_copy(const struct cu_copy3 *c, CUcontext context, struct ww_work
     return 0;
 }
 
-static int make_set(const struct cu_node_set *s, CUcontext context, struct ww_work *w)
-{
+static int make_set(const struct cu_node_set *s, CUcontext context, struct ww_work *w) {
     int error = s ? device_for(context, &w->device) : CUDA_ERROR_INVALID_VALUE;
     if (error)
         return error;
@@ -258,8 +265,7 @@ static int make_set(const struct cu_node_set *s, CUcontext context, struct ww_wo
     return ww_set_check(w->device, s);
 }
 
-static int make_host(const struct cu_node_host *p, struct ww_work *w)
-{
+static int make_host(const struct cu_node_host *p, struct ww_work *w) {
     int error = device_for(NULL, &w->device);
     if (error || !p || !p->run)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -268,8 +274,7 @@ static int make_host(const struct cu_node_host *p, struct ww_work *w)
     return 0;
 }
 
-static int make_event(int kind, CUevent event, struct ww_work *w)
-{
+static int make_event(int kind, CUevent event, struct ww_work *w) {
     struct ww_object *o = ww_object(event, WW_EVENT);
     int error = ww_ready();
     if (error || !o)
@@ -280,8 +285,7 @@ static int make_event(int kind, CUevent event, struct ww_work *w)
     return 0;
 }
 
-static int make_alloc(struct cu_node_alloc *p, struct ww_work *w)
-{
+static int make_alloc(struct cu_node_alloc *p, struct ww_work *w) {
     int error = p && p->nbytes ? ww_need(&w->device) : CUDA_ERROR_INVALID_VALUE;
     if (error)
         return error;
@@ -310,9 +314,9 @@ static int make_alloc(struct cu_node_alloc *p, struct ww_work *w)
     return error;
 }
 
-/* With ww_graphs held: the graph in which the memory is freed knows the node that allocates it, or another graph does. */
-static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_work *w)
-{
+/* With ww_graphs held: the graph in which the memory is freed knows the node that allocates it, or another graph does.
+ */
+static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_work *w) {
     struct ww_span r;
     struct ww_graph_memory *m = NULL;
     w->device = ww_range_owner(address, &r);
@@ -335,8 +339,7 @@ static int make_free(const struct ww_graph *g, CUdeviceptr address, struct ww_wo
 }
 
 /* With ww_graphs held: a clone of the graph, as the driver does it. */
-static int make_child(const struct ww_graph *within, void *h, struct ww_work *w)
-{
+static int make_child(const struct ww_graph *within, void *h, struct ww_work *w) {
     struct ww_graph *g = ww_graph(h);
     if (!g || g == within)
         return CUDA_ERROR_INVALID_VALUE;
@@ -348,7 +351,8 @@ static int make_child(const struct ww_graph *within, void *h, struct ww_work *w)
     return w->of.graph ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-/* -- nodes -------------------------------------------------------------------------------------------------------------- */
+/* -- nodes
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* Where a node goes. */
 struct place {
@@ -359,12 +363,13 @@ struct place {
 };
 
 /* Add a node whose work is made, or, with the graph's lock, is made of a handle or an address. */
-static int add(const struct place *at, struct ww_work *w, int kind, void *h)
-{
+static int add(const struct place *at, struct ww_work *w, int kind, void *h) {
     struct ww_node **deps = malloc((at->n + 1) * sizeof *deps), *node;
     pthread_mutex_lock(&ww_graphs);
     struct ww_graph *g = ww_graph(at->graph);
-    int error = !deps ? CUDA_ERROR_OUT_OF_MEMORY : !g || !at->made || (at->n && !at->deps) ? CUDA_ERROR_INVALID_VALUE : 0;
+    int error = !deps                                     ? CUDA_ERROR_OUT_OF_MEMORY
+                : !g || !at->made || (at->n && !at->deps) ? CUDA_ERROR_INVALID_VALUE
+                                                          : 0;
     for (size_t i = 0; i < at->n && !error; i++)
         error = (deps[i] = ww_node(at->deps[i])) ? 0 : CUDA_ERROR_INVALID_VALUE;
     if (!error && kind == CU_NODE_GRAPH)
@@ -385,100 +390,96 @@ static int add(const struct place *at, struct ww_work *w, int kind, void *h)
     return error;
 }
 
-static int add_made(const struct place *at, struct ww_work *w, int error)
-{
+static int add_made(const struct place *at, struct ww_work *w, int error) {
     return error ? error : add(at, w, -1, NULL);
 }
 
 #define PLACE {made, graph, deps, NULL, n}
 
-CUresult cuGraphAddEmptyNode(void **made, void *graph, void *deps, size_t n)
-{
+CUresult cuGraphAddEmptyNode(void **made, void *graph, void *deps, size_t n) {
     struct ww_work w = {.kind = CU_NODE_EMPTY, .device = ww_current()};
     return add_made(&(struct place)PLACE, &w, ww_ready());
 }
 
-CUresult cuGraphAddKernelNode_v2(void **made, void *graph, void *deps, size_t n, void *params)
-{
+CUresult cuGraphAddKernelNode_v2(void **made, void *graph, void *deps, size_t n, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_kernel(params, true, &w));
 }
 
-CUresult cuGraphAddKernelNode(void **made, void *graph, void *deps, size_t n, void *params)
-{
+CUresult cuGraphAddKernelNode(void **made, void *graph, void *deps, size_t n, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_kernel(params, false, &w));
 }
 
-CUresult cuGraphAddMemcpyNode(void **made, void *graph, void *deps, size_t n, void *copy, CUcontext context)
-{
+CUresult cuGraphAddMemcpyNode(void **made, void *graph, void *deps, size_t n, void *copy, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_copy(copy, context, &w));
 }
 
-CUresult cuGraphAddMemsetNode(void **made, void *graph, void *deps, size_t n, void *set, CUcontext context)
-{
+CUresult cuGraphAddMemsetNode(void **made, void *graph, void *deps, size_t n, void *set, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_set(set, context, &w));
 }
 
-CUresult cuGraphAddHostNode(void **made, void *graph, void *deps, size_t n, void *host)
-{
+CUresult cuGraphAddHostNode(void **made, void *graph, void *deps, size_t n, void *host) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_host(host, &w));
 }
 
-CUresult cuGraphAddEventRecordNode(void **made, void *graph, void *deps, size_t n, CUevent event)
-{
+CUresult cuGraphAddEventRecordNode(void **made, void *graph, void *deps, size_t n, CUevent event) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_event(CU_NODE_RECORD, event, &w));
 }
 
-CUresult cuGraphAddEventWaitNode(void **made, void *graph, void *deps, size_t n, CUevent event)
-{
+CUresult cuGraphAddEventWaitNode(void **made, void *graph, void *deps, size_t n, CUevent event) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_event(CU_NODE_WAIT, event, &w));
 }
 
-CUresult cuGraphAddMemAllocNode(void **made, void *graph, void *deps, size_t n, void *alloc)
-{
+CUresult cuGraphAddMemAllocNode(void **made, void *graph, void *deps, size_t n, void *alloc) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return add_made(&(struct place)PLACE, &w, make_alloc(alloc, &w));
 }
 
-CUresult cuGraphAddMemFreeNode(void **made, void *graph, void *deps, size_t n, CUdeviceptr address)
-{
+CUresult cuGraphAddMemFreeNode(void **made, void *graph, void *deps, size_t n, CUdeviceptr address) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     int error = ww_ready();
     return error ? error : add(&(struct place)PLACE, &w, CU_NODE_FREE, (void *)(uintptr_t)address);
 }
 
-CUresult cuGraphAddChildGraphNode(void **made, void *graph, void *deps, size_t n, void *child)
-{
+CUresult cuGraphAddChildGraphNode(void **made, void *graph, void *deps, size_t n, void *child) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     int error = ww_ready();
     return error ? error : add(&(struct place)PLACE, &w, CU_NODE_GRAPH, child);
 }
 
 /* Work of any kind but a child graph and a free. */
-static int make(struct cu_node_params *p, struct ww_work *w)
-{
+static int make(struct cu_node_params *p, struct ww_work *w) {
     switch (p->type) {
-    case CU_NODE_KERNEL: return make_kernel(&p->of.kernel, true, w);
-    case CU_NODE_COPY: return make_copy(&p->of.copy.copy, p->of.copy.context, w);
-    case CU_NODE_SET: return make_set(&p->of.set, p->of.set.context, w);
-    case CU_NODE_HOST: return make_host(&p->of.host, w);
-    case CU_NODE_EMPTY: w->device = ww_current(); return ww_ready();
+    case CU_NODE_KERNEL:
+        return make_kernel(&p->of.kernel, true, w);
+    case CU_NODE_COPY:
+        return make_copy(&p->of.copy.copy, p->of.copy.context, w);
+    case CU_NODE_SET:
+        return make_set(&p->of.set, p->of.set.context, w);
+    case CU_NODE_HOST:
+        return make_host(&p->of.host, w);
+    case CU_NODE_EMPTY:
+        w->device = ww_current();
+        return ww_ready();
     case CU_NODE_WAIT:
-    case CU_NODE_RECORD: return make_event(p->type, p->of.event, w);
-    case CU_NODE_ALLOC: return make_alloc(&p->of.alloc, w);
-    case CU_NODE_CONDITION: return CUDA_ERROR_INVALID_VALUE; /* such a node stays as it was made */
-    default: return ww_refused("graph nodes for semaphores and operations on memory");
+    case CU_NODE_RECORD:
+        return make_event(p->type, p->of.event, w);
+    case CU_NODE_ALLOC:
+        return make_alloc(&p->of.alloc, w);
+    case CU_NODE_CONDITION:
+        return CUDA_ERROR_INVALID_VALUE; /* such a node stays as it was made */
+    default:
+        return ww_refused("graph nodes for semaphores and operations on memory");
     }
 }
 
-CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, size_t n, void *params)
-{
+CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, size_t n, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     struct cu_node_params *p = params;
     struct place at = {made, graph, deps, edges, n};
@@ -497,16 +498,15 @@ CUresult cuGraphAddNode_v2(void **made, void *graph, void *deps, void *edges, si
     return add_made(&at, &w, make(p, &w));
 }
 
-CUresult cuGraphAddNode(void **made, void *graph, void *deps, size_t n, void *params)
-{
+CUresult cuGraphAddNode(void **made, void *graph, void *deps, size_t n, void *params) {
     return cuGraphAddNode_v2(made, graph, deps, NULL, n, params);
 }
 
-/* -- parameters of nodes ------------------------------------------------------------------------------------------------ */
+/* -- parameters of nodes
+ * ------------------------------------------------------------------------------------------------ */
 
 /* The work of a node of the kind, with ww_graphs held; NULL: not held, *error says why. */
-static struct ww_work *look(void *h, int kind, const void *out, int *error)
-{
+static struct ww_work *look(void *h, int kind, const void *out, int *error) {
     if ((*error = ww_ready()))
         return NULL;
     pthread_mutex_lock(&ww_graphs);
@@ -518,14 +518,12 @@ static struct ww_work *look(void *h, int kind, const void *out, int *error)
     return NULL;
 }
 
-static int done(void)
-{
+static int done(void) {
     ww_graphs_leave();
     return 0;
 }
 
-static int set(void *h, struct ww_work *w, int error)
-{
+static int set(void *h, struct ww_work *w, int error) {
     struct ww_work *old = error ? NULL : look(h, w->kind, w, &error);
     if (old) {
         struct ww_work was = *old;
@@ -537,8 +535,7 @@ static int set(void *h, struct ww_work *w, int error)
     return error;
 }
 
-static int get_kernel(void *h, struct cu_node_kernel *to, bool second)
-{
+static int get_kernel(void *h, struct cu_node_kernel *to, bool second) {
     int error;
     struct ww_work *w = look(h, CU_NODE_KERNEL, to, &error);
     if (!w)
@@ -558,30 +555,21 @@ static int get_kernel(void *h, struct cu_node_kernel *to, bool second)
     return done();
 }
 
-CUresult cuGraphKernelNodeGetParams_v2(void *h, void *to)
-{
-    return get_kernel(h, to, true);
-}
+CUresult cuGraphKernelNodeGetParams_v2(void *h, void *to) { return get_kernel(h, to, true); }
 
-CUresult cuGraphKernelNodeGetParams(void *h, void *to)
-{
-    return get_kernel(h, to, false);
-}
+CUresult cuGraphKernelNodeGetParams(void *h, void *to) { return get_kernel(h, to, false); }
 
-CUresult cuGraphKernelNodeSetParams_v2(void *h, void *params)
-{
+CUresult cuGraphKernelNodeSetParams_v2(void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_kernel(params, true, &w));
 }
 
-CUresult cuGraphKernelNodeSetParams(void *h, void *params)
-{
+CUresult cuGraphKernelNodeSetParams(void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_kernel(params, false, &w));
 }
 
-CUresult cuGraphMemcpyNodeGetParams(void *h, void *to)
-{
+CUresult cuGraphMemcpyNodeGetParams(void *h, void *to) {
     int error;
     struct ww_work *w = look(h, CU_NODE_COPY, to, &error);
     if (!w)
@@ -590,14 +578,12 @@ CUresult cuGraphMemcpyNodeGetParams(void *h, void *to)
     return done();
 }
 
-CUresult cuGraphMemcpyNodeSetParams(void *h, void *copy)
-{
+CUresult cuGraphMemcpyNodeSetParams(void *h, void *copy) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_copy(copy, NULL, &w));
 }
 
-CUresult cuGraphMemsetNodeGetParams(void *h, void *to)
-{
+CUresult cuGraphMemsetNodeGetParams(void *h, void *to) {
     int error;
     struct ww_work *w = look(h, CU_NODE_SET, to, &error);
     if (!w)
@@ -606,14 +592,12 @@ CUresult cuGraphMemsetNodeGetParams(void *h, void *to)
     return done();
 }
 
-CUresult cuGraphMemsetNodeSetParams(void *h, void *params)
-{
+CUresult cuGraphMemsetNodeSetParams(void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_set(params, NULL, &w));
 }
 
-CUresult cuGraphHostNodeGetParams(void *h, void *to)
-{
+CUresult cuGraphHostNodeGetParams(void *h, void *to) {
     int error;
     struct ww_work *w = look(h, CU_NODE_HOST, to, &error);
     if (!w)
@@ -622,14 +606,12 @@ CUresult cuGraphHostNodeGetParams(void *h, void *to)
     return done();
 }
 
-CUresult cuGraphHostNodeSetParams(void *h, void *params)
-{
+CUresult cuGraphHostNodeSetParams(void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_host(params, &w));
 }
 
-CUresult cuGraphChildGraphNodeGetGraph(void *h, void **graph)
-{
+CUresult cuGraphChildGraphNodeGetGraph(void *h, void **graph) {
     int error;
     struct ww_work *w = look(h, CU_NODE_GRAPH, graph, &error);
     if (!w)
@@ -638,8 +620,7 @@ CUresult cuGraphChildGraphNodeGetGraph(void *h, void **graph)
     return done();
 }
 
-static int get_event(void *h, int kind, CUevent *to)
-{
+static int get_event(void *h, int kind, CUevent *to) {
     int error;
     struct ww_work *w = look(h, kind, to, &error);
     if (!w)
@@ -648,30 +629,21 @@ static int get_event(void *h, int kind, CUevent *to)
     return done();
 }
 
-CUresult cuGraphEventRecordNodeGetEvent(void *h, CUevent *to)
-{
-    return get_event(h, CU_NODE_RECORD, to);
-}
+CUresult cuGraphEventRecordNodeGetEvent(void *h, CUevent *to) { return get_event(h, CU_NODE_RECORD, to); }
 
-CUresult cuGraphEventWaitNodeGetEvent(void *h, CUevent *to)
-{
-    return get_event(h, CU_NODE_WAIT, to);
-}
+CUresult cuGraphEventWaitNodeGetEvent(void *h, CUevent *to) { return get_event(h, CU_NODE_WAIT, to); }
 
-CUresult cuGraphEventRecordNodeSetEvent(void *h, CUevent event)
-{
+CUresult cuGraphEventRecordNodeSetEvent(void *h, CUevent event) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_event(CU_NODE_RECORD, event, &w));
 }
 
-CUresult cuGraphEventWaitNodeSetEvent(void *h, CUevent event)
-{
+CUresult cuGraphEventWaitNodeSetEvent(void *h, CUevent event) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return set(h, &w, make_event(CU_NODE_WAIT, event, &w));
 }
 
-CUresult cuGraphMemAllocNodeGetParams(void *h, void *to)
-{
+CUresult cuGraphMemAllocNodeGetParams(void *h, void *to) {
     int error;
     struct ww_work *w = look(h, CU_NODE_ALLOC, to, &error);
     if (!w)
@@ -684,8 +656,7 @@ CUresult cuGraphMemAllocNodeGetParams(void *h, void *to)
     return done();
 }
 
-CUresult cuGraphMemFreeNodeGetParams(void *h, CUdeviceptr *to)
-{
+CUresult cuGraphMemFreeNodeGetParams(void *h, CUdeviceptr *to) {
     int error;
     struct ww_work *w = look(h, CU_NODE_FREE, to, &error);
     if (!w)
@@ -695,63 +666,52 @@ CUresult cuGraphMemFreeNodeGetParams(void *h, CUdeviceptr *to)
 }
 
 /* Parameters of a node in a graph, or of that node in an executable one. */
-static int set_any(void *exec, void *h, struct cu_node_params *p)
-{
+static int set_any(void *exec, void *h, struct cu_node_params *p) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
-    if (!p || p->type == CU_NODE_GRAPH || p->type == CU_NODE_ALLOC || p->type == CU_NODE_FREE || p->type == CU_NODE_EMPTY)
+    if (!p || p->type == CU_NODE_GRAPH || p->type == CU_NODE_ALLOC || p->type == CU_NODE_FREE ||
+        p->type == CU_NODE_EMPTY)
         return CUDA_ERROR_INVALID_VALUE;
     int error = make(p, &w);
     return exec ? ww_exec_set(exec, h, &w, error) : set(h, &w, error);
 }
 
-CUresult cuGraphNodeSetParams(void *h, void *params)
-{
-    return set_any(NULL, h, params);
-}
+CUresult cuGraphNodeSetParams(void *h, void *params) { return set_any(NULL, h, params); }
 
-CUresult cuGraphExecNodeSetParams(void *exec, void *h, void *params)
-{
+CUresult cuGraphExecNodeSetParams(void *exec, void *h, void *params) {
     return exec ? set_any(exec, h, params) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphExecKernelNodeSetParams_v2(void *exec, void *h, void *params)
-{
+CUresult cuGraphExecKernelNodeSetParams_v2(void *exec, void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_kernel(params, true, &w));
 }
 
-CUresult cuGraphExecKernelNodeSetParams(void *exec, void *h, void *params)
-{
+CUresult cuGraphExecKernelNodeSetParams(void *exec, void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_kernel(params, false, &w));
 }
 
-CUresult cuGraphExecMemcpyNodeSetParams(void *exec, void *h, void *copy, CUcontext context)
-{
+CUresult cuGraphExecMemcpyNodeSetParams(void *exec, void *h, void *copy, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_copy(copy, context, &w));
 }
 
-CUresult cuGraphExecMemsetNodeSetParams(void *exec, void *h, void *params, CUcontext context)
-{
+CUresult cuGraphExecMemsetNodeSetParams(void *exec, void *h, void *params, CUcontext context) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_set(params, context, &w));
 }
 
-CUresult cuGraphExecHostNodeSetParams(void *exec, void *h, void *params)
-{
+CUresult cuGraphExecHostNodeSetParams(void *exec, void *h, void *params) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_host(params, &w));
 }
 
-CUresult cuGraphExecEventRecordNodeSetEvent(void *exec, void *h, CUevent event)
-{
+CUresult cuGraphExecEventRecordNodeSetEvent(void *exec, void *h, CUevent event) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_event(CU_NODE_RECORD, event, &w));
 }
 
-CUresult cuGraphExecEventWaitNodeSetEvent(void *exec, void *h, CUevent event)
-{
+CUresult cuGraphExecEventWaitNodeSetEvent(void *exec, void *h, CUevent event) {
     struct ww_work w = {.kind = CU_NODE_EMPTY};
     return ww_exec_set(exec, h, &w, make_event(CU_NODE_WAIT, event, &w));
 }

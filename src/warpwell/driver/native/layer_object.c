@@ -10,12 +10,12 @@ static _Atomic uint32_t used;
 static struct ww_object *free_first, *free_last; /* the one dropped longest ago is used first */
 static uint64_t last_serial;
 
-static struct ww_object *next_object(void)
-{
+static struct ww_object *next_object(void) {
     struct ww_object *all = atomic_load(&table), *o = free_first;
     uint32_t n = atomic_load(&used);
     if (!all) {
-        all = mmap(NULL, sizeof *all * WW_OBJECTS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        all = mmap(NULL, sizeof *all * WW_OBJECTS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
         if (all == MAP_FAILED)
             return NULL;
         atomic_store(&table, all);
@@ -32,8 +32,7 @@ static struct ww_object *next_object(void)
     return all + n;
 }
 
-struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d)
-{
+struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d) {
     pthread_mutex_lock(&layer.objects);
     struct ww_object *o = next_object();
     if (o) {
@@ -47,8 +46,7 @@ struct ww_object *ww_object_new(uint32_t kind, struct ww_device *d)
     return o;
 }
 
-static struct ww_object *at(const void *handle)
-{
+static struct ww_object *at(const void *handle) {
     struct ww_object *all = atomic_load_explicit(&table, memory_order_acquire);
     uintptr_t offset = (uintptr_t)handle - (uintptr_t)all;
     if (!all || (uintptr_t)handle < (uintptr_t)all || offset % sizeof *all ||
@@ -57,16 +55,14 @@ static struct ww_object *at(const void *handle)
     return all + offset / sizeof *all;
 }
 
-struct ww_object *ww_object(const void *handle, uint32_t kind)
-{
+struct ww_object *ww_object(const void *handle, uint32_t kind) {
     struct ww_object *o = at(handle);
     if (!o || atomic_load_explicit(&o->kind, memory_order_acquire) != kind)
         return NULL;
     return !o->device || o->life == atomic_load_explicit(&o->device->life, memory_order_relaxed) ? o : NULL;
 }
 
-int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was)
-{
+int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was) {
     struct ww_object *o = at(handle);
     uint32_t expected = kind;
     pthread_mutex_lock(&layer.objects);
@@ -87,8 +83,7 @@ int ww_object_drop(const void *handle, uint32_t kind, struct ww_object *was)
 
 /* -- ids ----------------------------------------------------------------------------------------------------------- */
 
-int ww_id_take(struct ww_ids *ids, uint32_t *id)
-{
+int ww_id_take(struct ww_ids *ids, uint32_t *id) {
     int error = 0;
     pthread_mutex_lock(&layer.objects);
     if (ids->next < ids->most) {
@@ -104,8 +99,7 @@ int ww_id_take(struct ww_ids *ids, uint32_t *id)
     return error;
 }
 
-void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id)
-{
+void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t id) {
     pthread_mutex_lock(&layer.objects);
     if (!ids->free)
         ids->free = malloc(ids->most * sizeof *ids->free);
@@ -114,15 +108,13 @@ void ww_id_give(struct ww_device *d, struct ww_ids *ids, uint64_t life, uint32_t
     pthread_mutex_unlock(&layer.objects);
 }
 
-static void clear(struct ww_ids *ids, uint32_t first, uint32_t most)
-{
+static void clear(struct ww_ids *ids, uint32_t first, uint32_t most) {
     ids->first = ids->next = first;
     ids->most = most;
     ids->nfree = ids->at = 0;
 }
 
-void ww_ids_clear(struct ww_device *d)
-{
+void ww_ids_clear(struct ww_device *d) {
     pthread_mutex_lock(&layer.objects);
     clear(&d->streams, WW_FIRST_ID, WW_IDS);
     clear(&d->events, 1, WW_IDS);

@@ -2,8 +2,8 @@
  * for another device's events.
  *
  * A link is made at the first need: a socket pair, one end to each worker. Over it a worker shares its memory, by
- * direction: from then on every allocation of the owner is mapped at the user, too. What was found out about a pair holds
- * for the lives of both devices. Where there is no link, copies and waits go by way of the program.
+ * direction: from then on every allocation of the owner is mapped at the user, too. What was found out about a pair
+ * holds for the lives of both devices. Where there is no link, copies and waits go by way of the program.
  */
 #include "layer.h"
 #include <string.h>
@@ -14,23 +14,18 @@
 #define YES 1u
 #define NO 2u
 
-static _Atomic uint64_t linked[WW_DEVICES][WW_DEVICES]; /* tag of both lives | YES or NO; the smaller index first */
+static _Atomic uint64_t linked[WW_DEVICES][WW_DEVICES];  /* tag of both lives | YES or NO; the smaller index first */
 static _Atomic uint64_t reached[WW_DEVICES][WW_DEVICES]; /* the same: user, owner */
-static _Atomic uint64_t numbers;                        /* of signals */
-static uint32_t serial;                                 /* under layer.linking */
+static _Atomic uint64_t numbers;                         /* of signals */
+static uint32_t serial;                                  /* under layer.linking */
 
-static int index_of(const struct ww_device *d)
-{
-    return (int)(d - layer.devices);
-}
+static int index_of(const struct ww_device *d) { return (int)(d - layer.devices); }
 
-static uint64_t tag(const struct ww_device *a, const struct ww_device *b)
-{
+static uint64_t tag(const struct ww_device *a, const struct ww_device *b) {
     return (atomic_load(&a->life) & 0x7fffffff) << 33 | (atomic_load(&b->life) & 0x7fffffff) << 2;
 }
 
-static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_device *owner)
-{
+static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_device *owner) {
     if (d->facts.remote || owner->facts.remote)
         return NULL;
     for (uint32_t i = 0; i < d->facts.npeers && i < WW_PEERS; i++)
@@ -42,8 +37,7 @@ static const struct ww_peer *peer_of(const struct ww_device *d, const struct ww_
 /* -- links --------------------------------------------------------------------------------------------------------- */
 
 /* Hand one end of the pair to a worker. */
-static int give(struct ww_device *d, const struct ww_device *other, int end)
-{
+static int give(struct ww_device *d, const struct ww_device *other, int end) {
     struct ww_link_packet packet = {WW_LINK, serial};
     struct ww_args_link args = {(uint32_t)index_of(other), serial};
     union {
@@ -60,16 +54,14 @@ static int give(struct ww_device *d, const struct ww_device *other, int end)
     return lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : ww_call(d, WW_OP_LINK, 0, &args, sizeof args, NULL, 0, NULL);
 }
 
-static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can)
-{
+static bool is_known(const _Atomic uint64_t *known, uint64_t now, bool *can) {
     uint64_t was = atomic_load_explicit(known, memory_order_acquire);
     *can = (was & 3) == YES;
     return (was & ~3ull) == now && (was & 3);
 }
 
 /* A link, if there can be one; layer.linking is held. */
-static bool link_up(struct ww_device *a, struct ww_device *b)
-{
+static bool link_up(struct ww_device *a, struct ww_device *b) {
     if (a > b)
         return link_up(b, a);
     _Atomic uint64_t *known = &linked[index_of(a)][index_of(b)];
@@ -90,8 +82,7 @@ static bool link_up(struct ww_device *a, struct ww_device *b)
     return !error;
 }
 
-bool ww_reach(struct ww_device *user, struct ww_device *owner)
-{
+bool ww_reach(struct ww_device *user, struct ww_device *owner) {
     _Atomic uint64_t *known = &reached[index_of(user)][index_of(owner)];
     uint64_t now = tag(user, owner);
     bool can;
@@ -104,7 +95,8 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner)
         struct ww_args_link args = {(uint32_t)index_of(user), 0};
         int error = ww_call(owner, WW_OP_SHARE, 0, &args, sizeof args, NULL, 0, NULL);
         can = !error;
-        atomic_store(&owner->shared, 1); /* from now on synchronous copies to it wait for their end; earlier ones do here */
+        atomic_store(&owner->shared,
+                     1); /* from now on synchronous copies to it wait for their end; earlier ones do here */
         if (can)
             can = !ww_call(owner, WW_OP_STREAM_SYNC, WW_LEGACY, NULL, 0, NULL, 0, NULL);
         if (error != CUDA_ERROR_OUT_OF_MEMORY)
@@ -116,14 +108,12 @@ bool ww_reach(struct ww_device *user, struct ww_device *owner)
 
 /* -- memory that others use ---------------------------------------------------------------------------------------- */
 
-void ww_touch(struct ww_device *user, struct ww_device *owner)
-{
+void ww_touch(struct ww_device *user, struct ww_device *owner) {
     atomic_fetch_or(&user->touched, 1ull << index_of(owner));
 }
 
 /* The next that may use the owner's memory, from *i on; NULL: no more. A lost one uses it no more. */
-static struct ww_device *next_user(const struct ww_device *owner, int *i)
-{
+static struct ww_device *next_user(const struct ww_device *owner, int *i) {
     uint64_t bit = 1ull << index_of(owner);
     while (*i < layer.ndevices && atomic_load_explicit(&owner->shared, memory_order_relaxed)) {
         struct ww_device *d = &layer.devices[(*i)++];
@@ -133,8 +123,7 @@ static struct ww_device *next_user(const struct ww_device *owner, int *i)
     return NULL;
 }
 
-void ww_peers_done(struct ww_device *owner)
-{
+void ww_peers_done(struct ww_device *owner) {
     struct ww_device *d;
     for (int i = 0; (d = next_user(owner, &i));) {
         atomic_fetch_and(&d->touched, ~(1ull << index_of(owner)));
@@ -142,8 +131,7 @@ void ww_peers_done(struct ww_device *owner)
     }
 }
 
-bool ww_peers_are_done(struct ww_peers *p)
-{
+bool ww_peers_are_done(struct ww_peers *p) {
     struct ww_device *d;
     while (!p->asked || ww_answered(&p->post)) {
         p->asked = false;
@@ -161,8 +149,7 @@ bool ww_peers_are_done(struct ww_peers *p)
     return false;
 }
 
-void ww_peers_clear(struct ww_device *d)
-{
+void ww_peers_clear(struct ww_device *d) {
     uint64_t bit = 1ull << index_of(d);
     atomic_store(&d->peers, 0);
     atomic_store(&d->touched, 0);
@@ -171,11 +158,11 @@ void ww_peers_clear(struct ww_device *d)
         atomic_fetch_and(&layer.devices[i].peers, ~bit);
 }
 
-/* -- waits for another device's events ------------------------------------------------------------------------------ */
+/* -- waits for another device's events ------------------------------------------------------------------------------
+ */
 
 /* The owner's worker tells the waiting one when the event's last record has been passed; the stream is held there. */
-int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can)
-{
+int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner, uint32_t event, bool *can) {
     struct ww_device *first = d < owner ? d : owner, *second = d < owner ? owner : d;
     if (!is_known(&linked[index_of(first)][index_of(second)], tag(first, second), can)) {
         pthread_mutex_lock(&layer.linking);
@@ -190,10 +177,10 @@ int ww_wait_across(struct ww_device *d, uint32_t stream, struct ww_device *owner
     return error ? error : ww_send(d, WW_OP_AWAIT, stream, &awaited, sizeof awaited);
 }
 
-/* -- the driver's calls --------------------------------------------------------------------------------------------- */
+/* -- the driver's calls ---------------------------------------------------------------------------------------------
+ */
 
-static int both(CUdevice k, CUdevice other, struct ww_device **d, struct ww_device **owner)
-{
+static int both(CUdevice k, CUdevice other, struct ww_device **d, struct ww_device **owner) {
     int error = ww_ready();
     if (error || k < 0 || k >= layer.ndevices || other < 0 || other >= layer.ndevices)
         return error ? error : CUDA_ERROR_INVALID_DEVICE;
@@ -202,8 +189,7 @@ static int both(CUdevice k, CUdevice other, struct ww_device **d, struct ww_devi
     return 0;
 }
 
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice other)
-{
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice other) {
     struct ww_device *d, *owner;
     int error = both(k, other, &d, &owner);
     if (error || !can)
@@ -212,24 +198,30 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice k, CUdevice other)
     return 0;
 }
 
-CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice other)
-{
+CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice k, CUdevice other) {
     struct ww_device *d, *owner;
     int error = both(k, other, &d, &owner);
     if (error || !value || attribute < 1 || attribute > 5 || d == owner)
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     const struct ww_peer *peer = peer_of(d, owner);
     switch (attribute) {
-    case CU_P2P_RANK: *value = peer ? peer->rank : 0; return 0;
-    case CU_P2P_ACCESS: *value = peer != NULL; return 0;
-    case CU_P2P_ATOMICS: *value = peer ? peer->atomics : 0; return 0;
-    default: *value = 0; return 0; /* arrays are not served */
+    case CU_P2P_RANK:
+        *value = peer ? peer->rank : 0;
+        return 0;
+    case CU_P2P_ACCESS:
+        *value = peer != NULL;
+        return 0;
+    case CU_P2P_ATOMICS:
+        *value = peer ? peer->atomics : 0;
+        return 0;
+    default:
+        *value = 0;
+        return 0; /* arrays are not served */
     }
 }
 
 /* Reach it, or wait a while for the worker that was there before: it is about to be forgotten. */
-static bool reach_soon(struct ww_device *d, struct ww_device *owner)
-{
+static bool reach_soon(struct ww_device *d, struct ww_device *owner) {
     struct timespec step = {.tv_nsec = 2000000};
     bool can;
     for (int i = 0; !(can = ww_reach(d, owner)) && i < 500; i++) {
@@ -240,8 +232,7 @@ static bool reach_soon(struct ww_device *d, struct ww_device *owner)
     return can;
 }
 
-CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags)
-{
+CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags) {
     struct ww_device *d, *owner = ww_context(context);
     int error = ww_need(&d);
     if (error || flags)
@@ -258,8 +249,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext context, unsigned flags)
     return atomic_fetch_or(&d->peers, bit) & bit ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : 0;
 }
 
-CUresult cuCtxDisablePeerAccess(CUcontext context)
-{
+CUresult cuCtxDisablePeerAccess(CUcontext context) {
     struct ww_device *d, *owner = ww_context(context);
     int error = ww_need(&d);
     if (error || !owner)

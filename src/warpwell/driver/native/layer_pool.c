@@ -27,10 +27,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct ww_pool *defaults[WW_DEVICES + 2]; /* the last are the host's, and that of managed memory */
 static struct ww_pool *chosen[2];                /* of these two, what cuMemGetMemPool gives; NULL: the default */
 
-/* -- pools ---------------------------------------------------------------------------------------------------------- */
+/* -- pools ----------------------------------------------------------------------------------------------------------
+ */
 
-static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *props)
-{
+static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *props) {
     struct ww_pool *p = calloc(1, sizeof *p);
     if (!p || !(p->object = ww_object_new(WW_POOL, NULL))) {
         free(p);
@@ -44,8 +44,7 @@ static struct ww_pool *make(struct ww_device *d, const struct cu_pool_props *pro
 }
 
 /* The default pool of a device, NULL: of the host, or of managed memory. */
-static struct ww_pool *default_of(struct ww_device *d, bool managed)
-{
+static struct ww_pool *default_of(struct ww_device *d, bool managed) {
     struct cu_pool_props props = {.type = managed ? CU_MEM_MANAGED : CU_MEM_PINNED, .location = {CU_LOCATION_HOST, 0}};
     struct ww_pool **at = &defaults[d ? d - layer.devices : WW_DEVICES + managed];
     if (managed)
@@ -60,24 +59,16 @@ static struct ww_pool *default_of(struct ww_device *d, bool managed)
     return p;
 }
 
-struct ww_pool *ww_pool_of(struct ww_device *d)
-{
+struct ww_pool *ww_pool_of(struct ww_device *d) {
     struct ww_pool *p = atomic_load(&d->pool);
     return p ? p : default_of(d, false);
 }
 
-void *ww_pool_handle(struct ww_pool *p)
-{
-    return p->object;
-}
+void *ww_pool_handle(struct ww_pool *p) { return p->object; }
 
-static size_t pieces(size_t nbytes)
-{
-    return (nbytes + PIECE - 1) / PIECE * PIECE;
-}
+static size_t pieces(size_t nbytes) { return (nbytes + PIECE - 1) / PIECE * PIECE; }
 
-bool ww_pool_take(struct ww_pool *p, size_t nbytes)
-{
+bool ww_pool_take(struct ww_pool *p, size_t nbytes) {
     pthread_mutex_lock(&lock);
     bool fits = nbytes < SIZE_MAX / 2 - p->used && (!p->props.most || p->used + nbytes <= pieces(p->props.most));
     if (fits) {
@@ -95,8 +86,7 @@ bool ww_pool_take(struct ww_pool *p, size_t nbytes)
 }
 
 /* What is beyond the threshold is given back at once. */
-static void shrink(struct ww_pool *p, uint64_t keep)
-{
+static void shrink(struct ww_pool *p, uint64_t keep) {
     size_t least = pieces(p->used);
     if (p->reserved > keep)
         p->reserved = least > keep ? least : keep < p->reserved ? pieces(keep) : p->reserved;
@@ -104,8 +94,7 @@ static void shrink(struct ww_pool *p, uint64_t keep)
         p->reserved = least;
 }
 
-void ww_pool_give(struct ww_pool *p, size_t nbytes)
-{
+void ww_pool_give(struct ww_pool *p, size_t nbytes) {
     pthread_mutex_lock(&lock);
     p->used -= nbytes;
     p->blocks--;
@@ -116,16 +105,14 @@ void ww_pool_give(struct ww_pool *p, size_t nbytes)
         free(p);
 }
 
-static int pool_of(void *h, struct ww_pool **p)
-{
+static int pool_of(void *h, struct ww_pool **p) {
     int error = ww_ready();
     struct ww_object *o = error ? NULL : ww_object(h, WW_POOL);
     *p = o ? o->more : NULL;
     return error ? error : o ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemPoolCreate(void **pool, void *wanted)
-{
+CUresult cuMemPoolCreate(void **pool, void *wanted) {
     const struct cu_pool_props *props = wanted;
     struct ww_device *d = NULL;
     int error = ww_ready();
@@ -150,8 +137,7 @@ CUresult cuMemPoolCreate(void **pool, void *wanted)
     return 0;
 }
 
-CUresult cuMemPoolDestroy(void *h)
-{
+CUresult cuMemPoolDestroy(void *h) {
     struct ww_pool *p, *no = NULL;
     struct ww_object was;
     int error = pool_of(h, &p);
@@ -173,8 +159,7 @@ CUresult cuMemPoolDestroy(void *h)
     return 0;
 }
 
-CUresult cuMemPoolTrimTo(void *h, size_t keep)
-{
+CUresult cuMemPoolTrimTo(void *h, size_t keep) {
     struct ww_pool *p;
     int error = pool_of(h, &p);
     if (error)
@@ -187,8 +172,7 @@ CUresult cuMemPoolTrimTo(void *h, size_t keep)
     return 0;
 }
 
-CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to)
-{
+CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to) {
     struct ww_pool *p;
     int error = pool_of(h, &p);
     if (error || !to)
@@ -197,25 +181,47 @@ CUresult cuMemPoolGetAttribute(void *h, int attribute, void *to)
     switch (attribute) {
     case CU_POOL_FOLLOW_EVENTS:
     case CU_POOL_OPPORTUNISTIC:
-    case CU_POOL_INTERNAL: *(int32_t *)to = p->reuse[attribute - CU_POOL_FOLLOW_EVENTS]; break;
-    case CU_POOL_THRESHOLD: *(uint64_t *)to = p->threshold; break;
-    case CU_POOL_RESERVED: *(uint64_t *)to = p->reserved; break;
-    case CU_POOL_RESERVED_HIGH: *(uint64_t *)to = p->reserved_high; break;
-    case CU_POOL_USED: *(uint64_t *)to = p->used; break;
-    case CU_POOL_USED_HIGH: *(uint64_t *)to = p->used_high; break;
-    case CU_POOL_TYPE: *(int32_t *)to = p->props.type; break;
-    case CU_POOL_HANDLE_TYPES: *(int32_t *)to = p->props.handle_types; break;
-    case CU_POOL_LOCATION_ID: *(int32_t *)to = p->props.location.id; break;
-    case CU_POOL_LOCATION: *(int32_t *)to = p->props.location.kind; break;
-    case CU_POOL_MOST: *(uint64_t *)to = p->props.most; break;
-    default: error = CUDA_ERROR_INVALID_VALUE;
+    case CU_POOL_INTERNAL:
+        *(int32_t *)to = p->reuse[attribute - CU_POOL_FOLLOW_EVENTS];
+        break;
+    case CU_POOL_THRESHOLD:
+        *(uint64_t *)to = p->threshold;
+        break;
+    case CU_POOL_RESERVED:
+        *(uint64_t *)to = p->reserved;
+        break;
+    case CU_POOL_RESERVED_HIGH:
+        *(uint64_t *)to = p->reserved_high;
+        break;
+    case CU_POOL_USED:
+        *(uint64_t *)to = p->used;
+        break;
+    case CU_POOL_USED_HIGH:
+        *(uint64_t *)to = p->used_high;
+        break;
+    case CU_POOL_TYPE:
+        *(int32_t *)to = p->props.type;
+        break;
+    case CU_POOL_HANDLE_TYPES:
+        *(int32_t *)to = p->props.handle_types;
+        break;
+    case CU_POOL_LOCATION_ID:
+        *(int32_t *)to = p->props.location.id;
+        break;
+    case CU_POOL_LOCATION:
+        *(int32_t *)to = p->props.location.kind;
+        break;
+    case CU_POOL_MOST:
+        *(uint64_t *)to = p->props.most;
+        break;
+    default:
+        error = CUDA_ERROR_INVALID_VALUE;
     }
     pthread_mutex_unlock(&lock);
     return error;
 }
 
-CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from)
-{
+CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from) {
     struct ww_pool *p;
     int error = pool_of(h, &p);
     if (error || !from)
@@ -224,8 +230,12 @@ CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from)
     switch (attribute) {
     case CU_POOL_FOLLOW_EVENTS:
     case CU_POOL_OPPORTUNISTIC:
-    case CU_POOL_INTERNAL: p->reuse[attribute - CU_POOL_FOLLOW_EVENTS] = !!*(int32_t *)from; break;
-    case CU_POOL_THRESHOLD: p->threshold = *(uint64_t *)from; break;
+    case CU_POOL_INTERNAL:
+        p->reuse[attribute - CU_POOL_FOLLOW_EVENTS] = !!*(int32_t *)from;
+        break;
+    case CU_POOL_THRESHOLD:
+        p->threshold = *(uint64_t *)from;
+        break;
     case CU_POOL_RESERVED_HIGH:
     case CU_POOL_USED_HIGH: /* marks are set to 0: to what is there now */
         if (*(uint64_t *)from)
@@ -235,28 +245,27 @@ CUresult cuMemPoolSetAttribute(void *h, int attribute, void *from)
         else
             p->reserved_high = p->reserved;
         break;
-    default: error = CUDA_ERROR_INVALID_VALUE;
+    default:
+        error = CUDA_ERROR_INVALID_VALUE;
     }
     pthread_mutex_unlock(&lock);
     return error;
 }
 
-/* -- who may use a pool ---------------------------------------------------------------------------------------------- */
+/* -- who may use a pool ----------------------------------------------------------------------------------------------
+ */
 
-static bool reaches(const struct ww_pool *p, const struct cu_mem_location *at)
-{
+static bool reaches(const struct ww_pool *p, const struct cu_mem_location *at) {
     if (at->kind != CU_LOCATION_DEVICE)
         return !p->device;
     return !p->device || p->device == &layer.devices[at->id];
 }
 
-static bool is_place(const struct cu_mem_location *at)
-{
+static bool is_place(const struct cu_mem_location *at) {
     return at->kind != CU_LOCATION_DEVICE || (at->id >= 0 && at->id < layer.ndevices);
 }
 
-CUresult cuMemPoolGetAccess(int *flags, void *h, void *where)
-{
+CUresult cuMemPoolGetAccess(int *flags, void *h, void *where) {
     struct ww_pool *p;
     int error = pool_of(h, &p);
     if (error || !flags || !where || !is_place(where))
@@ -266,8 +275,7 @@ CUresult cuMemPoolGetAccess(int *flags, void *h, void *where)
 }
 
 /* Access is what it is: to take it from others is no change, to give it to them is not served. */
-CUresult cuMemPoolSetAccess(void *h, void *list, size_t n)
-{
+CUresult cuMemPoolSetAccess(void *h, void *list, size_t n) {
     const struct cu_mem_access *all = list;
     struct ww_pool *p;
     int error = pool_of(h, &p);
@@ -284,16 +292,15 @@ CUresult cuMemPoolSetAccess(void *h, void *list, size_t n)
     return 0;
 }
 
-/* -- pools of devices, and of the host ------------------------------------------------------------------------------ */
+/* -- pools of devices, and of the host ------------------------------------------------------------------------------
+ */
 
-static int give_handle(void **pool, struct ww_pool *p)
-{
+static int give_handle(void **pool, struct ww_pool *p) {
     *pool = p ? ww_pool_handle(p) : NULL;
     return p ? 0 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static int device_at(CUdevice k, const void *out, struct ww_device **d)
-{
+static int device_at(CUdevice k, const void *out, struct ww_device **d) {
     int error = ww_ready();
     if (error || k < 0 || k >= layer.ndevices || !out)
         return error ? error : out ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
@@ -301,22 +308,19 @@ static int device_at(CUdevice k, const void *out, struct ww_device **d)
     return 0;
 }
 
-CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device)
-{
+CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice device) {
     struct ww_device *d;
     int error = device_at(device, pool, &d);
     return error ? error : give_handle(pool, default_of(d, false));
 }
 
-CUresult cuDeviceGetMemPool(void **pool, CUdevice device)
-{
+CUresult cuDeviceGetMemPool(void **pool, CUdevice device) {
     struct ww_device *d;
     int error = device_at(device, pool, &d);
     return error ? error : give_handle(pool, ww_pool_of(d));
 }
 
-CUresult cuDeviceSetMemPool(CUdevice device, void *pool)
-{
+CUresult cuDeviceSetMemPool(CUdevice device, void *pool) {
     struct ww_device *d = NULL;
     struct ww_pool *p;
     int error = device_at(device, &d, &d);
@@ -329,8 +333,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, void *pool)
 }
 
 /* The device of a location, NULL: the host, or managed memory. */
-static int place_of(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d)
-{
+static int place_of(const struct cu_mem_location *at, int type, const void *out, struct ww_device **d) {
     int error = ww_ready();
     if (error || !at || !out || !is_place(at))
         return error ? error : CUDA_ERROR_INVALID_VALUE;
@@ -344,15 +347,13 @@ static int place_of(const struct cu_mem_location *at, int type, const void *out,
     return 0;
 }
 
-CUresult cuMemGetDefaultMemPool(void **pool, void *where, int type)
-{
+CUresult cuMemGetDefaultMemPool(void **pool, void *where, int type) {
     struct ww_device *d = NULL;
     int error = place_of(where, type, pool, &d);
     return error ? error : give_handle(pool, default_of(d, type == CU_MEM_MANAGED));
 }
 
-CUresult cuMemGetMemPool(void **pool, void *where, int type)
-{
+CUresult cuMemGetMemPool(void **pool, void *where, int type) {
     struct ww_device *d = NULL;
     int error = place_of(where, type, pool, &d);
     if (error)
@@ -361,8 +362,7 @@ CUresult cuMemGetMemPool(void **pool, void *where, int type)
     return give_handle(pool, d ? ww_pool_of(d) : chosen[managed] ? chosen[managed] : default_of(NULL, managed));
 }
 
-CUresult cuMemSetMemPool(void *where, int type, void *pool)
-{
+CUresult cuMemSetMemPool(void *where, int type, void *pool) {
     struct ww_device *d = NULL;
     struct ww_pool *p;
     int error = place_of(where, type, where, &d);
@@ -377,10 +377,10 @@ CUresult cuMemSetMemPool(void *where, int type, void *pool)
     return 0;
 }
 
-/* -- allocations ------------------------------------------------------------------------------------------------------ */
+/* -- allocations ------------------------------------------------------------------------------------------------------
+ */
 
-static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address)
-{
+static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, size_t nbytes, CUdeviceptr *address) {
     void *at = NULL;
     size_t taken = p->device ? nbytes : (nbytes + 4095) & ~(size_t)4095; /* as the range that is given back */
     if (!ww_pool_take(p, taken))
@@ -395,8 +395,7 @@ static int from_pool(struct ww_pool *p, struct ww_device *d, uint32_t stream, si
     return error;
 }
 
-static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h)
-{
+static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUstream h) {
     struct ww_device *d;
     uint32_t stream;
     bool captured;
@@ -407,7 +406,7 @@ static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUst
         return error ? error : CUDA_ERROR_INVALID_VALUE;
     if (captured)
         return ww_capture_alloc(d, stream, nbytes ? nbytes : 1, address); /* no bytes: a node all the same */
-    if (!nbytes) { /* as the driver: no memory, and no error */
+    if (!nbytes) {                                                        /* as the driver: no memory, and no error */
         *address = 0;
         return 0;
     }
@@ -416,13 +415,9 @@ static int allocate(CUdeviceptr *address, size_t nbytes, struct ww_pool *p, CUst
     return from_pool(p, d, stream, nbytes, address);
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h)
-{
-    return allocate(address, nbytes, NULL, h);
-}
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t nbytes, CUstream h) { return allocate(address, nbytes, NULL, h); }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h)
-{
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t nbytes, void *pool, CUstream h) {
     struct ww_pool *p;
     int error = pool_of(pool, &p);
     return error ? error : allocate(address, nbytes, p, h);

@@ -10,8 +10,7 @@
 static _Atomic uint64_t last_serial;
 
 /* Index of the first range that starts behind `at`. */
-static size_t behind(const struct ww_ranges *t, uint64_t at)
-{
+static size_t behind(const struct ww_ranges *t, uint64_t at) {
     size_t low = 0, high = t->n;
     while (low < high) {
         size_t middle = (low + high) / 2;
@@ -23,8 +22,7 @@ static size_t behind(const struct ww_ranges *t, uint64_t at)
     return low;
 }
 
-static int insert(struct ww_ranges *t, const struct ww_span *r)
-{
+static int insert(struct ww_ranges *t, const struct ww_span *r) {
     size_t i = behind(t, r->start);
     if (i && t->all[i - 1].start + t->all[i - 1].size > r->start)
         return CUDA_ERROR_ALREADY_MAPPED;
@@ -44,13 +42,11 @@ static int insert(struct ww_ranges *t, const struct ww_span *r)
     return 0;
 }
 
-int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags)
-{
+int ww_range_add(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags) {
     return ww_range_add_of(t, start, size, what, flags, NULL);
 }
 
-int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner)
-{
+int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t what, uint32_t flags, void *owner) {
     struct ww_span r = {start, size, what, flags, atomic_fetch_add(&last_serial, 1) + 1, owner};
     if (!size || start + size < start)
         return CUDA_ERROR_INVALID_VALUE;
@@ -60,14 +56,12 @@ int ww_range_add_of(struct ww_ranges *t, uint64_t start, uint64_t size, uint32_t
     return error;
 }
 
-static bool find(const struct ww_ranges *t, uint64_t at, size_t *i)
-{
+static bool find(const struct ww_ranges *t, uint64_t at, size_t *i) {
     *i = behind(t, at);
     return (*i)-- && at - t->all[*i].start < t->all[*i].size;
 }
 
-bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r)
-{
+bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww_span *r) {
     size_t i;
     pthread_mutex_lock(&t->lock);
     bool found = find(t, start, &i) && t->all[i].start == start && t->all[i].what == what;
@@ -80,8 +74,7 @@ bool ww_range_take(struct ww_ranges *t, uint64_t start, uint32_t what, struct ww
     return found;
 }
 
-bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r)
-{
+bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r) {
     size_t i;
     pthread_mutex_lock(&t->lock);
     bool found = find(t, at, &i);
@@ -91,8 +84,7 @@ bool ww_range_find(struct ww_ranges *t, uint64_t at, struct ww_span *r)
     return found;
 }
 
-struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r)
-{
+struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r) {
     struct ww_device *first = ww_current();
     if (first && ww_range_find(&first->ranges, at, r))
         return first;
@@ -102,13 +94,11 @@ struct ww_device *ww_range_owner(uint64_t at, struct ww_span *r)
     return NULL;
 }
 
-bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes)
-{
+bool ww_range_holds(const struct ww_span *r, uint64_t at, uint64_t nbytes) {
     return at >= r->start && nbytes <= r->size && at - r->start <= r->size - nbytes;
 }
 
-uint64_t ww_ranges_pinned(struct ww_ranges *t)
-{
+uint64_t ww_ranges_pinned(struct ww_ranges *t) {
     uint64_t nbytes = 0;
     pthread_mutex_lock(&t->lock);
     for (size_t i = 0; i < t->n; i++)
@@ -117,8 +107,7 @@ uint64_t ww_ranges_pinned(struct ww_ranges *t)
     return nbytes;
 }
 
-void ww_ranges_clear(struct ww_device *d)
-{
+void ww_ranges_clear(struct ww_device *d) {
     struct ww_ranges *t = &d->ranges;
     pthread_mutex_lock(&t->lock);
     for (size_t i = 0; i < t->n; i++) {

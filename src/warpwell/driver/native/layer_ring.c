@@ -14,30 +14,26 @@
 #include <unistd.h>
 
 #define WAIT_MS 50
-#define SPIN_NS 10000000     /* a thread that waits keeps its core for so long, as it does with a driver of its own, .. */
-#define SPIN_SHORT_NS 20000  /* .. or for so long, where the context's flags ask for that, or only the worker is behind, .. */
-#define SPIN_FEW 20          /* .. or looks so often, where the worker needs the core */
-#define LOOKS 32             /* between two looks at the clock */
-#define YIELDS 16            /* looks at the clock between two offers of the core to others */
-#define AHEAD (16u << 20)    /* weight of calls in a stream after which the caller waits until they are issued */
-#define CALL_WEIGHT 4096u    /* of a call, beside its bytes */
-#define NO_SLOT_NOW (-2)     /* many threads wait: ask again and again instead */
-#define KEPT_SLOTS (0xffull << 56)             /* of 64: not for calls that may wait for ever */
+#define SPIN_NS 10000000 /* a thread that waits keeps its core for so long, as it does with a driver of its own, .. */
+#define SPIN_SHORT_NS                                                                                                  \
+    20000           /* .. or for so long, where the context's flags ask for that, or only the worker is behind, .. */
+#define SPIN_FEW 20 /* .. or looks so often, where the worker needs the core */
+#define LOOKS 32    /* between two looks at the clock */
+#define YIELDS 16   /* looks at the clock between two offers of the core to others */
+#define AHEAD (16u << 20)          /* weight of calls in a stream after which the caller waits until they are issued */
+#define CALL_WEIGHT 4096u          /* of a call, beside its bytes */
+#define NO_SLOT_NOW (-2)           /* many threads wait: ask again and again instead */
+#define KEPT_SLOTS (0xffull << 56) /* of 64: not for calls that may wait for ever */
 #define KEPT_PLACES ((WW_PLACES + 7u) / 8u + 1u) /* not for streams that have not been waited for */
 
-static int futex_wait(const _Atomic uint32_t *word, uint32_t seen, int ms)
-{
+static int futex_wait(const _Atomic uint32_t *word, uint32_t seen, int ms) {
     struct timespec t = {.tv_sec = 0, .tv_nsec = ms * 1000000l};
     return syscall(SYS_futex, word, FUTEX_WAIT, seen, &t, NULL, 0) ? errno : 0;
 }
 
-static void futex_wake(_Atomic uint32_t *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
-}
+static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0); }
 
-static inline void relax(void)
-{
+static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #else
@@ -45,15 +41,13 @@ static inline void relax(void)
 #endif
 }
 
-static int64_t now_ns(void)
-{
+static int64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static bool looked(const _Atomic uint32_t *word, uint32_t value, int times)
-{
+static bool looked(const _Atomic uint32_t *word, uint32_t value, int times) {
     for (int i = 0; i < times; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) == value)
             return true;
@@ -63,8 +57,7 @@ static bool looked(const _Atomic uint32_t *word, uint32_t value, int times)
 }
 
 /* Look for a while whether *word is `value`; soon: give up soon. */
-static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon)
-{
+static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (!layer.many_cores)
         return looked(word, value, SPIN_FEW);
     if (looked(word, value, LOOKS))
@@ -80,15 +73,13 @@ static bool spin(const struct ww_channel *c, const _Atomic uint32_t *word, uint3
     return false;
 }
 
-static void wake(struct ww_channel *c)
-{
+static void wake(struct ww_channel *c) {
     atomic_fetch_add(&c->ring->wake, 1);
     futex_wake(&c->ring->wake);
 }
 
 /* Wait until *word is `value`: 0, or the code of a channel that is lost. What changes it was published before. */
-static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon)
-{
+static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value, bool soon) {
     if (atomic_load_explicit(&c->status->asleep, memory_order_relaxed) == WW_NAPS)
         wake(c);
     if (spin(c, word, value, soon))
@@ -105,23 +96,21 @@ static int await_sleeping(struct ww_channel *c, const _Atomic uint32_t *word, ui
     }
 }
 
-static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value)
-{
+static int await(struct ww_channel *c, const _Atomic uint32_t *word, uint32_t value) {
     return await_sleeping(c, word, value, false);
 }
 
 /* -- slots --------------------------------------------------------------------------------------------------------- */
 
-static uint32_t try_slot(struct ww_channel *c, uint64_t kept)
-{
+static uint32_t try_slot(struct ww_channel *c, uint64_t kept) {
     static _Thread_local unsigned hint;
     for (unsigned i = 0; i < WW_SLOTS / 64; i++) {
         unsigned word = (hint + i) % (WW_SLOTS / 64);
         uint64_t taken = atomic_load_explicit(&c->slots[word], memory_order_relaxed);
         while (~(taken | kept)) {
             unsigned bit = (unsigned)__builtin_ctzll(~(taken | kept));
-            if (atomic_compare_exchange_weak_explicit(&c->slots[word], &taken, taken | 1ull << bit, memory_order_acquire,
-                                                      memory_order_relaxed)) {
+            if (atomic_compare_exchange_weak_explicit(&c->slots[word], &taken, taken | 1ull << bit,
+                                                      memory_order_acquire, memory_order_relaxed)) {
                 hint = word;
                 return word * 64 + bit;
             }
@@ -130,27 +119,23 @@ static uint32_t try_slot(struct ww_channel *c, uint64_t kept)
     return WW_NO_SLOT;
 }
 
-static void give_slot(struct ww_channel *c, uint32_t slot)
-{
+static void give_slot(struct ww_channel *c, uint32_t slot) {
     atomic_fetch_and_explicit(&c->slots[slot / 64], ~(1ull << slot % 64), memory_order_release);
 }
 
 /* Whether an answer may come when the program itself does something: not all slots are for those. */
-static bool waits_long(uint16_t op, uint32_t flags)
-{
+static bool waits_long(uint16_t op, uint32_t flags) {
     return (flags & WW_DONE) || op == WW_OP_STREAM_SYNC || op == WW_OP_EVENT_SYNC || op == WW_OP_CTX_SYNC ||
            op == WW_OP_UNPIN;
 }
 
 /* What asks whether a call that waits would be answered; 0: nothing does. */
-static uint16_t query_of(uint16_t op)
-{
+static uint16_t query_of(uint16_t op) {
     return op == WW_OP_STREAM_SYNC ? WW_OP_STREAM_QUERY : op == WW_OP_EVENT_SYNC ? WW_OP_EVENT_QUERY : 0;
 }
 
 /* Take a slot: a call that is answered soon finds one, however many threads wait for streams. 0 or a code. */
-static int take_slot(struct ww_channel *c, uint16_t op, uint64_t kept, uint32_t *slot)
-{
+static int take_slot(struct ww_channel *c, uint16_t op, uint64_t kept, uint32_t *slot) {
     struct timespec step = {.tv_nsec = 200000};
     while ((*slot = try_slot(c, kept)) == WW_NO_SLOT) {
         if (atomic_load(&c->lost))
@@ -164,8 +149,7 @@ static int take_slot(struct ww_channel *c, uint16_t op, uint64_t kept, uint32_t 
 
 /* -- posting ------------------------------------------------------------------------------------------------------- */
 
-static int await_room(struct ww_channel *c, uint64_t need)
-{
+static int await_room(struct ww_channel *c, uint64_t need) {
     for (uint32_t round = 1;; round++) {
         uint32_t seen = atomic_load_explicit(&c->status->tail_futex, memory_order_acquire);
         uint64_t tail = atomic_load_explicit(&c->status->tail, memory_order_acquire);
@@ -179,11 +163,11 @@ static int await_room(struct ww_channel *c, uint64_t need)
 
 /* Fill the end of the ring where an entry of `size` does not fit, and return where it goes; NULL: the channel is
  * lost. */
-static struct ww_entry *room_for(struct ww_channel *c, uint32_t size)
-{
+static struct ww_entry *room_for(struct ww_channel *c, uint32_t size) {
     uint32_t at = (uint32_t)(c->head & (WW_RING_BYTES - 1)), rest = WW_RING_BYTES - at;
     uint64_t need = size + (size > rest ? rest : 0);
-    if (c->head + need - atomic_load_explicit(&c->status->tail, memory_order_acquire) > WW_RING_BYTES && await_room(c, need))
+    if (c->head + need - atomic_load_explicit(&c->status->tail, memory_order_acquire) > WW_RING_BYTES &&
+        await_room(c, need))
         return NULL;
     if (size > rest) {
         struct ww_entry *pad = (struct ww_entry *)(c->ring->data + at);
@@ -195,8 +179,7 @@ static struct ww_entry *room_for(struct ww_channel *c, uint32_t size)
 }
 
 /* Lock the device and return its channel with a reference; NULL: none, *error says why. */
-static struct ww_channel *lock_channel(struct ww_device *d, int *error)
-{
+static struct ww_channel *lock_channel(struct ww_device *d, int *error) {
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
     *error = c ? atomic_load_explicit(&c->lost, memory_order_relaxed) : CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -208,8 +191,7 @@ static struct ww_channel *lock_channel(struct ww_device *d, int *error)
 }
 
 /* A slot before the lock: other threads need the lock to come to their answers' ends. */
-static int slot_first(struct ww_device *d, uint16_t op, uint32_t flags, struct ww_post *p)
-{
+static int slot_first(struct ww_device *d, uint16_t op, uint32_t flags, struct ww_post *p) {
     int error;
     struct ww_channel *c = lock_channel(d, &error);
     if (!c)
@@ -222,8 +204,7 @@ static int slot_first(struct ww_device *d, uint16_t op, uint32_t flags, struct w
     return error;
 }
 
-static int drop_slot(struct ww_post *p, int error)
-{
+static int drop_slot(struct ww_post *p, int error) {
     if (p->slot != WW_NO_SLOT) {
         give_slot(p->channel, p->slot);
         ww_release(p->channel);
@@ -232,8 +213,7 @@ static int drop_slot(struct ww_post *p, int error)
 }
 
 /* A wait for the synchronous copies before, in a stream that would not come after them by itself. */
-static bool come_after_copies(struct ww_device *d, struct ww_channel *c, uint32_t stream)
-{
+static bool come_after_copies(struct ww_device *d, struct ww_channel *c, uint32_t stream) {
     struct ww_args_event args = {(uint32_t)atomic_load(&d->copied), 0};
     uint32_t size = sizeof(struct ww_entry) + 32;
     struct ww_entry *e = room_for(c, size);
@@ -246,8 +226,7 @@ static bool come_after_copies(struct ww_device *d, struct ww_channel *c, uint32_
     return true;
 }
 
-int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, size_t nbytes, struct ww_post *p)
-{
+int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, size_t nbytes, struct ww_post *p) {
     uint32_t size = (uint32_t)((sizeof(struct ww_entry) + nbytes + 31) & ~(size_t)31);
     int error;
     p->device = d;
@@ -275,8 +254,8 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
         pthread_mutex_unlock(&d->post);
         return drop_slot(p, error);
     }
-    *e = (struct ww_entry){.size = size, .op = op, .flags = (uint16_t)(flags & ~WW_ANSWERED), .slot = p->slot,
-                           .stream = stream};
+    *e = (struct ww_entry){
+        .size = size, .op = op, .flags = (uint16_t)(flags & ~WW_ANSWERED), .slot = p->slot, .stream = stream};
     if (p->slot != WW_NO_SLOT)
         e->seq = p->seq = ++c->slot_seq[p->slot];
     p->channel = c;
@@ -285,8 +264,7 @@ int ww_begin(struct ww_device *d, uint16_t op, uint32_t stream, uint32_t flags, 
 }
 
 /* A stream that never becomes ready must not fill the worker's memory: now and then its caller waits for the issue. */
-static void far_ahead(struct ww_post *p)
-{
+static void far_ahead(struct ww_post *p) {
     struct ww_channel *c = p->channel;
     uint32_t *weight = &c->weight[p->entry->stream % WW_IDS];
     *weight += CALL_WEIGHT + p->entry->size + p->entry->nbytes;
@@ -301,8 +279,7 @@ static void far_ahead(struct ww_post *p)
 
 /* Publish and unlock. The worker is woken once for all that is posted until it has caught up with what woke it:
  * before it sleeps again it looks at the head behind a fence, as we look at `asleep` and `tail` behind ours. */
-static void publish(struct ww_post *p)
-{
+static void publish(struct ww_post *p) {
     struct ww_channel *c = p->channel;
     if (p->entry->stream)
         far_ahead(p);
@@ -317,8 +294,7 @@ static void publish(struct ww_post *p)
     pthread_mutex_unlock(&p->device->post);
 }
 
-int ww_finish(struct ww_post *p)
-{
+int ww_finish(struct ww_post *p) {
     publish(p);
     if (__builtin_expect(p->slot == WW_NO_SLOT, 1))
         return 0;
@@ -327,14 +303,12 @@ int ww_finish(struct ww_post *p)
     return drop_slot(p, error ? error : s->result);
 }
 
-int ww_abandon(struct ww_post *p, int error)
-{
+int ww_abandon(struct ww_post *p, int error) {
     pthread_mutex_unlock(&p->device->post);
     return drop_slot(p, error);
 }
 
-int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs)
-{
+int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs) {
     struct ww_post p;
     int error = ww_begin(d, op, stream, 0, nargs, &p);
     if (error)
@@ -344,8 +318,7 @@ int ww_send(struct ww_device *d, uint16_t op, uint32_t stream, const void *args,
 }
 
 /* Post with an answer and wait for it; the slot stays taken. */
-static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, struct ww_post *p)
-{
+static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, struct ww_post *p) {
     int error = ww_begin(d, op, stream, WW_ANSWERED, nargs, p);
     if (error)
         return error;
@@ -357,8 +330,7 @@ static int ask(struct ww_device *d, uint16_t op, uint32_t stream, const void *ar
 }
 
 int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args, size_t nargs, void *out, size_t nout,
-            uint32_t *got)
-{
+            uint32_t *got) {
     struct timespec step = {.tv_nsec = 1000000};
     struct ww_post p;
     int error = ask(d, op, stream, args, nargs, &p);
@@ -376,16 +348,14 @@ int ww_call(struct ww_device *d, uint16_t op, uint32_t stream, const void *args,
     return drop_slot(&p, s->result);
 }
 
-int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p)
-{
+int ww_ask_later(struct ww_device *d, uint16_t op, struct ww_post *p) {
     int error = ww_begin(d, op, 0, WW_ANSWERED, 0, p);
     if (!error)
         publish(p);
     return error == NO_SLOT_NOW ? CUDA_ERROR_NOT_READY : error;
 }
 
-bool ww_answered(struct ww_post *p)
-{
+bool ww_answered(struct ww_post *p) {
     const _Atomic uint32_t *seq = &p->channel->status->slots[p->slot].seq;
     if (atomic_load_explicit(seq, memory_order_acquire) != p->seq && ww_alive(p->channel))
         return false;
@@ -394,8 +364,7 @@ bool ww_answered(struct ww_post *p)
 }
 
 /* Fetch what is left of a longer answer, on its slot. */
-static int fetch_more(struct ww_post *p, unsigned char *at, size_t left)
-{
+static int fetch_more(struct ww_post *p, unsigned char *at, size_t left) {
     const struct ww_slot *s = &p->channel->status->slots[p->slot];
     while (left) {
         int error;
@@ -425,8 +394,7 @@ static int fetch_more(struct ww_post *p, unsigned char *at, size_t left)
     return 0;
 }
 
-int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall)
-{
+int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, unsigned char **all, size_t *nall) {
     struct ww_post p;
     *all = NULL;
     *nall = 0;
@@ -454,8 +422,7 @@ int ww_ask(struct ww_device *d, uint16_t op, const void *args, size_t nargs, uns
 
 /* -- errors -------------------------------------------------------------------------------------------------------- */
 
-int ww_earlier(struct ww_device *d)
-{
+int ww_earlier(struct ww_device *d) {
     struct ww_channel *c = atomic_load_explicit(&d->channel, memory_order_acquire);
     if (!c)
         return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -472,13 +439,12 @@ int ww_earlier(struct ww_device *d)
 
 /* -- places -------------------------------------------------------------------------------------------------------- */
 
-static bool place_idle(const struct ww_channel *c, uint32_t i)
-{
-    return !c->place_held[i] && atomic_load_explicit(&c->status->places[i].use, memory_order_acquire) == c->place_use[i];
+static bool place_idle(const struct ww_channel *c, uint32_t i) {
+    return !c->place_held[i] &&
+           atomic_load_explicit(&c->status->places[i].use, memory_order_acquire) == c->place_use[i];
 }
 
-uint32_t ww_places_free(struct ww_device *d)
-{
+uint32_t ww_places_free(struct ww_device *d) {
     int error;
     uint32_t n = 0;
     struct ww_channel *c = lock_channel(d, &error);
@@ -491,10 +457,9 @@ uint32_t ww_places_free(struct ww_device *d)
 }
 
 /* A stream may have a place while it has fewer than are free, and the last ones only when it was waited for: those that
- * never become ready leave some to the others. The very last is for the thread of host functions, which posts the rest of
- * graphs: others wait for that with a place in their hands. 0, NOT_READY: none now, or WW_STREAM_FIRST. */
-static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32_t *place)
-{
+ * never become ready leave some to the others. The very last is for the thread of host functions, which posts the rest
+ * of graphs: others wait for that with a place in their hands. 0, NOT_READY: none now, or WW_STREAM_FIRST. */
+static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32_t *place) {
     uint32_t idle = 0, mine = 0, found = WW_PLACES;
     for (uint32_t i = 0; i < WW_PLACES; i++) {
         if (place_idle(c, i)) {
@@ -510,8 +475,8 @@ static int pick_place(struct ww_channel *c, uint32_t stream, bool waited, uint32
     return ww_in_host_thread ? (idle ? 0 : CUDA_ERROR_NOT_READY) : idle > 1 && mine < idle ? 0 : CUDA_ERROR_NOT_READY;
 }
 
-int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **taken, uint32_t *place)
-{
+int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited, struct ww_channel **taken,
+                  uint32_t *place) {
     struct timespec step = {.tv_nsec = 20000};
     for (uint32_t round = 1;; round++) {
         int error;
@@ -534,8 +499,7 @@ int ww_place_take(struct ww_device *d, uint32_t stream, bool waits, bool waited,
     }
 }
 
-int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes)
-{
+int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint32_t nbytes) {
     if (p->channel != c) /* another life: the entry was begun in a new worker's ring */
         return ww_abandon(p, CUDA_ERROR_CONTEXT_IS_DESTROYED);
     p->entry->place = place + 1;
@@ -544,14 +508,12 @@ int ww_place_post(struct ww_post *p, struct ww_channel *c, uint32_t place, uint3
     return 0;
 }
 
-int ww_place_wait(struct ww_channel *c, uint32_t place)
-{
+int ww_place_wait(struct ww_channel *c, uint32_t place) {
     int error = await(c, &c->status->places[place].use, c->place_use[place]);
     return error ? error : c->status->places[place].result;
 }
 
-void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place)
-{
+void ww_place_drop(struct ww_device *d, struct ww_channel *c, uint32_t place) {
     pthread_mutex_lock(&d->post);
     c->place_held[place] = false;
     pthread_mutex_unlock(&d->post);

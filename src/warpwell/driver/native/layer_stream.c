@@ -22,25 +22,23 @@ struct ending { /* of a stream */
     uint32_t id;
 };
 
-static int end_now(const struct ending *e)
-{
+static int end_now(const struct ending *e) {
     struct ww_args_id args = {e->id, 0};
-    int error = e->life == atomic_load(&e->device->life) ? ww_send(e->device, WW_OP_STREAM_DESTROY, 0, &args, sizeof args) : 0;
+    int error =
+        e->life == atomic_load(&e->device->life) ? ww_send(e->device, WW_OP_STREAM_DESTROY, 0, &args, sizeof args) : 0;
     if (!error)
         ww_id_give(e->device, &e->device->streams, e->life, e->id);
     return error;
 }
 
-static void end_later(void *data, int code)
-{
+static void end_later(void *data, int code) {
     if (!code)
         end_now(data);
     free(data);
 }
 
 /* A stream goes; behind a host function that has not run, for the rest of a graph is posted behind that. */
-static int end_stream(const struct ending *what)
-{
+static int end_stream(const struct ending *what) {
     struct ending *e;
     if (atomic_load(&what->device->holds) && ww_host_has(what->device, what->id) && (e = malloc(sizeof *e))) {
         *e = *what;
@@ -52,8 +50,7 @@ static int end_stream(const struct ending *what)
 }
 
 /* A thread ends: its streams go. Destructors run before its thread-local memory does. */
-static void give_back(void *unused)
-{
+static void give_back(void *unused) {
     (void)unused;
     for (int i = 0; i < layer.ndevices && !ww_ready(); i++) {
         struct ending e = {&layer.devices[i], own.at[i].life, own.at[i].id};
@@ -63,14 +60,10 @@ static void give_back(void *unused)
     }
 }
 
-static void make_key(void)
-{
-    pthread_key_create(&at_end, give_back);
-}
+static void make_key(void) { pthread_key_create(&at_end, give_back); }
 
 /* A stream begins: one that does not block comes after nothing yet. */
-static void place_stream(struct ww_device *d, uint32_t id, bool non_blocking)
-{
+static void place_stream(struct ww_device *d, uint32_t id, bool non_blocking) {
     pthread_mutex_lock(&d->post);
     struct ww_channel *c = atomic_load(&d->channel);
     if (c)
@@ -79,8 +72,7 @@ static void place_stream(struct ww_device *d, uint32_t id, bool non_blocking)
     ww_host_stream(d, id, non_blocking);
 }
 
-static int create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id)
-{
+static int create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_t *id) {
     int error = ww_id_take(&d->streams, id);
     struct ww_args_stream_create args = {*id, flags, priority, 0};
     if (!error)
@@ -88,8 +80,7 @@ static int create(struct ww_device *d, uint32_t flags, int32_t priority, uint32_
     return error ? error : ww_send(d, WW_OP_STREAM_CREATE, 0, &args, sizeof args);
 }
 
-static int own_stream(struct ww_device *d, uint32_t *id)
-{
+static int own_stream(struct ww_device *d, uint32_t *id) {
     int i = (int)(d - layer.devices);
     uint64_t life = atomic_load_explicit(&d->life, memory_order_relaxed);
     if (!own.at[i].id || own.at[i].life != life) {
@@ -109,8 +100,7 @@ static int own_stream(struct ww_device *d, uint32_t *id)
 /* -- synchronous calls that do not wait --------------------------------------------------------------------------- */
 
 /* The event of `copied`, made at its first use in a life. */
-static int copied_event(struct ww_device *d, uint32_t *event)
-{
+static int copied_event(struct ww_device *d, uint32_t *event) {
     uint64_t life = atomic_load(&d->life), tag = life << 32, mark = atomic_load(&d->copied);
     struct ww_args_event args = {(uint32_t)mark, CU_EVENT_DISABLE_TIMING};
     *event = args.event;
@@ -131,8 +121,7 @@ static int copied_event(struct ww_device *d, uint32_t *event)
 /* Synchronous copies and memsets on the legacy stream return when they are posted. An event behind each is what every
  * stream that does not order itself behind the legacy one waits for before its next call (ww_begin): the driver's own
  * call would have waited for the same. */
-int ww_mark_copied(struct ww_device *d)
-{
+int ww_mark_copied(struct ww_device *d) {
     struct ww_args_event args = {0, 0};
     struct ww_post p;
     int error = copied_event(d, &args.event);
@@ -147,8 +136,7 @@ int ww_mark_copied(struct ww_device *d)
 /* -- streams ------------------------------------------------------------------------------------------------------- */
 
 /* The id and device of a stream handle; for the null stream and its like *d must be the current device. */
-int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id)
-{
+int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id) {
     if (!h && per_thread)
         h = CU_STREAM_PER_THREAD;
     if (!h || h == CU_STREAM_LEGACY) {
@@ -166,8 +154,7 @@ int ww_stream(void *h, int per_thread, struct ww_device **d, uint32_t *id)
 }
 
 /* The same with a look at the device's state; a stream's own device needs no current context. */
-static int stream_of(void *h, struct ww_device **d, uint32_t *id)
-{
+static int stream_of(void *h, struct ww_device **d, uint32_t *id) {
     struct ww_object *o = (uintptr_t)h > 2 ? ww_object(h, WW_STREAM) : NULL;
     int error = ww_ready();
     if (error || ((uintptr_t)h > 2 && !o))
@@ -179,8 +166,7 @@ static int stream_of(void *h, struct ww_device **d, uint32_t *id)
     return 0;
 }
 
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
-{
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !stream || flags > CU_STREAM_NON_BLOCKING)
@@ -203,13 +189,9 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return 0;
 }
 
-CUresult cuStreamCreate(CUstream *stream, unsigned flags)
-{
-    return cuStreamCreateWithPriority(stream, flags, 0);
-}
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
 
-CUresult cuStreamDestroy_v2(CUstream h)
-{
+CUresult cuStreamDestroy_v2(CUstream h) {
     struct ww_object was;
     int error = ww_ready();
     if (error || (error = (uintptr_t)h <= 2 ? CUDA_ERROR_INVALID_HANDLE : ww_object_drop(h, WW_STREAM, &was)))
@@ -219,23 +201,19 @@ CUresult cuStreamDestroy_v2(CUstream h)
     return end_stream(&(struct ending){was.device, was.life, was.id});
 }
 
-CUresult cuStreamDestroy(CUstream h)
-{
-    return cuStreamDestroy_v2(h);
-}
+CUresult cuStreamDestroy(CUstream h) { return cuStreamDestroy_v2(h); }
 
-CUresult cuStreamSynchronize(CUstream h)
-{
+CUresult cuStreamSynchronize(CUstream h) {
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
-    if (error || (error = ww_no_synchronize(d, id)) || (error = ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0, NULL)))
+    if (error || (error = ww_no_synchronize(d, id)) ||
+        (error = ww_call(d, WW_OP_STREAM_SYNC, id, NULL, 0, NULL, 0, NULL)))
         return error;
     return ww_earlier(d);
 }
 
-CUresult cuStreamQuery(CUstream h)
-{
+CUresult cuStreamQuery(CUstream h) {
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
@@ -251,15 +229,13 @@ CUresult cuStreamQuery(CUstream h)
 #define EXTERNAL 1u /* flag of records and waits: nodes of their own in a stream that records */
 
 /* A record or wait that is a node of its own. */
-static int external(struct ww_device *d, uint32_t stream, int kind, struct ww_object *event)
-{
+static int external(struct ww_device *d, uint32_t stream, int kind, struct ww_object *event) {
     struct ww_work work = {.kind = kind, .device = event->device, .of.event = (CUevent)(void *)event};
     return ww_capture_add(d, stream, &work);
 }
 
 /* A wait while there are captures; done: it belongs to one. */
-static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, struct ww_object *event, bool *done)
-{
+static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, struct ww_object *event, bool *done) {
     bool captured;
     int error = ww_captured(d, stream, &captured);
     *done = captured;
@@ -268,8 +244,7 @@ static int wait_captured(struct ww_device *d, uint32_t stream, unsigned flags, s
     return external(d, stream, CU_NODE_WAIT, event);
 }
 
-CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags)
-{
+CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags) {
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
@@ -294,8 +269,7 @@ CUresult cuStreamWaitEvent(CUstream h, CUevent event, unsigned flags)
     return ww_send(d, WW_OP_STREAM_WAIT, id, &args, sizeof args);
 }
 
-CUresult cuStreamGetCtx(CUstream h, CUcontext *context)
-{
+CUresult cuStreamGetCtx(CUstream h, CUcontext *context) {
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
@@ -305,15 +279,13 @@ CUresult cuStreamGetCtx(CUstream h, CUcontext *context)
     return 0;
 }
 
-CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *context, void *green)
-{
+CUresult cuStreamGetCtx_v2(CUstream h, CUcontext *context, void *green) {
     if (green)
         *(void **)green = NULL;
     return cuStreamGetCtx(h, context);
 }
 
-CUresult cuStreamGetDevice(CUstream h, CUdevice *device)
-{
+CUresult cuStreamGetDevice(CUstream h, CUdevice *device) {
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
@@ -324,8 +296,7 @@ CUresult cuStreamGetDevice(CUstream h, CUdevice *device)
 }
 
 /* Check the handle and return its object, NULL for the null stream and its like. */
-static int look(void *h, const void *out, struct ww_object **o)
-{
+static int look(void *h, const void *out, struct ww_object **o) {
     struct ww_device *d;
     uint32_t id;
     int error = stream_of(h, &d, &id);
@@ -333,8 +304,7 @@ static int look(void *h, const void *out, struct ww_object **o)
     return error ? error : out ? 0 : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuStreamGetFlags(CUstream h, unsigned *flags)
-{
+CUresult cuStreamGetFlags(CUstream h, unsigned *flags) {
     struct ww_object *o;
     int error = look(h, flags, &o);
     if (!error)
@@ -342,8 +312,7 @@ CUresult cuStreamGetFlags(CUstream h, unsigned *flags)
     return error;
 }
 
-CUresult cuStreamGetPriority(CUstream h, int *priority)
-{
+CUresult cuStreamGetPriority(CUstream h, int *priority) {
     struct ww_object *o;
     int error = look(h, priority, &o);
     if (!error)
@@ -351,8 +320,7 @@ CUresult cuStreamGetPriority(CUstream h, int *priority)
     return error;
 }
 
-CUresult cuStreamGetId(CUstream h, uint64_t *id)
-{
+CUresult cuStreamGetId(CUstream h, uint64_t *id) {
     struct ww_object *o;
     int error = look(h, id, &o);
     if (!error && o) {
@@ -368,8 +336,7 @@ CUresult cuStreamGetId(CUstream h, uint64_t *id)
 
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
-int ww_event(void *h, struct ww_device *d, uint32_t *id)
-{
+int ww_event(void *h, struct ww_device *d, uint32_t *id) {
     struct ww_object *o = ww_object(h, WW_EVENT);
     if (!o || o->device != d)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -377,8 +344,7 @@ int ww_event(void *h, struct ww_device *d, uint32_t *id)
     return 0;
 }
 
-CUresult cuEventCreate(CUevent *event, unsigned flags)
-{
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
     struct ww_device *d;
     int error = ww_need(&d);
     if (error || !event || flags > 7)
@@ -400,8 +366,7 @@ CUresult cuEventCreate(CUevent *event, unsigned flags)
     return 0;
 }
 
-CUresult cuEventDestroy_v2(CUevent h)
-{
+CUresult cuEventDestroy_v2(CUevent h) {
     struct ww_object was;
     int error = ww_ready();
     if (error || (error = ww_object_drop(h, WW_EVENT, &was)))
@@ -412,13 +377,9 @@ CUresult cuEventDestroy_v2(CUevent h)
     return error;
 }
 
-CUresult cuEventDestroy(CUevent h)
-{
-    return cuEventDestroy_v2(h);
-}
+CUresult cuEventDestroy(CUevent h) { return cuEventDestroy_v2(h); }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags)
-{
+CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags) {
     struct ww_device *d;
     uint32_t id, stream;
     int error = stream_of(h, &d, &stream);
@@ -442,14 +403,10 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream h, unsigned flags)
     return error;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream h)
-{
-    return cuEventRecordWithFlags(event, h, 0);
-}
+CUresult cuEventRecord(CUevent event, CUstream h) { return cuEventRecordWithFlags(event, h, 0); }
 
 /* Ask about an event; errors of earlier calls come with the answer. */
-static int about(CUevent h, uint16_t op)
-{
+static int about(CUevent h, uint16_t op) {
     struct ww_object *o = ww_object(h, WW_EVENT);
     int error = ww_ready();
     if (error || !o)
@@ -463,18 +420,11 @@ static int about(CUevent h, uint16_t op)
     return error ? error : ww_earlier(o->device);
 }
 
-CUresult cuEventQuery(CUevent h)
-{
-    return about(h, WW_OP_EVENT_QUERY);
-}
+CUresult cuEventQuery(CUevent h) { return about(h, WW_OP_EVENT_QUERY); }
 
-CUresult cuEventSynchronize(CUevent h)
-{
-    return about(h, WW_OP_EVENT_SYNC);
-}
+CUresult cuEventSynchronize(CUevent h) { return about(h, WW_OP_EVENT_SYNC); }
 
-CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second)
-{
+CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second) {
     struct ww_object *a = ww_object(first, WW_EVENT), *b = ww_object(second, WW_EVENT);
     int error = ww_ready();
     uint32_t got;
@@ -490,7 +440,6 @@ CUresult cuEventElapsedTime_v2(float *ms, CUevent first, CUevent second)
     return error ? error : got == sizeof *ms ? 0 : CUDA_ERROR_UNKNOWN;
 }
 
-CUresult cuEventElapsedTime(float *ms, CUevent first, CUevent second)
-{
+CUresult cuEventElapsedTime(float *ms, CUevent first, CUevent second) {
     return cuEventElapsedTime_v2(ms, first, second);
 }

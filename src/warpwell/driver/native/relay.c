@@ -1,6 +1,7 @@
 /* Between hosts: two ends that stand between a layer and a worker of another host.
  *
- *     layer  -- ring, status, staging of the near end --  near  == messages, bytes ==  far  -- those of the worker --  worker
+ *     layer  -- ring, status, staging of the near end --  near  == messages, bytes ==  far  -- those of the worker --
+ * worker
  *
  * The near end is a worker to the layer: it makes and seals the memory, takes entries out of the ring, and stores
  * answers. The far end is a layer to the worker, and its ring has the same bytes at the same offsets. Who carries what
@@ -31,8 +32,8 @@
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
-#define LOOK_NS 50000000l    /* how often a sleeper looks whether the other side lives */
-#define SPIN_NS 20000u       /* without anything new, before it sleeps, where there are cores to spare */
+#define LOOK_NS 50000000l /* how often a sleeper looks whether the other side lives */
+#define SPIN_NS 20000u    /* without anything new, before it sleeps, where there are cores to spare */
 #define STAGING ((size_t)WW_PLACES * WW_PLACE_BYTES)
 #define SMALL (WW_PLACE_BYTES / 16) /* bytes of a place that may travel with its block */
 #define SMALL_MOST (4 * SMALL)      /* .. of all of a block */
@@ -61,7 +62,7 @@ struct far {
     uint64_t filled; /* bytes of the ring that are there, published or not */
     _Atomic uint32_t asked[WW_SLOTS];
     uint32_t sent[WW_SLOTS], uses[WW_PLACES];
-    uint32_t seen;   /* status.changes */
+    uint32_t seen; /* status.changes */
     uint64_t tail, deferred;
     uint32_t sticky;
     int again;
@@ -86,13 +87,12 @@ struct done {
 
 /* -- both ---------------------------------------------------------------------------------------------------------- */
 
-static void futex_wake(_Atomic uint32_t *word) {
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
+static void futex_wake(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); }
 
 static void futex_wait(const _Atomic uint32_t *word, uint32_t seen, int64_t ns) {
     struct timespec limit = {0, ns < LOOK_NS ? (long)ns : LOOK_NS};
-    if (ns > 0) syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
+    if (ns > 0)
+        syscall(SYS_futex, word, FUTEX_WAIT, seen, &limit, NULL, 0);
 }
 
 static int64_t now_ns(void) {
@@ -104,7 +104,8 @@ static int64_t now_ns(void) {
 static int many_cores(void) {
     static int known;
     cpu_set_t set;
-    if (!known) known = !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 2 ? 1 : -1;
+    if (!known)
+        known = !sched_getaffinity(0, sizeof set, &set) && CPU_COUNT(&set) > 2 ? 1 : -1;
     return known > 0;
 }
 
@@ -119,10 +120,12 @@ static void relax(void) {
 API int ww_gone(int socket, int pidfd) {
     char byte;
     struct pollfd process = {pidfd, POLLIN, 0};
-    if (pidfd >= 0 && poll(&process, 1, 0) > 0) return 1;
+    if (pidfd >= 0 && poll(&process, 1, 0) > 0)
+        return 1;
     for (int i = 0; i < 64; i++) {
         ssize_t n = recv(socket, &byte, 1, MSG_DONTWAIT);
-        if (n < 0) return errno != EAGAIN && errno != EINTR;
+        if (n < 0)
+            return errno != EAGAIN && errno != EINTR;
         if (n == 0) {
             struct pollfd p = {socket, POLLRDHUP, 0}; /* or an empty packet */
             return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
@@ -136,18 +139,24 @@ API int ww_gone(int socket, int pidfd) {
 static void *share(const char *name, size_t n, int read_only, int *fd) {
     int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (read_only ? F_SEAL_FUTURE_WRITE : 0);
     *fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (*fd < 0 || ftruncate(*fd, (off_t)n) || fallocate(*fd, 0, 0, (off_t)n)) return NULL;
+    if (*fd < 0 || ftruncate(*fd, (off_t)n) || fallocate(*fd, 0, 0, (off_t)n))
+        return NULL;
     void *memory = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
-    if (memory == MAP_FAILED) return NULL;
-    if (!fcntl(*fd, F_ADD_SEALS, seals)) return memory;
+    if (memory == MAP_FAILED)
+        return NULL;
+    if (!fcntl(*fd, F_ADD_SEALS, seals))
+        return memory;
     munmap(memory, n);
     return NULL;
 }
 
 API void ww_near_free(struct near *n) {
-    if (n->ring) munmap(n->ring, sizeof *n->ring);
-    if (n->status) munmap(n->status, sizeof *n->status);
-    if (n->staging) munmap(n->staging, STAGING);
+    if (n->ring)
+        munmap(n->ring, sizeof *n->ring);
+    if (n->status)
+        munmap(n->status, sizeof *n->status);
+    if (n->staging)
+        munmap(n->staging, STAGING);
     free(n);
 }
 
@@ -155,20 +164,20 @@ API void ww_near_free(struct near *n) {
 API struct near *ww_near_make(int fds[3]) {
     struct near *n = calloc(1, sizeof *n);
     fds[0] = fds[1] = fds[2] = -1;
-    if (!n) return NULL;
+    if (!n)
+        return NULL;
     if ((n->ring = share("warpwell-ring", sizeof *n->ring, 0, fds)) &&
         (n->status = share("warpwell-status", sizeof *n->status, 1, fds + 1)) &&
         (n->staging = share("warpwell-staging", STAGING, 0, fds + 2)))
         return n;
     for (int i = 0; i < 3; i++)
-        if (fds[i] >= 0) close(fds[i]);
+        if (fds[i] >= 0)
+            close(fds[i]);
     ww_near_free(n);
     return NULL;
 }
 
-API unsigned char *ww_near_staging(struct near *n) {
-    return n->staging;
-}
+API unsigned char *ww_near_staging(struct near *n) { return n->staging; }
 
 /* Facts of a worker as a client of the near end sees them. */
 API void ww_near_facts(struct ww_facts *facts, int opened) {
@@ -189,14 +198,18 @@ API void ww_sizes(uint32_t sizes[3]) {
 
 /* Check what a worker would end for, and places more closely: the bytes move outside of it. */
 static int wrong(const struct near *n, const struct ww_entry *e, uint64_t ahead, uint64_t rest, struct stop *s) {
-    if (e->size < sizeof *e || e->size % sizeof *e || e->size > ahead || e->size > rest) return 1;
-    if (e->op == WW_OP_PAD) return e->size > WW_ENTRY_MOST;
-    if (e->size > WW_ENTRY_MOST || (e->slot != WW_NO_SLOT && e->slot >= WW_SLOTS) || e->op == WW_OP_PIN || e->op == WW_OP_UNPIN ||
-        e->op == WW_OP_LINK)
+    if (e->size < sizeof *e || e->size % sizeof *e || e->size > ahead || e->size > rest)
+        return 1;
+    if (e->op == WW_OP_PAD)
+        return e->size > WW_ENTRY_MOST;
+    if (e->size > WW_ENTRY_MOST || (e->slot != WW_NO_SLOT && e->slot >= WW_SLOTS) || e->op == WW_OP_PIN ||
+        e->op == WW_OP_UNPIN || e->op == WW_OP_LINK)
         return 1; /* no descriptor gets there */
     s->way = ww_place_way(e->op);
-    if (!s->way || !e->place) return (s->way = WW_NO_BYTES);
-    if (e->place > WW_PLACES || e->nbytes > WW_PLACE_BYTES) return 1;
+    if (!s->way || !e->place)
+        return (s->way = WW_NO_BYTES);
+    if (e->place > WW_PLACES || e->nbytes > WW_PLACE_BYTES)
+        return 1;
     s->place = e->place - 1, s->use = e->use, s->nbytes = e->nbytes;
     uint32_t last = n->uses[s->place]; /* one use of a place at a time: no more transfers than places */
     return e->use != last + 1 || atomic_load_explicit(&n->status->places[s->place].use, memory_order_relaxed) != last;
@@ -220,17 +233,22 @@ struct block { /* that is being taken */
 /* Take one entry: 1, NOTHING (there is no more, or no room, or the block is full), WRONG; 2: the block ends with it. */
 static int take_one(struct near *n, struct block *b) {
     uint64_t ahead = atomic_load_explicit(&n->ring->head, memory_order_acquire) - n->tail;
-    if (!ahead) return NOTHING;
-    if (ahead > WW_RING_BYTES || ahead % sizeof(struct ww_entry)) return WRONG;
-    if (b->room - b->nbytes < WW_ENTRY_MOST || b->nstops == b->most || b->small > SMALL_MOST) return NOTHING;
+    if (!ahead)
+        return NOTHING;
+    if (ahead > WW_RING_BYTES || ahead % sizeof(struct ww_entry))
+        return WRONG;
+    if (b->room - b->nbytes < WW_ENTRY_MOST || b->nstops == b->most || b->small > SMALL_MOST)
+        return NOTHING;
     uint64_t at = n->tail % WW_RING_BYTES;
     unsigned char *to = b->out + b->nbytes;
     struct ww_entry e;
     struct stop s = {0};
     memcpy(to, n->ring->data + at, sizeof e);
     memcpy(&e, to, sizeof e);
-    if (wrong(n, &e, ahead, WW_RING_BYTES - at, &s)) return WRONG;
-    if (n->tail + e.size - atomic_load(&n->far_tail) > WW_RING_BYTES) return NOTHING;
+    if (wrong(n, &e, ahead, WW_RING_BYTES - at, &s))
+        return WRONG;
+    if (n->tail + e.size - atomic_load(&n->far_tail) > WW_RING_BYTES)
+        return NOTHING;
     if (s.way) {
         n->uses[s.place] = s.use;
         s.end = n->tail + e.size;
@@ -244,8 +262,8 @@ static int take_one(struct near *n, struct block *b) {
     return e.op == WW_OP_PAD ? 2 : 1;
 }
 
-/* Take entries that are there, at most `room` bytes (of WW_ENTRY_MOST at least) and `*nstops` with bytes: *from to *to of
- * the ring, of which the bytes returned are the beginning. NOTHING: none came in time. */
+/* Take entries that are there, at most `room` bytes (of WW_ENTRY_MOST at least) and `*nstops` with bytes: *from to *to
+ * of the ring, of which the bytes returned are the beginning. NOTHING: none came in time. */
 API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, uint32_t room, struct stop *stops,
                      uint32_t *nstops, uint64_t *from, uint64_t *to, int timeout_ms) {
     struct block b = {.out = out, .room = room, .stops = stops, .most = *nstops};
@@ -253,26 +271,33 @@ API int ww_near_take(struct near *n, int socket, int pidfd, unsigned char *out, 
     *from = n->tail;
     *nstops = 0;
     for (;;) {
-        if (atomic_load(&n->stopped)) return STOPPED;
+        if (atomic_load(&n->stopped))
+            return STOPPED;
         uint32_t seen = atomic_load(&n->ring->wake);
         int code;
         while ((code = take_one(n, &b)) == 1)
             ;
         *to = n->tail;
         *nstops = b.nstops;
-        if (code == WRONG) return WRONG;
-        if (b.nbytes) return (int)b.nbytes;
+        if (code == WRONG)
+            return WRONG;
+        if (b.nbytes)
+            return (int)b.nbytes;
         int64_t now = now_ns();
         if (now - began < SPIN_NS && many_cores()) {
             relax();
             continue;
         }
-        if (ww_gone(socket, pidfd)) return GONE;
-        if (now >= until) return NOTHING;
+        if (ww_gone(socket, pidfd))
+            return GONE;
+        if (now >= until)
+            return NOTHING;
         int nothing = atomic_load(&n->ring->head) == n->tail; /* else the far ring is full: its tail wakes us */
-        if (nothing) atomic_store(&n->status->asleep, 1);
+        if (nothing)
+            atomic_store(&n->status->asleep, 1);
         atomic_thread_fence(memory_order_seq_cst);
-        if (!nothing || atomic_load(&n->ring->head) == n->tail) futex_wait(&n->ring->wake, seen, until - now);
+        if (!nothing || atomic_load(&n->ring->head) == n->tail)
+            futex_wait(&n->ring->wake, seen, until - now);
         atomic_store(&n->status->asleep, 0);
     }
 }
@@ -287,29 +312,28 @@ API void ww_near_stop(struct near *n) {
     wake(n);
 }
 
-API void ww_near_sticky(struct near *n, uint32_t code) {
-    atomic_store(&n->status->sticky, code);
-}
+API void ww_near_sticky(struct near *n, uint32_t code) { atomic_store(&n->status->sticky, code); }
 
 API void ww_near_place(struct near *n, uint32_t place, uint32_t use, int32_t result) {
-    if (place >= WW_PLACES) return;
+    if (place >= WW_PLACES)
+        return;
     struct ww_place *p = n->status->places + place;
     p->result = result;
     atomic_store_explicit(&p->use, use, memory_order_release);
     futex_wake(&p->use);
 }
 
-static size_t padded(uint32_t nbytes) {
-    return ((size_t)nbytes + 7) & ~(size_t)7;
-}
+static size_t padded(uint32_t nbytes) { return ((size_t)nbytes + 7) & ~(size_t)7; }
 
 /* Store what has come back: errors first, so that whoever sees an answer sees the errors before it. 0, or WRONG. */
 API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes) {
     struct back head;
     struct answer a;
-    if (nbytes < sizeof head) return WRONG;
+    if (nbytes < sizeof head)
+        return WRONG;
     memcpy(&head, bytes, sizeof head);
-    if (head.sticky) atomic_store(&n->status->sticky, head.sticky);
+    if (head.sticky)
+        atomic_store(&n->status->sticky, head.sticky);
     atomic_store(&n->status->deferred, head.deferred);
     if (head.tail > atomic_load(&n->far_tail)) {
         atomic_store(&n->far_tail, head.tail);
@@ -317,10 +341,12 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
     }
     size_t at = sizeof head;
     for (uint32_t i = 0; i < head.answers; i++) {
-        if (nbytes - at < sizeof a) return WRONG;
+        if (nbytes - at < sizeof a)
+            return WRONG;
         memcpy(&a, bytes + at, sizeof a);
         at += sizeof a;
-        if (a.slot >= WW_SLOTS || a.nbytes > WW_SLOT_DATA || nbytes - at < padded(a.nbytes)) return WRONG;
+        if (a.slot >= WW_SLOTS || a.nbytes > WW_SLOT_DATA || nbytes - at < padded(a.nbytes))
+            return WRONG;
         struct ww_slot *s = n->status->slots + a.slot;
         s->result = a.result;
         s->nbytes = a.nbytes;
@@ -337,43 +363,51 @@ API int ww_near_apply(struct near *n, const unsigned char *bytes, size_t nbytes)
 
 static void *map(int fd, size_t nbytes, int protection) {
     struct stat s;
-    if (fstat(fd, &s) || (size_t)s.st_size < nbytes) return NULL;
+    if (fstat(fd, &s) || (size_t)s.st_size < nbytes)
+        return NULL;
     void *at = mmap(NULL, nbytes, protection, MAP_SHARED, fd, 0);
     return at == MAP_FAILED ? NULL : at;
 }
 
 API void ww_far_free(struct far *f) {
-    if (f->ring) munmap(f->ring, sizeof *f->ring);
-    if (f->status) munmap((void *)f->status, sizeof *f->status);
-    if (f->staging) munmap(f->staging, STAGING);
+    if (f->ring)
+        munmap(f->ring, sizeof *f->ring);
+    if (f->status)
+        munmap((void *)f->status, sizeof *f->status);
+    if (f->staging)
+        munmap(f->staging, STAGING);
     free(f);
 }
 
 /* Map what a worker gave; the descriptors stay the caller's. */
 API struct far *ww_far_make(const int fds[3]) {
     struct far *f = calloc(1, sizeof *f);
-    if (!f) return NULL;
+    if (!f)
+        return NULL;
     f->ring = map(fds[0], sizeof *f->ring, PROT_READ | PROT_WRITE);
     f->status = map(fds[1], sizeof *f->status, PROT_READ);
     f->staging = map(fds[2], STAGING, PROT_READ | PROT_WRITE);
-    if (f->ring && f->status && f->staging) return f;
+    if (f->ring && f->status && f->staging)
+        return f;
     ww_far_free(f);
     return NULL;
 }
 
-API unsigned char *ww_far_staging(struct far *f) {
-    return f->staging;
-}
+API unsigned char *ww_far_staging(struct far *f) { return f->staging; }
 
 /* Note for which answers a block asks: only those slots are looked at. */
 static int note(struct far *f, const unsigned char *bytes, uint32_t nbytes) {
     struct ww_entry e;
     for (uint32_t at = 0; at < nbytes;) {
-        if (nbytes - at < sizeof e) return WRONG;
+        if (nbytes - at < sizeof e)
+            return WRONG;
         memcpy(&e, bytes + at, sizeof e);
-        if (e.op == WW_OP_PAD) return at + sizeof e == nbytes ? 0 : WRONG;
-        if (e.size < sizeof e || e.size > nbytes - at || (e.slot != WW_NO_SLOT && e.slot >= WW_SLOTS)) return WRONG;
-        if (e.slot != WW_NO_SLOT) atomic_store_explicit(&f->asked[e.slot], e.seq, memory_order_relaxed);
+        if (e.op == WW_OP_PAD)
+            return at + sizeof e == nbytes ? 0 : WRONG;
+        if (e.size < sizeof e || e.size > nbytes - at || (e.slot != WW_NO_SLOT && e.slot >= WW_SLOTS))
+            return WRONG;
+        if (e.slot != WW_NO_SLOT)
+            atomic_store_explicit(&f->asked[e.slot], e.seq, memory_order_relaxed);
         at += e.size;
     }
     return 0;
@@ -382,9 +416,11 @@ static int note(struct far *f, const unsigned char *bytes, uint32_t nbytes) {
 /* Put a block where it was in the near ring, without publishing it. 0, or WRONG. */
 API int ww_far_copy(struct far *f, uint64_t from, uint64_t to, const unsigned char *bytes, uint32_t nbytes) {
     uint64_t tail = atomic_load_explicit(&f->status->tail, memory_order_acquire);
-    if (from != f->filled || to < from || nbytes > to - from || to - tail > WW_RING_BYTES || note(f, bytes, nbytes)) return WRONG;
+    if (from != f->filled || to < from || nbytes > to - from || to - tail > WW_RING_BYTES || note(f, bytes, nbytes))
+        return WRONG;
     uint64_t at = from % WW_RING_BYTES, first = WW_RING_BYTES - at;
-    if (first > nbytes) first = nbytes;
+    if (first > nbytes)
+        first = nbytes;
     memcpy(f->ring->data + at, bytes, first);
     memcpy(f->ring->data, bytes + first, nbytes - first);
     f->filled = to;
@@ -394,7 +430,8 @@ API int ww_far_copy(struct far *f, uint64_t from, uint64_t to, const unsigned ch
 API void ww_far_publish(struct far *f, uint64_t head) {
     atomic_store_explicit(&f->ring->head, head, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
-    if (!atomic_load_explicit(&f->status->asleep, memory_order_relaxed)) return;
+    if (!atomic_load_explicit(&f->status->asleep, memory_order_relaxed))
+        return;
     atomic_fetch_add(&f->ring->wake, 1);
     futex_wake(&f->ring->wake);
 }
@@ -402,12 +439,15 @@ API void ww_far_publish(struct far *f, uint64_t head) {
 static uint32_t scan_answers(struct far *f, unsigned char *out, uint32_t room, uint32_t *answers) {
     uint32_t at = 0;
     for (uint32_t i = 0; i < WW_SLOTS; i++) {
-        if (atomic_load_explicit(&f->asked[i], memory_order_relaxed) == f->sent[i]) continue;
+        if (atomic_load_explicit(&f->asked[i], memory_order_relaxed) == f->sent[i])
+            continue;
         const struct ww_slot *s = f->status->slots + i;
         uint32_t seq = atomic_load_explicit(&s->seq, memory_order_acquire);
-        if (seq == f->sent[i]) continue;
+        if (seq == f->sent[i])
+            continue;
         struct answer a = {.slot = i, .seq = seq, .result = s->result, .nbytes = s->nbytes, .more = s->more};
-        if (a.nbytes > WW_SLOT_DATA) a.nbytes = WW_SLOT_DATA;
+        if (a.nbytes > WW_SLOT_DATA)
+            a.nbytes = WW_SLOT_DATA;
         if (room - at < sizeof a + padded(a.nbytes)) {
             f->again = 1;
             break;
@@ -425,7 +465,8 @@ static uint32_t scan_places(struct far *f, struct done *places) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < WW_PLACES; i++) {
         uint32_t use = atomic_load_explicit(&f->status->places[i].use, memory_order_acquire);
-        if (use == f->uses[i]) continue;
+        if (use == f->uses[i])
+            continue;
         places[n++] = (struct done){i, use, f->status->places[i].result};
         f->uses[i] = use;
     }
@@ -443,7 +484,8 @@ static int scan(struct far *f, unsigned char *out, uint32_t room, struct done *p
     head.sticky = atomic_load(&f->status->sticky);
     head.tail = atomic_load(&f->status->tail);
     int far_on = head.tail - f->tail >= WW_RING_BYTES / 4;
-    if (!head.answers && !*nplaces && head.deferred == f->deferred && head.sticky == f->sticky && !far_on) return 0;
+    if (!head.answers && !*nplaces && head.deferred == f->deferred && head.sticky == f->sticky && !far_on)
+        return 0;
     f->deferred = head.deferred, f->sticky = head.sticky, f->tail = head.tail;
     memcpy(out, &head, sizeof head);
     return (int)(sizeof head + bytes);
@@ -451,8 +493,8 @@ static int scan(struct far *f, unsigned char *out, uint32_t room, struct done *p
 
 /* Wait for something new and write it: the bytes for `ww_near_apply`, and places that are done. NOTHING: none came in
  * time. *ended: the worker is gone; ask until there is nothing more. */
-API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room, struct done *places, uint32_t *nplaces,
-                    int *ended, int timeout_ms) {
+API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room, struct done *places,
+                    uint32_t *nplaces, int *ended, int timeout_ms) {
     int64_t began = now_ns(), until = began + timeout_ms * 1000000ll;
     *nplaces = 0;
     for (;;) {
@@ -460,7 +502,8 @@ API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room
         if (changes != f->seen || f->again || *ended) {
             f->seen = changes;
             int n = scan(f, out, room, places, nplaces);
-            if (n || *ended) return n;
+            if (n || *ended)
+                return n;
             continue;
         }
         int64_t now = now_ns();
@@ -469,11 +512,14 @@ API int ww_far_wait(struct far *f, int socket, unsigned char *out, uint32_t room
             continue;
         }
         *ended = ww_gone(socket, -1);
-        if (*ended) continue;
-        if (now >= until) return NOTHING;
+        if (*ended)
+            continue;
+        if (now >= until)
+            return NOTHING;
         atomic_store(&f->ring->watched, 1);
         atomic_thread_fence(memory_order_seq_cst);
-        if (atomic_load(&f->status->changes) == changes) futex_wait(&f->status->changes, changes, until - now);
+        if (atomic_load(&f->status->changes) == changes)
+            futex_wait(&f->status->changes, changes, until - now);
         atomic_store(&f->ring->watched, 0);
     }
 }

@@ -8,8 +8,8 @@
  *     pinned    host memory that the client allocated, a memfd each, at the same address on both sides
  *     socket    SOCK_SEQPACKET: the handshake, descriptors, and whether the other side lives
  *
- * A client may write anything at any time. So the worker copies an entry before it checks it, and trusts no number in it;
- * the client maps `status` read-only, and trusts it.
+ * A client may write anything at any time. So the worker copies an entry before it checks it, and trusts no number in
+ * it; the client maps `status` read-only, and trusts it.
  */
 #ifndef WW_WIRE_H
 #define WW_WIRE_H
@@ -21,23 +21,24 @@
 #define WW_MAGIC 0x57574352u
 #define WW_LINE 64
 
-#define WW_RING_BYTES (4u << 20)     /* a power of two */
-#define WW_ENTRY_MOST (64u << 10)    /* an entry with its header; larger payloads go by staging */
+#define WW_RING_BYTES (4u << 20)  /* a power of two */
+#define WW_ENTRY_MOST (64u << 10) /* an entry with its header; larger payloads go by staging */
 #define WW_PLACES 64u
 #define WW_PLACE_BYTES (1u << 20)
-#define WW_SLOTS 256u                /* threads of a client that wait at one time */
+#define WW_SLOTS 256u /* threads of a client that wait at one time */
 #define WW_SLOT_DATA 4032u
-#define WW_IDS 65536u                /* of streams, of events: chosen by the client, 0 is none */
-#define WW_ATTRIBUTES 160u           /* of a device */
+#define WW_IDS 65536u      /* of streams, of events: chosen by the client, 0 is none */
+#define WW_ATTRIBUTES 160u /* of a device */
 #define WW_NO_SLOT 0xffffffffu
-#define WW_SLEEPS 1u                 /* whoever publishes wakes the worker */
-#define WW_NAPS 2u                   /* it looks again within 50 us: only who waits for it wakes it */
-#define WW_LEGACY 1u                 /* stream ids: CU_STREAM_LEGACY and NULL */
-#define WW_RECORDED 2u               /* not a stream: launches, copies and memsets become nodes, see WW_OP_GRAPH_BEGIN */
-#define WW_FIRST_ID 16u              /* of streams that the client made */
+#define WW_SLEEPS 1u    /* whoever publishes wakes the worker */
+#define WW_NAPS 2u      /* it looks again within 50 us: only who waits for it wakes it */
+#define WW_LEGACY 1u    /* stream ids: CU_STREAM_LEGACY and NULL */
+#define WW_RECORDED 2u  /* not a stream: launches, copies and memsets become nodes, see WW_OP_GRAPH_BEGIN */
+#define WW_FIRST_ID 16u /* of streams that the client made */
 
 /* -- ring: entries follow one another, each in one piece, aligned to 32 bytes so that a header always fits
- * (WW_OP_PAD fills the end of the ring) ------------------------------------------------------------------------------ */
+ * (WW_OP_PAD fills the end of the ring) ------------------------------------------------------------------------------
+ */
 
 struct ww_ring {
     _Alignas(WW_LINE) _Atomic uint64_t head; /* bytes published since the start; stored with release */
@@ -48,25 +49,26 @@ struct ww_ring {
 };
 
 struct ww_entry {
-    uint32_t size;    /* bytes with this header, a multiple of 32, at most WW_ENTRY_MOST */
-    uint16_t op;      /* generated: WW_OP_... */
-    uint16_t flags;   /* WW_DONE */
-    uint32_t slot;    /* answer slot, or WW_NO_SLOT: no answer, errors are deferred */
-    uint32_t seq;     /* of the answer: the slot's last seq + 1 */
-    uint32_t stream;  /* id, or 0: the call belongs to no stream */
-    uint32_t place;   /* 1 + staging place of the payload, or 0 */
-    uint32_t nbytes;  /* of the payload in that place */
-    uint32_t use;     /* of the place: the place's last use + 1 */
+    uint32_t size;   /* bytes with this header, a multiple of 32, at most WW_ENTRY_MOST */
+    uint16_t op;     /* generated: WW_OP_... */
+    uint16_t flags;  /* WW_DONE */
+    uint32_t slot;   /* answer slot, or WW_NO_SLOT: no answer, errors are deferred */
+    uint32_t seq;    /* of the answer: the slot's last seq + 1 */
+    uint32_t stream; /* id, or 0: the call belongs to no stream */
+    uint32_t place;  /* 1 + staging place of the payload, or 0 */
+    uint32_t nbytes; /* of the payload in that place */
+    uint32_t use;    /* of the place: the place's last use + 1 */
     /* arguments follow, packed as the generated struct ww_args_... of the op */
 };
 
-/* -- status --------------------------------------------------------------------------------------------------------- */
+/* -- status ---------------------------------------------------------------------------------------------------------
+ */
 
 struct ww_slot {
     _Atomic uint32_t seq; /* futex; stored last, with release */
     int32_t result;       /* CUresult */
     uint32_t nbytes;
-    uint32_t more;        /* bytes of a longer answer that are left: fetched by WW_OP_MORE */
+    uint32_t more; /* bytes of a longer answer that are left: fetched by WW_OP_MORE */
     uint32_t unused[12];
     unsigned char data[WW_SLOT_DATA];
 };
@@ -77,35 +79,36 @@ struct ww_place {
 };
 
 struct ww_status {
-    _Alignas(WW_LINE) _Atomic uint64_t tail;   /* bytes of the ring consumed */
-    _Atomic uint32_t tail_futex;               /* changes with tail while a client waits for room (client polls at 1 ms) */
-    _Atomic uint32_t changes;                  /* futex: grows with each change of what stands here (of `tail`: now and
-                                                  then), behind it */
-    _Alignas(WW_LINE) _Atomic uint32_t asleep; /* WW_SLEEPS or WW_NAPS: the worker does, or is about to */
+    _Alignas(WW_LINE) _Atomic uint64_t tail; /* bytes of the ring consumed */
+    _Atomic uint32_t tail_futex; /* changes with tail while a client waits for room (client polls at 1 ms) */
+    _Atomic uint32_t changes;    /* futex: grows with each change of what stands here (of `tail`: now and
+                                    then), behind it */
+    _Alignas(WW_LINE) _Atomic uint32_t asleep;   /* WW_SLEEPS or WW_NAPS: the worker does, or is about to */
     _Alignas(WW_LINE) _Atomic uint64_t deferred; /* count << 32 | code of the last error of a call without an answer */
-    _Atomic uint32_t sticky;                   /* 0, or the CUresult with which the context is lost */
+    _Atomic uint32_t sticky;                     /* 0, or the CUresult with which the context is lost */
     _Alignas(WW_LINE) struct ww_place places[WW_PLACES];
     _Alignas(4096) struct ww_slot slots[WW_SLOTS];
 };
 
-/* -- socket: one message a packet ------------------------------------------------------------------------------------- */
+/* -- socket: one message a packet -------------------------------------------------------------------------------------
+ */
 
 enum ww_said {
-    WW_HELLO = 1,  /* client: magic, protocol hash. Server: WW_FACTS, or WW_REFUSED with a line of text */
+    WW_HELLO = 1, /* client: magic, protocol hash. Server: WW_FACTS, or WW_REFUSED with a line of text */
     WW_FACTS,
-    WW_OPEN,       /* client, a ww_hello with descriptors of its stdout and stderr: give me a worker. The socket belongs to
-                      the worker from then on */
-    WW_OPENED,     /* worker, a ww_facts (its arena holds) with descriptors of ring, status, staging */
+    WW_OPEN,   /* client, a ww_hello with descriptors of its stdout and stderr: give me a worker. The socket belongs to
+                  the worker from then on */
+    WW_OPENED, /* worker, a ww_facts (its arena holds) with descriptors of ring, status, staging */
     WW_REFUSED,
-    WW_PINNED,     /* worker to client, with a descriptor: memory that WW_OP_PIN made */
-    WW_LINK,       /* client to worker, with one end of a socket pair whose other end another worker of it gets */
-    WW_HAND_OVER,  /* server to worker, over a socket of their own: serve this client. The worker has said WW_FACTS or
-                      WW_REFUSED there */
+    WW_PINNED,    /* worker to client, with a descriptor: memory that WW_OP_PIN made */
+    WW_LINK,      /* client to worker, with one end of a socket pair whose other end another worker of it gets */
+    WW_HAND_OVER, /* server to worker, over a socket of their own: serve this client. The worker has said WW_FACTS or
+                     WW_REFUSED there */
 };
 
 struct ww_hello {
     uint32_t said, magic;
-    uint64_t hash;         /* of the table and of this file: a layer of another build is refused */
+    uint64_t hash; /* of the table and of this file: a layer of another build is refused */
     uint32_t pid, ordinal;
 };
 
@@ -134,7 +137,8 @@ struct ww_link_packet {
 };
 
 /* -- what two workers of a client say to each other over such a pair: one message a packet, each request is answered by
- * WW_LINK_DONE before the next ----------------------------------------------------------------------------------------- */
+ * WW_LINK_DONE before the next
+ * ----------------------------------------------------------------------------------------- */
 
 enum ww_link_said {
     WW_LINK_RANGE = 1, /* request: my arena is [at, at + nbytes); reserve these addresses */
@@ -150,8 +154,8 @@ struct ww_link_message {
     uint64_t at, nbytes, number;
 };
 
-struct ww_hand_over { /* server to worker: a client, with descriptors of its socket, of counts, of stdout and stderr, and of its
-                         process (pidfd) where there is one */
+struct ww_hand_over { /* server to worker: a client, with descriptors of its socket, of counts, of stdout and stderr,
+                         and of its process (pidfd) where there is one */
     uint32_t said;
 };
 

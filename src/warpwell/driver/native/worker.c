@@ -2,10 +2,10 @@
  *
  *     ww_worker --driver PATH --device ORDINAL|UUID --ordinal K [--quota BYTES] --control FD --life FD
  *
- * It starts the driver, tells the server its facts over `control`, and waits there for a client (a ww_hand_over): until then
- * it has no context, and takes no memory of the device. From then on it serves the client at the other end of that socket,
- * and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of `life`) is
- * gone. It keeps a ww_counts in the file of `counts`.
+ * It starts the driver, tells the server its facts over `control`, and waits there for a client (a ww_hand_over): until
+ * then it has no context, and takes no memory of the device. From then on it serves the client at the other end of that
+ * socket, and ends when that hangs up, when the client's process (pidfd) ends, or when the server (the other end of
+ * `life`) is gone. It keeps a ww_counts in the file of `counts`.
  */
 #include "worker.h"
 
@@ -23,7 +23,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define LEAST_DRIVER 12040       /* functions tell their parameters since then */
+#define LEAST_DRIVER 12040        /* functions tell their parameters since then */
 #define RESIZE_LOCAL_TO_MOST 0x10 /* flag of a context: else a kernel with more local memory waits for the device */
 
 struct ww_worker ww;
@@ -33,22 +33,24 @@ static struct options {
     int control, life, socket, pidfd, counts;
 } given = {.driver = "libcuda.so.1", .device = "0", .control = -1, .life = -1, .socket = -1, .pidfd = -1, .counts = -1};
 
-/* -- ends ------------------------------------------------------------------------------------------------------------------- */
+/* -- ends
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 static _Noreturn void end(int status) {
-    if (given.socket >= 0) shutdown(given.socket, SHUT_RDWR); /* before the driver takes its time to let the device go */
+    if (given.socket >= 0)
+        shutdown(given.socket, SHUT_RDWR); /* before the driver takes its time to let the device go */
     _exit(status);
 }
 
 /* A client that closes its context waits for the end of the socket: the device's memory is free by then. */
-static _Noreturn void end_quietly(void) {
-    _exit(0);
-}
+static _Noreturn void end_quietly(void) { _exit(0); }
 
 void ww_die(const char *line) {
     fprintf(stderr, "warpwell: the CUDA worker of device %u ends: %s\n", given.ordinal, line);
     fflush(NULL);
-    if (ww.status) atomic_store(&ww.status->sticky, CUDA_ERROR_UNKNOWN);
+    if (ww.status)
+        atomic_store(&ww.status->sticky, CUDA_ERROR_UNKNOWN);
     end(1);
 }
 
@@ -74,14 +76,17 @@ int ww_is_sticky(CUresult code) {
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED: return 1;
-    default: return 0;
+    case CUDA_ERROR_LAUNCH_FAILED:
+        return 1;
+    default:
+        return 0;
     }
 }
 
 void *ww_memory(size_t n) {
     void *memory = calloc(1, n);
-    if (!memory) ww_die("out of host memory");
+    if (!memory)
+        ww_die("out of host memory");
     return memory;
 }
 
@@ -90,15 +95,18 @@ static void *watch(void *unused) {
     (void)unused;
     struct pollfd all[3] = {{given.socket, POLLRDHUP, 0}, {given.pidfd, POLLIN, 0}, {given.life, POLLIN, 0}};
     for (;;) {
-        if (poll(all, 3, -1) <= 0) continue;
-        if (all[0].revents || all[1].revents || all[2].revents) end_quietly();
+        if (poll(all, 3, -1) <= 0)
+            continue;
+        if (all[0].revents || all[1].revents || all[2].revents)
+            end_quietly();
     }
     return NULL;
 }
 
 static void start_watch(void) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, watch, NULL)) ww_die("there is no thread to watch the client");
+    if (pthread_create(&thread, NULL, watch, NULL))
+        ww_die("there is no thread to watch the client");
     pthread_detach(thread);
 }
 
@@ -114,16 +122,21 @@ static void await_client(void) {
         struct cmsghdr header;
         char room[CMSG_SPACE(5 * sizeof(int))];
     } control;
-    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    if (all[1].revents || recvmsg(given.control, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof packet) end_quietly();
+    struct msghdr message = {
+        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (all[1].revents || recvmsg(given.control, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof packet)
+        end_quietly();
     struct cmsghdr *c = CMSG_FIRSTHDR(&message);
     size_t n = c && c->cmsg_type == SCM_RIGHTS ? (c->cmsg_len - CMSG_LEN(0)) / sizeof(int) : 0;
-    if (packet.said != WW_HAND_OVER || n < 4) end_quietly();
+    if (packet.said != WW_HAND_OVER || n < 4)
+        end_quietly();
     for (size_t i = 0; i < n; i++) {
         int fd;
         memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-        if (to[i]) *to[i] = fd;
-        else if (dup2(fd, (int)i - 1) < 0 || close(fd)) end_quietly();
+        if (to[i])
+            *to[i] = fd;
+        else if (dup2(fd, (int)i - 1) < 0 || close(fd))
+            end_quietly();
     }
     close(given.control);
     given.control = -1;
@@ -142,21 +155,25 @@ static _Noreturn void refuse(CUresult result, const char *why) {
 }
 
 static void must(CUresult code, const char *what) {
-    if (!code) return;
+    if (!code)
+        return;
     const char *name = NULL;
     char why[200];
-    if (native.cuGetErrorName) native.cuGetErrorName(code, &name);
+    if (native.cuGetErrorName)
+        native.cuGetErrorName(code, &name);
     snprintf(why, sizeof why, "device %u: %s: %s", given.ordinal, what, name ? name : "unknown error");
     refuse(code, why);
 }
 
-/* -- the device --------------------------------------------------------------------------------------------------------------- */
+/* -- the device
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static int same_uuid(const unsigned char *uuid, const char *text) {
     char said[64];
     int n = snprintf(said, sizeof said, "GPU-");
     for (int i = 0; i < 16; i++)
-        n += snprintf(said + n, sizeof said - (size_t)n, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
+        n += snprintf(said + n, sizeof said - (size_t)n, "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                      uuid[i]);
     return !strcmp(said, text);
 }
 
@@ -171,8 +188,10 @@ static void find_device(void) {
     must(native.cuDeviceGetCount(&count), "devices cannot be counted");
     for (int i = 0; i < count; i++) {
         unsigned char uuid[16];
-        if (native.cuDeviceGet(&ww.device, i) || native.cuDeviceGetUuid_v2(uuid, ww.device)) continue;
-        if (same_uuid(uuid, given.device)) return;
+        if (native.cuDeviceGet(&ww.device, i) || native.cuDeviceGetUuid_v2(uuid, ww.device))
+            continue;
+        if (same_uuid(uuid, given.device))
+            return;
     }
     refuse(CUDA_ERROR_NO_DEVICE, "the worker does not see its device");
 }
@@ -181,24 +200,30 @@ static void start_driver(void) {
     char why[400];
     int version = 0;
     setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* else the first launch of a kernel may wait for the device */
-    if (ww_load_native(given.driver, why, sizeof why)) refuse(CUDA_ERROR_NO_DEVICE, why);
+    if (ww_load_native(given.driver, why, sizeof why))
+        refuse(CUDA_ERROR_NO_DEVICE, why);
     must(native.cuInit(0), "the driver does not start");
     must(native.cuDriverGetVersion(&version), "the driver has no version");
-    if (version < LEAST_DRIVER) refuse(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "the driver is older than CUDA 12.4: update it");
+    if (version < LEAST_DRIVER)
+        refuse(CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "the driver is older than CUDA 12.4: update it");
     find_device();
 }
 
 /* Devices of this machine whose memory the worker can map; its own is one: two agents may share a GPU. */
 static void find_peers(struct ww_facts *facts) {
     int count = 0;
-    if (!facts->attributes[CU_DEVICE_HANDLE_POSIX_FD] || native.cuDeviceGetCount(&count)) return;
+    if (!facts->attributes[CU_DEVICE_HANDLE_POSIX_FD] || native.cuDeviceGetCount(&count))
+        return;
     for (int i = 0; i < count && facts->npeers < WW_PEERS; i++) {
         struct ww_peer peer = {.rank = 0, .atomics = 1};
         CUdevice other;
         int can = 0;
-        if (native.cuDeviceGet(&other, i)) continue;
-        if (other != ww.device && (native.cuDeviceCanAccessPeer(&can, ww.device, other) || !can)) continue;
-        if (native.cuDeviceGetUuid_v2(peer.uuid, other)) continue;
+        if (native.cuDeviceGet(&other, i))
+            continue;
+        if (other != ww.device && (native.cuDeviceCanAccessPeer(&can, ww.device, other) || !can))
+            continue;
+        if (native.cuDeviceGetUuid_v2(peer.uuid, other))
+            continue;
         if (other != ww.device) {
             native.cuDeviceGetP2PAttribute(&peer.rank, CU_P2P_RANK, ww.device, other);
             native.cuDeviceGetP2PAttribute(&peer.atomics, CU_P2P_ATOMICS, ww.device, other);
@@ -222,7 +247,8 @@ static void find_facts(struct ww_facts *facts) {
     facts->arena = WW_ARENA_BASE + given.ordinal * WW_ARENA_STEP;
     facts->arena_bytes = WW_ARENA_STEP;
     for (int i = 1; i < (int)WW_ATTRIBUTES; i++)
-        if (native.cuDeviceGetAttribute(facts->attributes + i, i, ww.device)) facts->attributes[i] = 0;
+        if (native.cuDeviceGetAttribute(facts->attributes + i, i, ww.device))
+            facts->attributes[i] = 0;
     find_peers(facts);
     facts->greatest_priority = facts->attributes[CU_DEVICE_STREAM_PRIORITIES] ? -5 : 0;
 }
@@ -232,13 +258,16 @@ static void start_context(struct ww_facts *facts) {
     must(native.cuDevicePrimaryCtxRetain(&ww.context, ww.device), "there is no context");
     must(native.cuCtxSetCurrent(ww.context), "the context cannot be entered");
     native.cuCtxGetStreamPriorityRange(&facts->least_priority, &facts->greatest_priority);
-    must(ww_memory_start(given.ordinal, facts->total_bytes, &facts->arena, &facts->arena_bytes), "there are no addresses");
+    must(ww_memory_start(given.ordinal, facts->total_bytes, &facts->arena, &facts->arena_bytes),
+         "there are no addresses");
     must(native.cuMemHostRegister_v2(ww.staging, (size_t)WW_PLACES * WW_PLACE_BYTES, CU_MEMHOST_PORTABLE),
          "staging cannot be registered");
-    must(native.cuMemHostRegister_v2(ww.cells, (size_t)WW_CELLS * WW_SMALL, CU_MEMHOST_PORTABLE), "cells cannot be registered");
+    must(native.cuMemHostRegister_v2(ww.cells, (size_t)WW_CELLS * WW_SMALL, CU_MEMHOST_PORTABLE),
+         "cells cannot be registered");
 }
 
-/* -- what is shared ----------------------------------------------------------------------------------------------------------- */
+/* -- what is shared
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* Memory whose size nobody can change; with `read_only`, nobody but this process can write to it. All of it is there at
  * once: a write never finds the machine without memory. */
@@ -258,10 +287,11 @@ static void start_memory(int fds[3]) {
     ww.status = share("warpwell-status", sizeof *ww.status, 1, fds + 1);
     ww.staging = share("warpwell-staging", (size_t)WW_PLACES * WW_PLACE_BYTES, 0, fds + 2);
     ww.cells = mmap(NULL, (size_t)WW_CELLS * WW_SMALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (ww.cells == MAP_FAILED) refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no memory for a client");
+    if (ww.cells == MAP_FAILED)
+        refuse(CUDA_ERROR_OUT_OF_MEMORY, "there is no memory for a client");
     static struct ww_counts own;
-    void *counts = given.counts < 0 ? MAP_FAILED
-                                    : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, given.counts, 0);
+    void *counts =
+        given.counts < 0 ? MAP_FAILED : mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, given.counts, 0);
     ww.counts = counts == MAP_FAILED ? &own : counts;
     close(given.counts);
     ww.host_most = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 2;
@@ -275,26 +305,48 @@ static void tell_opened(struct ww_facts *facts, const int fds[3]) {
         char room[CMSG_SPACE(3 * sizeof(int))];
     } control = {.header = {.cmsg_len = CMSG_LEN(3 * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     memcpy(CMSG_DATA(&control.header), fds, 3 * sizeof(int));
-    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    if (sendmsg(ww.socket, &message, MSG_NOSIGNAL) < 0) end(1);
-    for (int i = 0; i < 3; i++) close(fds[i]);
+    struct msghdr message = {
+        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    if (sendmsg(ww.socket, &message, MSG_NOSIGNAL) < 0)
+        end(1);
+    for (int i = 0; i < 3; i++)
+        close(fds[i]);
 }
 
-/* -- main ------------------------------------------------------------------------------------------------------------------------ */
+/* -- main
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 
 static void parse(int argc, char **argv) {
-    static const struct option names[] = {
-        {"driver", 1, NULL, 'd'}, {"device", 1, NULL, 'u'}, {"ordinal", 1, NULL, 'o'}, {"quota", 1, NULL, 'q'},
-        {"control", 1, NULL, 'c'}, {"life", 1, NULL, 'l'}, {0}};
+    static const struct option names[] = {{"driver", 1, NULL, 'd'},
+                                          {"device", 1, NULL, 'u'},
+                                          {"ordinal", 1, NULL, 'o'},
+                                          {"quota", 1, NULL, 'q'},
+                                          {"control", 1, NULL, 'c'},
+                                          {"life", 1, NULL, 'l'},
+                                          {0}};
     for (int c; (c = getopt_long(argc, argv, "", names, NULL)) != -1;) {
         switch (c) {
-        case 'd': given.driver = optarg; break;
-        case 'u': given.device = optarg; break;
-        case 'o': given.ordinal = (uint32_t)atoi(optarg); break;
-        case 'q': ww.quota = strtoull(optarg, NULL, 10); break;
-        case 'c': given.control = atoi(optarg); break;
-        case 'l': given.life = atoi(optarg); break;
-        default: exit(2);
+        case 'd':
+            given.driver = optarg;
+            break;
+        case 'u':
+            given.device = optarg;
+            break;
+        case 'o':
+            given.ordinal = (uint32_t)atoi(optarg);
+            break;
+        case 'q':
+            ww.quota = strtoull(optarg, NULL, 10);
+            break;
+        case 'c':
+            given.control = atoi(optarg);
+            break;
+        case 'l':
+            given.life = atoi(optarg);
+            break;
+        default:
+            exit(2);
         }
     }
     if (given.control < 0 || given.life < 0 || given.ordinal >= 64) {
@@ -308,7 +360,8 @@ int main(int argc, char **argv) {
     int fds[3];
     struct ww_facts facts;
     parse(argc, argv);
-    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) signal(ignored[i], SIG_IGN);
+    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++)
+        signal(ignored[i], SIG_IGN);
     prctl(PR_SET_TIMERSLACK, 1000ul);
     setvbuf(stdout, NULL, _IOLBF, 0);
     start_driver();

@@ -25,7 +25,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* -- the process ---------------------------------------------------------------------------------------------------------- */
+/* -- the process
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* What the server may see of a worker at any time (server.py has the same). */
 struct ww_counts {
@@ -37,12 +38,12 @@ struct ww_worker {
     struct ww_status *status;
     unsigned char *staging, *cells; /* both registered */
     int socket;
-    uint64_t tail;                  /* bytes of the ring that were read */
+    uint64_t tail; /* bytes of the ring that were read */
     CUcontext context;
     CUdevice device;
-    uint64_t quota;                 /* bytes of device memory, or 0 */
-    uint64_t host_most;             /* bytes of pinned memory */
-    int shareable;                  /* other processes may map this device's memory */
+    uint64_t quota;     /* bytes of device memory, or 0 */
+    uint64_t host_most; /* bytes of pinned memory */
+    int shareable;      /* other processes may map this device's memory */
     struct ww_counts *counts;
 };
 extern struct ww_worker ww;
@@ -51,19 +52,20 @@ static inline int ww_memfd(const char *name) { /* by its number: glibc has the f
     return (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 }
 
-_Noreturn void ww_die(const char *line);   /* the client is wrong, or the machine: one line on its stderr, and the end */
-_Noreturn void ww_lost(CUresult code);     /* the context is lost: the client learns the code, and the end */
+_Noreturn void ww_die(const char *line); /* the client is wrong, or the machine: one line on its stderr, and the end */
+_Noreturn void ww_lost(CUresult code);   /* the context is lost: the client learns the code, and the end */
 int ww_is_sticky(CUresult code);
-void ww_wake(void);                        /* from other threads: the executor looks at its lists again */
-void *ww_memory(size_t n);                 /* zeroed, or the end */
+void ww_wake(void);        /* from other threads: the executor looks at its lists again */
+void *ww_memory(size_t n); /* zeroed, or the end */
 uint64_t ww_now_ns(void);
 
-/* -- calls: entries of the ring that were copied, and what the worker itself puts into streams ---------------------------- */
+/* -- calls: entries of the ring that were copied, and what the worker itself puts into streams
+ * ---------------------------- */
 
 struct ww_generation { /* of an event: one record. Waits and queries belong to it, not to the event */
     uint32_t refs, timed;
-    int recorded;      /* a record was read */
-    int parked;        /* and is not issued yet */
+    int recorded; /* a record was read */
+    int parked;   /* and is not issued yet */
     CUevent native;
     struct ww_todo *signals; /* to be marked when the record is issued */
 };
@@ -71,39 +73,41 @@ struct ww_generation { /* of an event: one record. Waits and queries belong to i
 struct ww_todo { /* what happens when a mark has been passed */
     struct ww_todo *next;
     enum { WW_ANSWER, WW_PLACE, WW_CELL, WW_BARRIER, WW_RELEASE, WW_SIGNAL } kind;
-    uint32_t a, b;     /* slot and seq; place and use; cell; peer */
-    uint64_t address;  /* of a release; number of a signal */
+    uint32_t a, b;    /* slot and seq; place and use; cell; peer */
+    uint64_t address; /* of a release; number of a signal */
     struct ww_barrier *barrier;
 };
 
 struct ww_call {
     struct ww_call *next;
-    uint64_t order;                    /* in which calls were read */
-    size_t bytes;                      /* of this struct with what follows */
-    struct ww_generation *generation;  /* of waits and records */
+    uint64_t order;                   /* in which calls were read */
+    size_t bytes;                     /* of this struct with what follows */
+    struct ww_generation *generation; /* of waits and records */
     struct ww_native_function *function;
     struct ww_await *await;
     struct ww_exec *exec;
-    struct ww_todo *todo;              /* not an entry, but a mark for this */
-    int destroys;                      /* not an entry, but the stream's end */
-    uint32_t nargs;                    /* bytes of args */
+    struct ww_todo *todo; /* not an entry, but a mark for this */
+    int destroys;         /* not an entry, but the stream's end */
+    uint32_t nargs;       /* bytes of args */
     struct ww_entry entry;
     _Alignas(16) unsigned char args[];
 };
 
 void ww_answer(uint32_t slot, uint32_t seq, CUresult result, const void *data, size_t n);
-void ww_result(const struct ww_call *call, CUresult result); /* answers, or defers an error; a payload's place is done on errors */
+void ww_result(const struct ww_call *call,
+               CUresult result); /* answers, or defers an error; a payload's place is done on errors */
 void ww_place_done(uint32_t place, uint32_t use, CUresult result);
-_Noreturn void ww_execute(void);                              /* the main loop */
+_Noreturn void ww_execute(void); /* the main loop */
 
-/* -- streams -------------------------------------------------------------------------------------------------------------- */
+/* -- streams
+ * -------------------------------------------------------------------------------------------------------------- */
 
 struct ww_mark {
     struct ww_mark *next;
     CUevent native;
-    uint64_t count;        /* calls of the stream that it covers */
-    int waited;            /* a thread waits: what the device printed is shown first */
-    int counted;           /* in ww_streams_waited */
+    uint64_t count; /* calls of the stream that it covers */
+    int waited;     /* a thread waits: what the device printed is shown first */
+    int counted;    /* in ww_streams_waited */
     struct ww_todo *todos;
 };
 
@@ -112,23 +116,23 @@ struct ww_stream {
     CUstream native;
     uint32_t id;
     int nonblocking, gone, is_parked;
-    uint64_t issued, marked, done;      /* calls: given to the driver, covered by a mark, passed */
-    uint32_t cells;                     /* that it holds */
+    uint64_t issued, marked, done; /* calls: given to the driver, covered by a mark, passed */
+    uint32_t cells;                /* that it holds */
     struct ww_mark *first_mark, *last_mark;
-    struct ww_todo *later;              /* go to the next mark, whenever that comes */
-    struct ww_call *first, *last;       /* parked */
+    struct ww_todo *later;        /* go to the next mark, whenever that comes */
+    struct ww_call *first, *last; /* parked */
     size_t parked_bytes;
 };
 
 void ww_streams_start(void);
-void ww_stream_call(struct ww_call *call);               /* issues it or parks a copy of it */
-int ww_streams_step(void);                               /* looks at marks and parked calls; whether something happened */
-int ww_streams_busy(void);                               /* whether a mark or a wait is outstanding */
-int ww_streams_waited(void);                             /* whether a thread may wait for one */
+void ww_stream_call(struct ww_call *call); /* issues it or parks a copy of it */
+int ww_streams_step(void);                 /* looks at marks and parked calls; whether something happened */
+int ww_streams_busy(void);                 /* whether a mark or a wait is outstanding */
+int ww_streams_waited(void);               /* whether a thread may wait for one */
 struct ww_stream *ww_find_stream(uint32_t id);
 void ww_stream_later(struct ww_stream *s, struct ww_todo todo); /* at the next mark */
 void ww_stream_mark(struct ww_stream *s, struct ww_todo todo);  /* when all that is issued now has been passed */
-uint32_t ww_take_cell(struct ww_stream *s);                      /* 1 + cell, or 0: none for this stream now */
+uint32_t ww_take_cell(struct ww_stream *s);                     /* 1 + cell, or 0: none for this stream now */
 void ww_stream_create(const struct ww_call *call);
 void ww_stream_destroy(const struct ww_call *call);
 void ww_stream_query(const struct ww_call *call);
@@ -152,14 +156,16 @@ void ww_ctx_sync(const struct ww_call *call);
 
 #define WW_CELLS 256u /* of WW_SMALL bytes: payloads that travelled in entries, on their way to the device */
 
-/* -- copies, launches ----------------------------------------------------------------------------------------------------- */
+/* -- copies, launches
+ * ----------------------------------------------------------------------------------------------------- */
 
 void ww_clusters(const struct ww_call *call);
-CUresult ww_check_move(const struct ww_call *call);                   /* at reading: what can be said without memory */
-int ww_is_between_hosts(const struct ww_call *call);                     /* a copy that the worker carries out itself */
+CUresult ww_check_move(const struct ww_call *call);  /* at reading: what can be said without memory */
+int ww_is_between_hosts(const struct ww_call *call); /* a copy that the worker carries out itself */
 CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held); /* held: the result is told by a mark */
 
-/* -- memory --------------------------------------------------------------------------------------------------------------- */
+/* -- memory
+ * --------------------------------------------------------------------------------------------------------------- */
 
 #define WW_ALIGN 512u
 #define WW_ARENA_BASE 0x300000000000ull
@@ -201,41 +207,44 @@ enum ww_where ww_where(uint64_t at, uint64_t n); /* what the client may name in 
 void ww_alloc(const struct ww_call *call);
 void ww_free(const struct ww_call *call);
 CUresult ww_free_async_read(const struct ww_call *call);
-void ww_release(uint64_t address);               /* the stream has passed a free */
+void ww_release(uint64_t address); /* the stream has passed a free */
 void ww_mem_info(const struct ww_call *call);
-void ww_memory_rest(uint64_t now);               /* nothing was to be done: gives back what was kept for nobody */
+void ww_memory_rest(uint64_t now); /* nothing was to be done: gives back what was kept for nobody */
 void ww_pin(const struct ww_call *call);
 void ww_unpin(const struct ww_call *call);
 
-/* -- workers of the same client on other devices ------------------------------------------------------------------------- */
+/* -- workers of the same client on other devices
+ * ------------------------------------------------------------------------- */
 
 void ww_link(const struct ww_call *call);
 void ww_share(const struct ww_call *call);
-int ww_link_holds(uint64_t at, uint64_t n);             /* memory of another device that is mapped here */
+int ww_link_holds(uint64_t at, uint64_t n);                      /* memory of another device that is mapped here */
 CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle); /* these two in the heavy thread */
 void ww_links_drop(uint64_t at, uint64_t n);
 void ww_link_signal(uint32_t peer, uint64_t number);
 CUresult ww_await_read(struct ww_call *call);
 int ww_await_came(const struct ww_call *call);
-CUresult ww_await_end(struct ww_call *call);            /* at its issue */
-int ww_links_step(void);                                /* what the links' thread has heard; whether something happened */
+CUresult ww_await_end(struct ww_call *call); /* at its issue */
+int ww_links_step(void);                     /* what the links' thread has heard; whether something happened */
 int ww_links_busy(void);
 
-/* -- graphs --------------------------------------------------------------------------------------------------------------- */
+/* -- graphs
+ * --------------------------------------------------------------------------------------------------------------- */
 
 void ww_graph_handle(const struct ww_call *call);
 void ww_graph_condition(const struct ww_call *call);
 void ww_graph_begin(const struct ww_call *call);
-void ww_graph_record(struct ww_call *call);             /* a call on WW_RECORDED */
+void ww_graph_record(struct ww_call *call); /* a call on WW_RECORDED */
 void ww_graph_node(const struct ww_call *call);
 void ww_graph_end(const struct ww_call *call);
 void ww_graph_make(const struct ww_call *call);
 void ww_graph_drop(const struct ww_call *call);
 void ww_exec_drop(const struct ww_call *call);
-CUresult ww_launch_read(struct ww_call *call);          /* the executable graph is that of now */
+CUresult ww_launch_read(struct ww_call *call); /* the executable graph is that of now */
 CUresult ww_launch_graph(struct ww_stream *s, struct ww_call *call);
 
-/* -- images --------------------------------------------------------------------------------------------------------------- */
+/* -- images
+ * --------------------------------------------------------------------------------------------------------------- */
 
 struct ww_native_function {
     uint32_t id, params;
@@ -251,7 +260,8 @@ void ww_function_set(const struct ww_call *call);
 struct ww_native_function *ww_function(uint32_t id); /* or NULL */
 int ww_is_global(uint64_t at, uint64_t n);
 
-/* -- heavy thread --------------------------------------------------------------------------------------------------------- */
+/* -- heavy thread
+ * --------------------------------------------------------------------------------------------------------- */
 
 struct ww_job {
     struct ww_job *next;
@@ -259,18 +269,18 @@ struct ww_job {
     void (*done)(struct ww_job *job); /* in the executor, then the job and its data are freed; NULL: only the answer */
     CUresult result;
     uint32_t slot, seq;
-    void *data;                       /* malloced: bytes of the answer */
+    void *data; /* malloced: bytes of the answer */
     size_t nbytes;
     uint64_t a, b, c;
     int fd;
-    int waits;                        /* for all work of the device */
+    int waits; /* for all work of the device */
     void *with;
-    struct ww_call *call;             /* a copy, freed with the job, or NULL */
+    struct ww_call *call; /* a copy, freed with the job, or NULL */
 };
 
 void ww_heavy_start(void);
 void ww_heavy(struct ww_job job);
-int ww_heavy_step(void);              /* carries out `done` of jobs that are; whether there was one */
+int ww_heavy_step(void); /* carries out `done` of jobs that are; whether there was one */
 struct ww_call *ww_copy_call(const struct ww_call *call);
 
 #endif

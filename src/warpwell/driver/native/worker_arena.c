@@ -9,10 +9,12 @@
 #include <string.h>
 
 static void grow_array(struct ww_arena *a) {
-    if (a->n + 2 <= a->room) return;
+    if (a->n + 2 <= a->room)
+        return;
     size_t room = a->room ? 2 * a->room : 1024;
     struct ww_block *more = realloc(a->blocks, room * sizeof *more);
-    if (!more) ww_die("out of memory for the table of blocks");
+    if (!more)
+        ww_die("out of memory for the table of blocks");
     a->blocks = more;
     a->room = room;
 }
@@ -30,12 +32,15 @@ void ww_arena_init(struct ww_arena *a, uint64_t base, uint64_t bytes, uint64_t p
 
 /* Index of the block that holds address `at`, or -1. */
 static ptrdiff_t find(const struct ww_arena *a, uint64_t at) {
-    if (at < a->base || at - a->base >= a->bytes) return -1;
+    if (at < a->base || at - a->base >= a->bytes)
+        return -1;
     size_t low = 0, high = a->n;
     while (high - low > 1) {
         size_t middle = (low + high) / 2;
-        if (a->blocks[middle].at <= at) low = middle;
-        else high = middle;
+        if (a->blocks[middle].at <= at)
+            low = middle;
+        else
+            high = middle;
     }
     return (ptrdiff_t)low;
 }
@@ -47,7 +52,8 @@ static void drop(struct ww_arena *a, size_t i) {
 
 /* Cuts block i so that it has `size` bytes; what is left becomes the next block, in the same state. */
 static void cut(struct ww_arena *a, size_t i, uint64_t size) {
-    if (a->blocks[i].size == size) return;
+    if (a->blocks[i].size == size)
+        return;
     grow_array(a);
     memmove(a->blocks + i + 2, a->blocks + i + 1, (a->n - i - 1) * sizeof *a->blocks);
     a->n++;
@@ -71,20 +77,23 @@ static size_t join(struct ww_arena *a, size_t i) {
     return i;
 }
 
-static uint64_t rounded(uint64_t n, uint64_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
+static uint64_t rounded(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/* Takes mapped memory for `n` bytes: an address, or 0. The smallest block that is large enough, so that large ones stay. */
+/* Takes mapped memory for `n` bytes: an address, or 0. The smallest block that is large enough, so that large ones
+ * stay. */
 uint64_t ww_arena_take(struct ww_arena *a, uint64_t n) {
     n = rounded(n, WW_ALIGN);
     ptrdiff_t best = -1;
     for (size_t i = 0; i < a->n && n <= a->free; i++) {
-        if (a->blocks[i].state != WW_FREE || a->blocks[i].size < n) continue;
-        if (best < 0 || a->blocks[i].size < a->blocks[best].size) best = (ptrdiff_t)i;
-        if (a->blocks[best].size == n) break;
+        if (a->blocks[i].state != WW_FREE || a->blocks[i].size < n)
+            continue;
+        if (best < 0 || a->blocks[i].size < a->blocks[best].size)
+            best = (ptrdiff_t)i;
+        if (a->blocks[best].size == n)
+            break;
     }
-    if (best < 0) return 0;
+    if (best < 0)
+        return 0;
     cut(a, (size_t)best, n);
     a->blocks[best].state = WW_USED;
     a->free -= n;
@@ -95,9 +104,11 @@ uint64_t ww_arena_take(struct ww_arena *a, uint64_t n) {
 /* Chooses a range that the heavy thread maps for `n` bytes; returns 0 if there is no room or the quota forbids it. */
 uint64_t ww_arena_choose(struct ww_arena *a, uint64_t n, uint64_t *size) {
     n = rounded(n, a->piece);
-    if (a->quota && a->mapped + n > a->quota) return 0;
+    if (a->quota && a->mapped + n > a->quota)
+        return 0;
     for (size_t i = 0; i < a->n; i++) {
-        if (a->blocks[i].state != WW_UNMAPPED || a->blocks[i].size < n) continue;
+        if (a->blocks[i].state != WW_UNMAPPED || a->blocks[i].size < n)
+            continue;
         cut(a, i, n);
         a->blocks[i].state = WW_BUSY;
         a->mapped += n;
@@ -111,7 +122,8 @@ static void add_chunk(struct ww_arena *a, struct ww_chunk chunk) {
     if (a->nchunks == a->chunk_room) {
         a->chunk_room = a->chunk_room ? 2 * a->chunk_room : 64;
         a->chunks = realloc(a->chunks, a->chunk_room * sizeof *a->chunks);
-        if (!a->chunks) ww_die("out of memory for the table of chunks");
+        if (!a->chunks)
+            ww_die("out of memory for the table of chunks");
     }
     a->chunks[a->nchunks++] = chunk;
 }
@@ -137,8 +149,10 @@ int ww_arena_spare(struct ww_arena *a, uint64_t keep, struct ww_chunk *out) {
         struct ww_chunk c = a->chunks[k];
         ptrdiff_t i = find(a, c.at);
         struct ww_block b = a->blocks[i];
-        if (b.state != WW_FREE || c.at - b.at + c.size > b.size) continue;
-        if (c.at > b.at) cut(a, (size_t)i++, c.at - b.at);
+        if (b.state != WW_FREE || c.at - b.at + c.size > b.size)
+            continue;
+        if (c.at > b.at)
+            cut(a, (size_t)i++, c.at - b.at);
         cut(a, (size_t)i, c.size);
         a->blocks[i].state = WW_BUSY;
         a->free -= c.size;
@@ -158,13 +172,15 @@ uint64_t ww_arena_size(const struct ww_arena *a, uint64_t at) {
 /* Whether [at, at + n) lies in one allocation, also in one that is about to be freed: its last users are at work. */
 int ww_arena_holds(const struct ww_arena *a, uint64_t at, uint64_t n) {
     ptrdiff_t i = find(a, at);
-    if (i < 0) return 0;
+    if (i < 0)
+        return 0;
     const struct ww_block *b = a->blocks + i;
     return (b->state == WW_USED || b->state == WW_FREEING) && n <= b->size && at - b->at <= b->size - n;
 }
 
 int ww_arena_freeing(struct ww_arena *a, uint64_t at) {
-    if (!ww_arena_size(a, at)) return 0;
+    if (!ww_arena_size(a, at))
+        return 0;
     a->blocks[find(a, at)].state = WW_FREEING;
     return 1;
 }
@@ -172,7 +188,8 @@ int ww_arena_freeing(struct ww_arena *a, uint64_t at) {
 /* The last use of a block is over. */
 void ww_arena_free(struct ww_arena *a, uint64_t at) {
     ptrdiff_t i = find(a, at);
-    if (i < 0 || a->blocks[i].at != at || a->blocks[i].state != WW_FREEING) ww_die("the table of blocks is broken");
+    if (i < 0 || a->blocks[i].at != at || a->blocks[i].state != WW_FREEING)
+        ww_die("the table of blocks is broken");
     a->blocks[i].state = WW_FREE;
     a->free += a->blocks[i].size;
     a->used -= a->blocks[i].size;

@@ -11,21 +11,26 @@ static CUresult check_launch(struct ww_call *call) {
     if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES || args->param_bytes > WW_PARAMS_MOST)
         return CUDA_ERROR_INVALID_VALUE;
     size_t bytes = sizeof *args + args->attributes * sizeof(struct ww_launch_attribute) + args->param_bytes;
-    if (bytes > call->nargs) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes > call->nargs)
+        return CUDA_ERROR_INVALID_VALUE;
     call->function = ww_function(args->function);
-    if (!call->function) return CUDA_ERROR_INVALID_HANDLE;
+    if (!call->function)
+        return CUDA_ERROR_INVALID_HANDLE;
     for (uint32_t i = 0; i < call->function->params; i++) {
         struct ww_param p = call->function->param[i];
-        if (p.size > args->param_bytes || p.offset > args->param_bytes - p.size) return CUDA_ERROR_INVALID_VALUE;
+        if (p.size > args->param_bytes || p.offset > args->param_bytes - p.size)
+            return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
 }
 
 static CUresult check_bytes(const struct ww_call *call) {
     const struct ww_args_move *args = (const void *)call->args;
-    if (call->nargs < sizeof *args) return CUDA_ERROR_INVALID_VALUE;
+    if (call->nargs < sizeof *args)
+        return CUDA_ERROR_INVALID_VALUE;
     if (call->entry.place)
-        return args->nbytes == call->entry.nbytes && args->nbytes <= WW_PLACE_BYTES ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return args->nbytes == call->entry.nbytes && args->nbytes <= WW_PLACE_BYTES ? CUDA_SUCCESS
+                                                                                    : CUDA_ERROR_INVALID_VALUE;
     if (call->entry.op == WW_OP_OUT || args->nbytes > WW_SMALL || args->nbytes > call->nargs - sizeof *args)
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
@@ -33,28 +38,36 @@ static CUresult check_bytes(const struct ww_call *call) {
 
 CUresult ww_check_move(const struct ww_call *call) {
     switch (call->entry.op) {
-    case WW_OP_LAUNCH: return check_launch((struct ww_call *)call);
+    case WW_OP_LAUNCH:
+        return check_launch((struct ww_call *)call);
     case WW_OP_IN:
-    case WW_OP_OUT: return check_bytes(call);
-    case WW_OP_COPY: return call->nargs >= sizeof(struct ww_args_copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    case WW_OP_MEMSET: return call->nargs >= sizeof(struct ww_args_memset) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    case WW_OP_FREE_ASYNC: return ww_free_async_read(call);
-    case WW_OP_GRAPH_LAUNCH: return ww_launch_read((struct ww_call *)call);
-    default: return CUDA_SUCCESS;
+    case WW_OP_OUT:
+        return check_bytes(call);
+    case WW_OP_COPY:
+        return call->nargs >= sizeof(struct ww_args_copy) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case WW_OP_MEMSET:
+        return call->nargs >= sizeof(struct ww_args_memset) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case WW_OP_FREE_ASYNC:
+        return ww_free_async_read(call);
+    case WW_OP_GRAPH_LAUNCH:
+        return ww_launch_read((struct ww_call *)call);
+    default:
+        return CUDA_SUCCESS;
     }
 }
 
-static int in_pins(uint64_t at) {
-    return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST;
-}
+static int in_pins(uint64_t at) { return at >= WW_PIN_LOWEST && at < WW_PIN_HIGHEST; }
 
 int ww_is_between_hosts(const struct ww_call *call) {
     const struct ww_args_copy *copy = (const void *)call->args;
     switch (call->entry.op) {
-    case WW_OP_COPY: return in_pins(copy->to) && in_pins(copy->from);
+    case WW_OP_COPY:
+        return in_pins(copy->to) && in_pins(copy->from);
     case WW_OP_IN:
-    case WW_OP_OUT: return in_pins(((const struct ww_args_move *)(const void *)call->args)->address);
-    default: return 0;
+    case WW_OP_OUT:
+        return in_pins(((const struct ww_args_move *)(const void *)call->args)->address);
+    default:
+        return 0;
     }
 }
 
@@ -66,25 +79,30 @@ static CUresult between_hosts(uint64_t to, const void *from, uint64_t n) {
 static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *held) {
     const struct ww_args_move *args = (const void *)call->args;
     enum ww_where where = ww_where(args->address, args->nbytes);
-    if (where == WW_NOWHERE) return CUDA_ERROR_INVALID_VALUE;
+    if (where == WW_NOWHERE)
+        return CUDA_ERROR_INVALID_VALUE;
     const unsigned char *from;
     uint32_t cell = 0;
     if (call->entry.place) {
         from = ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES;
     } else {
         cell = ww_take_cell(s);
-        if (!cell) return CUDA_ERROR_OUT_OF_MEMORY; /* cannot be: a call without a cell is parked */
+        if (!cell)
+            return CUDA_ERROR_OUT_OF_MEMORY; /* cannot be: a call without a cell is parked */
         unsigned char *to = ww.cells + (size_t)(cell - 1) * WW_SMALL;
         memcpy(to, call->args + sizeof *args, args->nbytes);
         from = to;
         ww_stream_later(s, (struct ww_todo){.kind = WW_CELL, .a = cell - 1});
     }
     CUresult code = CUDA_SUCCESS;
-    if (where == WW_DEVICE) code = native.cuMemcpyHtoDAsync_v2(args->address, from, args->nbytes, s->native);
-    else code = between_hosts(args->address, from, args->nbytes);
+    if (where == WW_DEVICE)
+        code = native.cuMemcpyHtoDAsync_v2(args->address, from, args->nbytes, s->native);
+    else
+        code = between_hosts(args->address, from, args->nbytes);
     if (!code && call->entry.place) {
         ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
-        if (call->entry.slot == WW_NO_SLOT) *held = 1;
+        if (call->entry.slot == WW_NO_SLOT)
+            *held = 1;
     }
     return code;
 }
@@ -92,25 +110,30 @@ static CUresult move_in(struct ww_stream *s, const struct ww_call *call, int *he
 static CUresult move_out(struct ww_stream *s, const struct ww_call *call, int *held) {
     const struct ww_args_move *args = (const void *)call->args;
     enum ww_where where = ww_where(args->address, args->nbytes);
-    if (where == WW_NOWHERE) return CUDA_ERROR_INVALID_VALUE;
+    if (where == WW_NOWHERE)
+        return CUDA_ERROR_INVALID_VALUE;
     unsigned char *to = ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES;
     CUresult code;
-    if (where == WW_DEVICE) code = native.cuMemcpyDtoHAsync_v2(to, args->address, args->nbytes, s->native);
-    else code = between_hosts((uintptr_t)to, (void *)(uintptr_t)args->address, args->nbytes);
+    if (where == WW_DEVICE)
+        code = native.cuMemcpyDtoHAsync_v2(to, args->address, args->nbytes, s->native);
+    else
+        code = between_hosts((uintptr_t)to, (void *)(uintptr_t)args->address, args->nbytes);
     if (!code) {
         ww_stream_mark(s, (struct ww_todo){.kind = WW_PLACE, .a = call->entry.place, .b = call->entry.use});
-        if (call->entry.slot == WW_NO_SLOT) *held = 1;
+        if (call->entry.slot == WW_NO_SLOT)
+            *held = 1;
     }
     return code;
 }
 
-/* A driver may read up to some 24 KiB of pinned memory at the call if the stream has no work of its own, although the order
- * of the legacy stream puts the copy behind work that writes this memory (seen on an H200). So the stream gets work first,
- * on a byte that the copy writes. */
+/* A driver may read up to some 24 KiB of pinned memory at the call if the stream has no work of its own, although the
+ * order of the legacy stream puts the copy behind work that writes this memory (seen on an H200). So the stream gets
+ * work first, on a byte that the copy writes. */
 static CUresult copy_in(struct ww_stream *s, const struct ww_args_copy *args) {
     if (!s->nonblocking && args->nbytes && args->nbytes <= EARLY_MOST) {
         CUresult code = native.cuMemsetD8Async(args->to, 0, 1, s->native);
-        if (code) return code;
+        if (code)
+            return code;
     }
     return native.cuMemcpyHtoDAsync_v2(args->to, (void *)(uintptr_t)args->from, args->nbytes, s->native);
 }
@@ -118,7 +141,8 @@ static CUresult copy_in(struct ww_stream *s, const struct ww_args_copy *args) {
 static CUresult copy(struct ww_stream *s, const struct ww_call *call) {
     const struct ww_args_copy *args = (const void *)call->args;
     enum ww_where to = ww_where(args->to, args->nbytes), from = ww_where(args->from, args->nbytes);
-    if (to == WW_NOWHERE || from == WW_NOWHERE) return CUDA_ERROR_INVALID_VALUE;
+    if (to == WW_NOWHERE || from == WW_NOWHERE)
+        return CUDA_ERROR_INVALID_VALUE;
     if (to == WW_DEVICE && from == WW_DEVICE)
         return native.cuMemcpyDtoDAsync_v2(args->to, args->from, args->nbytes, s->native);
     if (to == WW_DEVICE)
@@ -130,8 +154,8 @@ static CUresult copy(struct ww_stream *s, const struct ww_call *call) {
 
 static CUresult fill(struct ww_stream *s, const struct ww_call *call) {
     const struct ww_args_memset *args = (const void *)call->args;
-    if ((args->width != 1 && args->width != 2 && args->width != 4) || args->address % args->width
-        || args->count > UINT64_MAX / 4 || ww_where(args->address, args->count * args->width) == WW_NOWHERE)
+    if ((args->width != 1 && args->width != 2 && args->width != 4) || args->address % args->width ||
+        args->count > UINT64_MAX / 4 || ww_where(args->address, args->count * args->width) == WW_NOWHERE)
         return CUDA_ERROR_INVALID_VALUE;
     if (args->width == 1)
         return native.cuMemsetD8Async(args->address, (unsigned char)args->value, args->count, s->native);
@@ -146,21 +170,28 @@ static CUresult set_attribute(struct cu_launch_attribute *to, const struct ww_la
     switch (from->id) {
     case CU_LAUNCH_COOPERATIVE:
     case CU_LAUNCH_PROGRAMMATIC_SERIALIZATION:
-    case CU_LAUNCH_PRIORITY: to->value.number = (int32_t)from->value[0]; return CUDA_SUCCESS;
-    case CU_LAUNCH_CLUSTER_DIMENSION: memcpy(to->value.cluster, from->value, sizeof to->value.cluster); return CUDA_SUCCESS;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    case CU_LAUNCH_PRIORITY:
+        to->value.number = (int32_t)from->value[0];
+        return CUDA_SUCCESS;
+    case CU_LAUNCH_CLUSTER_DIMENSION:
+        memcpy(to->value.cluster, from->value, sizeof to->value.cluster);
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
 }
 
 static CUresult fill_config(struct cu_launch_config *config, struct cu_launch_attribute *attributes,
                             const struct ww_args_launch *args) {
     const struct ww_launch_attribute *from = (const void *)(args + 1);
-    *config = (struct cu_launch_config){.shared = args->shared, .attributes = attributes, .nattributes = args->attributes};
+    *config =
+        (struct cu_launch_config){.shared = args->shared, .attributes = attributes, .nattributes = args->attributes};
     memcpy(config->grid, args->grid, sizeof config->grid);
     memcpy(config->block, args->block, sizeof config->block);
     for (uint32_t i = 0; i < args->attributes; i++) {
         CUresult code = set_attribute(attributes + i, from + i);
-        if (code) return code;
+        if (code)
+            return code;
     }
     return CUDA_SUCCESS;
 }
@@ -172,14 +203,17 @@ static CUresult launch(struct ww_stream *s, struct ww_call *call) {
     unsigned char *params = (unsigned char *)(args + 1) + args->attributes * sizeof(struct ww_launch_attribute);
     void *pointers[4096];
     const struct ww_native_function *f = call->function;
-    if (f->params > sizeof pointers / sizeof *pointers) return CUDA_ERROR_INVALID_VALUE;
-    for (uint32_t i = 0; i < f->params; i++) pointers[i] = params + f->param[i].offset;
+    if (f->params > sizeof pointers / sizeof *pointers)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (uint32_t i = 0; i < f->params; i++)
+        pointers[i] = params + f->param[i].offset;
     CUresult code = fill_config(&config, attributes, args);
     config.stream = s->native;
     return code ? code : native.cuLaunchKernelEx(&config, f->native, pointers, NULL);
 }
 
-/* -- clusters ------------------------------------------------------------------------------------------------------------- */
+/* -- clusters
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static void find_clusters(struct ww_job *job) {
     const struct ww_args_launch *args = (const void *)job->call->args;
@@ -188,16 +222,19 @@ static void find_clusters(struct ww_job *job) {
     CUfunction f;
     int32_t *n = job->data = ww_memory(sizeof *n);
     job->result = ww_find_function(args->function & ~WW_CLUSTER_SIZE, &f);
-    if (!job->result) job->result = fill_config(&config, attributes, args);
-    if (!job->result && args->function & WW_CLUSTER_SIZE) job->result = native.cuOccupancyMaxPotentialClusterSize(n, f, &config);
-    else if (!job->result) job->result = native.cuOccupancyMaxActiveClusters(n, f, &config);
+    if (!job->result)
+        job->result = fill_config(&config, attributes, args);
+    if (!job->result && args->function & WW_CLUSTER_SIZE)
+        job->result = native.cuOccupancyMaxPotentialClusterSize(n, f, &config);
+    else if (!job->result)
+        job->result = native.cuOccupancyMaxActiveClusters(n, f, &config);
     job->nbytes = job->result ? 0 : sizeof *n;
 }
 
 void ww_clusters(const struct ww_call *call) {
     const struct ww_args_launch *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES
-        || args->attributes * sizeof(struct ww_launch_attribute) > call->nargs - sizeof *args)
+    if (call->nargs < sizeof *args || args->attributes > WW_LAUNCH_ATTRIBUTES ||
+        args->attributes * sizeof(struct ww_launch_attribute) > call->nargs - sizeof *args)
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
     else if (!native.cuOccupancyMaxPotentialClusterSize || !native.cuOccupancyMaxActiveClusters)
         ww_result(call, CUDA_ERROR_NOT_SUPPORTED);
@@ -208,16 +245,24 @@ void ww_clusters(const struct ww_call *call) {
 
 CUresult ww_issue(struct ww_stream *s, struct ww_call *call, int *held) {
     switch (call->entry.op) {
-    case WW_OP_LAUNCH: return launch(s, call);
-    case WW_OP_IN: return move_in(s, call, held);
-    case WW_OP_OUT: return move_out(s, call, held);
-    case WW_OP_COPY: return copy(s, call);
-    case WW_OP_MEMSET: return fill(s, call);
-    case WW_OP_GRAPH_LAUNCH: return ww_launch_graph(s, call);
+    case WW_OP_LAUNCH:
+        return launch(s, call);
+    case WW_OP_IN:
+        return move_in(s, call, held);
+    case WW_OP_OUT:
+        return move_out(s, call, held);
+    case WW_OP_COPY:
+        return copy(s, call);
+    case WW_OP_MEMSET:
+        return fill(s, call);
+    case WW_OP_GRAPH_LAUNCH:
+        return ww_launch_graph(s, call);
     case WW_OP_FREE_ASYNC:
-        ww_stream_mark(s, (struct ww_todo){
-            .kind = WW_RELEASE, .address = ((const struct ww_args_free *)(const void *)call->args)->address});
+        ww_stream_mark(s,
+                       (struct ww_todo){.kind = WW_RELEASE,
+                                        .address = ((const struct ww_args_free *)(const void *)call->args)->address});
         return CUDA_SUCCESS;
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
     }
 }

@@ -1,8 +1,10 @@
-/* Graphs with conditional nodes. All others are kept by the layer; what these do next is decided on the device, so that the
- * driver must have them: their handles, their conditional nodes, and the other nodes, recorded when they are made executable.
+/* Graphs with conditional nodes. All others are kept by the layer; what these do next is decided on the device, so that
+ * the driver must have them: their handles, their conditional nodes, and the other nodes, recorded when they are made
+ * executable.
  *
- * A recording puts nodes one behind another, as launches of other graphs do: what was recorded, a conditional node, what was
- * recorded behind that. Conditional nodes stay, because handles belong to them; other nodes are recorded anew each time.
+ * A recording puts nodes one behind another, as launches of other graphs do: what was recorded, a conditional node,
+ * what was recorded behind that. Conditional nodes stay, because handles belong to them; other nodes are recorded anew
+ * each time.
  */
 #include "worker.h"
 
@@ -20,7 +22,7 @@ struct graph {
     void *native;
     struct graph *above; /* of a body: the graph with its conditional node, with which it ends */
     uint32_t node;       /* .. and the number of that */
-    struct node *nodes; /* conditional ones */
+    struct node *nodes;  /* conditional ones */
     uint32_t n;
 };
 
@@ -36,46 +38,53 @@ static int making; /* the heavy thread reads graphs */
 static struct {
     struct graph *graph;
     struct ww_stream stream;
-    void *last; /* node behind which the next one comes */
+    void *last;            /* node behind which the next one comes */
     int open, conditional; /* the stream records; `last` is a conditional node */
     CUresult code;
 } recording;
 
-static struct graph *find(uint32_t id) {
-    return id < WW_GRAPHS && !making ? graphs[id] : NULL;
-}
+static struct graph *find(uint32_t id) { return id < WW_GRAPHS && !making ? graphs[id] : NULL; }
 
 static struct node *find_node(struct graph *g, uint32_t id) {
     for (uint32_t i = 0; i < g->n; i++)
-        if (g->nodes[i].id == id) return g->nodes + i;
+        if (g->nodes[i].id == id)
+            return g->nodes + i;
     return NULL;
 }
 
 static void fail(CUresult code) {
-    if (ww_is_sticky(code)) ww_lost(code);
-    if (!recording.code) recording.code = code;
+    if (ww_is_sticky(code))
+        ww_lost(code);
+    if (!recording.code)
+        recording.code = code;
 }
 
-/* -- handles and conditional nodes ---------------------------------------------------------------------------------------- */
+/* -- handles and conditional nodes
+ * ---------------------------------------------------------------------------------------- */
 
 void ww_graph_handle(const struct ww_call *call) {
     const struct ww_args_graph_handle *args = (const void *)call->args;
     uint64_t handle = 0;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || !args->graph || args->graph >= WW_GRAPHS || making) code = CUDA_ERROR_INVALID_VALUE;
-    else if (!native.cuGraphConditionalHandleCreate || !native.cuStreamBeginCaptureToGraph) code = CUDA_ERROR_NOT_SUPPORTED;
+    if (call->nargs < sizeof *args || !args->graph || args->graph >= WW_GRAPHS || making)
+        code = CUDA_ERROR_INVALID_VALUE;
+    else if (!native.cuGraphConditionalHandleCreate || !native.cuStreamBeginCaptureToGraph)
+        code = CUDA_ERROR_NOT_SUPPORTED;
     if (!code && !graphs[args->graph]) {
         void *made = NULL;
         code = native.cuGraphCreate(&made, 0);
         if (!code) {
             graphs[args->graph] = ww_memory(sizeof(struct graph));
             graphs[args->graph]->native = made;
-            if (args->graph > highest) highest = args->graph;
+            if (args->graph > highest)
+                highest = args->graph;
         }
     }
     if (!code)
-        code = native.cuGraphConditionalHandleCreate(&handle, graphs[args->graph]->native, ww.context, args->value, args->flags);
-    if (ww_is_sticky(code)) ww_lost(code);
+        code = native.cuGraphConditionalHandleCreate(&handle, graphs[args->graph]->native, ww.context, args->value,
+                                                     args->flags);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     ww_answer(call->entry.slot, call->entry.seq, code, &handle, code ? 0 : sizeof handle);
 }
 
@@ -84,22 +93,27 @@ static CUresult add_condition(const struct ww_args_graph_condition *args, struct
     struct cu_node_params p = {.type = CU_NODE_CONDITION};
     void *made = NULL;
     for (uint32_t i = 0; i < args->size; i++) {
-        if (!ids[i] || ids[i] >= WW_GRAPHS || graphs[ids[i]]) return CUDA_ERROR_INVALID_VALUE;
+        if (!ids[i] || ids[i] >= WW_GRAPHS || graphs[ids[i]])
+            return CUDA_ERROR_INVALID_VALUE;
         for (uint32_t k = 0; k < i; k++)
-            if (ids[k] == ids[i]) return CUDA_ERROR_INVALID_VALUE;
+            if (ids[k] == ids[i])
+                return CUDA_ERROR_INVALID_VALUE;
     }
     p.of.condition = (struct cu_node_condition){
         .handle = args->handle, .type = (int32_t)args->type, .size = args->size, .context = ww.context};
     CUresult code = native.cuGraphAddNode(&made, g->native, NULL, 0, &p);
-    if (code) return code;
+    if (code)
+        return code;
     struct node *more = realloc(g->nodes, (g->n + 1) * sizeof *more);
-    if (!more) ww_die("out of memory for nodes of graphs");
+    if (!more)
+        ww_die("out of memory for nodes of graphs");
     g->nodes = more;
     g->nodes[g->n++] = (struct node){made, args->node};
     for (uint32_t i = 0; i < args->size; i++) {
         graphs[ids[i]] = ww_memory(sizeof(struct graph));
         *graphs[ids[i]] = (struct graph){.native = p.of.condition.graphs[i], .above = g, .node = args->node};
-        if (ids[i] > highest) highest = ids[i];
+        if (ids[i] > highest)
+            highest = ids[i];
     }
     return CUDA_SUCCESS;
 }
@@ -107,15 +121,17 @@ static CUresult add_condition(const struct ww_args_graph_condition *args, struct
 void ww_graph_condition(const struct ww_call *call) {
     const struct ww_args_graph_condition *args = (const void *)call->args;
     CUresult code = CUDA_ERROR_INVALID_VALUE;
-    if (call->nargs >= sizeof *args && args->size && args->size <= WW_BODIES
-        && args->size * sizeof(uint32_t) <= call->nargs - sizeof *args) {
+    if (call->nargs >= sizeof *args && args->size && args->size <= WW_BODIES &&
+        args->size * sizeof(uint32_t) <= call->nargs - sizeof *args) {
         struct graph *g = find(args->graph);
-        if (g && !find_node(g, args->node)) code = add_condition(args, g);
+        if (g && !find_node(g, args->node))
+            code = add_condition(args, g);
     }
     ww_result(call, code);
 }
 
-/* -- recording -------------------------------------------------------------------------------------------------------------- */
+/* -- recording
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* Ends what the stream records; its last node is that behind which the next one comes. */
 static void pause_recording(void) {
@@ -123,11 +139,14 @@ static void pause_recording(void) {
     uint64_t id;
     void *graph = NULL, *nodes = NULL;
     size_t n = 0;
-    if (!recording.open) return;
+    if (!recording.open)
+        return;
     recording.open = 0;
     CUresult code = native.cuStreamGetCaptureInfo_v2(recording.stream.native, &status, &id, &graph, &nodes, &n);
-    if (!code && n == 1) recording.last = *(void **)nodes;
-    else if (!code && n) code = CUDA_ERROR_UNKNOWN; /* one stream records one behind another */
+    if (!code && n == 1)
+        recording.last = *(void **)nodes;
+    else if (!code && n)
+        code = CUDA_ERROR_UNKNOWN; /* one stream records one behind another */
     fail(code);
     fail(native.cuStreamEndCapture(recording.stream.native, &graph));
     recording.conditional = 0;
@@ -138,11 +157,14 @@ static CUresult clear(struct graph *g) {
     size_t n = 0;
     CUresult code = native.cuGraphGetNodes(g->native, NULL, &n);
     void **all = ww_memory((n + 1) * sizeof *all);
-    if (!code && n) code = native.cuGraphGetNodes(g->native, all, &n);
+    if (!code && n)
+        code = native.cuGraphGetNodes(g->native, all, &n);
     for (size_t i = 0; i < n && !code; i++) {
         int stays = 0;
-        for (uint32_t k = 0; k < g->n; k++) stays |= g->nodes[k].native == all[i];
-        if (!stays) code = native.cuGraphDestroyNode(all[i]);
+        for (uint32_t k = 0; k < g->n; k++)
+            stays |= g->nodes[k].native == all[i];
+        if (!stays)
+            code = native.cuGraphDestroyNode(all[i]);
     }
     free(all);
     return code;
@@ -154,7 +176,8 @@ void ww_graph_begin(const struct ww_call *call) {
     CUresult code = g && !recording.graph ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     if (!code && !recording.stream.native)
         code = native.cuStreamCreateWithPriority(&recording.stream.native, CU_STREAM_NON_BLOCKING, 0);
-    if (!code) code = clear(g);
+    if (!code)
+        code = clear(g);
     if (!code) {
         recording.graph = g;
         recording.last = NULL;
@@ -168,22 +191,27 @@ void ww_graph_begin(const struct ww_call *call) {
 static CUresult apart(void) {
     void *made = NULL;
     CUresult code = native.cuGraphAddEmptyNode(&made, recording.graph->native, &recording.last, 1);
-    if (!code) recording.last = made;
+    if (!code)
+        recording.last = made;
     return code;
 }
 
 static CUresult record(struct ww_call *call) {
     uint16_t op = call->entry.op;
     int held = 0;
-    if (!recording.graph) return CUDA_ERROR_INVALID_HANDLE;
-    if (op != WW_OP_LAUNCH && op != WW_OP_COPY && op != WW_OP_MEMSET) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!recording.graph)
+        return CUDA_ERROR_INVALID_HANDLE;
+    if (op != WW_OP_LAUNCH && op != WW_OP_COPY && op != WW_OP_MEMSET)
+        return CUDA_ERROR_NOT_SUPPORTED;
     CUresult code = ww_check_move(call);
-    if (code || (code = ww_is_between_hosts(call) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS)) return code;
+    if (code || (code = ww_is_between_hosts(call) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS))
+        return code;
     if (!recording.open) {
         size_t n = recording.last ? 1 : 0;
-        code = native.cuStreamBeginCaptureToGraph(
-            recording.stream.native, recording.graph->native, n ? &recording.last : NULL, NULL, n, RELAXED);
-        if (code) return code;
+        code = native.cuStreamBeginCaptureToGraph(recording.stream.native, recording.graph->native,
+                                                  n ? &recording.last : NULL, NULL, n, RELAXED);
+        if (code)
+            return code;
         recording.open = 1;
     }
     return ww_issue(&recording.stream, call, &held);
@@ -196,7 +224,8 @@ void ww_graph_record(struct ww_call *call) {
     }
     CUresult code = record(call);
     fail(code);
-    if (call->entry.place && ww_place_way(call->entry.op) != WW_NO_BYTES) ww_place_done(call->entry.place, call->entry.use, code);
+    if (call->entry.place && ww_place_way(call->entry.op) != WW_NO_BYTES)
+        ww_place_done(call->entry.place, call->entry.use, code);
     ww_answer(call->entry.slot, call->entry.seq, code, NULL, 0);
 }
 
@@ -205,8 +234,10 @@ void ww_graph_node(const struct ww_call *call) {
     struct node *n = call->nargs >= sizeof *args && recording.graph ? find_node(recording.graph, args->id) : NULL;
     CUresult code = n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     pause_recording();
-    if (!code && recording.conditional) code = apart();
-    if (!code && recording.last) code = native.cuGraphAddDependencies(recording.graph->native, &recording.last, &n->native, 1);
+    if (!code && recording.conditional)
+        code = apart();
+    if (!code && recording.last)
+        code = native.cuGraphAddDependencies(recording.graph->native, &recording.last, &n->native, 1);
     if (!code) {
         recording.last = n->native;
         recording.conditional = 1;
@@ -222,7 +253,8 @@ void ww_graph_end(const struct ww_call *call) {
     ww_result(call, code);
 }
 
-/* -- executable graphs -------------------------------------------------------------------------------------------------------- */
+/* -- executable graphs
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void make(struct ww_job *job) {
     void *made = NULL;
@@ -247,12 +279,17 @@ void ww_graph_make(const struct ww_call *call) {
         return;
     }
     making = 1;
-    ww_heavy((struct ww_job){
-        .work = make, .done = made, .with = g->native, .a = args->other, .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy((struct ww_job){.work = make,
+                             .done = made,
+                             .with = g->native,
+                             .a = args->other,
+                             .slot = call->entry.slot,
+                             .seq = call->entry.seq});
 }
 
 static void drop_exec(struct ww_exec *x) {
-    if (--x->refs) return;
+    if (--x->refs)
+        return;
     native.cuGraphExecDestroy(x->native); /* what was launched goes on */
     free(x);
 }
@@ -270,7 +307,8 @@ void ww_exec_drop(const struct ww_call *call) {
 CUresult ww_launch_read(struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct ww_exec *x = call->nargs >= sizeof *args && args->id < WW_GRAPHS ? execs[args->id] : NULL;
-    if (!x) return CUDA_ERROR_INVALID_HANDLE;
+    if (!x)
+        return CUDA_ERROR_INVALID_HANDLE;
     x->refs++;
     call->exec = x;
     return CUDA_SUCCESS;
@@ -283,14 +321,17 @@ CUresult ww_launch_graph(struct ww_stream *s, struct ww_call *call) {
     return code;
 }
 
-/* -- ends --------------------------------------------------------------------------------------------------------------------- */
+/* -- ends
+ * ---------------------------------------------------------------------------------------------------------------------
+ */
 
 static void forget(uint32_t id);
 
 /* Graphs of a conditional node, or with `all` of each one, end with it. */
 static void forget_bodies(const struct graph *g, int all, uint32_t node) {
     for (uint32_t id = 1; id <= highest; id++)
-        if (graphs[id] && graphs[id]->above == g && (all || graphs[id]->node == node)) forget(id);
+        if (graphs[id] && graphs[id]->above == g && (all || graphs[id]->node == node))
+            forget(id);
 }
 
 static void forget(uint32_t id) {
@@ -305,15 +346,14 @@ static void destroy(struct ww_job *job) {
     job->result = job->a ? native.cuGraphDestroyNode(job->with) : native.cuGraphDestroy(job->with);
 }
 
-static void destroyed(struct ww_job *job) {
-    ww_result(job->call, job->result);
-}
+static void destroyed(struct ww_job *job) { ww_result(job->call, job->result); }
 
 void ww_graph_drop(const struct ww_call *call) {
     const struct ww_args_graph *args = (const void *)call->args;
     struct graph *g = call->nargs >= sizeof *args && args->graph < WW_GRAPHS ? graphs[args->graph] : NULL;
     struct node *n = g && args->other ? find_node(g, args->other - 1) : NULL;
-    if (!g || (args->other && !n)) { /* a graph whose first handle was refused was never made: nothing is there to drop */
+    if (!g ||
+        (args->other && !n)) { /* a graph whose first handle was refused was never made: nothing is there to drop */
         ww_result(call, g || call->nargs < sizeof *args ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
         return;
     }

@@ -1,6 +1,6 @@
-/* Two more threads: each carries out, in order, calls of the driver that may wait. One has those that wait for all work of the
- * device, and so, with a stream that never becomes ready, for ever (unpin); the other one all else (load, unload, map, pin,
- * queries).
+/* Two more threads: each carries out, in order, calls of the driver that may wait. One has those that wait for all work
+ * of the device, and so, with a stream that never becomes ready, for ever (unpin); the other one all else (load,
+ * unload, map, pin, queries).
  */
 #include "worker.h"
 
@@ -17,18 +17,22 @@ static struct ww_job *done, **done_end = &done;
 static _Atomic int any_done;
 static uint32_t jobs; /* the executor's: not yet done */
 
-#define JOBS_MOST 70000u /* an honest client waits for one in each slot, and sends few others but ends of pinned memory */
+#define JOBS_MOST                                                                                                      \
+    70000u /* an honest client waits for one in each slot, and sends few others but ends of pinned memory */
 
 static void *work(void *its) {
     struct lane *lane = its;
     CUresult code = native.cuCtxSetCurrent(ww.context);
-    if (code) ww_die("another thread cannot enter the context");
+    if (code)
+        ww_die("another thread cannot enter the context");
     for (;;) {
         pthread_mutex_lock(&lock);
-        while (!lane->wanted) pthread_cond_wait(&lane->some, &lock);
+        while (!lane->wanted)
+            pthread_cond_wait(&lane->some, &lock);
         struct ww_job *job = lane->wanted;
         lane->wanted = job->next;
-        if (!lane->wanted) lane->end = &lane->wanted;
+        if (!lane->wanted)
+            lane->end = &lane->wanted;
         pthread_mutex_unlock(&lock);
         job->work(job);
         fflush(stdout);
@@ -46,13 +50,15 @@ static void *work(void *its) {
 void ww_heavy_start(void) {
     pthread_t thread;
     for (int i = 0; i < 2; i++) {
-        if (pthread_create(&thread, NULL, work, lanes + i)) ww_die("there is no thread for calls that wait");
+        if (pthread_create(&thread, NULL, work, lanes + i))
+            ww_die("there is no thread for calls that wait");
         pthread_detach(thread);
     }
 }
 
 void ww_heavy(struct ww_job wish) {
-    if (++jobs > JOBS_MOST) ww_die("more calls wait than a client can have");
+    if (++jobs > JOBS_MOST)
+        ww_die("more calls wait than a client can have");
     struct ww_job *job = ww_memory(sizeof *job);
     struct lane *lane = lanes + (wish.waits != 0);
     *job = wish;
@@ -64,7 +70,8 @@ void ww_heavy(struct ww_job wish) {
 }
 
 int ww_heavy_step(void) {
-    if (!atomic_load(&any_done)) return 0;
+    if (!atomic_load(&any_done))
+        return 0;
     pthread_mutex_lock(&lock);
     struct ww_job *list = done;
     done = NULL;
@@ -75,9 +82,12 @@ int ww_heavy_step(void) {
         struct ww_job *job = list;
         list = job->next;
         jobs--;
-        if (ww_is_sticky(job->result)) ww_lost(job->result);
-        if (job->done) job->done(job);
-        else ww_answer(job->slot, job->seq, job->result, job->data, job->nbytes);
+        if (ww_is_sticky(job->result))
+            ww_lost(job->result);
+        if (job->done)
+            job->done(job);
+        else
+            ww_answer(job->slot, job->seq, job->result, job->data, job->nbytes);
         free(job->data);
         free(job->call);
         free(job);

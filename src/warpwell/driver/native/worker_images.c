@@ -45,10 +45,12 @@ static uint32_t *free_ids, nfree_ids, free_room, next_id = 1; /* the heavy threa
 static struct global *globals;
 static uint32_t nglobals;
 
-/* -- images ----------------------------------------------------------------------------------------------------------------- */
+/* -- images
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 static void forget_image(struct image *image) {
-    if (image->bytes) image_bytes -= image->total;
+    if (image->bytes)
+        image_bytes -= image->total;
     free(image->bytes);
     *image = (struct image){0};
 }
@@ -60,34 +62,41 @@ static CUresult add_piece(const struct ww_call *call) {
     struct image *image = images + args->image;
     if (args->offset == 0) {
         forget_image(image);
-        if (args->total > WW_IMAGE_MOST) return CUDA_ERROR_INVALID_IMAGE;
-        if (args->total > IMAGES_MOST - image_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (args->total > WW_IMAGE_MOST)
+            return CUDA_ERROR_INVALID_IMAGE;
+        if (args->total > IMAGES_MOST - image_bytes)
+            return CUDA_ERROR_OUT_OF_MEMORY;
         image->bytes = calloc(1, args->total + 64); /* a text ends with 0 */
-        if (!image->bytes) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (!image->bytes)
+            return CUDA_ERROR_OUT_OF_MEMORY;
         image->total = args->total;
         image_bytes += args->total;
     }
-    if (!image->bytes || args->total != image->total || args->offset != image->got
-        || call->entry.nbytes > image->total - image->got || call->entry.nbytes > WW_PLACE_BYTES)
+    if (!image->bytes || args->total != image->total || args->offset != image->got ||
+        call->entry.nbytes > image->total - image->got || call->entry.nbytes > WW_PLACE_BYTES)
         return CUDA_ERROR_INVALID_VALUE;
-    memcpy(image->bytes + image->got, ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES, call->entry.nbytes);
+    memcpy(image->bytes + image->got, ww.staging + (size_t)(call->entry.place - 1) * WW_PLACE_BYTES,
+           call->entry.nbytes);
     image->got += call->entry.nbytes;
     return CUDA_SUCCESS;
 }
 
 void ww_image(const struct ww_call *call) {
     CUresult code = add_piece(call);
-    if (call->entry.place) ww_place_done(call->entry.place, call->entry.use, code);
+    if (call->entry.place)
+        ww_place_done(call->entry.place, call->entry.use, code);
     ww_result(call, code);
 }
 
-/* -- loading, in the heavy thread ----------------------------------------------------------------------------------------- */
+/* -- loading, in the heavy thread
+ * ----------------------------------------------------------------------------------------- */
 
 static void put(struct load *l, const void *bytes, size_t n) {
     if (l->bytes + n > l->room) {
         l->room = 2 * (l->bytes + n);
         l->answer = realloc(l->answer, l->room);
-        if (!l->answer) ww_die("out of memory for the answer of a load");
+        if (!l->answer)
+            ww_die("out of memory for the answer of a load");
     }
     memcpy(l->answer + l->bytes, bytes, n);
     l->bytes += n;
@@ -95,8 +104,8 @@ static void put(struct load *l, const void *bytes, size_t n) {
 
 /* Options whose value is a number that the client may choose; all others are pointers, or results. */
 static int is_plain(uint32_t option) {
-    static const uint64_t plain = 1 << 0 | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13
-                                  | 1 << 14 | 1 << 15 | 1 << 20 | 1 << 21 | 1 << 22 | 1 << 23 | 1ull << 30 | 1ull << 31;
+    static const uint64_t plain = 1 << 0 | 1 << 1 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 |
+                                  1 << 14 | 1 << 15 | 1 << 20 | 1 << 21 | 1 << 22 | 1 << 23 | 1ull << 30 | 1ull << 31;
     return option < 64 && (plain >> option & 1);
 }
 
@@ -107,7 +116,8 @@ static CUresult load_module(struct load *l, const struct ww_call *call, CUmodule
     void *values[WW_OPTIONS + 4];
     uint32_t n = 0;
     for (; n < args->options; n++) {
-        if (!is_plain(from[n].option)) return CUDA_ERROR_NOT_SUPPORTED;
+        if (!is_plain(from[n].option))
+            return CUDA_ERROR_NOT_SUPPORTED;
         names[n] = (int32_t)from[n].option;
         values[n] = (void *)(uintptr_t)from[n].value;
     }
@@ -124,14 +134,17 @@ static CUresult load_module(struct load *l, const struct ww_call *call, CUmodule
     CUresult code = native.cuModuleLoadDataEx(out, l->image.bytes, n, names, values);
     /* the sizes come back as what was written; a bound holds whatever the driver says */
     uint32_t wrote = l->info_bytes ? (uint32_t)(uintptr_t)values[info + 1] : 0;
-    if (wrote < l->info_bytes) l->info_bytes = wrote;
+    if (wrote < l->info_bytes)
+        l->info_bytes = wrote;
     wrote = l->error_bytes ? (uint32_t)(uintptr_t)values[error + 1] : 0;
-    if (wrote < l->error_bytes) l->error_bytes = wrote;
+    if (wrote < l->error_bytes)
+        l->error_bytes = wrote;
     return code;
 }
 
 static uint32_t take_id(void) {
-    if (nfree_ids) return free_ids[--nfree_ids];
+    if (nfree_ids)
+        return free_ids[--nfree_ids];
     return next_id < WW_FUNCTIONS ? next_id++ : 0;
 }
 
@@ -139,7 +152,8 @@ static void give_id(uint32_t id) {
     if (nfree_ids == free_room) {
         free_room = free_room ? 2 * free_room : 256;
         free_ids = realloc(free_ids, free_room * sizeof *free_ids);
-        if (!free_ids) ww_die("out of memory for ids");
+        if (!free_ids)
+            ww_die("out of memory for ids");
     }
     free_ids[nfree_ids++] = id;
 }
@@ -152,7 +166,8 @@ static struct ww_native_function *make_function(CUfunction native_function) {
     while (f->params < 4096 && !native.cuFuncGetParamInfo(native_function, f->params, &offset, &size))
         f->param[f->params++] = (struct ww_param){(uint32_t)offset, (uint32_t)size};
     struct ww_param *exact = realloc(f->param, (f->params + 1) * sizeof *f->param);
-    if (exact) f->param = exact;
+    if (exact)
+        f->param = exact;
     return f;
 }
 
@@ -160,18 +175,22 @@ static CUresult add_function(struct load *l, CUfunction native_function) {
     static const unsigned char zeros[8];
     const char *name = NULL;
     CUresult code = native.cuFuncGetName(&name, native_function);
-    if (code) return code;
+    if (code)
+        return code;
     size_t length = strlen(name) + 1;
-    if (length > WW_NAME_MOST) return CUDA_ERROR_INVALID_IMAGE;
+    if (length > WW_NAME_MOST)
+        return CUDA_ERROR_INVALID_IMAGE;
     uint32_t id = take_id();
-    if (!id) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!id)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     struct ww_native_function *f = make_function(native_function);
     f->id = id;
     functions[id] = f;
     l->module->functions[l->module->n++] = f;
     struct ww_function said = {.id = id, .params = f->params, .name_bytes = (uint32_t)length};
     for (int i = 0; i < (int)WW_FUNCTION_ATTRIBUTES; i++)
-        if (native.cuFuncGetAttribute(said.attributes + i, i, native_function)) said.attributes[i] = -1;
+        if (native.cuFuncGetAttribute(said.attributes + i, i, native_function))
+            said.attributes[i] = -1;
     put(l, &said, sizeof said);
     put(l, f->param, f->params * sizeof *f->param);
     put(l, name, length);
@@ -182,11 +201,13 @@ static CUresult add_function(struct load *l, CUfunction native_function) {
 static CUresult add_functions(struct load *l) {
     uint32_t n = 0;
     CUresult code = native.cuModuleGetFunctionCount(&n, l->module->native);
-    if (code || !n) return code;
+    if (code || !n)
+        return code;
     CUfunction *all = ww_memory(n * sizeof *all);
     l->module->functions = ww_memory(n * sizeof *l->module->functions);
     code = native.cuModuleEnumerateFunctions(all, n, l->module->native);
-    for (uint32_t i = 0; i < n && !code; i++) code = add_function(l, all[i]);
+    for (uint32_t i = 0; i < n && !code; i++)
+        code = add_function(l, all[i]);
     free(all);
     return code;
 }
@@ -247,13 +268,14 @@ static void loaded(struct ww_job *job) {
 void ww_load(const struct ww_call *call) {
     const struct ww_args_load *args = (const void *)call->args;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES
-        || args->options > WW_OPTIONS || args->options * sizeof(struct ww_option) > call->nargs - sizeof *args
-        || modules[args->module] || loading[args->module])
+    if (call->nargs < sizeof *args || args->image >= WW_IMAGES || !args->module || args->module >= WW_MODULES ||
+        args->options > WW_OPTIONS || args->options * sizeof(struct ww_option) > call->nargs - sizeof *args ||
+        modules[args->module] || loading[args->module])
         code = CUDA_ERROR_INVALID_VALUE;
     else if (!images[args->image].bytes || images[args->image].got != images[args->image].total)
         code = CUDA_ERROR_INVALID_IMAGE;
-    else if (args->info_most > WW_LOG_MOST || args->error_most > WW_LOG_MOST) code = CUDA_ERROR_INVALID_VALUE;
+    else if (args->info_most > WW_LOG_MOST || args->error_most > WW_LOG_MOST)
+        code = CUDA_ERROR_INVALID_VALUE;
     if (code) {
         ww_result(call, code);
         return;
@@ -266,11 +288,16 @@ void ww_load(const struct ww_call *call) {
     l->error = ww_memory(args->error_most + 1);
     l->info_bytes = args->info_most;
     l->error_bytes = args->error_most;
-    ww_heavy((struct ww_job){.work = load, .done = loaded, .with = l, .call = ww_copy_call(call),
-                             .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy((struct ww_job){.work = load,
+                             .done = loaded,
+                             .with = l,
+                             .call = ww_copy_call(call),
+                             .slot = call->entry.slot,
+                             .seq = call->entry.seq});
 }
 
-/* -- unloading -------------------------------------------------------------------------------------------------------------- */
+/* -- unloading
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void unload(struct ww_job *job) {
     drop_module(job->with);
@@ -280,15 +307,20 @@ static void unload(struct ww_job *job) {
 static void unloaded(struct ww_job *job) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < nglobals; i++)
-        if (globals[i].module != job->a) globals[kept++] = globals[i];
+        if (globals[i].module != job->a)
+            globals[kept++] = globals[i];
     nglobals = kept;
     loading[job->a] = 0;
     ww_answer(job->slot, job->seq, job->result, NULL, 0);
 }
 
 static void start_unload(struct ww_barrier *barrier) {
-    ww_heavy((struct ww_job){.work = unload, .done = unloaded, .a = barrier->what, .with = barrier->with,
-                             .slot = barrier->slot, .seq = barrier->seq});
+    ww_heavy((struct ww_job){.work = unload,
+                             .done = unloaded,
+                             .a = barrier->what,
+                             .with = barrier->with,
+                             .slot = barrier->slot,
+                             .seq = barrier->seq});
 }
 
 void ww_unload(const struct ww_call *call) {
@@ -300,20 +332,21 @@ void ww_unload(const struct ww_call *call) {
     }
     modules[args->id] = NULL;
     loading[args->id] = 1;
-    for (uint32_t i = 0; i < m->n; i++) functions[m->functions[i]->id] = NULL; /* for calls that are read from now on */
+    for (uint32_t i = 0; i < m->n; i++)
+        functions[m->functions[i]->id] = NULL; /* for calls that are read from now on */
     ww_barrier((struct ww_barrier){
         .then = start_unload, .what = args->id, .with = m, .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
-/* -- functions, globals ------------------------------------------------------------------------------------------------------ */
+/* -- functions, globals
+ * ------------------------------------------------------------------------------------------------------ */
 
-struct ww_native_function *ww_function(uint32_t id) {
-    return id < WW_FUNCTIONS ? functions[id] : NULL;
-}
+struct ww_native_function *ww_function(uint32_t id) { return id < WW_FUNCTIONS ? functions[id] : NULL; }
 
 int ww_find_function(uint32_t id, CUfunction *out) {
     struct ww_native_function *f = ww_function(id);
-    if (!f) return CUDA_ERROR_INVALID_HANDLE;
+    if (!f)
+        return CUDA_ERROR_INVALID_HANDLE;
     *out = f->native;
     return CUDA_SUCCESS;
 }
@@ -322,7 +355,8 @@ static void set_function(struct ww_job *job) {
     const struct ww_args_function_set *args = (const void *)job->call->args;
     CUfunction f;
     job->result = ww_find_function(args->function, &f);
-    if (!job->result) job->result = native.cuFuncSetAttribute(f, (int32_t)args->attribute, args->value);
+    if (!job->result)
+        job->result = native.cuFuncSetAttribute(f, (int32_t)args->attribute, args->value);
 }
 
 void ww_function_set(const struct ww_call *call) {
@@ -330,7 +364,8 @@ void ww_function_set(const struct ww_call *call) {
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;
     }
-    ww_heavy((struct ww_job){.work = set_function, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy((struct ww_job){
+        .work = set_function, .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
 static void find_global(struct ww_job *job) {
@@ -349,7 +384,8 @@ static void found_global(struct ww_job *job) {
     int known = ww_is_global(job->a, job->b);
     if (!job->result && !known && nglobals < GLOBALS_MOST && modules[args->module] == job->with) {
         globals = realloc(globals, (nglobals + 1) * sizeof *globals);
-        if (!globals) ww_die("out of memory for globals");
+        if (!globals)
+            ww_die("out of memory for globals");
         globals[nglobals++] = (struct global){job->a, job->b, args->module};
     }
     ww_answer(job->slot, job->seq, job->result, &range, job->result ? 0 : sizeof range);
@@ -358,18 +394,25 @@ static void found_global(struct ww_job *job) {
 void ww_global(const struct ww_call *call) {
     const struct ww_args_global *args = (const void *)call->args;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || !args->name_bytes || args->name_bytes > WW_NAME_MOST
-        || args->name_bytes > call->nargs - sizeof *args || call->args[sizeof *args + args->name_bytes - 1])
+    if (call->nargs < sizeof *args || !args->name_bytes || args->name_bytes > WW_NAME_MOST ||
+        args->name_bytes > call->nargs - sizeof *args || call->args[sizeof *args + args->name_bytes - 1])
         code = CUDA_ERROR_INVALID_VALUE;
-    else if (args->module >= WW_MODULES || !modules[args->module]) code = CUDA_ERROR_INVALID_HANDLE;
-    if (code) ww_result(call, code);
+    else if (args->module >= WW_MODULES || !modules[args->module])
+        code = CUDA_ERROR_INVALID_HANDLE;
+    if (code)
+        ww_result(call, code);
     else
-        ww_heavy((struct ww_job){.work = find_global, .done = found_global, .with = modules[args->module],
-                                 .call = ww_copy_call(call), .slot = call->entry.slot, .seq = call->entry.seq});
+        ww_heavy((struct ww_job){.work = find_global,
+                                 .done = found_global,
+                                 .with = modules[args->module],
+                                 .call = ww_copy_call(call),
+                                 .slot = call->entry.slot,
+                                 .seq = call->entry.seq});
 }
 
 int ww_is_global(uint64_t at, uint64_t n) {
     for (uint32_t i = 0; i < nglobals; i++)
-        if (at >= globals[i].at && n <= globals[i].nbytes && at - globals[i].at <= globals[i].nbytes - n) return 1;
+        if (at >= globals[i].at && n <= globals[i].nbytes && at - globals[i].at <= globals[i].nbytes - n)
+            return 1;
     return 0;
 }

@@ -5,9 +5,9 @@
  * and never waits for another worker; the heavy thread asks, one request at a time, and waits for each answer. So two
  * workers that ask each other at one time are both answered.
  *
- * Memory is shared by whole chunks of the arena: the heavy thread shares those that it has, and from then on each new one
- * before the executor knows of it; before it gives one back it asks for that by all who have it. When the other side
- * has ended, its memory is named no more here, and let go when all that was read before has been passed.
+ * Memory is shared by whole chunks of the arena: the heavy thread shares those that it has, and from then on each new
+ * one before the executor knows of it; before it gives one back it asks for that by all who have it. When the other
+ * side has ended, its memory is named no more here, and let go when all that was read before has been passed.
  */
 #include "worker.h"
 
@@ -37,14 +37,14 @@ struct numbers {
 struct link {
     enum { NONE, UP, GONE, ENDING } state; /* under the lock, as all up to `came` */
     int socket;
-    uint64_t base, bytes;                  /* of the other arena, reserved here; 0: it shares nothing */
-    struct ww_chunk *imports;              /* by address */
+    uint64_t base, bytes;     /* of the other arena, reserved here; 0: it shares nothing */
+    struct ww_chunk *imports; /* by address */
     size_t nimports, room;
-    int answered, owes;                    /* owes: an answer that the socket did not take */
+    int answered, owes; /* owes: an answer that the socket did not take */
     CUresult answer, owed;
-    struct numbers came;                   /* signals */
-    int shares;                            /* the heavy thread's: this arena is mapped there */
-    struct numbers early, unsent;          /* the executor's, as what follows */
+    struct numbers came;          /* signals */
+    int shares;                   /* the heavy thread's: this arena is mapped there */
+    struct numbers early, unsent; /* the executor's, as what follows */
     struct ww_await *awaits;
 };
 
@@ -61,12 +61,14 @@ static void append(struct numbers *list, uint64_t number) {
     if (list->n == list->room) {
         list->room = list->room ? 2 * list->room : 64;
         list->all = realloc(list->all, list->room * sizeof *list->all);
-        if (!list->all) ww_die("out of memory for links");
+        if (!list->all)
+            ww_die("out of memory for links");
     }
     list->all[list->n++] = number;
 }
 
-/* -- messages ------------------------------------------------------------------------------------------------------------- */
+/* -- messages
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static int say(int socket, const struct ww_link_message *message, int fd, int flags) {
     struct iovec bytes = {(void *)(uintptr_t)message, sizeof *message};
@@ -100,19 +102,24 @@ static ssize_t hear(int socket, void *packet, size_t n, int *fd) {
     for (size_t i = 0; i < came; i++) {
         int one;
         memcpy(&one, CMSG_DATA(c) + i * sizeof one, sizeof one);
-        if (i) close(one);
-        else *fd = one;
+        if (i)
+            close(one);
+        else
+            *fd = one;
     }
     return got < 0 || !(m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ? got : 0;
 }
 
-/* -- the other side's memory, in the links' thread ---------------------------------------------------------------------- */
+/* -- the other side's memory, in the links' thread
+ * ---------------------------------------------------------------------- */
 
 static CUresult reserve(struct link *l, uint64_t at, uint64_t n) {
-    if (l->bytes || !n || n > WW_ARENA_STEP || n % ww_arena.piece) return CUDA_ERROR_INVALID_VALUE;
+    if (l->bytes || !n || n > WW_ARENA_STEP || n % ww_arena.piece)
+        return CUDA_ERROR_INVALID_VALUE;
     uint64_t got = 0;
     CUresult code = native.cuMemAddressReserve(&got, n, 0, at, 0);
-    if (code) return code;
+    if (code)
+        return code;
     if (got != at) { /* something else is there */
         native.cuMemAddressFree(got, n);
         return CUDA_ERROR_ALREADY_MAPPED;
@@ -129,8 +136,10 @@ static size_t find(const struct link *l, uint64_t at) {
     size_t low = 0, high = l->nimports;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (l->imports[middle].at + l->imports[middle].size <= at) low = middle + 1;
-        else high = middle;
+        if (l->imports[middle].at + l->imports[middle].size <= at)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
@@ -138,30 +147,36 @@ static size_t find(const struct link *l, uint64_t at) {
 static CUresult map(uint64_t at, uint64_t n, int fd, uint64_t *handle) {
     struct cu_mem_access access = {.location = {CU_MEM_ON_DEVICE, ww.device}, .access = CU_MEM_READ_WRITE};
     CUresult code = native.cuMemImportFromShareableHandle(handle, (void *)(intptr_t)fd, CU_MEM_POSIX_FD);
-    if (code) return code;
+    if (code)
+        return code;
     code = native.cuMemMap(at, n, 0, *handle, 0);
     if (!code) {
         code = native.cuMemSetAccess(at, n, &access, 1);
-        if (code) native.cuMemUnmap(at, n);
+        if (code)
+            native.cuMemUnmap(at, n);
     }
-    if (code) native.cuMemRelease(*handle);
+    if (code)
+        native.cuMemRelease(*handle);
     return code;
 }
 
 static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
-    if (!l->bytes || fd < 0 || !n || n % ww_arena.piece || at % ww_arena.piece || at < l->base || n > l->bytes
-        || at - l->base > l->bytes - n || l->nimports >= IMPORTS_MOST)
+    if (!l->bytes || fd < 0 || !n || n % ww_arena.piece || at % ww_arena.piece || at < l->base || n > l->bytes ||
+        at - l->base > l->bytes - n || l->nimports >= IMPORTS_MOST)
         return CUDA_ERROR_INVALID_VALUE;
     size_t i = find(l, at); /* this thread alone changes them */
-    if (i < l->nimports && l->imports[i].at < at + n) return CUDA_ERROR_ALREADY_MAPPED;
+    if (i < l->nimports && l->imports[i].at < at + n)
+        return CUDA_ERROR_ALREADY_MAPPED;
     uint64_t handle = 0;
     CUresult code = map(at, n, fd, &handle);
-    if (code) return code;
+    if (code)
+        return code;
     pthread_mutex_lock(&lock);
     if (l->nimports == l->room) {
         l->room = l->room ? 2 * l->room : 64;
         l->imports = realloc(l->imports, l->room * sizeof *l->imports);
-        if (!l->imports) ww_die("out of memory for links");
+        if (!l->imports)
+            ww_die("out of memory for links");
     }
     memmove(l->imports + i + 1, l->imports + i, (l->nimports - i) * sizeof *l->imports);
     l->imports[i] = (struct ww_chunk){.at = at, .size = n, .handle = handle};
@@ -172,7 +187,8 @@ static CUresult import(struct link *l, uint64_t at, uint64_t n, int fd) {
 
 static CUresult let_go(struct link *l, uint64_t at, uint64_t n) {
     size_t i = find(l, at);
-    if (i >= l->nimports || l->imports[i].at != at || l->imports[i].size != n) return CUDA_ERROR_INVALID_VALUE;
+    if (i >= l->nimports || l->imports[i].at != at || l->imports[i].size != n)
+        return CUDA_ERROR_INVALID_VALUE;
     uint64_t handle = l->imports[i].handle;
     pthread_mutex_lock(&lock);
     memmove(l->imports + i, l->imports + i + 1, (l->nimports - i - 1) * sizeof *l->imports);
@@ -186,7 +202,8 @@ int ww_link_holds(uint64_t at, uint64_t n) {
     int holds = 0;
     pthread_mutex_lock(&lock);
     for (struct link *l = links; l < links + WW_PEERS && !holds; l++) {
-        if (l->state != UP || at < l->base || at - l->base >= l->bytes) continue;
+        if (l->state != UP || at < l->base || at - l->base >= l->bytes)
+            continue;
         size_t i = find(l, at);
         uint64_t to = at;
         for (; i < l->nimports && l->imports[i].at <= to && !holds; i++) {
@@ -198,7 +215,8 @@ int ww_link_holds(uint64_t at, uint64_t n) {
     return holds;
 }
 
-/* -- the links' thread ---------------------------------------------------------------------------------------------------- */
+/* -- the links' thread
+ * ---------------------------------------------------------------------------------------------------- */
 
 static void tell_executor(void) {
     atomic_store(&news, 1);
@@ -223,11 +241,18 @@ static int answer(struct link *l, CUresult result) {
 /* Carries out a message; returns 0 if the link must end. */
 static int heed(struct link *l, const struct ww_link_message *m, int fd) {
     CUresult code;
-    if (l->owes && m->said < WW_LINK_DONE) return 0;
+    if (l->owes && m->said < WW_LINK_DONE)
+        return 0;
     switch (m->said) {
-    case WW_LINK_RANGE: code = reserve(l, m->at, m->nbytes); break;
-    case WW_LINK_MAP: code = import(l, m->at, m->nbytes, fd); break;
-    case WW_LINK_UNMAP: code = let_go(l, m->at, m->nbytes); break;
+    case WW_LINK_RANGE:
+        code = reserve(l, m->at, m->nbytes);
+        break;
+    case WW_LINK_MAP:
+        code = import(l, m->at, m->nbytes, fd);
+        break;
+    case WW_LINK_UNMAP:
+        code = let_go(l, m->at, m->nbytes);
+        break;
     case WW_LINK_DONE:
         pthread_mutex_lock(&lock);
         l->answered = 1;
@@ -236,15 +261,18 @@ static int heed(struct link *l, const struct ww_link_message *m, int fd) {
         pthread_mutex_unlock(&lock);
         return 1;
     case WW_LINK_SIGNAL:
-        if (l->came.n >= EARLY_MOST) return 0;
+        if (l->came.n >= EARLY_MOST)
+            return 0;
         pthread_mutex_lock(&lock);
         append(&l->came, m->number);
         pthread_mutex_unlock(&lock);
         tell_executor();
         return 1;
-    default: return 0;
+    default:
+        return 0;
     }
-    if (ww_is_sticky(code)) ww_lost(code);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     return answer(l, code);
 }
 
@@ -252,38 +280,48 @@ static void listen_to(struct link *l) {
     struct ww_link_message m;
     int fd;
     ssize_t got = hear(l->socket, &m, sizeof m, &fd);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
     int goes_on = got == (ssize_t)sizeof m && heed(l, &m, fd);
-    if (fd >= 0) close(fd);
-    if (!goes_on) end_link(l);
+    if (fd >= 0)
+        close(fd);
+    if (!goes_on)
+        end_link(l);
 }
 
 static void *serve(void *unused) {
     (void)unused;
-    if (native.cuCtxSetCurrent(ww.context)) ww_die("the links' thread cannot enter the context");
+    if (native.cuCtxSetCurrent(ww.context))
+        ww_die("the links' thread cannot enter the context");
     for (;;) {
         struct pollfd all[WW_PEERS + 1] = {{bell, POLLIN, 0}};
         struct link *of[WW_PEERS + 1];
         nfds_t n = 1;
         pthread_mutex_lock(&lock);
         for (struct link *l = links; l < links + WW_PEERS; l++) {
-            if (l->state != UP) continue;
+            if (l->state != UP)
+                continue;
             all[n] = (struct pollfd){l->socket, (short)(l->owes ? POLLIN | POLLOUT : POLLIN), 0};
             of[n++] = l;
         }
         pthread_mutex_unlock(&lock);
         uint64_t rings;
-        if (poll(all, n, -1) <= 0) continue;
-        if (all[0].revents && read(bell, &rings, sizeof rings) < 0) continue;
+        if (poll(all, n, -1) <= 0)
+            continue;
+        if (all[0].revents && read(bell, &rings, sizeof rings) < 0)
+            continue;
         for (nfds_t i = 1; i < n; i++) {
-            if (all[i].revents & POLLOUT && !answer(of[i], of[i]->owed)) end_link(of[i]);
-            else if (all[i].revents & ~POLLOUT) listen_to(of[i]);
+            if (all[i].revents & POLLOUT && !answer(of[i], of[i]->owed))
+                end_link(of[i]);
+            else if (all[i].revents & ~POLLOUT)
+                listen_to(of[i]);
         }
     }
     return NULL;
 }
 
-/* -- asking, in the heavy thread ------------------------------------------------------------------------------------------ */
+/* -- asking, in the heavy thread
+ * ------------------------------------------------------------------------------------------ */
 
 static int is_up(struct link *l) {
     pthread_mutex_lock(&lock);
@@ -298,9 +336,11 @@ static CUresult ask(struct link *l, struct ww_link_message m, int fd) {
     int up = l->state == UP;
     l->answered = 0;
     pthread_mutex_unlock(&lock);
-    if (!up || say(l->socket, &m, fd, 0)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (!up || say(l->socket, &m, fd, 0))
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
     pthread_mutex_lock(&lock);
-    while (!l->answered && l->state == UP) pthread_cond_wait(&moved, &lock);
+    while (!l->answered && l->state == UP)
+        pthread_cond_wait(&moved, &lock);
     CUresult code = l->answered ? l->answer : CUDA_ERROR_DEVICE_UNAVAILABLE;
     pthread_mutex_unlock(&lock);
     return code;
@@ -309,7 +349,8 @@ static CUresult ask(struct link *l, struct ww_link_message m, int fd) {
 static CUresult share(struct link *l, uint64_t at, uint64_t n, uint64_t handle) {
     int fd = -1;
     CUresult code = native.cuMemExportToShareableHandle(&fd, handle, CU_MEM_POSIX_FD, 0);
-    if (code) return code;
+    if (code)
+        return code;
     code = ask(l, (struct ww_link_message){.said = WW_LINK_MAP, .at = at, .nbytes = n}, fd);
     close(fd);
     return code;
@@ -325,7 +366,8 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     int done = 0;
     for (; done < (int)WW_PEERS && !code; done++) {
         struct link *l = links + done;
-        if (!l->shares) continue;
+        if (!l->shares)
+            continue;
         code = share(l, at, n, handle);
         if (code && !is_up(l)) {
             l->shares = 0;
@@ -334,13 +376,15 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
     }
     if (code) {
         while (done-- > 0)
-            if (links[done].shares) take_back(links + done, at, n); /* the one that could not refuses */
+            if (links[done].shares)
+                take_back(links + done, at, n); /* the one that could not refuses */
         return code;
     }
     if (nown == own_room) {
         own_room = own_room ? 2 * own_room : 64;
         own = realloc(own, own_room * sizeof *own);
-        if (!own) ww_die("out of memory for links");
+        if (!own)
+            ww_die("out of memory for links");
     }
     own[nown++] = (struct ww_chunk){.at = at, .size = n, .handle = handle};
     return CUDA_SUCCESS;
@@ -349,29 +393,36 @@ CUresult ww_links_add(uint64_t at, uint64_t n, uint64_t handle) {
 /* A chunk is about to be unmapped: nobody uses it. */
 void ww_links_drop(uint64_t at, uint64_t n) {
     for (struct link *l = links; l < links + WW_PEERS; l++)
-        if (l->shares) take_back(l, at, n);
+        if (l->shares)
+            take_back(l, at, n);
     for (size_t i = 0; i < nown; i++)
-        if (own[i].at == at) own[i] = own[--nown];
+        if (own[i].at == at)
+            own[i] = own[--nown];
 }
 
 static void share_all(struct ww_job *job) {
     struct link *l = links + job->a;
-    if (l->shares && is_up(l)) return;
+    if (l->shares && is_up(l))
+        return;
     l->shares = 0;
     job->result = ww.shareable ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
     if (!job->result)
-        job->result = ask(l, (struct ww_link_message){.said = WW_LINK_RANGE, .at = ww_arena.base, .nbytes = ww_arena.bytes}, -1);
+        job->result =
+            ask(l, (struct ww_link_message){.said = WW_LINK_RANGE, .at = ww_arena.base, .nbytes = ww_arena.bytes}, -1);
     size_t done = 0;
-    for (; done < nown && !job->result; done++) job->result = share(l, own[done].at, own[done].size, own[done].handle);
-    if (!job->result) l->shares = 1;
-    while (job->result && done-- > 0) take_back(l, own[done].at, own[done].size);
+    for (; done < nown && !job->result; done++)
+        job->result = share(l, own[done].at, own[done].size, own[done].handle);
+    if (!job->result)
+        l->shares = 1;
+    while (job->result && done-- > 0)
+        take_back(l, own[done].at, own[done].size);
 }
 
 static int is_ours(int fd) {
     int domain = 0, type = 0;
     socklen_t n = sizeof domain, m = sizeof type;
-    return fd >= 0 && !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) && !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m)
-           && domain == AF_UNIX && type == SOCK_SEQPACKET;
+    return fd >= 0 && !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) &&
+           !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &m) && domain == AF_UNIX && type == SOCK_SEQPACKET;
 }
 
 /* The descriptor that was sent with the serial; those of links that were not made in the end are closed. */
@@ -380,18 +431,23 @@ static int take_descriptor(uint32_t serial) {
         struct ww_link_packet packet;
         int fd;
         ssize_t got = hear(ww.socket, &packet, sizeof packet, &fd);
-        if (got <= 0) return -1;
-        if (got == (ssize_t)sizeof packet && packet.said == WW_LINK && packet.serial == serial && is_ours(fd)) return fd;
-        if (fd >= 0) close(fd);
+        if (got <= 0)
+            return -1;
+        if (got == (ssize_t)sizeof packet && packet.said == WW_LINK && packet.serial == serial && is_ours(fd))
+            return fd;
+        if (fd >= 0)
+            close(fd);
     }
     return -1;
 }
 
 static CUresult start_thread(void) {
     pthread_t thread;
-    if (bell >= 0) return CUDA_SUCCESS;
+    if (bell >= 0)
+        return CUDA_SUCCESS;
     bell = eventfd(0, EFD_CLOEXEC);
-    if (bell < 0 || pthread_create(&thread, NULL, serve, NULL)) return CUDA_ERROR_OPERATING_SYSTEM;
+    if (bell < 0 || pthread_create(&thread, NULL, serve, NULL))
+        return CUDA_ERROR_OPERATING_SYSTEM;
     pthread_detach(thread);
     return CUDA_SUCCESS;
 }
@@ -402,15 +458,18 @@ static void make_link(struct ww_job *job) {
     int fd = take_descriptor((uint32_t)job->b);
     job->result = fd < 0 ? CUDA_ERROR_INVALID_VALUE : start_thread();
     pthread_mutex_lock(&lock);
-    if (!job->result && l->state != NONE) job->result = CUDA_ERROR_NOT_READY;
+    if (!job->result && l->state != NONE)
+        job->result = CUDA_ERROR_NOT_READY;
     if (!job->result) {
         l->socket = fd;
         l->state = UP;
         l->shares = l->owes = 0;
     }
     pthread_mutex_unlock(&lock);
-    if (!job->result && write(bell, &ring, sizeof ring) < 0) ww_die("the links' thread cannot be told");
-    if (job->result && fd >= 0) close(fd);
+    if (!job->result && write(bell, &ring, sizeof ring) < 0)
+        ww_die("the links' thread cannot be told");
+    if (job->result && fd >= 0)
+        close(fd);
 }
 
 static void from_ring(const struct ww_call *call, void (*work)(struct ww_job *job)) {
@@ -419,25 +478,25 @@ static void from_ring(const struct ww_call *call, void (*work)(struct ww_job *jo
         ww_result(call, CUDA_ERROR_INVALID_VALUE);
         return;
     }
-    ww_heavy((struct ww_job){.work = work, .a = args->peer, .b = args->serial, .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy((struct ww_job){
+        .work = work, .a = args->peer, .b = args->serial, .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
-void ww_link(const struct ww_call *call) {
-    from_ring(call, make_link);
-}
+void ww_link(const struct ww_call *call) { from_ring(call, make_link); }
 
-void ww_share(const struct ww_call *call) {
-    from_ring(call, share_all);
-}
+void ww_share(const struct ww_call *call) { from_ring(call, share_all); }
 
-/* -- signals, in the executor --------------------------------------------------------------------------------------------- */
+/* -- signals, in the executor
+ * --------------------------------------------------------------------------------------------- */
 
 /* Tells the other side; what its socket does not take now goes later. */
 void ww_link_signal(uint32_t peer, uint64_t number) {
     struct link *l = links + peer % WW_PEERS;
     struct ww_link_message m = {.said = WW_LINK_SIGNAL, .number = number};
-    if (!is_up(l)) return;
-    if (!l->unsent.n && !say(l->socket, &m, -1, MSG_DONTWAIT)) return;
+    if (!is_up(l))
+        return;
+    if (!l->unsent.n && !say(l->socket, &m, -1, MSG_DONTWAIT))
+        return;
     append(&l->unsent, number);
     unsent = 1;
 }
@@ -447,7 +506,8 @@ static int send_rest(struct link *l) {
     size_t sent = 0;
     for (; sent < l->unsent.n; sent++) {
         m.number = l->unsent.all[sent];
-        if (say(l->socket, &m, -1, MSG_DONTWAIT)) break;
+        if (say(l->socket, &m, -1, MSG_DONTWAIT))
+            break;
     }
     memmove(l->unsent.all, l->unsent.all + sent, (l->unsent.n - sent) * sizeof *l->unsent.all);
     l->unsent.n -= sent;
@@ -457,15 +517,18 @@ static int send_rest(struct link *l) {
 /* At reading: what the call waits for. */
 CUresult ww_await_read(struct ww_call *call) {
     const struct ww_args_signal *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || args->peer >= WW_PEERS) return CUDA_ERROR_INVALID_VALUE;
+    if (call->nargs < sizeof *args || args->peer >= WW_PEERS)
+        return CUDA_ERROR_INVALID_VALUE;
     struct link *l = links + args->peer;
     pthread_mutex_lock(&lock);
-    int ends = l->state == NONE || l->state == ENDING; /* one that is GONE and not yet so begins to end behind this call */
+    int ends =
+        l->state == NONE || l->state == ENDING; /* one that is GONE and not yet so begins to end behind this call */
     pthread_mutex_unlock(&lock);
     struct ww_await *a = call->await = ww_memory(sizeof *a);
     a->number = args->number;
     for (size_t i = 0; i < l->early.n && !a->came; i++) {
-        if (l->early.all[i] != args->number) continue;
+        if (l->early.all[i] != args->number)
+            continue;
         l->early.all[i] = l->early.all[--l->early.n];
         a->came = 1;
     }
@@ -473,16 +536,16 @@ CUresult ww_await_read(struct ww_call *call) {
         free(a);
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
-    if (a->came) return CUDA_SUCCESS;
+    if (a->came)
+        return CUDA_SUCCESS;
     struct ww_await **end = &l->awaits;
-    while (*end) end = &(*end)->next;
+    while (*end)
+        end = &(*end)->next;
     *end = a;
     return CUDA_SUCCESS;
 }
 
-int ww_await_came(const struct ww_call *call) {
-    return call->await->came;
-}
+int ww_await_came(const struct ww_call *call) { return call->await->came; }
 
 CUresult ww_await_end(struct ww_call *call) {
     CUresult code = call->await->result;
@@ -493,16 +556,19 @@ CUresult ww_await_end(struct ww_call *call) {
 
 static void came(struct link *l, uint64_t number) {
     for (struct ww_await **at = &l->awaits; *at; at = &(*at)->next) {
-        if ((*at)->number != number) continue;
+        if ((*at)->number != number)
+            continue;
         (*at)->came = 1;
         *at = (*at)->next;
         return;
     }
-    if (l->early.n >= EARLY_MOST) ww_die("more signals came than calls can wait for");
+    if (l->early.n >= EARLY_MOST)
+        ww_die("more signals came than calls can wait for");
     append(&l->early, number);
 }
 
-/* -- the end of a link ------------------------------------------------------------------------------------------------------ */
+/* -- the end of a link
+ * ------------------------------------------------------------------------------------------------------ */
 
 static void forget(struct ww_job *job) {
     struct link *l = links + job->a;
@@ -510,7 +576,8 @@ static void forget(struct ww_job *job) {
         native.cuMemUnmap(l->imports[i].at, l->imports[i].size);
         native.cuMemRelease(l->imports[i].handle);
     }
-    if (l->bytes) native.cuMemAddressFree(l->base, l->bytes);
+    if (l->bytes)
+        native.cuMemAddressFree(l->base, l->bytes);
     close(l->socket);
     l->shares = 0;
 }
@@ -547,21 +614,23 @@ int ww_links_step(void) {
         left |= l->unsent.n != 0;
     }
     unsent = left;
-    if (!atomic_load_explicit(&news, memory_order_relaxed) || !atomic_exchange(&news, 0)) return some;
+    if (!atomic_load_explicit(&news, memory_order_relaxed) || !atomic_exchange(&news, 0))
+        return some;
     for (struct link *l = links; l < links + WW_PEERS; l++) {
         pthread_mutex_lock(&lock);
         struct numbers numbers = l->came;
         int gone = l->state == GONE;
         l->came = (struct numbers){0};
-        if (gone) l->state = ENDING;
+        if (gone)
+            l->state = ENDING;
         pthread_mutex_unlock(&lock);
-        for (size_t i = 0; i < numbers.n; i++) came(l, numbers.all[i]);
+        for (size_t i = 0; i < numbers.n; i++)
+            came(l, numbers.all[i]);
         free(numbers.all);
-        if (gone) begin_end(l);
+        if (gone)
+            begin_end(l);
     }
     return 1;
 }
 
-int ww_links_busy(void) {
-    return unsent;
-}
+int ww_links_busy(void) { return unsent; }

@@ -20,7 +20,7 @@
 #define KEEP_NS 1000000000u      /* .. second or two back: Python frees arrays in groups, and makes as many again */
 #define GROW_MOST (64ull << 20)
 #define PINS_MOST 65536u
-#define WISHES_MOST 4096u           /* an honest client waits for one in each slot */
+#define WISHES_MOST 4096u /* an honest client waits for one in each slot */
 
 struct wish { /* an allocation that waits for memory */
     struct wish *next;
@@ -36,23 +36,25 @@ struct pin {
 struct ww_arena ww_arena;
 static struct wish *wishes, **wishes_end = &wishes;
 static uint32_t nwishes;
-static int mapping;                /* a range is being mapped, or given back */
-static int exact, full;            /* the last attempt found no memory: for more than was asked for; for that */
-static uint64_t *frees, *group;    /* the next group, and the one that waits */
+static int mapping;             /* a range is being mapped, or given back */
+static int exact, full;         /* the last attempt found no memory: for more than was asked for; for that */
+static uint64_t *frees, *group; /* the next group, and the one that waits */
 static size_t nfrees, frees_room, ngroup;
-static uint32_t releases;          /* frees of streams that were read and have not been passed */
-static struct pin *pins;           /* by address */
+static uint32_t releases; /* frees of streams that were read and have not been passed */
+static struct pin *pins;  /* by address */
 static size_t npins, pins_room;
 static uint64_t pinned;
-static uint64_t keep;              /* the most bytes that are kept */
+static uint64_t keep;                /* the most bytes that are kept */
 static uint64_t since, high, before; /* begin of a second; the most bytes in use in it, and in the one before */
 
 static void grant(void);
 
-/* -- mapping, in the heavy thread ---------------------------------------------------------------------------------------- */
+/* -- mapping, in the heavy thread
+ * ---------------------------------------------------------------------------------------- */
 
 static struct cu_mem_prop properties(void) {
-    return (struct cu_mem_prop){.type = CU_MEM_PINNED, .handle_types = ww.shareable ? CU_MEM_POSIX_FD : 0,
+    return (struct cu_mem_prop){.type = CU_MEM_PINNED,
+                                .handle_types = ww.shareable ? CU_MEM_POSIX_FD : 0,
                                 .location = {CU_MEM_ON_DEVICE, ww.device}};
 }
 
@@ -66,21 +68,27 @@ static void map(struct ww_job *job) {
         prop = properties();
         job->result = native.cuMemCreate(&handle, job->b, &prop, 0);
     }
-    if (job->result) return;
+    if (job->result)
+        return;
     job->result = native.cuMemMap(job->a, job->b, 0, handle, 0);
     if (!job->result) {
         job->result = native.cuMemSetAccess(job->a, job->b, &access, 1);
-        if (!job->result) job->result = ww_links_add(job->a, job->b, handle);
-        if (job->result) native.cuMemUnmap(job->a, job->b);
+        if (!job->result)
+            job->result = ww_links_add(job->a, job->b, handle);
+        if (job->result)
+            native.cuMemUnmap(job->a, job->b);
     }
-    if (job->result) native.cuMemRelease(handle);
-    else job->c = handle;
+    if (job->result)
+        native.cuMemRelease(handle);
+    else
+        job->c = handle;
 }
 
 static void unmap(struct ww_job *job) {
     ww_links_drop(job->a, job->b);
     job->result = native.cuMemUnmap(job->a, job->b);
-    if (!job->result) job->result = native.cuMemRelease(job->c);
+    if (!job->result)
+        job->result = native.cuMemRelease(job->c);
 }
 
 static void mapped(struct ww_job *job) {
@@ -92,7 +100,8 @@ static void mapped(struct ww_job *job) {
 }
 
 static void unmapped(struct ww_job *job) {
-    if (job->result) ww_die("the driver does not take memory back");
+    if (job->result)
+        ww_die("the driver does not take memory back");
     ww_arena_settle(&ww_arena, job->a, job->b, 0);
     mapping = full = 0;
     grant();
@@ -100,7 +109,8 @@ static void unmapped(struct ww_job *job) {
 
 static int give_back(uint64_t keep) {
     struct ww_chunk c;
-    if (mapping || !ww_arena_spare(&ww_arena, keep, &c)) return 0;
+    if (mapping || !ww_arena_spare(&ww_arena, keep, &c))
+        return 0;
     mapping = 1;
     ww_heavy((struct ww_job){.work = unmap, .done = unmapped, .a = c.at, .b = c.size, .c = c.handle});
     return 1;
@@ -108,28 +118,32 @@ static int give_back(uint64_t keep) {
 
 CUresult ww_memory_start(uint32_t ordinal, uint64_t total, uint64_t *base, uint64_t *bytes) {
     int can = 0;
-    ww.shareable = native.cuMemExportToShareableHandle && native.cuMemImportFromShareableHandle
-                   && !native.cuDeviceGetAttribute(&can, CU_DEVICE_HANDLE_POSIX_FD, ww.device) && can;
+    ww.shareable = native.cuMemExportToShareableHandle && native.cuMemImportFromShareableHandle &&
+                   !native.cuDeviceGetAttribute(&can, CU_DEVICE_HANDLE_POSIX_FD, ww.device) && can;
     struct cu_mem_prop prop = properties();
     size_t piece = 0;
     CUresult code = native.cuMemGetAllocationGranularity(&piece, &prop, CU_MEM_GRANULARITY_MINIMUM);
-    if (code) return code;
+    if (code)
+        return code;
     uint64_t want = 2 * total < WW_ARENA_STEP ? (2 * total + piece - 1) / piece * piece : WW_ARENA_STEP;
     code = native.cuMemAddressReserve(base, want, 0, WW_ARENA_BASE + ordinal * WW_ARENA_STEP, 0);
-    if (code) return code;
+    if (code)
+        return code;
     *bytes = want;
     ww_arena_init(&ww_arena, *base, want, piece, ww.quota);
     keep = total / KEEP_PART > KEEP_FREE ? total / KEEP_PART : KEEP_FREE;
     return CUDA_SUCCESS;
 }
 
-/* -- allocations ---------------------------------------------------------------------------------------------------------- */
+/* -- allocations
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void end_wish(CUresult code, uint64_t address) {
     struct wish *w = wishes;
     wishes = w->next;
     nwishes--;
-    if (!wishes) wishes_end = &wishes;
+    if (!wishes)
+        wishes_end = &wishes;
     ww_answer(w->slot, w->seq, code, &address, code ? 0 : sizeof address);
     free(w);
 }
@@ -139,8 +153,10 @@ static int start_map(uint64_t nbytes) {
     uint64_t size, more = ww_arena.mapped / 8 < GROW_MOST ? ww_arena.mapped / 8 : GROW_MOST;
     uint64_t at = !exact && more > nbytes ? ww_arena_choose(&ww_arena, more, &size) : 0;
     int spare = at != 0;
-    if (!at) at = ww_arena_choose(&ww_arena, nbytes, &size);
-    if (!at) return 0;
+    if (!at)
+        at = ww_arena_choose(&ww_arena, nbytes, &size);
+    if (!at)
+        return 0;
     mapping = 1;
     ww_heavy((struct ww_job){.work = map, .done = mapped, .a = at, .b = size, .fd = spare});
     return 1;
@@ -153,7 +169,8 @@ static uint64_t kept(uint64_t now) {
         high = ww_arena.used;
         since = now;
     }
-    if (ww_arena.used > high) high = ww_arena.used;
+    if (ww_arena.used > high)
+        high = ww_arena.used;
     uint64_t again = (high > before ? high : before) - ww_arena.used;
     return again < KEEP_FREE ? KEEP_FREE : again < keep ? again : keep;
 }
@@ -166,49 +183,61 @@ static void grant(void) {
             end_wish(CUDA_SUCCESS, at);
             continue;
         }
-        if (!full && start_map(nbytes)) return;
+        if (!full && start_map(nbytes))
+            return;
         full = 0;
-        if (give_back(0)) return;
+        if (give_back(0))
+            return;
         if (ngroup || releases) { /* `done_group` and `ww_release` come back here */
             return;
         }
         end_wish(CUDA_ERROR_OUT_OF_MEMORY, 0);
     }
-    if (!wishes) give_back(kept(ww_now_ns()));
+    if (!wishes)
+        give_back(kept(ww_now_ns()));
 }
 
 void ww_memory_rest(uint64_t now) {
-    if (ww_arena.free > KEEP_FREE && !wishes) give_back(kept(now));
+    if (ww_arena.free > KEEP_FREE && !wishes)
+        give_back(kept(now));
 }
 
 void ww_alloc(const struct ww_call *call) {
     const struct ww_args_alloc *args = (const void *)call->args;
     CUresult code = call->nargs < sizeof *args || !args->nbytes ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    if (!code && (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota))) code = CUDA_ERROR_OUT_OF_MEMORY;
-    if (!code && call->entry.op == WW_OP_ALLOC_ASYNC && !ww_find_stream(call->entry.stream)) code = CUDA_ERROR_INVALID_HANDLE;
+    if (!code && (args->nbytes > ww_arena.bytes || (ww.quota && args->nbytes > ww.quota)))
+        code = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!code && call->entry.op == WW_OP_ALLOC_ASYNC && !ww_find_stream(call->entry.stream))
+        code = CUDA_ERROR_INVALID_HANDLE;
     if (code) {
         ww_result(call, code);
         return;
     }
-    if (++nwishes > WISHES_MOST) ww_die("more calls wait for memory than a client can have");
+    if (++nwishes > WISHES_MOST)
+        ww_die("more calls wait for memory than a client can have");
     struct wish *w = ww_memory(sizeof *w);
     *w = (struct wish){.nbytes = args->nbytes, .slot = call->entry.slot, .seq = call->entry.seq};
     *wishes_end = w;
     wishes_end = &w->next;
-    if (wishes == w) grant();
+    if (wishes == w)
+        grant();
 }
 
-/* -- frees -------------------------------------------------------------------------------------------------------------------- */
+/* -- frees
+ * --------------------------------------------------------------------------------------------------------------------
+ */
 
 static void start_group(void);
 
 static void done_group(struct ww_barrier *barrier) {
     (void)barrier;
-    for (size_t i = 0; i < ngroup; i++) ww_arena_free(&ww_arena, group[i]);
+    for (size_t i = 0; i < ngroup; i++)
+        ww_arena_free(&ww_arena, group[i]);
     free(group);
     group = NULL;
     ngroup = 0;
-    if (nfrees) start_group();
+    if (nfrees)
+        start_group();
     grant();
 }
 
@@ -229,16 +258,19 @@ void ww_free(const struct ww_call *call) {
     if (nfrees == frees_room) {
         frees_room = frees_room ? 2 * frees_room : 64;
         frees = realloc(frees, frees_room * sizeof *frees);
-        if (!frees) ww_die("out of memory for frees");
+        if (!frees)
+            ww_die("out of memory for frees");
     }
     frees[nfrees++] = args->address;
-    if (!ngroup) start_group();
+    if (!ngroup)
+        start_group();
     ww_result(call, CUDA_SUCCESS);
 }
 
 CUresult ww_free_async_read(const struct ww_call *call) {
     const struct ww_args_free *args = (const void *)call->args;
-    if (call->nargs < sizeof *args || !ww_arena_freeing(&ww_arena, args->address)) return CUDA_ERROR_INVALID_VALUE;
+    if (call->nargs < sizeof *args || !ww_arena_freeing(&ww_arena, args->address))
+        return CUDA_ERROR_INVALID_VALUE;
     releases++;
     return CUDA_SUCCESS;
 }
@@ -261,7 +293,8 @@ static void tell_info(struct ww_job *job) {
     if (ww.quota && ww.quota < info.total) {
         uint64_t own = ww.quota - (ww_arena.mapped - ww_arena.free);
         info.total = ww.quota;
-        if (info.free > own) info.free = own;
+        if (info.free > own)
+            info.free = own;
     }
     ww_answer(job->slot, job->seq, job->result, &info, job->result ? 0 : sizeof info);
 }
@@ -270,15 +303,18 @@ void ww_mem_info(const struct ww_call *call) {
     ww_heavy((struct ww_job){.work = read_info, .done = tell_info, .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
-/* -- pinned memory -------------------------------------------------------------------------------------------------------- */
+/* -- pinned memory
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* Index of the first pin that ends behind `at`. */
 static size_t find_pin(uint64_t at) {
     size_t low = 0, high = npins;
     while (low < high) {
         size_t middle = (low + high) / 2;
-        if (pins[middle].at + pins[middle].nbytes <= at) low = middle + 1;
-        else high = middle;
+        if (pins[middle].at + pins[middle].nbytes <= at)
+            low = middle + 1;
+        else
+            high = middle;
     }
     return low;
 }
@@ -296,29 +332,35 @@ enum ww_where ww_where(uint64_t at, uint64_t n) {
 static int share(uint64_t at, uint64_t n, CUresult *code) {
     int fd = ww_memfd("warpwell-pinned");
     *code = CUDA_ERROR_OUT_OF_MEMORY;
-    if (fd < 0) return -1;
+    if (fd < 0)
+        return -1;
     void *got = MAP_FAILED;
-    if (!ftruncate(fd, (off_t)n) && !fallocate(fd, 0, 0, (off_t)n)
-        && !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+    if (!ftruncate(fd, (off_t)n) && !fallocate(fd, 0, 0, (off_t)n) &&
+        !fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         got = mmap((void *)(uintptr_t)at, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
     if (got == (void *)(uintptr_t)at) {
         *code = CUDA_SUCCESS;
         return fd;
     }
-    if (got != MAP_FAILED) munmap(got, n); /* a kernel that takes the address for a hint */
-    if (got != MAP_FAILED || errno == EEXIST) *code = CUDA_ERROR_ALREADY_MAPPED;
+    if (got != MAP_FAILED)
+        munmap(got, n); /* a kernel that takes the address for a hint */
+    if (got != MAP_FAILED || errno == EEXIST)
+        *code = CUDA_ERROR_ALREADY_MAPPED;
     close(fd);
     return -1;
 }
 
 static void pin(struct ww_job *job) {
     job->fd = share(job->a, job->b, &job->result);
-    if (job->fd < 0) return;
-    job->result = native.cuMemHostRegister_v2((void *)(uintptr_t)job->a, job->b, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
+    if (job->fd < 0)
+        return;
+    job->result =
+        native.cuMemHostRegister_v2((void *)(uintptr_t)job->a, job->b, CU_MEMHOST_PORTABLE | CU_MEMHOST_DEVICEMAP);
     uint64_t seen = 0;
     if (!job->result) {
         native.cuMemHostGetDevicePointer_v2(&seen, (void *)(uintptr_t)job->a, 0);
-        if (seen == job->a) return;
+        if (seen == job->a)
+            return;
         native.cuMemHostUnregister((void *)(uintptr_t)job->a);
         job->result = CUDA_ERROR_NOT_SUPPORTED;
     }
@@ -347,34 +389,48 @@ static int send_pin(uint64_t at, uint64_t n, int fd) {
         char room[CMSG_SPACE(sizeof(int))];
     } control = {.header = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
     memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
-    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr message = {
+        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     return sendmsg(ww.socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -1 : 0;
 }
 
 static void was_pinned(struct ww_job *job) {
     if (!job->c && !job->result && send_pin(job->a, job->b, job->fd)) {
         close(job->fd); /* the client does not read its socket */
-        ww_heavy((struct ww_job){.work = unpin, .waits = 1, .done = job->done, .a = job->a, .b = job->b, .fd = -1, .c = 1,
-                                 .slot = job->slot, .seq = job->seq});
+        ww_heavy((struct ww_job){.work = unpin,
+                                 .waits = 1,
+                                 .done = job->done,
+                                 .a = job->a,
+                                 .b = job->b,
+                                 .fd = -1,
+                                 .c = 1,
+                                 .slot = job->slot,
+                                 .seq = job->seq});
         return;
     }
-    if (job->fd >= 0) close(job->fd);
-    if (job->c) job->result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (job->result) forget_pin(job->a);
-    else pins[find_pin(job->a)].state = HERE;
+    if (job->fd >= 0)
+        close(job->fd);
+    if (job->c)
+        job->result = CUDA_ERROR_OUT_OF_MEMORY;
+    if (job->result)
+        forget_pin(job->a);
+    else
+        pins[find_pin(job->a)].state = HERE;
     ww_answer(job->slot, job->seq, job->result, NULL, 0);
 }
 
 void ww_pin(const struct ww_call *call) {
     const struct ww_args_pin *args = (const void *)call->args;
     CUresult code = CUDA_SUCCESS;
-    if (call->nargs < sizeof *args || args->address % 4096 || args->nbytes % 4096 || !args->nbytes
-        || args->address < WW_PIN_LOWEST || args->address >= WW_PIN_HIGHEST
-        || args->nbytes > WW_PIN_HIGHEST - args->address)
+    if (call->nargs < sizeof *args || args->address % 4096 || args->nbytes % 4096 || !args->nbytes ||
+        args->address < WW_PIN_LOWEST || args->address >= WW_PIN_HIGHEST ||
+        args->nbytes > WW_PIN_HIGHEST - args->address)
         code = CUDA_ERROR_INVALID_VALUE;
-    else if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST) code = CUDA_ERROR_OUT_OF_MEMORY;
+    else if (args->nbytes > ww.host_most - pinned || npins >= PINS_MOST)
+        code = CUDA_ERROR_OUT_OF_MEMORY;
     size_t i = code ? 0 : find_pin(args->address);
-    if (!code && i < npins && pins[i].at < args->address + args->nbytes) code = CUDA_ERROR_ALREADY_MAPPED;
+    if (!code && i < npins && pins[i].at < args->address + args->nbytes)
+        code = CUDA_ERROR_ALREADY_MAPPED;
     if (code) {
         ww_result(call, code);
         return;
@@ -382,14 +438,20 @@ void ww_pin(const struct ww_call *call) {
     if (npins == pins_room) {
         pins_room = pins_room ? 2 * pins_room : 64;
         pins = realloc(pins, pins_room * sizeof *pins);
-        if (!pins) ww_die("out of memory for the table of pinned memory");
+        if (!pins)
+            ww_die("out of memory for the table of pinned memory");
     }
     memmove(pins + i + 1, pins + i, (npins - i) * sizeof *pins);
     pins[i] = (struct pin){.at = args->address, .nbytes = args->nbytes, .state = COMING};
     npins++;
     pinned += args->nbytes;
-    ww_heavy((struct ww_job){.work = pin, .done = was_pinned, .a = args->address, .b = args->nbytes, .fd = -1,
-                             .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_heavy((struct ww_job){.work = pin,
+                             .done = was_pinned,
+                             .a = args->address,
+                             .b = args->nbytes,
+                             .fd = -1,
+                             .slot = call->entry.slot,
+                             .seq = call->entry.seq});
 }
 
 static void was_unpinned(struct ww_job *job) {
@@ -400,7 +462,12 @@ static void was_unpinned(struct ww_job *job) {
 static void start_unpin(struct ww_barrier *barrier) {
     struct pin *p = pins + find_pin(barrier->what);
     p->state = GOING;
-    ww_heavy((struct ww_job){.work = unpin, .waits = 1, .done = was_unpinned, .a = p->at, .b = p->nbytes, .slot = barrier->slot,
+    ww_heavy((struct ww_job){.work = unpin,
+                             .waits = 1,
+                             .done = was_unpinned,
+                             .a = p->at,
+                             .b = p->nbytes,
+                             .slot = barrier->slot,
                              .seq = barrier->seq});
 }
 
@@ -412,5 +479,6 @@ void ww_unpin(const struct ww_call *call) {
         return;
     }
     pins[i].state = LEAVING;
-    ww_barrier((struct ww_barrier){.then = start_unpin, .what = args->address, .slot = call->entry.slot, .seq = call->entry.seq});
+    ww_barrier((struct ww_barrier){
+        .then = start_unpin, .what = args->address, .slot = call->entry.slot, .seq = call->entry.seq});
 }

@@ -3,12 +3,12 @@
  * Parked: a call that the driver might make wait, or whose turn has not come, queues here. Each call has the number in
  * which it was read. A call of the legacy stream is issued when no blocking stream has a parked call with a smaller
  * number, and the reverse; a wait for an event when the record that it belongs to is issued; any call when fewer than
- * MOST calls of its stream are outstanding. The parked call with the smallest number waits for nothing but the device, so
- * there is no circle.
+ * MOST calls of its stream are outstanding. The parked call with the smallest number waits for nothing but the device,
+ * so there is no circle.
  *
  * Marks: an event of the driver's behind a number of calls of a stream, polled. Nothing else tells what the device has
- * passed. A mark in the legacy stream is itself a call that blocking streams wait for, so it must not be made later than
- * the next call of a blocking stream: `about_to_issue` sees to that.
+ * passed. A mark in the legacy stream is itself a call that blocking streams wait for, so it must not be made later
+ * than the next call of a blocking stream: `about_to_issue` sees to that.
  */
 #include "worker.h"
 
@@ -16,11 +16,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 512u            /* calls outstanding in a stream: the driver itself blocks at about 1,000 */
+#define MOST 512u /* calls outstanding in a stream: the driver itself blocks at about 1,000 */
 #define MARK_EACH 64u
-#define PARKED_MOST (64u << 20)      /* bytes of calls parked in a stream: only hostile clients get there */
+#define PARKED_MOST (64u << 20) /* bytes of calls parked in a stream: only hostile clients get there */
 #define PARKED_MOST_ALL (512u << 20)
-#define TODOS_MOST (1u << 20)        /* and here */
+#define TODOS_MOST (1u << 20) /* and here */
 
 struct event {
     uint32_t flags;
@@ -35,57 +35,74 @@ struct waiter { /* a thread in cuEventSynchronize, or a stream of another device
 
 static struct ww_stream *streams[WW_IDS];
 static struct event *events[WW_IDS];
-static struct ww_stream *made;   /* all, also those that the client has destroyed and that have work left */
+static struct ww_stream *made; /* all, also those that the client has destroyed and that have work left */
 static struct ww_stream *legacy;
 static struct ww_stream *parked; /* those with parked calls */
 static struct waiter *waiters;
 static uint64_t order, parked_bytes;
-static uint32_t nmarks, nwaited, ntodos, nwaiters, nunmarked; /* nwaited: marks for which threads may wait. nunmarked: made blocking streams with calls that no mark covers */
+static uint32_t nmarks, nwaited, ntodos, nwaiters, nunmarked; /* nwaited: marks for which threads may wait. nunmarked:
+                                                                 made blocking streams with calls that no mark covers */
 static CUevent spare[1024];
 static uint32_t nspare;
 static uint16_t free_cells[WW_CELLS];
 static uint32_t nfree_cells;
 
-/* -- marks ------------------------------------------------------------------------------------------------------------- */
+/* -- marks
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static CUevent take_event(void) {
     CUevent event = NULL;
-    if (nspare) return spare[--nspare];
+    if (nspare)
+        return spare[--nspare];
     CUresult code = native.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-    if (ww_is_sticky(code)) ww_lost(code);
-    if (code) ww_die("the driver makes no more events");
+    if (ww_is_sticky(code))
+        ww_lost(code);
+    if (code)
+        ww_die("the driver makes no more events");
     return event;
 }
 
 static void give_event(CUevent event) {
-    if (nspare < sizeof spare / sizeof *spare) spare[nspare++] = event;
-    else native.cuEventDestroy_v2(event);
+    if (nspare < sizeof spare / sizeof *spare)
+        spare[nspare++] = event;
+    else
+        native.cuEventDestroy_v2(event);
 }
 
 static struct ww_todo *todo_copy(struct ww_todo todo) {
     struct ww_todo *kept = ww_memory(sizeof *kept);
-    if (++ntodos > TODOS_MOST) ww_die("more calls wait than a client can have");
+    if (++ntodos > TODOS_MOST)
+        ww_die("more calls wait than a client can have");
     *kept = todo;
     return kept;
 }
 
 static void do_one(struct ww_stream *s, const struct ww_todo *t) {
     switch (t->kind) {
-    case WW_ANSWER: ww_answer(t->a, t->b, CUDA_SUCCESS, NULL, 0); break;
-    case WW_PLACE: ww_place_done(t->a, t->b, CUDA_SUCCESS); break;
+    case WW_ANSWER:
+        ww_answer(t->a, t->b, CUDA_SUCCESS, NULL, 0);
+        break;
+    case WW_PLACE:
+        ww_place_done(t->a, t->b, CUDA_SUCCESS);
+        break;
     case WW_CELL:
         free_cells[nfree_cells++] = (uint16_t)t->a;
         s->cells--;
         break;
-    case WW_RELEASE: ww_release(t->address); break;
-    case WW_SIGNAL: ww_link_signal(t->a, t->address); break;
+    case WW_RELEASE:
+        ww_release(t->address);
+        break;
+    case WW_SIGNAL:
+        ww_link_signal(t->a, t->address);
+        break;
     case WW_BARRIER:
         if (--t->barrier->left == 0) {
             t->barrier->then(t->barrier);
             free(t->barrier);
         }
         break;
-    default: break;
+    default:
+        break;
     }
 }
 
@@ -100,18 +117,24 @@ static void do_all(struct ww_stream *s, struct ww_todo *list) {
 }
 
 static struct ww_mark *mark(struct ww_stream *s) {
-    if (s->last_mark && s->last_mark->count == s->issued) return s->last_mark;
+    if (s->last_mark && s->last_mark->count == s->issued)
+        return s->last_mark;
     struct ww_mark *m = ww_memory(sizeof *m);
     m->native = take_event();
     CUresult code = native.cuEventRecord(m->native, s->native);
-    if (ww_is_sticky(code)) ww_lost(code);
-    if (code) ww_die("the driver records no event");
-    if (s != legacy && !s->nonblocking && s->marked != s->issued) nunmarked--;
+    if (ww_is_sticky(code))
+        ww_lost(code);
+    if (code)
+        ww_die("the driver records no event");
+    if (s != legacy && !s->nonblocking && s->marked != s->issued)
+        nunmarked--;
     m->count = s->marked = s->issued;
     m->todos = s->later;
     s->later = NULL;
-    if (s->last_mark) s->last_mark->next = m;
-    else s->first_mark = m;
+    if (s->last_mark)
+        s->last_mark->next = m;
+    else
+        s->first_mark = m;
     s->last_mark = m;
     nmarks++;
     return m;
@@ -125,7 +148,8 @@ void ww_stream_later(struct ww_stream *s, struct ww_todo todo) {
 
 /* Todos of one mark are done in the order in which they came. */
 static void append(struct ww_todo **list, struct ww_todo *todo) {
-    while (*list) list = &(*list)->next;
+    while (*list)
+        list = &(*list)->next;
     *list = todo;
     todo->next = NULL;
 }
@@ -145,14 +169,13 @@ static void mark_for(struct ww_stream *s, struct ww_todo *todo) {
     append(&m->todos, todo);
 }
 
-void ww_stream_mark(struct ww_stream *s, struct ww_todo todo) {
-    mark_for(s, todo_copy(todo));
-}
+void ww_stream_mark(struct ww_stream *s, struct ww_todo todo) { mark_for(s, todo_copy(todo)); }
 
 /* What the device printed is shown by calls that synchronize, not by those that look: this one cannot wait. */
 static void show_prints(CUevent event) {
     CUresult code = native.cuEventSynchronize(event);
-    if (ww_is_sticky(code)) ww_lost(code);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     fflush(stdout);
 }
 
@@ -160,12 +183,16 @@ static int poll_stream(struct ww_stream *s) {
     int some = 0;
     for (struct ww_mark *m; (m = s->first_mark); some = 1) {
         CUresult code = native.cuEventQuery(m->native);
-        if (code == CUDA_ERROR_NOT_READY) break;
-        if (code) ww_lost(code);
-        if (m->waited) show_prints(m->native);
+        if (code == CUDA_ERROR_NOT_READY)
+            break;
+        if (code)
+            ww_lost(code);
+        if (m->waited)
+            show_prints(m->native);
         s->done = m->count;
         s->first_mark = m->next;
-        if (!s->first_mark) s->last_mark = NULL;
+        if (!s->first_mark)
+            s->last_mark = NULL;
         give_event(m->native);
         nmarks--;
         nwaited -= (uint32_t)m->counted;
@@ -175,32 +202,40 @@ static int poll_stream(struct ww_stream *s) {
     return some;
 }
 
-/* -- parking ------------------------------------------------------------------------------------------------------------- */
+/* -- parking
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static int drained(struct ww_stream *s) {
-    if (s->marked != s->issued) mark(s);
+    if (s->marked != s->issued)
+        mark(s);
     return s->done == s->issued && !s->first_mark;
 }
 
 /* Copies between host addresses make the driver's caller wait, so the worker copies when all before them is passed. */
 static int host_turn(struct ww_stream *s) {
     int ok = drained(s);
-    if (s->nonblocking) return ok;
+    if (s->nonblocking)
+        return ok;
     for (struct ww_stream *other = made; other; other = other->next_made)
-        if (!other->nonblocking && (s == legacy || other == legacy)) ok &= other->gone ? !other->first_mark : drained(other);
+        if (!other->nonblocking && (s == legacy || other == legacy))
+            ok &= other->gone ? !other->first_mark : drained(other);
     return ok;
 }
 
 static int ready(struct ww_stream *s, const struct ww_call *call) {
-    if (s->issued - s->done >= MOST) return 0;
-    if (!call->todo && call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked) return 0;
-    if (!call->todo && call->entry.op == WW_OP_AWAIT && !ww_await_came(call)) return 0;
-    if (call->entry.op == WW_OP_IN && !call->todo && !call->destroys && !call->entry.place
-        && (nfree_cells == 0 || s->cells >= nfree_cells))
+    if (s->issued - s->done >= MOST)
+        return 0;
+    if (!call->todo && call->entry.op == WW_OP_STREAM_WAIT && call->generation->parked)
+        return 0;
+    if (!call->todo && call->entry.op == WW_OP_AWAIT && !ww_await_came(call))
+        return 0;
+    if (call->entry.op == WW_OP_IN && !call->todo && !call->destroys && !call->entry.place &&
+        (nfree_cells == 0 || s->cells >= nfree_cells))
         return 0;
     if (s == legacy) {
         for (const struct ww_stream *p = parked; p; p = p->next_parked)
-            if (p != legacy && !p->nonblocking && p->first && p->first->order < call->order) return 0;
+            if (p != legacy && !p->nonblocking && p->first && p->first->order < call->order)
+                return 0;
     } else if (!s->nonblocking && legacy->first && legacy->first->order < call->order) {
         return 0;
     }
@@ -216,17 +251,21 @@ static void drop_generation(struct ww_generation *g) {
 
 static void end_stream(struct ww_stream *s) {
     struct ww_stream **at = &made;
-    while (*at != s) at = &(*at)->next_made;
+    while (*at != s)
+        at = &(*at)->next_made;
     *at = s->next_made;
     free(s);
 }
 
 /* A mark that comes after a call of the other kind waits for that call, too: so marks are made before it. */
 static void about_to_issue(const struct ww_stream *s) {
-    if (s->nonblocking) return;
-    if (s != legacy && legacy->marked != legacy->issued) mark(legacy);
+    if (s->nonblocking)
+        return;
+    if (s != legacy && legacy->marked != legacy->issued)
+        mark(legacy);
     for (struct ww_stream *other = made; s == legacy && nunmarked && other; other = other->next_made)
-        if (other != legacy && !other->nonblocking && other->marked != other->issued) mark(other);
+        if (other != legacy && !other->nonblocking && other->marked != other->issued)
+            mark(other);
 }
 
 static void issue(struct ww_stream *s, struct ww_call *call) {
@@ -242,7 +281,8 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     }
     int held = 0;
     about_to_issue(s);
-    if (s != legacy && !s->nonblocking && s->marked == s->issued) nunmarked++;
+    if (s != legacy && !s->nonblocking && s->marked == s->issued)
+        nunmarked++;
     s->issued++; /* before the driver's call: a mark behind that covers it */
     CUresult code;
     if (call->entry.op == WW_OP_EVENT_RECORD) {
@@ -256,15 +296,19 @@ static void issue(struct ww_stream *s, struct ww_call *call) {
     } else if (call->entry.op == WW_OP_AWAIT) {
         code = ww_await_end(call);
     } else if (call->entry.op == WW_OP_STREAM_WAIT) {
-        code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0) : CUDA_SUCCESS;
+        code = call->generation->recorded ? native.cuStreamWaitEvent(s->native, call->generation->native, 0)
+                                          : CUDA_SUCCESS;
     } else {
         code = ww_issue(s, call, &held);
     }
-    if (ww_is_sticky(code)) ww_lost(code);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     if (!code && !held && (call->entry.flags & WW_DONE) && call->entry.slot != WW_NO_SLOT)
         ww_stream_mark(s, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
-    else if (!held) ww_result(call, code);
-    if (s->issued - s->marked >= MARK_EACH || (s->later && nfree_cells < WW_CELLS / 2)) mark(s);
+    else if (!held)
+        ww_result(call, code);
+    if (s->issued - s->marked >= MARK_EACH || (s->later && nfree_cells < WW_CELLS / 2))
+        mark(s);
     drop_generation(call->generation);
     call->generation = NULL;
 }
@@ -277,26 +321,32 @@ struct ww_call *ww_copy_call(const struct ww_call *call) {
 
 static void park(struct ww_stream *s, struct ww_call *kept) {
     kept->next = NULL;
-    if (s->last) s->last->next = kept;
-    else s->first = kept;
+    if (s->last)
+        s->last->next = kept;
+    else
+        s->first = kept;
     s->last = kept;
     s->parked_bytes += kept->bytes;
     parked_bytes += kept->bytes;
-    if (s->parked_bytes > PARKED_MOST || parked_bytes > PARKED_MOST_ALL) ww_die("a stream holds too many calls");
+    if (s->parked_bytes > PARKED_MOST || parked_bytes > PARKED_MOST_ALL)
+        ww_die("a stream holds too many calls");
     if (!s->is_parked) {
         s->is_parked = 1;
         s->next_parked = parked;
         parked = s;
     }
-    if (s->marked != s->issued) mark(s); /* so that what is outstanding is seen to pass */
+    if (s->marked != s->issued)
+        mark(s); /* so that what is outstanding is seen to pass */
 }
 
 /* Resolves the event at reading: what comes later to the event's id is another event, or another record of it. */
 static CUresult resolve(struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
-    if (call->nargs < sizeof *args) return CUDA_ERROR_INVALID_VALUE;
+    if (call->nargs < sizeof *args)
+        return CUDA_ERROR_INVALID_VALUE;
     struct event *event = args->event < WW_IDS ? events[args->event] : NULL;
-    if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (!event)
+        return CUDA_ERROR_INVALID_HANDLE;
     struct ww_generation *g = event->generation;
     if (call->entry.op == WW_OP_EVENT_RECORD) {
         if (g->refs > 1) { /* somebody still waits for the last record */
@@ -322,13 +372,20 @@ void ww_stream_call(struct ww_call *call) {
     CUresult code = s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
     uint16_t op = call->entry.op;
     call->order = ++order;
-    if (!code && (op == WW_OP_EVENT_RECORD || op == WW_OP_STREAM_WAIT)) code = resolve(call);
-    if (!code && op == WW_OP_AWAIT) code = ww_await_read(call);
-    if (!code) code = ww_check_move(call);
-    if (ww_is_sticky(code)) ww_lost(code);
-    if (code) ww_result(call, code);
-    else if (!s->first && ready(s, call)) issue(s, call);
-    else park(s, ww_copy_call(call));
+    if (!code && (op == WW_OP_EVENT_RECORD || op == WW_OP_STREAM_WAIT))
+        code = resolve(call);
+    if (!code && op == WW_OP_AWAIT)
+        code = ww_await_read(call);
+    if (!code)
+        code = ww_check_move(call);
+    if (ww_is_sticky(code))
+        ww_lost(code);
+    if (code)
+        ww_result(call, code);
+    else if (!s->first && ready(s, call))
+        issue(s, call);
+    else
+        park(s, ww_copy_call(call));
 }
 
 /* Puts something of the worker's own behind all that was read for a stream. */
@@ -351,14 +408,16 @@ static int unpark(struct ww_stream *s) {
     while (s->first && ready(s, s->first)) {
         struct ww_call *call = s->first;
         s->first = call->next;
-        if (!s->first) s->last = NULL;
+        if (!s->first)
+            s->last = NULL;
         s->parked_bytes -= call->bytes;
         parked_bytes -= call->bytes;
         issue(s, call);
         free(call);
         some = 1;
     }
-    if (s->first && s->marked != s->issued) mark(s);
+    if (s->first && s->marked != s->issued)
+        mark(s);
     return some;
 }
 
@@ -389,7 +448,8 @@ static int poll_waiters(void) {
             at = &w->next;
             continue;
         }
-        if (ww_is_sticky(code)) ww_lost(code);
+        if (ww_is_sticky(code))
+            ww_lost(code);
         if (w->todo.kind == WW_ANSWER) {
             show_prints(w->generation->native);
             ww_answer(w->todo.a, w->todo.b, code, NULL, 0);
@@ -409,29 +469,28 @@ int ww_streams_step(void) {
     int some = parked ? unpark_all() : 0; /* before streams that are gone end: they leave this list first */
     for (struct ww_stream *s = made, *next; s; s = next) {
         next = s->next_made;
-        if (s->first_mark) some |= poll_stream(s);
-        if (s->gone && !s->first_mark && !s->is_parked) end_stream(s);
+        if (s->first_mark)
+            some |= poll_stream(s);
+        if (s->gone && !s->first_mark && !s->is_parked)
+            end_stream(s);
     }
-    if (waiters) some |= poll_waiters();
+    if (waiters)
+        some |= poll_waiters();
     return some;
 }
 
-int ww_streams_busy(void) {
-    return nmarks || parked || waiters;
-}
+int ww_streams_busy(void) { return nmarks || parked || waiters; }
 
-int ww_streams_waited(void) {
-    return nwaited || waiters;
-}
+int ww_streams_waited(void) { return nwaited || waiters; }
 
-/* -- streams ---------------------------------------------------------------------------------------------------------- */
+/* -- streams ----------------------------------------------------------------------------------------------------------
+ */
 
-struct ww_stream *ww_find_stream(uint32_t id) {
-    return id < WW_IDS ? streams[id] : NULL;
-}
+struct ww_stream *ww_find_stream(uint32_t id) { return id < WW_IDS ? streams[id] : NULL; }
 
 uint32_t ww_take_cell(struct ww_stream *s) {
-    if (!nfree_cells || s->cells >= nfree_cells) return 0;
+    if (!nfree_cells || s->cells >= nfree_cells)
+        return 0;
     s->cells++;
     return 1u + free_cells[--nfree_cells];
 }
@@ -460,15 +519,18 @@ void ww_stream_create(const struct ww_call *call) {
     CUresult code = CUDA_SUCCESS;
     if (call->nargs < sizeof *args || args->id < WW_FIRST_ID || args->id >= WW_IDS || streams[args->id])
         code = CUDA_ERROR_INVALID_VALUE;
-    if (!code) code = native.cuStreamCreateWithPriority(&stream, args->flags & CU_STREAM_NON_BLOCKING, args->priority);
-    if (!code) add_stream(args->id, stream, !!(args->flags & CU_STREAM_NON_BLOCKING));
+    if (!code)
+        code = native.cuStreamCreateWithPriority(&stream, args->flags & CU_STREAM_NON_BLOCKING, args->priority);
+    if (!code)
+        add_stream(args->id, stream, !!(args->flags & CU_STREAM_NON_BLOCKING));
     ww_result(call, code);
 }
 
 void ww_stream_destroy(const struct ww_call *call) {
     const struct ww_args_id *args = (const void *)call->args;
     struct ww_stream *s = NULL;
-    if (call->nargs >= sizeof *args && args->id >= WW_FIRST_ID) s = ww_find_stream(args->id);
+    if (call->nargs >= sizeof *args && args->id >= WW_FIRST_ID)
+        s = ww_find_stream(args->id);
     if (!s) {
         ww_result(call, CUDA_ERROR_INVALID_HANDLE);
         return;
@@ -481,19 +543,23 @@ void ww_stream_destroy(const struct ww_call *call) {
 /* Whether calls that were posted to a stream, or that its next call would wait for, are parked. */
 static int behind_parked(const struct ww_stream *s) {
     for (const struct ww_stream *p = parked; s == legacy && p; p = p->next_parked)
-        if (p->first && !p->nonblocking) return 1;
+        if (p->first && !p->nonblocking)
+            return 1;
     return s->first != NULL;
 }
 
 void ww_stream_query(const struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
     CUresult code = CUDA_ERROR_INVALID_HANDLE;
-    if (s) code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
+    if (s)
+        code = behind_parked(s) ? CUDA_ERROR_NOT_READY : native.cuStreamQuery(s->native);
     if (s && !code && s->first_mark) { /* what stands at the marks is done before the answer */
         poll_stream(s);
-        if (s->first_mark) code = CUDA_ERROR_NOT_READY;
+        if (s->first_mark)
+            code = CUDA_ERROR_NOT_READY;
     }
-    if (ww_is_sticky(code)) ww_lost(code);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     ww_result(call, code);
 }
 
@@ -507,23 +573,26 @@ static void barrier_over(struct ww_barrier wanted, int nonblocking_too) {
     *b = wanted;
     b->left = 1;
     for (struct ww_stream *s = made; s; s = s->next_made) {
-        if (s->nonblocking && !nonblocking_too) continue;
-        if (s->gone ? !s->first_mark : !s->first && s->done == s->issued && !s->first_mark) continue;
+        if (s->nonblocking && !nonblocking_too)
+            continue;
+        if (s->gone ? !s->first_mark : !s->first && s->done == s->issued && !s->first_mark)
+            continue;
         b->left++;
         struct ww_todo todo = {.kind = WW_BARRIER, .barrier = b};
-        if (s->gone) append(&s->last_mark->todos, todo_copy(todo));
-        else put(s, todo_copy(todo), 0);
+        if (s->gone)
+            append(&s->last_mark->todos, todo_copy(todo));
+        else
+            put(s, todo_copy(todo), 0);
     }
     do_one(NULL, &(struct ww_todo){.kind = WW_BARRIER, .barrier = b});
 }
 
-void ww_barrier(struct ww_barrier barrier) {
-    barrier_over(barrier, 1);
-}
+void ww_barrier(struct ww_barrier barrier) { barrier_over(barrier, 1); }
 
 void ww_stream_sync(const struct ww_call *call) {
     struct ww_stream *s = ww_find_stream(call->entry.stream);
-    if (!s) ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+    if (!s)
+        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
     else if (s == legacy)
         barrier_over((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq}, 0);
     else
@@ -534,7 +603,8 @@ void ww_ctx_sync(const struct ww_call *call) {
     ww_barrier((struct ww_barrier){.then = answer_barrier, .slot = call->entry.slot, .seq = call->entry.seq});
 }
 
-/* -- events ------------------------------------------------------------------------------------------------------------- */
+/* -- events
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static struct event *find_event(const struct ww_call *call) {
     const struct ww_args_event *args = (const void *)call->args;
@@ -546,16 +616,17 @@ void ww_event_create(const struct ww_call *call) {
     uint32_t allowed = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
     CUresult code = CUDA_SUCCESS;
     CUevent event = NULL;
-    if (call->nargs < sizeof *args || !args->event || args->event >= WW_IDS || events[args->event]
-        || (args->flags & ~allowed))
+    if (call->nargs < sizeof *args || !args->event || args->event >= WW_IDS || events[args->event] ||
+        (args->flags & ~allowed))
         code = CUDA_ERROR_INVALID_VALUE;
-    if (!code) code = native.cuEventCreate(&event, args->flags);
+    if (!code)
+        code = native.cuEventCreate(&event, args->flags);
     if (!code) {
         struct event *e = events[args->event] = ww_memory(sizeof *e);
         e->flags = args->flags;
         e->generation = ww_memory(sizeof *e->generation);
-        *e->generation = (struct ww_generation){
-            .refs = 1, .timed = !(args->flags & CU_EVENT_DISABLE_TIMING), .native = event};
+        *e->generation =
+            (struct ww_generation){.refs = 1, .timed = !(args->flags & CU_EVENT_DISABLE_TIMING), .native = event};
     }
     ww_result(call, code);
 }
@@ -573,13 +644,16 @@ void ww_event_destroy(const struct ww_call *call) {
 void ww_event_query(const struct ww_call *call) {
     struct event *e = find_event(call);
     CUresult code = CUDA_ERROR_INVALID_HANDLE;
-    if (e) code = e->generation->parked ? CUDA_ERROR_NOT_READY : native.cuEventQuery(e->generation->native);
-    if (ww_is_sticky(code)) ww_lost(code);
+    if (e)
+        code = e->generation->parked ? CUDA_ERROR_NOT_READY : native.cuEventQuery(e->generation->native);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     ww_result(call, code);
 }
 
 static void wait_for(struct ww_generation *g, struct ww_todo todo) {
-    if (++nwaiters > TODOS_MOST) ww_die("more waits than a client can have");
+    if (++nwaiters > TODOS_MOST)
+        ww_die("more waits than a client can have");
     struct waiter *w = ww_memory(sizeof *w);
     *w = (struct waiter){.next = waiters, .generation = g, .todo = todo};
     g->refs++;
@@ -588,8 +662,10 @@ static void wait_for(struct ww_generation *g, struct ww_todo todo) {
 
 void ww_event_sync(const struct ww_call *call) {
     struct event *e = find_event(call);
-    if (e) wait_for(e->generation, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
-    else ww_result(call, CUDA_ERROR_INVALID_HANDLE);
+    if (e)
+        wait_for(e->generation, (struct ww_todo){.kind = WW_ANSWER, .a = call->entry.slot, .b = call->entry.seq});
+    else
+        ww_result(call, CUDA_ERROR_INVALID_HANDLE);
 }
 
 /* A stream of another device waits for the event's last record. It is told in any case: it must not wait for ever. */
@@ -602,9 +678,12 @@ void ww_event_signal(const struct ww_call *call) {
         return;
     }
     struct ww_todo todo = {.kind = WW_SIGNAL, .a = args->peer, .address = args->number};
-    if (!g || !g->recorded) do_one(NULL, &todo);
-    else if (g->parked) append(&g->signals, todo_copy(todo));
-    else wait_for(g, todo);
+    if (!g || !g->recorded)
+        do_one(NULL, &todo);
+    else if (g->parked)
+        append(&g->signals, todo_copy(todo));
+    else
+        wait_for(g, todo);
     ww_result(call, e ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
 }
 
@@ -617,11 +696,14 @@ void ww_event_elapsed(const struct ww_call *call) {
     }
     float ms = 0;
     CUresult code = CUDA_SUCCESS;
-    if (!first || !second || !first->generation->recorded || !second->generation->recorded || !first->generation->timed
-        || !second->generation->timed)
+    if (!first || !second || !first->generation->recorded || !second->generation->recorded ||
+        !first->generation->timed || !second->generation->timed)
         code = CUDA_ERROR_INVALID_HANDLE;
-    else if (first->generation->parked || second->generation->parked) code = CUDA_ERROR_NOT_READY;
-    else code = native.cuEventElapsedTime(&ms, first->generation->native, second->generation->native);
-    if (ww_is_sticky(code)) ww_lost(code);
+    else if (first->generation->parked || second->generation->parked)
+        code = CUDA_ERROR_NOT_READY;
+    else
+        code = native.cuEventElapsedTime(&ms, first->generation->native, second->generation->native);
+    if (ww_is_sticky(code))
+        ww_lost(code);
     ww_answer(call->entry.slot, call->entry.seq, code, &ms, code ? 0 : sizeof ms);
 }

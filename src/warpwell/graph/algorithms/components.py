@@ -344,9 +344,17 @@ def _link_marked(run: Run, s: _State, largest: int, pages: Any, done: Any) -> No
     loaded = run.loaded
     sweep = loaded.sweep(loaded.edges)
     run.launch(
-        _link_pages, sweep[0] * loaded.warp, loaded.edges, loaded.offsets, s.parents, largest, pages, done, sweep,
+        _link_pages,
+        sweep[0] * loaded.warp,
+        loaded.edges,
+        loaded.offsets,
+        s.parents,
+        largest,
+        pages,
+        done,
+        sweep,
         s.counters,
-    )  # fmt: skip
+    )
 
 
 def _link_sampled(run: Run, s: _State, sets: Sequence[Any]) -> None:
@@ -360,23 +368,26 @@ def _link_sampled(run: Run, s: _State, sets: Sequence[Any]) -> None:
 def _link_others(run: Run, s: _State, sets: Sequence[Any]) -> None:
     """Link the other neighbours of vertices outside of the largest component."""
     loaded, vertices = run.loaded, run.loaded.graph.vertices
-    run.launch(
-        _sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks, reads=False
-    )
+    run.launch(_sample, s.picks.size, s.parents, vertices // s.picks.size, s.picks.size, s.picks, reads=False)
     largest = _most_frequent(run.read(s.picks))
     if sets:
         done, pages = sets
         run.launch(
-            _mark_rest, vertices, loaded.offsets, s.parents, largest, vertices, pages, loaded.pages_of(loaded.edges),
+            _mark_rest,
+            vertices,
+            loaded.offsets,
+            s.parents,
+            largest,
+            vertices,
+            pages,
+            loaded.pages_of(loaded.edges),
             reads=False,
-        )  # fmt: skip
+        )
         _link_marked(run, s, largest, pages, done)
         return
     run.launch(_select, vertices, loaded.offsets, s.parents, largest, s.items, vertices, s.counters)
     count = int(run.read(s.counters)[ITEMS])
-    run.launch(
-        _link_rest, count * loaded.warp, loaded.edges, loaded.offsets, s.parents, s.items, count, s.counters
-    )
+    run.launch(_link_rest, count * loaded.warp, loaded.edges, loaded.offsets, s.parents, s.items, count, s.counters)
 
 
 def _most_frequent(labels: NDArray[Any]) -> int:

@@ -197,9 +197,13 @@ def pagerank(
         seconds = time.perf_counter() - started
         loaded.require_destinations(work.counters)
         return PageRankResult(
-            ranks=to_host(work.ranks), iterations=done, change=change, converged=change < tolerance, seconds=seconds,
+            ranks=to_host(work.ranks),
+            iterations=done,
+            change=change,
+            converged=change < tolerance,
+            seconds=seconds,
             stats=loaded.in_edges.stats - before,
-        )  # fmt: skip
+        )
 
 
 def require_in_edges(graph: Graph) -> None:
@@ -239,13 +243,9 @@ class _PageRank:
         """Compile what is launched, by launches that change nothing."""
         loaded, one = self.loaded, self.loaded.warp
         _list[one](loaded.in_offsets, 0, 0, self.items, 0, self.counters, device=loaded.device)
-        _gather[one](
-            loaded.in_edges, loaded.in_offsets, self.items, 0, (0, 0), self.shares, self.sums, self.counters
-        )
+        _gather[one](loaded.in_edges, loaded.in_offsets, self.items, 0, (0, 0), self.shares, self.sums, self.counters)
         empty = zeros(loaded.device, 0, np.float64)
-        _step[one](
-            loaded.offsets, empty, empty, empty, 0.0, 0.0, one, 0, 1, self.totals, device=loaded.device
-        )
+        _step[one](loaded.offsets, empty, empty, empty, 0.0, 0.0, one, 0, 1, self.totals, device=loaded.device)
         if self.pages is not None:
             try_waves(self.pages, loaded.in_edges)
 
@@ -274,9 +274,19 @@ class _PageRank:
 
     def _step(self, run: Run, base: float, iteration: int) -> None:
         run.launch(
-            _step, self.threads, self.loaded.offsets, self.ranks, self.shares, self.sums, base, self.damping,
-            self.threads, 2 * iteration, 2 * iteration + 1, self.totals,
-        )  # fmt: skip
+            _step,
+            self.threads,
+            self.loaded.offsets,
+            self.ranks,
+            self.shares,
+            self.sums,
+            base,
+            self.damping,
+            self.threads,
+            2 * iteration,
+            2 * iteration + 1,
+            self.totals,
+        )
 
     def _list(self, run: Run, vertex: int, end: int) -> int:
         before = int(run.read(self.counters)[ITEMS])
@@ -286,9 +296,17 @@ class _PageRank:
     def _gather(self, run: Run, count: int, window: tuple[int, int]) -> None:
         loaded = self.loaded
         run.launch(
-            _gather, count * loaded.warp, loaded.in_edges, loaded.in_offsets, self.items, count, window, self.shares,
-            self.sums, self.counters,
-        )  # fmt: skip
+            _gather,
+            count * loaded.warp,
+            loaded.in_edges,
+            loaded.in_offsets,
+            self.items,
+            count,
+            window,
+            self.shares,
+            self.sums,
+            self.counters,
+        )
 
     def _gather_pages(self, run: Run, pages: Any) -> None:
         """Gather over all edges, whose pages are read ahead."""

@@ -86,12 +86,18 @@ class Run:
             if reads and not self.loaded.in_memory:
                 self._wait()  # it may wait for storage, which Ctrl-C ends; and what it marks is read next
             return
-        services = [step for array in self._arrays for step in array.interp_services()] \
-            if self.loaded.device == "interp" else ()  # fmt: skip
+        services = (
+            [step for array in self._arrays for step in array.interp_services()]
+            if self.loaded.device == "interp"
+            else ()
+        )
         kernel[shape](
-            *(self._views.get(id(a), a) for a in args), device=self.loaded.device, flag=self._flag,
-            aborts=self._arrays, services=services,
-        )  # fmt: skip
+            *(self._views.get(id(a), a) for a in args),
+            device=self.loaded.device,
+            flag=self._flag,
+            aborts=self._arrays,
+            services=services,
+        )
 
     @property
     def failed(self) -> bool:

@@ -556,21 +556,28 @@ def _compile(loaded: LoadedGraph, s: _State) -> None:
     if loaded.in_memory:
         _push_levels[1](edges, offsets, s.levels, s.visited, s.items, 0, 0, 0, 0, 0, s.counters)
         if loaded.graph.in_edges:
-            _pull[loaded.warp](
-                loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, 0, 1, s.counters
-            )
+            _pull[loaded.warp](loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, 0, 0, 1, s.counters)
         return
     _push_pages[loaded.warp](edges, offsets, s.levels, s.visited, s.pushed, NO_PAGES, 0, s.counters)
     if loaded.graph.in_edges:
         _pull_pages[loaded.warp](
-            loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after, s.pulled, NO_PAGES, s.kept, 0, 0,
+            loaded.in_edges,
+            loaded.in_offsets,
+            s.levels,
+            s.visited,
+            s.after,
+            s.pulled,
+            NO_PAGES,
+            s.kept,
+            0,
+            0,
             s.counters,
-        )  # fmt: skip
+        )
         _pull_kept[loaded.warp](offsets, s.levels, s.visited, s.after, s.kept, 0, 1, 0, s.counters, device=where)
         _copy[loaded.warp](s.visited, s.visited, device=where)
     _mark[loaded.warp](
         offsets, offsets, s.levels, 0, 0, s.pushed, s.pulled, NO_PAGES, NO_PAGES, 1, s.counters, device=where
-    )  # fmt: skip
+    )
     _clear[loaded.warp](s.pushed, s.pulled, device=where)
 
 
@@ -628,9 +635,16 @@ class _Search:
         """List the items of the frontier."""
         s, vertices = self.state, self.graph.vertices
         self.run.launch(
-            _collect, vertices, self.loaded.offsets, s.levels, self.level, s.items, vertices, -int(self.counts[ITEMS]),
+            _collect,
+            vertices,
+            self.loaded.offsets,
+            s.levels,
+            self.level,
+            s.items,
+            vertices,
+            -int(self.counts[ITEMS]),
             s.counters,
-        )  # fmt: skip
+        )
         return 0, int(self._read()[ITEMS])
 
     def _push(self) -> None:
@@ -642,9 +656,19 @@ class _Search:
         s, loaded = self.state, self.loaded
         base = end - int(self.counts[ITEMS])
         self.run.launch(
-            _push, (end - begin) * loaded.warp, loaded.edges, loaded.offsets, s.levels, s.visited, s.items, begin, end,
-            base, self.level + 1, s.counters,
-        )  # fmt: skip
+            _push,
+            (end - begin) * loaded.warp,
+            loaded.edges,
+            loaded.offsets,
+            s.levels,
+            s.visited,
+            s.items,
+            begin,
+            end,
+            base,
+            self.level + 1,
+            s.counters,
+        )
         self._next(self._read())
         self.listed = end, base + int(self.counts[ITEMS])
 
@@ -654,9 +678,20 @@ class _Search:
         s, loaded = self.state, self.loaded
         base = end - int(self.counts[ITEMS])
         self.run.launch(
-            _push_levels, 1, loaded.edges, loaded.offsets, s.levels, s.visited, s.items, begin, end, base,
-            self.level + 1, SMALL, s.counters,
-        )  # fmt: skip
+            _push_levels,
+            1,
+            loaded.edges,
+            loaded.offsets,
+            s.levels,
+            s.visited,
+            s.items,
+            begin,
+            end,
+            base,
+            self.level + 1,
+            SMALL,
+            s.counters,
+        )
         self.left -= int(self._read()[DEGREES])
         self.listed = int(self.counts[BEGIN]), base + int(self.counts[ITEMS])
         self.level, self.edges = int(self.counts[LEVEL]), int(self.counts[FRONTIER])
@@ -667,9 +702,18 @@ class _Search:
         s, loaded, words = self.state, self.loaded, words_of(self.graph.vertices)
         warps = min(words, WARPS)
         self.run.launch(
-            _pull, warps * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after,
-            self.level + 1, words, warps, s.counters,
-        )  # fmt: skip
+            _pull,
+            warps * loaded.warp,
+            loaded.in_edges,
+            loaded.in_offsets,
+            s.levels,
+            s.visited,
+            s.after,
+            self.level + 1,
+            words,
+            warps,
+            s.counters,
+        )
         s.visited, s.after = s.after, s.visited
         self._next(self._read())
         self.listed = None
@@ -681,9 +725,19 @@ class _Search:
             threads = min(up_to_warps(max(1, self.kept), warp), WARPS * warp)
             run.launch(_copy, s.visited.size, s.visited, s.after, reads=False)
             run.launch(
-                _pull_kept, threads, loaded.in_offsets, s.levels, s.visited, s.after, s.kept, self.kept, threads,
-                self.level + 1, s.counters, reads=False,
-            )  # fmt: skip
+                _pull_kept,
+                threads,
+                loaded.in_offsets,
+                s.levels,
+                s.visited,
+                s.after,
+                s.kept,
+                self.kept,
+                threads,
+                self.level + 1,
+                s.counters,
+                reads=False,
+            )
             s.visited, s.after = s.after, s.visited
             self._next(self._read())
             return
@@ -695,18 +749,38 @@ class _Search:
         threads = min(up_to_warps(self.graph.vertices, warp), WARPS * warp)
         run.launch(_clear, max(s.pushed.size, s.pulled.size), s.pushed, s.pulled, reads=False)
         run.launch(
-            _mark, threads, loaded.offsets, offsets, s.levels, self.level, self.graph.vertices, s.pushed, s.pulled,
-            loaded.pages_of(loaded.edges), loaded.pages_of(read), threads, s.counters, reads=False,
-        )  # fmt: skip
+            _mark,
+            threads,
+            loaded.offsets,
+            offsets,
+            s.levels,
+            self.level,
+            self.graph.vertices,
+            s.pushed,
+            s.pulled,
+            loaded.pages_of(loaded.edges),
+            loaded.pages_of(read),
+            threads,
+            s.counters,
+            reads=False,
+        )
         pages = self._read()
         if pull and pages[PULLED] < pages[PUSHED]:
             self._pull_pages()
         else:
             sweep = loaded.sweep(loaded.edges)
             run.launch(
-                _push_pages, sweep[0] * warp, loaded.edges, loaded.offsets, s.levels, s.visited, s.pushed, sweep,
-                self.level + 1, s.counters,
-            )  # fmt: skip
+                _push_pages,
+                sweep[0] * warp,
+                loaded.edges,
+                loaded.offsets,
+                s.levels,
+                s.visited,
+                s.pushed,
+                sweep,
+                self.level + 1,
+                s.counters,
+            )
             self._next(self._read())
         self.listed = None
 
@@ -716,9 +790,20 @@ class _Search:
         sweep = loaded.sweep(loaded.in_edges)
         run.launch(_copy, s.visited.size, s.visited, s.after, reads=False)
         run.launch(
-            _pull_pages, sweep[0] * loaded.warp, loaded.in_edges, loaded.in_offsets, s.levels, s.visited, s.after,
-            s.pulled, sweep, s.kept, int(self.counts[KEPT]), self.level + 1, s.counters,
-        )  # fmt: skip
+            _pull_pages,
+            sweep[0] * loaded.warp,
+            loaded.in_edges,
+            loaded.in_offsets,
+            s.levels,
+            s.visited,
+            s.after,
+            s.pulled,
+            sweep,
+            s.kept,
+            int(self.counts[KEPT]),
+            self.level + 1,
+            s.counters,
+        )
         s.visited, s.after = s.after, s.visited
         counts = self._read()
         self.kept = int(counts[KEPT]) if 2 * counts[KEPT] <= s.kept.size else -1

@@ -320,9 +320,18 @@ class _Search:
         relax, arguments = self._relax(0)
         relax[one](*arguments)
         _select[one](
-            loaded.offsets, self.distances, self.waiting, 0.0, self.items, 0, words_of(loaded.graph.vertices), 1,
-            self.least, self.counters, device=loaded.device,
-        )  # fmt: skip
+            loaded.offsets,
+            self.distances,
+            self.waiting,
+            0.0,
+            self.items,
+            0,
+            words_of(loaded.graph.vertices),
+            1,
+            self.least,
+            self.counters,
+            device=loaded.device,
+        )
         report("compile", 1, 1)
 
     def search(self, report: Progress) -> None:
@@ -333,9 +342,19 @@ class _Search:
         with Run(loaded, loaded.edges, weights) as run:  # type: ignore[arg-type]
             while not run.failed:
                 run.launch(
-                    _select, warps * loaded.warp, loaded.offsets, self.distances, self.waiting, float(limit),
-                    self.items, -done, 0, warps, self.least, self.counters,
-                )  # fmt: skip
+                    _select,
+                    warps * loaded.warp,
+                    loaded.offsets,
+                    self.distances,
+                    self.waiting,
+                    float(limit),
+                    self.items,
+                    -done,
+                    0,
+                    warps,
+                    self.least,
+                    self.counters,
+                )
                 counts = run.read(self.counters)
                 count, done = int(counts[ITEMS]) - done, int(counts[ITEMS])
                 if count == 0:
@@ -356,8 +375,14 @@ class _Search:
         """Return the kernel that follows the edges of items, and its arguments."""
         loaded = self.loaded
         first = (
-            loaded.edges, loaded.weights, loaded.offsets, self.distances, self.waiting, self.items, count,
-        )  # fmt: skip
+            loaded.edges,
+            loaded.weights,
+            loaded.offsets,
+            self.distances,
+            self.waiting,
+            self.items,
+            count,
+        )
         last = self.zero, self.most, self.least, self.counters
         return (_relax_staged, (*first, self.staged, self.warps, *last)) if self.warps else (_relax, (*first, *last))
 
@@ -368,6 +393,11 @@ class _Search:
         if self.dtype.kind == "i":
             found = np.where(reached, found.astype(np.int64), np.iinfo(np.int64).max)
         return SSSPResult(
-            source=self.source, distances=found, reached=int(np.count_nonzero(reached)), delta=delta,
-            rounds=self.rounds, seconds=seconds, stats=stats,
-        )  # fmt: skip
+            source=self.source,
+            distances=found,
+            reached=int(np.count_nonzero(reached)),
+            delta=delta,
+            rounds=self.rounds,
+            seconds=seconds,
+            stats=stats,
+        )

@@ -227,7 +227,16 @@ def _pass(run: Run, pages: Any, writes: int, later: Any, places: Any, counters: 
     for window in run.all_edges(pages):
         vertex, end = vertices_of(offsets, window)
         run.launch(
-            _orient, (end - vertex) * loaded.warp, loaded.edges, loaded.offsets, vertex, end, window, writes, later,
-            places, counters,
-        )  # fmt: skip
+            _orient,
+            (end - vertex) * loaded.warp,
+            loaded.edges,
+            loaded.offsets,
+            vertex,
+            end,
+            window,
+            writes,
+            later,
+            places,
+            counters,
+        )
     run.read(counters)  # what it was given stays until it is done

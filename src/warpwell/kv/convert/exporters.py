@@ -125,9 +125,7 @@ def to_folder(
     return Dumped(entries.keys.size, entries.nbytes, rule)
 
 
-def _fields_to_folder(
-    store: Store, path: Path, entries: _Entries, names: str, progress: Progress | None
-) -> Dumped:
+def _fields_to_folder(store: Store, path: Path, entries: _Entries, names: str, progress: Progress | None) -> Dumped:
     assert store.schema is not None
     if names != "auto":
         raise ArgumentError("--names is for stores without a schema: a field is a .npy file here", name="names")
@@ -212,9 +210,7 @@ def _changed(store: Store) -> ArgumentError:
 
 
 @contextlib.contextmanager
-def _member(
-    archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> Iterator[IO[bytes]]:
+def _member(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
     with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
         _header(file, dtype, shape)
         yield file

@@ -45,9 +45,13 @@ class DatasetSource:
     kind = "datasets"
 
     def __init__(
-        self, dataset: Any, rule: KeyRule, key_field: str | None = None, fields: list[str] | None = None,
+        self,
+        dataset: Any,
+        rule: KeyRule,
+        key_field: str | None = None,
+        fields: list[str] | None = None,
         where: str = "the data set",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.where = where
         self._rule = rule
         self._dataset = dataset.with_format("arrow")

@@ -106,8 +106,9 @@ class NpzSource:
             ends = offsets.read(count)
             sizes = np.diff(ends, prepend=begin)
             if (sizes < 0).any() or begin < 0 or int(ends[-1]) > values.shape[0]:
-                raise FormatError(f"{self.path}: {OFFSETS} does not rise to the end of {VALUES}: was the file edited?",
-                                  path=self.path)  # fmt: skip
+                raise FormatError(
+                    f"{self.path}: {OFFSETS} does not rise to the end of {VALUES}: was the file edited?", path=self.path
+                )
             check_value(int(sizes.max()), f"{self.path}: record {start + int(sizes.argmax())}")
             keys = self._keys(start, count)
             keys = keys if isinstance(keys, list) else list(keys)
@@ -142,8 +143,9 @@ class NpzSource:
         lengths = {n: shape[0] - (n == OFFSETS) for n, shape in shapes.items() if not (self._bytes and n == VALUES)}
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"{n} has {length}" for n, length in lengths.items())
-            raise FormatError(f"{self.path}: the arrays have several lengths ({told}): choose with --fields",
-                              path=self.path)  # fmt: skip
+            raise FormatError(
+                f"{self.path}: the arrays have several lengths ({told}): choose with --fields", path=self.path
+            )
         if min(lengths.values()) < 0 or (self._bytes and self._arrays[OFFSETS].dtype != np.int64):
             raise FormatError(f"{self.path}: {OFFSETS} is not int64 [N + 1]", path=self.path)
         return next(iter(lengths.values()))

@@ -81,9 +81,13 @@ class DeviceStore(Store):
         self.check_open()
         hits, commands, merged = self._engine.read_words(at.K_COUNTERS, 3)
         return {
-            "hits": hits, "commands": commands, "merged": merged, "cache_records": self._engine.cache_records,
-            "piece_bytes": self._engine.chunk, "staging_bytes": self._engine.pairs.shared_nbytes,
-        }  # fmt: skip
+            "hits": hits,
+            "commands": commands,
+            "merged": merged,
+            "cache_records": self._engine.cache_records,
+            "piece_bytes": self._engine.chunk,
+            "staging_bytes": self._engine.pairs.shared_nbytes,
+        }
 
     def refresh(self) -> int:
         """Read what another process committed since the last refresh, as `Store.refresh` does.

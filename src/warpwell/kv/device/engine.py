@@ -60,9 +60,14 @@ class DeviceOptions:
         ArgumentError
         """
         ranges = {
-            "queues": (1, MAX_PORTS), "depth": (4, 1 << 16), "threads": (1, None), "cache_bytes": (0, None),
-            "value_bytes": (1, MAX_VALUE), "window": (0, None), "weight": (1, MAX_WEIGHT),
-        }  # fmt: skip
+            "queues": (1, MAX_PORTS),
+            "depth": (4, 1 << 16),
+            "threads": (1, None),
+            "cache_bytes": (0, None),
+            "value_bytes": (1, MAX_VALUE),
+            "window": (0, None),
+            "weight": (1, MAX_WEIGHT),
+        }
         for name, (least, most) in ranges.items():
             value = getattr(self, name)
             if value is not None or name != "threads":
@@ -111,10 +116,14 @@ class Engine:
             self.memory = memory
             self.chunk = self._chunk()
             self.pairs = QueuePairs(
-                memory, count=options.queues, depth=options.depth, results=True,
+                memory,
+                count=options.queues,
+                depth=options.depth,
+                results=True,
                 staging_bytes=SMALLEST if self._places() else self.chunk,
-                returns=self._places(), place_bytes=self.chunk if self._places() else 0,
-            )  # fmt: skip
+                returns=self._places(),
+                place_bytes=self.chunk if self._places() else 0,
+            )
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
             self._cache: Block | None = self._make_cache(options.cache_bytes)
@@ -122,9 +131,13 @@ class Engine:
             if beside is None:
                 threads = options.threads or service_threads(self.target)
                 self.controller = Controller(
-                    self.pairs, threads=threads, spin=self.target == "cuda", interpreted=self.target == "interp",
-                    window=options.window, weight=options.weight,
-                )  # fmt: skip
+                    self.pairs,
+                    threads=threads,
+                    spin=self.target == "cuda",
+                    interpreted=self.target == "interp",
+                    window=options.window,
+                    weight=options.weight,
+                )
                 ids = [self.controller.attach_kv(n, name=name, owner=self) for n in self._natives]
                 self.nsid = ids[0]
             else:

@@ -64,9 +64,7 @@ class Index:
     def lookup(self, keys: Keys, *, stripe: int = 0) -> NDArray[np.int64]:
         """Return locations, int64 [N, 2], zeros for absent keys (any thread)."""
         locations = np.empty((keys.size, 2), np.int64)
-        compiled(lookup_many)(
-            self._state.address, stripe, *_addresses(keys), keys.size, locations.ctypes.data
-        )
+        compiled(lookup_many)(self._state.address, stripe, *_addresses(keys), keys.size, locations.ctypes.data)
         return locations
 
     def put(self, keys: Keys, locations: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -135,6 +135,7 @@ class Reader:
             self._table.entries[:, [G_MAPPED, G_FD]] = 0
             mappings = list(self._mappings.values())
             self._mappings.clear()
+
         # Whoever could have seen a descriptor or a mapping leaves before they go.
         def unmap() -> None:
             for mapping in mappings:
@@ -234,9 +235,14 @@ class Reader:
     ) -> NDArray[np.intp]:
         """Read values to ``base + starts``; return the rows whose segment is not open."""
         wrong = compiled(read_many)(
-            self._address, found.ctypes.data >> 12, locations.ctypes.data, keys.size, base, starts.ctypes.data,
+            self._address,
+            found.ctypes.data >> 12,
+            locations.ctypes.data,
+            keys.size,
+            base,
+            starts.ctypes.data,
             found.ctypes.data,
-        )  # fmt: skip
+        )
         if not wrong:
             return _NO_ROWS
         stale = np.flatnonzero(found == STALE)

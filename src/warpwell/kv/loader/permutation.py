@@ -138,9 +138,7 @@ class Permutation:
         return high.astype(np.int64) << self._low | low
 
     @staticmethod
-    def _mix(
-        half: NDArray[np.uint32], key: np.uint32, mixed: NDArray[np.uint32], shifted: NDArray[np.uint32]
-    ) -> None:
+    def _mix(half: NDArray[np.uint32], key: np.uint32, mixed: NDArray[np.uint32], shifted: NDArray[np.uint32]) -> None:
         """Put a mixture of `half` and `key` into `mixed`; products wrap at 32 bits."""
         np.bitwise_xor(half, key, out=mixed)
         mixed *= np.uint32(MULTIPLY_1)

@@ -22,8 +22,15 @@ FLOOR_NAME = "COMMITTED"
 PLACES = (0, 4096)
 
 MARK: np.dtype[Any] = np.dtype(
-    [("magic", "S8"), ("uuid", "V16"), ("seq", "<i8"), ("chain", "<u4"), ("salt", "<u4"), ("reserved", "V20"),
-     ("crc", "<u4")]
+    [
+        ("magic", "S8"),
+        ("uuid", "V16"),
+        ("seq", "<i8"),
+        ("chain", "<u4"),
+        ("salt", "<u4"),
+        ("reserved", "V20"),
+        ("crc", "<u4"),
+    ]
 )
 require_layout(MARK, 64, {"magic": 0, "uuid": 8, "seq": 24, "chain": 32, "salt": 36, "reserved": 40, "crc": 60})
 _MAGIC = b"warpwfl1"

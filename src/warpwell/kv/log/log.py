@@ -120,9 +120,7 @@ class Log:
         """
         path = os.path.abspath(folder)
         files = files or Files()
-        opened = create_writable(
-            files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes
-        )
+        opened = create_writable(files, path, schema=schema_json, durability=durability, segment_bytes=segment_bytes)
         return cls._writer_of(path, files, opened)
 
     @classmethod
@@ -235,9 +233,7 @@ class Log:
                 loc0 = segments.head << SEGMENT_SHIFT | offset // UNIT
                 crc = crc32c(value) if nbytes else 0
                 loc1 = (crc - (crc >> 31 << 32)) << CRC_SHIFT | (len(key) | mark) << KEY_LEN_SHIFT | nbytes
-                self._pending.add_packed(
-                    _PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0)
-                )
+                self._pending.add_packed(_PACKED.pack(MAGIC, PUT, len(key), 0, 0, key, loc0, loc1, 0, 0, 0, 0))
             self._always()
             return loc0, loc1
 

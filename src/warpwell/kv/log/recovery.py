@@ -124,9 +124,7 @@ def load(files: Files, folder: str, manifest: Manifest, segments: Segments, *, w
         scanned = scan(fd, block.salt, start, floor)
         refuse_damage(scanned, path)
         slots, position = settle(scanned, start, floor[0], segments, fd, path)
-    return LoadedLog(
-        np.concatenate([base, slots]), len(base), fd, block.salt, position, start, scanned.size, floor
-    )
+    return LoadedLog(np.concatenate([base, slots]), len(base), fd, block.salt, position, start, scanned.size, floor)
 
 
 def check_previous(folder: str, manifest: Manifest) -> None:
@@ -193,9 +191,7 @@ def settle(
     return slots[:keep], Position(offset, start.seq + keep, chain)
 
 
-def check_places(
-    slots: NDArray[np.int64], segments: Segments, ordered: NDArray[np.bool_] | None
-) -> int | None:
+def check_places(slots: NDArray[np.int64], segments: Segments, ordered: NDArray[np.bool_] | None) -> int | None:
     """Raise CorruptionError for a location outside of its segment, or return its index if it is not `ordered`."""
     loc0, loc1 = slots[:, 2], slots[:, 3]
     sizes = size_of(loc1)

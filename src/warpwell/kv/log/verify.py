@@ -72,9 +72,7 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(
-    folder: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
-) -> VerifyReport:
+def verify(folder: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None) -> VerifyReport:
     """Check the manifest, every superblock, the snapshot, the journal's chain, and every live value.
 
     A writer may have the store open.

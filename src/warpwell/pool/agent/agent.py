@@ -79,8 +79,10 @@ class Agent(AgentState):
     def info(self) -> dict[str, Any]:
         """Return what there is to know of the device and its agent."""
         free, total = self.runtime.memory_info()
-        lanes = {n: {"calls": lane.calls, "waiting": lane.waiting, "doing": call_name(lane.doing) if lane.doing else ""}
-                 for n, lane in list(self.lanes.items())}  # fmt: skip
+        lanes = {
+            n: {"calls": lane.calls, "waiting": lane.waiting, "doing": call_name(lane.doing) if lane.doing else ""}
+            for n, lane in list(self.lanes.items())
+        }
         views = [v for v in list(self.handles.values()) if isinstance(v, BufferView)]
         held = {id(v.memory): v.memory.nbytes for v in views if v.memory.block is not None}
         return {
@@ -124,8 +126,9 @@ class Agent(AgentState):
 
 
 @handles(Op.VIEW)
-def view(agent: Agent, _s: int, _q: int, handle: int, base: int, offset: int, dtype: Any, shape: Any,
-         strides: Any) -> None:  # fmt: skip
+def view(
+    agent: Agent, _s: int, _q: int, handle: int, base: int, offset: int, dtype: Any, shape: Any, strides: Any
+) -> None:
     """Make another array in a buffer's memory."""
     whole = agent.view(base)
     agent.handles[handle] = BufferView(whole.memory, whole.offset + offset, unpack_dtype(dtype), shape, strides)

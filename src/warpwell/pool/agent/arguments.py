@@ -34,8 +34,9 @@ class ArrivingArray:
 
 
 @handles(Op.ARGUMENT)
-def argument(agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any,
-             about: Any) -> None:  # fmt: skip
+def argument(
+    agent: AgentState, stream: int, sequence: int, handle: int, reply: int, tag: int, plan: Any, about: Any
+) -> None:
     """Receive an array that a later call of the stream takes."""
     arriving = agent.handles[handle] = ArrivingArray()
     half = agent.bulk[reply] = Half(agent.application)

@@ -70,8 +70,14 @@ class CudaRuntime(Runtime):
     def used(self, block: Any, stream: Any) -> None:
         block.used.add(stream)
 
-    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
-              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
+    def array(
+        self,
+        block: Any,
+        offset: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+    ) -> Any:
         return as_array(block.address + offset, shape, dtype, strides, block)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:

@@ -116,9 +116,13 @@ class BufferView:
     """
 
     def __init__(
-        self, memory: DeviceMemory, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
+        self,
+        memory: DeviceMemory,
+        offset: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
         strides: tuple[int, ...] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._strides = strides
         self.memory = memory
         self.offset = offset

@@ -65,8 +65,14 @@ class Runtime(ABC):
         """Note that work in a stream uses a block from now on."""
 
     @abstractmethod
-    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
-              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
+    def array(
+        self,
+        block: Any,
+        offset: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+    ) -> Any:
         """Return what kernels take for a part of a block."""
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:
@@ -217,8 +223,14 @@ class CpuRuntime(Runtime):
     def used(self, block: Any, stream: Any) -> None:
         """Do nothing: a block lives as long as its references."""
 
-    def array(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...],
-              strides: tuple[int, ...] | None = None) -> Any:  # fmt: skip
+    def array(
+        self,
+        block: Any,
+        offset: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None = None,
+    ) -> Any:
         return np.ndarray(shape, dtype, block.bytes, offset, strides)
 
     def operand(self, block: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Callable[[], Any]:

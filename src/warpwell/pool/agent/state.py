@@ -174,13 +174,24 @@ class AgentState:
 
         return check
 
-    def move(self, way: Callable[..., None], lane: Lane, view: BufferView, peer: int, tag: int, plan: Any,
-             started: Started) -> None:  # fmt: skip
+    def move(
+        self, way: Callable[..., None], lane: Lane, view: BufferView, peer: int, tag: int, plan: Any, started: Started
+    ) -> None:
         """Move bulk data in or out (`copy_in`, `copy_out`), from a lane."""
         address = view.address(self.runtime, lane.stream)
         if view.nbytes:
-            way(self.transport, self.runtime, lane.stream, peer, tag, plan, view.memory.block, address, view.nbytes,
-                started)  # fmt: skip
+            way(
+                self.transport,
+                self.runtime,
+                lane.stream,
+                peer,
+                tag,
+                plan,
+                view.memory.block,
+                address,
+                view.nbytes,
+                started,
+            )
 
     def later(self, call: Callable[[], None], mark: Any = None) -> None:
         """Make a call from the thread of deferred calls, once the device has reached `mark`."""

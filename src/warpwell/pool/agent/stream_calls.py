@@ -184,8 +184,9 @@ def create(agent: AgentState, stream: int, sequence: int, handle: int, path: str
 
 
 @handles(Op.METHOD)
-def method(agent: AgentState, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any,
-           data: bytes) -> None:  # fmt: skip
+def method(
+    agent: AgentState, stream: int, sequence: int, handle: int, name: str, reply: int, handles: Any, data: bytes
+) -> None:
     """Call a method of such an object, or read an attribute (a name that begins with a dot).
 
     A `Future` that the method returns is the answer once it is done.
@@ -232,9 +233,12 @@ def set_global(agent: AgentState, stream: int, sequence: int, key: str, name: st
     """Set a global variable of a kernel."""
     loaded = agent.codes[key]
     agent.lane(stream).put(
-        sequence, f"global variable {name!r} of {loaded.name!r}", 0, len(data),
+        sequence,
+        f"global variable {name!r} of {loaded.name!r}",
+        0,
+        len(data),
         lambda lane: loaded.set_global(name, codes.loads(data)),
-    )  # fmt: skip
+    )
 
 
 # -- events ------------------------------------------------------------------------------------------------------

@@ -32,8 +32,18 @@ FORGOTTEN = 4096
 
 
 @handles(Op.LEAD)
-def lead(agent: AgentState, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
-         plan: Any, process: int) -> None:  # fmt: skip
+def lead(
+    agent: AgentState,
+    stream: int,
+    sequence: int,
+    handle: int,
+    number: int,
+    outgoing: bool,
+    peer: int,
+    tag: int,
+    plan: Any,
+    process: int,
+) -> None:
     """Copy to or from another agent, in the order of a stream of this one."""
     view = agent.view(handle)
     half = agent.half(number, peer)
@@ -71,8 +81,18 @@ def lead(agent: AgentState, stream: int, sequence: int, handle: int, number: int
 
 
 @handles(Op.FOLLOW)
-def follow(agent: AgentState, stream: int, sequence: int, handle: int, number: int, outgoing: bool, peer: int, tag: int,
-           plan: Any, process: int) -> None:  # fmt: skip
+def follow(
+    agent: AgentState,
+    stream: int,
+    sequence: int,
+    handle: int,
+    number: int,
+    outgoing: bool,
+    peer: int,
+    tag: int,
+    plan: Any,
+    process: int,
+) -> None:
     """Copy from or to another agent, when that one says so. What fails is told to it, and it tells the application."""
     view = agent.view(handle)
     half = agent.half(number, peer)

@@ -29,8 +29,18 @@ Started = Callable[[Transfer], None]
 """Called with each transfer that was begun, so that somebody else can cancel it."""
 
 
-def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
-            to: int, nbytes: int, started: Started) -> None:  # fmt: skip
+def copy_in(
+    transport: Transport,
+    runtime: Any,
+    stream: Any,
+    peer: int,
+    tag: int,
+    plan: tuple[int, int],
+    block: Any,
+    to: int,
+    nbytes: int,
+    started: Started,
+) -> None:
     """Receive bulk data into device memory; return when later work of the stream finds it there.
 
     Parameters
@@ -80,8 +90,18 @@ def copy_in(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int
         runtime.synchronize(stream)  # the staging memory is used again
 
 
-def copy_out(transport: Transport, runtime: Any, stream: Any, peer: int, tag: int, plan: tuple[int, int], block: Any,
-             source: int, nbytes: int, started: Started) -> None:  # fmt: skip
+def copy_out(
+    transport: Transport,
+    runtime: Any,
+    stream: Any,
+    peer: int,
+    tag: int,
+    plan: tuple[int, int],
+    block: Any,
+    source: int,
+    nbytes: int,
+    started: Started,
+) -> None:
     """Send device memory, as earlier work of the stream leaves it; return when it may change again."""
     chunk, buffers = plan
     staging = runtime.staging(buffers * chunk or nbytes)

@@ -86,8 +86,14 @@ def download(connection: AgentConnection, channel: Channel, handle: int, out: ND
             out[...] = into
 
 
-def between_agents(source: tuple[AgentConnection, int], destination: tuple[AgentConnection, int], nbytes: int,
-                   leading: AgentConnection, channel: Channel, other: Channel | None) -> None:  # fmt: skip
+def between_agents(
+    source: tuple[AgentConnection, int],
+    destination: tuple[AgentConnection, int],
+    nbytes: int,
+    leading: AgentConnection,
+    channel: Channel,
+    other: Channel | None,
+) -> None:
     """Copy a buffer to one of another device of the same transport, and do not wait for it.
 
     Parameters
@@ -220,8 +226,16 @@ class BulkCopy:
         ends = self._connection.rank, self._connection.transport.rank
         return self._begin(self._connection.transport.get, ends, out, op, handle, **counts)
 
-    def _begin(self, way: Callable[[int, int, Region], Transfer], ends: tuple[int, int], array: NDArray[Any], op: Op,
-               handle: int, *more: Any, **counts: Any) -> Reply:  # fmt: skip
+    def _begin(
+        self,
+        way: Callable[[int, int, Region], Transfer],
+        ends: tuple[int, int],
+        array: NDArray[Any],
+        op: Op,
+        handle: int,
+        *more: Any,
+        **counts: Any,
+    ) -> Reply:
         connection, caller = self._connection, self._connection.caller
         plan = connection.transfers.plan(array.nbytes)
         while self._reply is None:
@@ -286,9 +300,7 @@ class Arguments:
         Returns the handle of an object that is on the device, None for anything else.
     """
 
-    def __init__(
-        self, connection: AgentConnection, channel: Channel, handle_of: Callable[[Any], int | None]
-    ) -> None:
+    def __init__(self, connection: AgentConnection, channel: Channel, handle_of: Callable[[Any], int | None]) -> None:
         self._connection, self._channel, self._on_device = connection, channel, handle_of
         self._arrays: dict[int, tuple[int, NDArray[Any]]] = {}
 

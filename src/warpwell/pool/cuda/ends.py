@@ -140,9 +140,20 @@ class Near(_Memory):
             Their bytes, and ``(from, to, bytes, stops without payloads)``; or one of the codes above, and None.
         """
         start, end, stops = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint32(_STOPS)
-        code = int(self.relay.slow.ww_near_take(
-            self.at, line, pidfd, self._out, _BLOCK, self._stops, ctypes.byref(stops), ctypes.byref(start),
-            ctypes.byref(end), int(seconds * 1000)))  # fmt: skip
+        code = int(
+            self.relay.slow.ww_near_take(
+                self.at,
+                line,
+                pidfd,
+                self._out,
+                _BLOCK,
+                self._stops,
+                ctypes.byref(stops),
+                ctypes.byref(start),
+                ctypes.byref(end),
+                int(seconds * 1000),
+            )
+        )
         if code <= 0:
             return code, None
         found = _STOP.iter_unpack(ctypes.string_at(self._stops, stops.value * _STOP.size)) if stops.value else ()
@@ -202,8 +213,17 @@ class Far(_Memory):
             until it returns nothing.
         """
         places = ctypes.c_uint32()
-        n = int(self.relay.slow.ww_far_wait(
-            self.at, line, self._out, _BLOCK, self._places, ctypes.byref(places), ctypes.byref(self._ended),
-            int(seconds * 1000)))  # fmt: skip
+        n = int(
+            self.relay.slow.ww_far_wait(
+                self.at,
+                line,
+                self._out,
+                _BLOCK,
+                self._places,
+                ctypes.byref(places),
+                ctypes.byref(self._ended),
+                int(seconds * 1000),
+            )
+        )
         found = _DONE.iter_unpack(ctypes.string_at(self._places, places.value * _DONE.size)) if places.value else ()
         return ctypes.string_at(self._out, n), list(found), bool(self._ended.value)

@@ -182,9 +182,7 @@ class NearServer(ClientListener):
 class NearClient:
     """One client of one remote device."""
 
-    def __init__(
-        self, server: NearServer, number: int, remote: Remote, line: socket.socket, pidfd: int | None
-    ) -> None:
+    def __init__(self, server: NearServer, number: int, remote: Remote, line: socket.socket, pidfd: int | None) -> None:
         self.number, self.remote = number, remote
         self.answer: tuple[Any, ...] = ()
         self.opened, self.ended = threading.Event(), threading.Event()
@@ -252,8 +250,11 @@ class NearClient:
                 self._tell(Kind.SHIP, start, end, data, tuple(self._begin(near, *stop) for stop in stops))
             elif code == WRONG:
                 near.sticky(_UNKNOWN)
-                print(f"warpwell: the CUDA client of device {self.remote.ordinal} ends: its ring is wrong",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                print(
+                    f"warpwell: the CUDA client of device {self.remote.ordinal} ends: its ring is wrong",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 return
             elif code == GONE:
                 self._tell(Kind.CLOSE)

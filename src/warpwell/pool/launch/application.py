@@ -216,11 +216,15 @@ def write_trace(path: str, devices: Iterable[Device]) -> None:
     """
     found = [
         {
-            "device": d.index, "name": d.name, "host": d.host, "target": d.target, "lost": d.lost,
+            "device": d.index,
+            "name": d.name,
+            "host": d.host,
+            "target": d.target,
+            "lost": d.lost,
             "calls": {name: {"count": n, "bytes": b, "wait_seconds": w} for name, (n, b, w) in d.trace().items()},
         }
         for d in devices
-    ]  # fmt: skip
+    ]
     with open(path, "w", encoding="utf-8") as stream:
         json.dump({"devices": found}, stream, indent=1)
         stream.write("\n")

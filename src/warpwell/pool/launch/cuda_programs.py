@@ -39,9 +39,16 @@ _SILENT = 1.0
 
 
 def prepare(
-    choice: str, folder: Path, environ: Mapping[str, str], *, target: str = "auto", away: bool = False,
-    gpus: bool = True, explain: bool = False, command: Sequence[str] = (),
-) -> str | None:  # fmt: skip
+    choice: str,
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    target: str = "auto",
+    away: bool = False,
+    gpus: bool = True,
+    explain: bool = False,
+    command: Sequence[str] = (),
+) -> str | None:
     """Make the folder; return the value of `JOB`, or None if the application keeps the GPUs of this machine.
 
     Parameters
@@ -76,9 +83,12 @@ def prepare(
         raise DeviceNotFoundError(f"--cuda pool cannot be: {why_not}", device="cuda")
     found = own_runtime(command) if choice == "auto" and command and has_driver(environ) else None
     if found:
-        print(f"warpwell: {found[0]} imports {found[1]}, whose CUDA runtime does not work on pooled GPUs: the program"
-              " has those of this machine (--cuda local does that without this line, --cuda pool keeps the pool's)",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"warpwell: {found[0]} imports {found[1]}, whose CUDA runtime does not work on pooled GPUs: the program"
+            " has those of this machine (--cuda local does that without this line, --cuda pool keeps the pool's)",
+            file=sys.stderr,
+            flush=True,
+        )
         return None
     try:
         with _told():
@@ -159,8 +169,9 @@ def wanted() -> dict[str, Any] | None:
 def serve(about: Mapping[str, Any], ordinal: int) -> DriverServer:
     """Serve this agent's GPU as a device of the application; return the server, which lives as long as the agent."""
     parts = build.Built(Path(about["layer"]), Path(about["worker"]), None)
-    return DriverServer([_device(about, ordinal)], driver=about["driver"], folder=about["folder"], first=ordinal,
-                        parts=parts)  # fmt: skip
+    return DriverServer(
+        [_device(about, ordinal)], driver=about["driver"], folder=about["folder"], first=ordinal, parts=parts
+    )
 
 
 def serve_away(about: Mapping[str, Any], ordinal: int) -> tuple[DriverServer, Path]:

@@ -20,12 +20,21 @@ def main(path: str) -> None:
             began = time.perf_counter()
             free, _total = d.memory_info()
             times.append(time.perf_counter() - began)
-        found.append({
-            "device": d.index, "name": d.name, "host": d.host, "target": d.target, "uuid": d.uuid,
-            "memory_bytes": d.memory, "free_bytes": free, "link": d.link, "pid": d.info.get("pid"),
-            "compute_capability": d.compute_capability,
-            "round_trip_us": round(sorted(times)[_ROUND_TRIPS // 2] * 1e6, 1),
-        })  # fmt: skip
+        found.append(
+            {
+                "device": d.index,
+                "name": d.name,
+                "host": d.host,
+                "target": d.target,
+                "uuid": d.uuid,
+                "memory_bytes": d.memory,
+                "free_bytes": free,
+                "link": d.link,
+                "pid": d.info.get("pid"),
+                "compute_capability": d.compute_capability,
+                "round_trip_us": round(sorted(times)[_ROUND_TRIPS // 2] * 1e6, 1),
+            }
+        )
     with open(path, "w", encoding="utf-8") as stream:
         json.dump(found, stream)
 

@@ -213,8 +213,11 @@ def _open(uuid: str, *, make: bool = True) -> int | None:
         return file
     except OSError as error:
         if make:
-            print(f"warpwell: note: GPU {uuid} cannot be kept from other jobs ({error}): set {FOLDER} to a folder that "
-                  f"all users of this host may write", file=sys.stderr)  # fmt: skip
+            print(
+                f"warpwell: note: GPU {uuid} cannot be kept from other jobs ({error}): set {FOLDER} to a folder that "
+                f"all users of this host may write",
+                file=sys.stderr,
+            )
         return None
 
 

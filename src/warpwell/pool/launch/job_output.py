@@ -119,8 +119,9 @@ class AgentOutput:
         """Write what arrives to the descriptors of this process, from now on."""
         for number, path in self._paths.items():
             # for writing as well: a pipe without a writer, which comes later, would be at its end
-            threading.Thread(target=_show, args=(os.open(path, os.O_RDWR), number), name="warpwell output",
-                             daemon=True).start()  # fmt: skip
+            threading.Thread(
+                target=_show, args=(os.open(path, os.O_RDWR), number), name="warpwell output", daemon=True
+            ).start()
 
 
 def _show(reading: int, target: int) -> None:

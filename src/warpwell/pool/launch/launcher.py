@@ -177,15 +177,20 @@ class Launcher:
 
     def _run(self, away: bool) -> int:
         environ = self._environ(away)
-        line = self._mpiexec.line(self._ranks_to_start(away), environ, ft=self._ft, tcp=self._options.tcp,
-                                  folder=str(self._files.folder))  # fmt: skip
+        line = self._mpiexec.line(
+            self._ranks_to_start(away), environ, ft=self._ft, tcp=self._options.tcp, folder=str(self._files.folder)
+        )
         libc, launcher = ctypes.CDLL(None), os.getpid()
         began = time.monotonic()
         self._process = subprocess.Popen(
-            line, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            line,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             process_group=0,
             preexec_fn=lambda: _end_with(launcher, libc.prctl),
-        )  # fmt: skip
+        )
         assert self._process.stdout is not None and self._process.stderr is not None
         self._output = MpiexecOutput([(self._process.stdout, 1), (self._process.stderr, 2)])
         self._children = Children(self._process.pid, self._files.job)
@@ -264,8 +269,9 @@ class Launcher:
             if not self._ft:
                 reason = why or "its process ended"
                 why = "" if self._mpiexec.survives else ": with Open MPI it could"
-                self._fail(AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}",
-                                      agent=agent))  # fmt: skip
+                self._fail(
+                    AgentError(f"{agent} is lost ({reason}), and this job cannot go on without it{why}", agent=agent)
+                )
             for other in self._ranks():  # MPI may not report an agent that exits, and notices its silence after seconds
                 if other is not connection and other.open:
                     other.tell(lost=connection.rank)
@@ -299,8 +305,9 @@ class Launcher:
             decided[self._communicator] = {"devices": away}
         self._phase = "ready"
         for connection in ranks:
-            connection.tell(go={**decided.get(connection.rank, {}), "stay": not self._ft,
-                                "share": self._options.share_gpu})  # fmt: skip
+            connection.tell(
+                go={**decided.get(connection.rank, {}), "stay": not self._ft, "share": self._options.share_gpu}
+            )
 
     def _ranks(self) -> list[JobProcess]:
         return [c for c in self._here.values() if c.kind != "supervisor"]
@@ -323,8 +330,10 @@ class Launcher:
         if not late:
             other = self._here.get(("communicator", self._communicator or 0))
             if self._communicator is not None and (other is None or not other.ready):
-                raise AgentError(f"not ready after {self._options.start:g} s: {self._name(self._communicator)}"
-                                 f"{self._output.said()}", agent=self._name(self._communicator))  # fmt: skip
+                raise AgentError(
+                    f"not ready after {self._options.start:g} s: {self._name(self._communicator)}{self._output.said()}",
+                    agent=self._name(self._communicator),
+                )
             raise AgentError(f"the application was not ready after {self._options.start:g} s")
         # do not blame those that only wait for others: name stopped processes first, then hosts that do not answer
         stopped = [r for r in late if (c := self._here.get(("agent", r))) and c.local and state_of(c.pid) in "Tt"]
@@ -334,8 +343,9 @@ class Launcher:
         if not is_here(first) and ("agent", late[0]) not in self._here:
             hint = f". Does `ssh {first}` work without a password, and is {sys.executable} there, too?"
         names = several([self._name(r, c.pid if (c := self._here.get(("agent", r))) else None) for r in late])
-        raise AgentError(f"not ready after {self._options.start:g} s: {names}{hint}{self._output.said()}",
-                         agent=self._name(late[0]))  # fmt: skip
+        raise AgentError(
+            f"not ready after {self._options.start:g} s: {names}{hint}{self._output.said()}", agent=self._name(late[0])
+        )
 
     def _never_seen(self, seconds: float) -> list[int]:
         """Return ranks of this host that ended between two looks: the others have been here for long."""
@@ -369,9 +379,7 @@ class Launcher:
         before = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(
-                    number, lambda n, _: self._rendezvous.events.put((None, {"signal": n}))
-                )
+                before[number] = signal.signal(number, lambda n, _: self._rendezvous.events.put((None, {"signal": n})))
         try:
             yield
         finally:
@@ -398,8 +406,9 @@ class Launcher:
         """Start the janitor, which clears up if this process is killed."""
         folders = [str(self._files.folder), str(self._files.memory)]
         command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("processes.py")), self._files.job, *folders]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
         try:
             yield
         finally:
@@ -468,17 +477,27 @@ class Launcher:
     def _environ(self, away: bool) -> dict[str, str]:
         options = self._options
         found = root_allowed(os.environ)
-        found |= {lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
-                  lifeline.TOKEN: self._rendezvous.token, JOB: self._files.job}  # fmt: skip
+        found |= {
+            lifeline.ADDRESS: self._rendezvous.far_address if away else self._rendezvous.address,
+            lifeline.TOKEN: self._rendezvous.token,
+            JOB: self._files.job,
+        }
         if options.bandwidth is not None or options.latency is not None:
             found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
         if options.notebook:
             found[FOLDER] = str(self._files.folder)
         if options.trace is not None:
             found["WARPWELL_POOL_TRACE"] = os.path.abspath(options.trace)
-        cuda = cuda_programs.prepare(options.cuda, self._files.folder, found, target=options.target, away=away,
-                                     gpus=options.gpus, explain=options.explain_refused,
-                                     command=self._command)  # fmt: skip
+        cuda = cuda_programs.prepare(
+            options.cuda,
+            self._files.folder,
+            found,
+            target=options.target,
+            away=away,
+            gpus=options.gpus,
+            explain=options.explain_refused,
+            command=self._command,
+        )
         if cuda is not None:
             found[cuda_programs.JOB] = cuda
             self._communicator = 1 + options.agents if away else None

@@ -66,8 +66,14 @@ class Mpiexec:
         if found is None:
             raise AgentError(_NO_MPI.format(python=python))
         try:
-            done = subprocess.run([found, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                  timeout=_VERSION_SECONDS, env=root_allowed(os.environ))  # fmt: skip
+            done = subprocess.run(
+                [found, "--version"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_VERSION_SECONDS,
+                env=root_allowed(os.environ),
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise AgentError(f"{found} --version: {error}; check the MPI that it belongs to") from error
         said = (done.stdout + done.stderr).strip()
@@ -91,9 +97,14 @@ class Mpiexec:
         return self.kind == "openmpi"
 
     def line(
-        self, ranks: Sequence[Ranks], environ: Mapping[str, str], *, ft: bool = True, tcp: bool = False,
+        self,
+        ranks: Sequence[Ranks],
+        environ: Mapping[str, str],
+        *,
+        ft: bool = True,
+        tcp: bool = False,
         folder: str | None = None,
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Return the command that starts all ranks.
 
         Parameters

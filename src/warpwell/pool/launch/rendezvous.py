@@ -78,8 +78,9 @@ class Rendezvous:
             if accepted.family != socket.AF_UNIX:
                 accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._serve, args=(JobProcess(accepted),), name="warpwell process",
-                             daemon=True).start()  # fmt: skip
+            threading.Thread(
+                target=self._serve, args=(JobProcess(accepted),), name="warpwell process", daemon=True
+            ).start()
 
     def _serve(self, connection: JobProcess) -> None:
         first = connection.read()

@@ -185,11 +185,13 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or THREADS_PER_CORE * cores
         processors = min(cores, self.threads)
-        super().__init__(Capacity(
-            processors=processors,
-            blocks=-(-self.threads // processors),
-            memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory is None else memory,
-        ))  # fmt: skip
+        super().__init__(
+            Capacity(
+                processors=processors,
+                blocks=-(-self.threads // processors),
+                memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if memory is None else memory,
+            )
+        )
         self._counts_arrays = memory is not None
         self._patience = patience
         self._pool = Threads("warpwell-block")

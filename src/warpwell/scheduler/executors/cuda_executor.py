@@ -93,10 +93,18 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     def __init__(self, ordinal: int = 0, *, memory: int | None = None, gpu: Any = None) -> None:
         self._gpu = gpu = Gpu(ordinal) if gpu is None else gpu
-        super().__init__(Capacity(
-            processors=gpu.processors, registers=gpu.registers, shared=gpu.shared, threads=gpu.threads, blocks=32,
-            memory=gpu.free_memory() if memory is None else memory, clock=gpu.clock, modes=("drain",),
-        ))  # fmt: skip
+        super().__init__(
+            Capacity(
+                processors=gpu.processors,
+                registers=gpu.registers,
+                shared=gpu.shared,
+                threads=gpu.threads,
+                blocks=32,
+                memory=gpu.free_memory() if memory is None else memory,
+                clock=gpu.clock,
+                modes=("drain",),
+            )
+        )
         self._records = Records(gpu)
         self._helpers = Threads("warpwell-gpu")
         self._finished: list[tuple[CudaRun, BaseException | None]] = []
@@ -198,9 +206,15 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         """
         run, begins = self._runs.get(mate), self._runs.get(job)
         if (
-            run is None or begins is None or run.phase is not Phase.RUNNING or begins.phase is not Phase.RUNNING
-            or not run.count or not begins.count or run.waits or self._is_followed(run)
-        ):  # fmt: skip
+            run is None
+            or begins is None
+            or run.phase is not Phase.RUNNING
+            or begins.phase is not Phase.RUNNING
+            or not run.count
+            or not begins.count
+            or run.waits
+            or self._is_followed(run)
+        ):
             return False
         self._settle(run)
         row = self._workers_row(run)
@@ -233,9 +247,14 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         line = None if before is None else before.line
         kept = None if task.pattern is None else task.pattern.forms
         if (
-            before is None or line is None or not line.room or before.count or before.after or kept is None
+            before is None
+            or line is None
+            or not line.room
+            or before.count
+            or before.after
+            or kept is None
             or not self._runs.keys().isdisjoint(jobs)
-        ):  # fmt: skip
+        ):
             return super().launch_train(jobs, placement, other)
         jobs = jobs[: line.room]
         run = CudaRun(jobs[0], placement)
@@ -753,9 +772,10 @@ class CudaExecutor(BlockExecutor[CudaRun]):
         for train in {its for its in self._runs.values() if its.jobs is not None and its.line is run.line}:
             self._apart(train)
         found = [
-            its for its in self._runs.values()
+            its
+            for its in self._runs.values()
             if its.line is run.line and its.ticket > run.ticket and its.phase is Phase.RUNNING
-        ]  # fmt: skip
+        ]
         return sorted(found, key=lambda its: its.ticket)
 
     def _is_followed(self, run: CudaRun) -> bool:

@@ -122,8 +122,12 @@ class Lanes(Policy):
         model: SourceModel = SOURCE,
     ) -> None:
         for option, value in (
-            ("worthwhile", worthwhile), ("least", least), ("rest", rest), ("pause", pause), ("soon", soon),
-        ):  # fmt: skip
+            ("worthwhile", worthwhile),
+            ("least", least),
+            ("rest", rest),
+            ("pause", pause),
+            ("soon", soon),
+        ):
             if not value >= 0:
                 raise errors.ArgumentError(f"{option} is {value}: give 0 or more", name=option)
         self.worthwhile = worthwhile
@@ -253,9 +257,11 @@ class Lanes(Policy):
         kind = job.task.profile.kind
         higher = self._standing.of(view, job) > self._standing.of(view, mate)
         if (
-            not higher and self._as_it_is(view, job) and self._alone(view, job, mate)
+            not higher
+            and self._as_it_is(view, job)
+            and self._alone(view, job, mate)
             and (kind is MEMORY or self._short(view, job) or self._poor(view, job, mate))
-        ):  # fmt: skip
+        ):
             return self._behind(view, job)
         why = {"rule": "lanes", "beside": [mate.number]}
         shares = dict(self._divide(view, job, mate))
@@ -536,8 +542,18 @@ class Lanes(Policy):
             s1, n, d = sum(after), before[comes], self.model.decay(stays.task.profile.kind)
             c = view.cost(victim, [stays])
             if worth(s0, n, s1, t, c, d):
-                why = {"rule": "worth", "victim": victim.number, "newcomer": job.number, "S0": s0, "S1": s1, "n": n,
-                       "T": t, "C": c, "d": d, "gain": gain(s0, n, s1, t, c, d)}  # fmt: skip
+                why = {
+                    "rule": "worth",
+                    "victim": victim.number,
+                    "newcomer": job.number,
+                    "S0": s0,
+                    "S1": s1,
+                    "n": n,
+                    "T": t,
+                    "C": c,
+                    "d": d,
+                    "gain": gain(s0, n, s1, t, c, d),
+                }
                 return self._replace(view, victim, job, why)
         return []
 

@@ -90,4 +90,3 @@ def due(job: Job) -> float:
     if job.task.deadline is None:
         return job.arrival
     return job.arrival + job.task.deadline - (job.rest or 0.0)
-

@@ -99,10 +99,11 @@ class History:
         samples = {**there._samples, **self._samples}  # one step for other threads, as for pairs
         there.pairs.update(self.pairs)
         content = {
-            "format": FORMAT, "device": self.device,
+            "format": FORMAT,
+            "device": self.device,
             "samples": [s.as_json() for s in list(samples.values())[-KEPT:] if lasts(s.kernel)],
             "pairs": there.pairs.as_json(),
-        }  # fmt: skip
+        }
         for part in self.path.parent.glob(f".{self.path.name}.*"):
             with contextlib.suppress(OSError):
                 if time.time() - part.stat().st_mtime > _LEFT:

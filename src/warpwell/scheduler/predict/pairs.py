@@ -58,8 +58,9 @@ class Pairs:
         """Return the pairs whose keys last, as plain data."""
         return [
             [*key, [[share, *rates] for share, rates in of.items()]]
-            for key, of in self._rates.items() if all(map(lasts, key))
-        ]  # fmt: skip
+            for key, of in self._rates.items()
+            if all(map(lasts, key))
+        ]
 
     @classmethod
     def from_json(cls, entries: Any, place: str) -> Pairs:

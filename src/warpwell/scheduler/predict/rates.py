@@ -52,10 +52,15 @@ class RateModel(ABC):
         allowed = [shape.allowed(placement.workers) for shape, placement in zip(shapes, placements, strict=True)]
         wanted = [shape.wanted(most, 0, job.done) for shape, most, job in zip(shapes, allowed, jobs, strict=True)]
         counts = fit(wanted, shapes)
-        rates = iter(self.of([
-            ResidentKernel(job.task.name, shape.profile, share_of(count, its, most, shape.alone))
-            for job, shape, count, its, most in zip(jobs, shapes, counts, wanted, allowed, strict=True) if count
-        ]))  # fmt: skip
+        rates = iter(
+            self.of(
+                [
+                    ResidentKernel(job.task.name, shape.profile, share_of(count, its, most, shape.alone))
+                    for job, shape, count, its, most in zip(jobs, shapes, counts, wanted, allowed, strict=True)
+                    if count
+                ]
+            )
+        )
         return [next(rates) if count else 0.0 for count in counts]
 
     @abstractmethod

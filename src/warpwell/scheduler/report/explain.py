@@ -219,6 +219,15 @@ def _other(task: str, event: Event, names: Names) -> str:
 
 
 _TELLERS: dict[str, Callable[[str, Event, Names], str]] = {
-    "arrive": _arrive, "launch": _launch, "preempt": _preempt, "hold": _hold, "resize": _resize, "stop": _stop,
-    "end": _end, "fail": _fail, "cancel": _cancel, "reject": _reject, "lost": _lost,
-}  # fmt: skip
+    "arrive": _arrive,
+    "launch": _launch,
+    "preempt": _preempt,
+    "hold": _hold,
+    "resize": _resize,
+    "stop": _stop,
+    "end": _end,
+    "fail": _fail,
+    "cancel": _cancel,
+    "reject": _reject,
+    "lost": _lost,
+}

@@ -189,9 +189,7 @@ def _samples(name: str, labels: Labels, value: float | _Histogram) -> list[str]:
 def _labels(labels: Labels) -> str:
     if not labels:
         return ""
-    escaped = (
-        (key, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, value in labels
-    )
+    escaped = ((key, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for key, value in labels)
     return "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
 
 

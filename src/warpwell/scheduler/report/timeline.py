@@ -117,15 +117,23 @@ def chrome_trace(log: Log) -> dict[str, Any]:
             if event.kind != "stop":
                 there.discard(event.task)
         if event.kind in ("arrive", "hold", "reject", "cancel", "lost"):
-            events.append({
-                "name": f"{event.kind} {event.name}", "cat": event.kind, "ph": "i", "s": "t", "pid": 2,
-                "tid": tenants[event.tenant], "ts": event.time * MICROSECONDS,
-                "args": _plain({"task": event.task, **event.why}),
-            })  # fmt: skip
+            events.append(
+                {
+                    "name": f"{event.kind} {event.name}",
+                    "cat": event.kind,
+                    "ph": "i",
+                    "s": "t",
+                    "pid": 2,
+                    "tid": tenants[event.tenant],
+                    "ts": event.time * MICROSECONDS,
+                    "args": _plain({"task": event.task, **event.why}),
+                }
+            )
         if event.kind not in ("hold", "reject", "resize", "preempt"):
             counts = {"running": len(running), "waiting": len(there) - len(running)}
-            events.append({"name": "tasks", "ph": "C", "pid": 2, "tid": 0, "ts": event.time * MICROSECONDS,
-                           "args": counts})  # fmt: skip
+            events.append(
+                {"name": "tasks", "ph": "C", "pid": 2, "tid": 0, "ts": event.time * MICROSECONDS, "args": counts}
+            )
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {k: str(v) for k, v in log.about.items()}}
 
 
@@ -171,18 +179,40 @@ def draw(log: Log, path: str | os.PathLike[str]) -> None:
     axes = figure.add_subplot()
     for group in groups:
         bars = [s for s in listed if (s.tenant if by_tenant else s.name) == group]
-        axes.barh([s.lane for s in bars], [(s.end - s.start) * scale for s in bars],
-                  left=[(s.start - begin) * scale for s in bars], height=0.8, color=colours[group], label=group,
-                  edgecolor="white", linewidth=0.3)  # fmt: skip
+        axes.barh(
+            [s.lane for s in bars],
+            [(s.end - s.start) * scale for s in bars],
+            left=[(s.start - begin) * scale for s in bars],
+            height=0.8,
+            color=colours[group],
+            label=group,
+            edgecolor="white",
+            linewidth=0.3,
+        )
     leaving = [(s, s.asked) for s in listed if s.asked is not None]
     if leaving:
-        axes.barh([s.lane for s, _ in leaving], [(s.end - asked) * scale for s, asked in leaving],
-                  left=[(asked - begin) * scale for _, asked in leaving], height=0.8, color="none",
-                  edgecolor="black", hatch="////", linewidth=0.3, label="leaving")  # fmt: skip
+        axes.barh(
+            [s.lane for s, _ in leaving],
+            [(s.end - asked) * scale for s, asked in leaving],
+            left=[(asked - begin) * scale for _, asked in leaving],
+            height=0.8,
+            color="none",
+            edgecolor="black",
+            hatch="////",
+            linewidth=0.3,
+            label="leaving",
+        )
     for stay in listed:
         if (stay.end - stay.start) > 0.04 * (end - begin):
-            axes.text((stay.start + stay.end - 2 * begin) / 2 * scale, stay.lane, f"{stay.name} {stay.task}",
-                      ha="center", va="center", fontsize=7, clip_on=True)  # fmt: skip
+            axes.text(
+                (stay.start + stay.end - 2 * begin) / 2 * scale,
+                stay.lane,
+                f"{stay.name} {stay.task}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                clip_on=True,
+            )
     axes.set_yticks(range(lanes), [f"place {k}" for k in range(lanes)])
     axes.set_xlabel(unit)
     axes.set_title(", ".join(f"{k} {v}" for k, v in log.about.items() if k in ("policy", "device", "seed")))
@@ -199,8 +229,16 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _slice(name: str, kind: str, lane: int, start: float, end: float, about: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "cat": kind, "ph": "X", "pid": 1, "tid": lane, "ts": start * MICROSECONDS,
-            "dur": (end - start) * MICROSECONDS, "args": _plain(about)}  # fmt: skip
+    return {
+        "name": name,
+        "cat": kind,
+        "ph": "X",
+        "pid": 1,
+        "tid": lane,
+        "ts": start * MICROSECONDS,
+        "dur": (end - start) * MICROSECONDS,
+        "args": _plain(about),
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -50,9 +50,12 @@ owner_handles = protocol.Handlers()
 Answered = Callable[[protocol.ServiceMessage | None], None]
 """What is called with the owner's answer; with None if the owner died before."""
 
-_AWAY = wire.error_fields(errors.TaskLostError(
-    "the process that owns the device is being started again, and arrays on the device are gone: try again"
-))  # fmt: skip
+_AWAY = wire.error_fields(
+    errors.TaskLostError(
+        "the process that owns the device is being started again, and arrays on the device are gone: try again"
+    )
+)
+
 
 class Session:
     """A client that got in.
@@ -96,9 +99,12 @@ class Session:
                 del self.badly[next(iter(self.badly))]
 
     def answer(
-        self, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
+        self,
+        call: int,
+        header: dict[str, Any],
+        arrays: Sequence[NDArray[Any]] = (),
         sent: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Answer a call; `sent` is called when the answer is sent, or when the client has gone."""
         self.outbox.put({**header, "type": "reply", "call": call}, arrays, sent)
 
@@ -260,9 +266,7 @@ class Broker:
         pieces = [Piece(self._ledger.number(), task["kernel"]["name"]) for task in tasks]
         for task, piece in zip(tasks, pieces, strict=True):
             task["id"] = piece.number
-        held = HeldRequest(
-            session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers, lent, waits
-        )  # fmt: skip
+        held = HeldRequest(session.number, session.tenant, pieces, tasks, chosen, message.arrays, buffers, lent, waits)
         self._ledger.add(held)
         session.answer(call, {"tasks": [piece.number for piece in pieces]})
         if any(number in session.badly for number in after):
@@ -373,19 +377,20 @@ class Broker:
         process = self._owner.process
         with self._lock:
             return {
-                **self.about, "owner_pid": None if process is None else process.pid,
-                "owner_restarts": max(0, self._owner.starts - 1), "clients": len(self.sessions),
-                "requests": sum(not h.left for h in self._ledger.requests), "uptime": time.monotonic() - self._began,
+                **self.about,
+                "owner_pid": None if process is None else process.pid,
+                "owner_restarts": max(0, self._owner.starts - 1),
+                "clients": len(self.sessions),
+                "requests": sum(not h.left for h in self._ledger.requests),
+                "uptime": time.monotonic() - self._began,
                 "held_bytes": self._ledger.held.total(),
-            }  # fmt: skip
+            }
 
     def render(self, tenant: str | None = None) -> str:
         """Return metrics in Prometheus' text format: of all tenants, or of one."""
         with self._lock:
             now = self.status()
-            self._metrics.service(
-                restarts=now["owner_restarts"], clients=now["clients"], held=now["held_bytes"]
-            )
+            self._metrics.service(restarts=now["owner_restarts"], clients=now["clients"], held=now["held_bytes"])
             return self._metrics.render(tenant)
 
     # the owner; called in its thread
@@ -397,14 +402,27 @@ class Broker:
         for held in self._ledger.sendable():
             self._alone_since = None
             line = self.sessions[held.client].line
-            header = {**held.options, "type": "submit", "tenant": held.tenant, "tasks": held.tasks,
-                      "lent": held.lent, "line": line}  # fmt: skip
+            header = {
+                **held.options,
+                "type": "submit",
+                "tenant": held.tenant,
+                "tasks": held.tasks,
+                "lent": held.lent,
+                "line": line,
+            }
             self._owner.send(header, held.arrays)
 
     def _relay(
-        self, session: Session, call: int, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (), *,
-        then: Answered | None = None, lost: dict[str, Any] | None = None, sent: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        session: Session,
+        call: int,
+        header: dict[str, Any],
+        arrays: Sequence[NDArray[Any]] = (),
+        *,
+        then: Answered | None = None,
+        lost: dict[str, Any] | None = None,
+        sent: Callable[[], None] | None = None,
+    ) -> None:
         """Ask the owner, call `then`, and answer as it did; if it died before, by `lost`, or an error."""
 
         def done(reply: protocol.ServiceMessage | None) -> None:
@@ -508,9 +526,13 @@ class Broker:
                 session.outbox.put({"type": "closed", "task": number})
 
     def _tell(
-        self, session: Session, piece: Piece, header: dict[str, Any], arrays: Arrays = (),
+        self,
+        session: Session,
+        piece: Piece,
+        header: dict[str, Any],
+        arrays: Arrays = (),
         sent: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         session.ended(piece.number, badly="error" in header or "cancelled" in header)
         session.outbox.put({**header, "type": "ended", "task": piece.number}, arrays, sent)
 
@@ -557,8 +579,16 @@ class Broker:
             lost_ones = {g.piece.number for g in gone}
             for held, piece in there:
                 if piece.number not in lost_ones:
-                    self._note(Event(self._now(), "stop", piece.number, piece.name, held.tenant,
-                                     {"rule": "owner died", "reason": text, "done": 0}))  # fmt: skip
+                    self._note(
+                        Event(
+                            self._now(),
+                            "stop",
+                            piece.number,
+                            piece.name,
+                            held.tenant,
+                            {"rule": "owner died", "reason": text, "done": 0},
+                        )
+                    )
             self._end(gone)
             self._holdings.changed()
             if last:

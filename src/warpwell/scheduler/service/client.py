@@ -176,10 +176,19 @@ class Client:
         # what a scheduler refuses is refused here, by the same words
         title = name or tasks[0]["kernel"]["name"]
         checked = Task(title, 1, priority=priority, deadline=deadline, memory=0 if memory is None else memory)
-        header = {"type": "submit", "tasks": tasks, "name": name or "", "priority": checked.priority,
-                  "deadline": checked.deadline, "after": numbers, "memory": None if memory is None else checked.memory,
-                  "size": checked_size(size) or {}, "profile": wire.profile_fields(profile), "lent": packer.lent,
-                  "readonly": [k for k, target in enumerate(packer.targets) if target is None]}  # fmt: skip
+        header = {
+            "type": "submit",
+            "tasks": tasks,
+            "name": name or "",
+            "priority": checked.priority,
+            "deadline": checked.deadline,
+            "after": numbers,
+            "memory": None if memory is None else checked.memory,
+            "size": checked_size(size) or {},
+            "profile": wire.profile_fields(profile),
+            "lent": packer.lent,
+            "readonly": [k for k, target in enumerate(packer.targets) if target is None],
+        }
         handles = [ServiceHandle(self, task["kernel"]["name"], packer) for task in tasks]
         reply: Future[protocol.ServiceMessage] = Future()
         try:
@@ -284,9 +293,12 @@ class Client:
             raise errors.SchedulerError("a callback must not wait for the service: do it in another thread")
 
     def _ask(
-        self, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = (),
-        reply: Future[protocol.ServiceMessage] | None = None, handles: Sequence[ServiceHandle] = (),
-    ) -> Future[protocol.ServiceMessage]:  # fmt: skip
+        self,
+        header: dict[str, Any],
+        arrays: Sequence[NDArray[Any]] = (),
+        reply: Future[protocol.ServiceMessage] | None = None,
+        handles: Sequence[ServiceHandle] = (),
+    ) -> Future[protocol.ServiceMessage]:
         """Send a call; return the future of its answer, which gives `handles` their numbers."""
         reply = Future() if reply is None else reply
         with self._lock:
@@ -334,9 +346,12 @@ class Client:
                     self._connection.send({"type": "ping"})
                     asked = True
         except EOFError:
-            self._die(errors.ServiceError(
-                f"the service at {self.path} has gone: start it with `warpwell sched serve`, connect and submit again"
-            ))  # fmt: skip
+            self._die(
+                errors.ServiceError(
+                    f"the service at {self.path} has gone: "
+                    "start it with `warpwell sched serve`, connect and submit again"
+                )
+            )
         except errors.WarpwellError as error:
             self._die(errors.ServiceError(str(error)))
         except Exception as error:  # callers must not wait for a dead thread

@@ -205,9 +205,12 @@ class Ledger:
             self._pieces[number][1].cancelled = True
 
     def withdraw(
-        self, held: HeldRequest, piece: Piece | None = None, why: dict[str, Any] = ASKED,
+        self,
+        held: HeldRequest,
+        piece: Piece | None = None,
+        why: dict[str, Any] = ASKED,
         error: errors.WarpwellError | None = None,
-    ) -> list[Gone]:  # fmt: skip
+    ) -> list[Gone]:
         """Forget a request that the owner does not have, from a task on; return that, and what comes after it."""
         gone: list[Gone] = []
         ends = [(held, piece, why, error)]
@@ -287,11 +290,15 @@ class Ledger:
         if guilty:
             text = f"the process that owns the device was started again because of task {name!r}: {reason}"
         elif held.buffers:
-            text = (f"task {name!r} needs arrays on the device, and they are gone: {reason}. Put them there again with "
-                    "to_device, and submit again")  # fmt: skip
+            text = (
+                f"task {name!r} needs arrays on the device, and they are gone: {reason}. Put them there again with "
+                "to_device, and submit again"
+            )
         else:
-            text = (f"task {name!r} may have changed memory of your process when the owner of the device ended: "
-                    f"{reason}. Set the arrays again, and submit again")  # fmt: skip
+            text = (
+                f"task {name!r} may have changed memory of your process when the owner of the device ended: "
+                f"{reason}. Set the arrays again, and submit again"
+            )
         return self.withdraw(held, why={"reason": reason}, error=errors.TaskLostError(text, task=name))
 
     def new_buffer(self, client: int, tenant: str, nbytes: int) -> int:

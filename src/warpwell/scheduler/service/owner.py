@@ -150,10 +150,14 @@ class Owner:
         self._learner = Learner(saves=True)
         self._saving = threading.Lock()  # the process must not end while the history is being written
         self._scheduler = Scheduler(
-            device, settings.get("policy", str), analyzer=self._learner,
-            limit=settings.get("limit", (int, type(None))), tenants=settings.get("tenants", (dict, type(None))),
-            log=_EventQueue(self._events), **options,
-        )  # fmt: skip
+            device,
+            settings.get("policy", str),
+            analyzer=self._learner,
+            limit=settings.get("limit", (int, type(None))),
+            tenants=settings.get("tenants", (dict, type(None))),
+            log=_EventQueue(self._events),
+            **options,
+        )
         self._buffers: dict[int, Any] = {}
         self._borrowed = Borrowed()
         self._closing = ThreadPoolExecutor(1, "warpwell-closing")
@@ -170,10 +174,19 @@ class Owner:
             threading.Thread(target=work, name=f"warpwell-{name}", daemon=True).start()
         device = self._scheduler.device
         gpu = device_name(0) if device == "cuda" else ""
-        now, about = self._scheduler.inspect(lambda core: (core.executor.now(), {
-            "device": device, "gpu": gpu, "policy": core.policy.name, "limit": core.limit,
-            "memory": core.executor.capacity.memory, "processors": core.executor.capacity.processors,
-        }))  # fmt: skip
+        now, about = self._scheduler.inspect(
+            lambda core: (
+                core.executor.now(),
+                {
+                    "device": device,
+                    "gpu": gpu,
+                    "policy": core.policy.name,
+                    "limit": core.limit,
+                    "memory": core.executor.capacity.memory,
+                    "processors": core.executor.capacity.processors,
+                },
+            )
+        )
         try:
             protocol.hello(self._connection, about=about, now=now, pid=os.getpid())
         except errors.ServiceError as error:
@@ -369,9 +382,7 @@ class Owner:
             places, copies = request.changes(number)
             self._ended(number, request, copies, changed=places)
 
-    def _ended(
-        self, number: int, request: _RequestArrays, arrays: Sequence[NDArray[Any]] = (), **about: Any
-    ) -> None:  # fmt: skip
+    def _ended(self, number: int, request: _RequestArrays, arrays: Sequence[NDArray[Any]] = (), **about: Any) -> None:
         """Report the end of a task at once; what was borrowed for its request is closed after the last one."""
         self._send_on({**about, "type": "ended", "task": number, "open": bool(request.borrowed)}, arrays)
         request.left -= 1

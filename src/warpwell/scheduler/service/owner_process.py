@@ -185,8 +185,9 @@ class OwnerProcess:
         """Run one owner to its end; return what ended it, whether it had been ready, and if another would end so."""
         process, ours = self._spawn()
         self.starts += 1
-        connection = ServiceConnection(ours, "the owner", max_body=self._settings["max_message"],
-                                       max_header=OWNER_HEADER, patience=self._silence)  # fmt: skip
+        connection = ServiceConnection(
+            ours, "the owner", max_body=self._settings["max_message"], max_header=OWNER_HEADER, patience=self._silence
+        )
         refused, until = False, time.monotonic() + START
         try:
             connection.send({"type": "settings", **self._settings})
@@ -226,10 +227,12 @@ class OwnerProcess:
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [*self._command, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    [*self._command, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
                     stdout=2,  # what kernels' files print is no output of the service
                     start_new_session=True,  # Ctrl-C in a terminal is for the service, which ends the owner in order
-                )  # fmt: skip
+                )
         except BaseException:
             ours.close()
             raise

@@ -92,9 +92,14 @@ class ServiceConnection:
     """
 
     def __init__(
-        self, sock: socket.socket, peer: str, *, max_body: int = MAX_BODY, max_header: int = MAX_HEADER,
+        self,
+        sock: socket.socket,
+        peer: str,
+        *,
+        max_body: int = MAX_BODY,
+        max_header: int = MAX_HEADER,
         patience: float = PATIENCE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.peer = peer
         self.max_body, self.max_header = max_body, max_header
         self.patience = patience

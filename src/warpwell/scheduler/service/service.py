@@ -106,8 +106,14 @@ class Service:
                 name="users",
             )
         self._max_message, self._patience = max_message, patience
-        settings = {"device": device, "policy": policy, "limit": limit, "tenants": named or None, "stuck": stuck,
-                    "max_message": max_message}  # fmt: skip
+        settings = {
+            "device": device,
+            "policy": policy,
+            "limit": limit,
+            "tenants": named or None,
+            "stuck": stuck,
+            "max_message": max_message,
+        }
         self.broker = Broker(
             settings, allow=allow, trust=trust_group, max_held=max_held, log=log, silence=silence, command=command
         )
@@ -208,8 +214,9 @@ class Service:
                 sock, f"client {number} (process {pid} of user {uid})", max_body=0, patience=self._patience
             )
             self._await_hello(uid, connection)
-            thread = threading.Thread(target=self._serve, args=(connection, uid, number),
-                                      name=f"warpwell-client-{number}", daemon=True)  # fmt: skip
+            thread = threading.Thread(
+                target=self._serve, args=(connection, uid, number), name=f"warpwell-client-{number}", daemon=True
+            )
             try:
                 thread.start()
             except RuntimeError:  # no more threads; others will end, and who connects again may get in
@@ -244,8 +251,16 @@ class Service:
             session = Session(connection, number, tenant, uid)
             self.broker.enter(session, MAX_CLIENTS)
             about = self.broker.about
-            session.outbox.put({"type": "hello", "version": protocol.VERSION, "tenant": session.tenant, "about": about,
-                                "owner": os.getuid(), "max_message": self._max_message})  # fmt: skip
+            session.outbox.put(
+                {
+                    "type": "hello",
+                    "version": protocol.VERSION,
+                    "tenant": session.tenant,
+                    "about": about,
+                    "owner": os.getuid(),
+                    "max_message": self._max_message,
+                }
+            )
             while not self._closed:
                 session.outbox.wait_for_room(self._patience)  # a client that reads nothing may not send
                 message = connection.receive(functools.partial(self.broker.comes, session))

@@ -307,9 +307,16 @@ class BamCache:
         self._slots, self._owners = memory.allocate(8 * pages), memory.allocate(8 * slots)
         words = np.zeros(WORDS, np.int64)
         words[: SPACE + 1] = (
-            self._states.address, self._slots.address, self._owners.address, frames,
-            array.cache.page_size.bit_length() - 1, slots, 0, constants["core"], constants["space"],
-        )  # fmt: skip
+            self._states.address,
+            self._slots.address,
+            self._owners.address,
+            frames,
+            array.cache.page_size.bit_length() - 1,
+            slots,
+            0,
+            constants["core"],
+            constants["space"],
+        )
         self._record.write(0, words)
         self.address = self._record.address
 

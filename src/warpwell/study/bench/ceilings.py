@@ -97,9 +97,19 @@ def _medium_rate(setting: Setting, medium: Medium, pages: NDArray[np.int64], wri
 
     def launch(opcode: int) -> None:
         _commands[threads](
-            native.start, native.complete, native.state, opcode, pages, nbytes, base, flags.address, in_flight,
-            threads, failed, device="cpu",
-        )  # fmt: skip
+            native.start,
+            native.complete,
+            native.state,
+            opcode,
+            pages,
+            nbytes,
+            base,
+            flags.address,
+            in_flight,
+            threads,
+            failed,
+            device="cpu",
+        )
 
     times = seconds(lambda: launch(WRITE if write else READ), setting.runs)
     if flags.words[threads * in_flight]:

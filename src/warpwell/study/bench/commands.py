@@ -126,9 +126,15 @@ class _Raw:
         def launch() -> None:
             self._found.write(0, np.array([0, 0, setting.threads]))
             _commands[setting.threads](
-                self.array, order, self.opcode, setting.page_size, source, buffers, self._found.address,
+                self.array,
+                order,
+                self.opcode,
+                setting.page_size,
+                source,
+                buffers,
+                self._found.address,
                 device=setting.device,
-            )  # fmt: skip
+            )
 
         times = seconds(launch, setting.runs)
         total, failed, _ = self._found.read(0, 24).view(np.int64)

@@ -28,9 +28,13 @@ COMMANDS = 512
 
 
 def drive_reads(
-    namespace: Namespace, *, page: int = 4096, nbytes: int = 32 << 20, runs: int = 3,
+    namespace: Namespace,
+    *,
+    page: int = 4096,
+    nbytes: int = 32 << 20,
+    runs: int = 3,
     report: Callable[[str, int, int], None] = lambda stage, done, total: None,
-) -> Report:  # fmt: skip
+) -> Report:
     """Measure random reads of a namespace.
 
     Parameters
@@ -56,12 +60,23 @@ def drive_reads(
     """
     nbytes = min(nbytes, namespace.nbytes) // page * page
     if nbytes < 64 * page or page % namespace.block:
-        raise ArgumentError(f"{namespace.name}: pages of {page} bytes: it has {namespace.nbytes} bytes, in blocks of "
-                            f"{namespace.block}", name="page_size")  # fmt: skip
+        raise ArgumentError(
+            f"{namespace.name}: pages of {page} bytes: it has {namespace.nbytes} bytes, in blocks of {namespace.block}",
+            name="page_size",
+        )
     data = namespace.read(0, nbytes // namespace.block).view(np.int64)
     order = np.random.default_rng(4).permutation(nbytes // page)
-    setting = Setting(device="cpu", tier="storage", page_size=page, cache=64 * page, nbytes=nbytes, threads=64,
-                      service_threads=2, medium="ram", runs=runs)  # fmt: skip
+    setting = Setting(
+        device="cpu",
+        tier="storage",
+        page_size=page,
+        cache=64 * page,
+        nbytes=nbytes,
+        threads=64,
+        service_threads=2,
+        medium="ram",
+        runs=runs,
+    )
     rows = []
     ways = {"the drive serves the rings": _served, "our controller passes them on": _passed_on}
     for at, (words, opened) in enumerate(ways.items()):
@@ -71,8 +86,13 @@ def drive_reads(
                 raw = _Raw(setting, array, data, order[: COMMANDS * threads], READ)
                 raw.setting = replace(raw.setting, threads=threads)
                 rate = raw.rate(f"{threads} in flight, {words}")
-                rows.append(Row(f"{threads} in flight, {words}", rate * 1e3,
-                                notes={"MB_a_second": rate * page, "us_each": threads / rate}))  # fmt: skip
+                rows.append(
+                    Row(
+                        f"{threads} in flight, {words}",
+                        rate * 1e3,
+                        notes={"MB_a_second": rate * page, "us_each": threads / rate},
+                    )
+                )
     return Report("drive", f"k reads/s of {page} B", str(namespace.drive.model), rows)
 
 
@@ -80,8 +100,9 @@ def drive_reads(
 def _served(namespace: Namespace, page: int) -> Iterator[Array]:
     ours = namespace.read(0, max(1, 4096 // namespace.block))[: len(MAGIC)].tobytes() == MAGIC
     dtype = None if ours else np.int64
-    with open_array(namespace, dtype=dtype, device="cpu", cache=64 * page, page_size=page, queues=1, depth=256,
-                    merge=1) as array:  # fmt: skip
+    with open_array(
+        namespace, dtype=dtype, device="cpu", cache=64 * page, page_size=page, queues=1, depth=256, merge=1
+    ) as array:
         yield array
 
 
@@ -89,7 +110,17 @@ def _served(namespace: Namespace, page: int) -> Iterator[Array]:
 def _passed_on(namespace: Namespace, page: int) -> Iterator[Array]:
     with (
         DriveMedium(namespace, writable=False, queues=1, depth=256) as medium,
-        open_array(medium, dtype=np.int64, shape=medium.nbytes // 8, device="cpu", cache=64 * page, page_size=page,
-                   queues=1, depth=256, merge=1, threads=2) as array,
-    ):  # fmt: skip
+        open_array(
+            medium,
+            dtype=np.int64,
+            shape=medium.nbytes // 8,
+            device="cpu",
+            cache=64 * page,
+            page_size=page,
+            queues=1,
+            depth=256,
+            merge=1,
+            threads=2,
+        ) as array,
+    ):
         yield array

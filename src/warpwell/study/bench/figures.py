@@ -42,10 +42,15 @@ class Row:
     def as_dict(self) -> dict[str, Any]:
         """Return the figures, and the ratios of the rate to the others."""
         return {
-            "what": self.what, "rate": self.rate, "ceiling": self.ceiling, "ceiling_by": self.by,
+            "what": self.what,
+            "rate": self.rate,
+            "ceiling": self.ceiling,
+            "ceiling_by": self.by,
             "of_ceiling": self.rate / self.ceiling if self.ceiling else None,
-            "bam": self.bam, "over_bam": self.rate / self.bam if self.bam else None, **self.notes,
-        }  # fmt: skip
+            "bam": self.bam,
+            "over_bam": self.rate / self.bam if self.bam else None,
+            **self.notes,
+        }
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,13 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        return {"name": self.name, "unit": self.unit, "where": self.where, "emulated": self.emulated,
-                "rows": [row.as_dict() for row in self.rows]}  # fmt: skip
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "where": self.where,
+            "emulated": self.emulated,
+            "rows": [row.as_dict() for row in self.rows],
+        }
 
 
 def same(what: str, found: Any, expected: Any) -> None:

@@ -85,9 +85,14 @@ def sources(setting: Setting, *, resident: bool) -> Iterator[Sources]:
 
 
 def rates_of(
-    what: str, found: Sources, make: Callable[[str], Any], wanted: int, *rest: Any,
-    cold: bool = False, spans: bool = True,
-) -> dict[str, float]:  # fmt: skip
+    what: str,
+    found: Sources,
+    make: Callable[[str], Any],
+    wanted: int,
+    *rest: Any,
+    cold: bool = False,
+    spans: bool = True,
+) -> dict[str, float]:
     """Return the launches a second of a kernel by all means of reading."""
     return {
         means: 1 / found.time(f"{what} by {means}", make(means), wanted, *rest, cold=cold and means != "raw")
@@ -175,8 +180,14 @@ def pattern(setting: Setting) -> Report:
             misses, read = (n / (setting.runs + 1) for n in (stats.misses, stats.bytes_read))
             sample = order[: 1 << 14] * 8 // setting.page_size
             bound = medium_rate(setting, found.data, sample) * reads / max(1, read / setting.page_size)
-            rows += rows_of(name, rates, reads, bound, misses_a_read=misses / len(order),
-                            bytes_read_over_wanted=read / (8 * len(order)))  # fmt: skip
+            rows += rows_of(
+                name,
+                rates,
+                reads,
+                bound,
+                misses_a_read=misses / len(order),
+                bytes_read_over_wanted=read / (8 * len(order)),
+            )
     return Report("pattern", "M reads/s", setting.where(), rows, setting.emulated)
 
 

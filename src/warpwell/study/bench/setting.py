@@ -115,18 +115,29 @@ class Setting:
         if self.tier == "mapped":
             with (
                 _file_of(data) as path,
-                open_array(path, options.get("mode", "r"), dtype=data.dtype, shape=data.shape, device=self.device,
-                           tier=self.tier) as array,
-            ):  # fmt: skip
+                open_array(
+                    path,
+                    options.get("mode", "r"),
+                    dtype=data.dtype,
+                    shape=data.shape,
+                    device=self.device,
+                    tier=self.tier,
+                ) as array,
+            ):
                 yield array
             return
         with self.medium_of(data, writable=options.get("mode") == "r+") as medium:
             given: dict[str, Any] = {"threads": self.service_threads} if self.tier == "storage" else {}
             with open_array(
-                medium, dtype=data.dtype, shape=data.shape, device=self.device, tier=self.tier,
-                cache=max(self.page_size, self.cache if cache is None else cache), page_size=self.page_size,
+                medium,
+                dtype=data.dtype,
+                shape=data.shape,
+                device=self.device,
+                tier=self.tier,
+                cache=max(self.page_size, self.cache if cache is None else cache),
+                page_size=self.page_size,
                 **(given | options),
-            ) as array:  # fmt: skip
+            ) as array:
                 yield array
 
     @contextlib.contextmanager

@@ -55,9 +55,7 @@ def _scan(setting: Setting, found: Sources, into: Sources, means: str) -> None:
     count = -(-setting.items // run)
     sums = zeros(setting.device, count)
     threads = setting.threads
-    kernels.block_sums(means)[threads](
-        *found.given, setting.items, run, sums, threads, device=setting.device
-    )  # fmt: skip
+    kernels.block_sums(means)[threads](*found.given, setting.items, run, sums, threads, device=setting.device)
     before = np.concatenate([[0], np.cumsum(to_host(sums))[:-1]])
     kernels.block_scans(means)[threads](
         *into.given, *found.given, setting.items, run, to_device(setting.device, before), threads, device=setting.device

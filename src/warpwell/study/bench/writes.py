@@ -100,9 +100,14 @@ def _rates(what: str, setting: Setting, into: Sources, given: list[Sources], exp
 
         def launch(kernel: object = kernel) -> None:
             kernel[setting.threads](  # type: ignore[index]
-                *into.given, *first.given, *last.given, setting.items, run_of(setting), setting.threads,
+                *into.given,
+                *first.given,
+                *last.given,
+                setting.items,
+                run_of(setting),
+                setting.threads,
                 device=setting.device,
-            )  # fmt: skip
+            )
 
         rates[means] = written(setting, launch, [into, *given], means)
         check(setting, what, means, into, expected)

@@ -17,9 +17,18 @@ from .trace import Arrivals
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 ALIBABA = (
-    "name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "qos", "pod_phase", "creation_time",
-    "deletion_time", "scheduled_time",
-)  # fmt: skip
+    "name",
+    "cpu_milli",
+    "memory_mib",
+    "num_gpu",
+    "gpu_milli",
+    "gpu_spec",
+    "qos",
+    "pod_phase",
+    "creation_time",
+    "deletion_time",
+    "scheduled_time",
+)
 PRIORITIES = {"LS": 1, "Guaranteed": 1, "Burstable": 0, "BE": 0}
 """Latency-sensitive pods are urgent, best-effort ones are not."""
 
@@ -59,8 +68,11 @@ def read_azure(path: str | os.PathLike[str]) -> Arrivals:
     if not times:
         raise errors.FormatError(f"{path} has no arrivals: give a trace with rows", path=path)
     ordered = np.sort(np.array(times, dtype=np.float64))
-    return Arrivals(rows.name_of(path), ordered - ordered[0],
-                    notes={"application": "drawn with equal chances (the trace has tokens, not kernels)"})  # fmt: skip
+    return Arrivals(
+        rows.name_of(path),
+        ordered - ordered[0],
+        notes={"application": "drawn with equal chances (the trace has tokens, not kernels)"},
+    )
 
 
 def _azure_seconds(row: rows.Row) -> float:

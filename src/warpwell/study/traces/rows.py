@@ -82,9 +82,11 @@ def opened(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         message = f"{path} {'does not exist' if isinstance(error, FileNotFoundError) else 'is a folder'}: give a file"
         raise errors.MissingFileError(message, path=path) from error
     try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") if packed else open(
-            path, encoding="utf-8", newline=""
-        ) as text:
+        with (
+            gzip.open(path, "rt", encoding="utf-8", newline="")
+            if packed
+            else open(path, encoding="utf-8", newline="") as text
+        ):
             yield text
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
         raise errors.FormatError(f"{path} is not CSV text ({error}): give a file of rows", path=path) from error

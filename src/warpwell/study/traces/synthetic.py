@@ -79,11 +79,13 @@ def _share(memory: float) -> Callable[[random.Random], list[TracedApplication]]:
 def _pure(random_: random.Random) -> list[TracedApplication]:
     """Each application is of one class: half of them memory-, half compute-intensive."""
     return [
-        TracedApplication(f"{kind.value}{number}", tuple(
-            kernel(f"{kind.value}{number}.{i}", kind, _seconds(random_), random_) for i in range(CHAIN)
-        ))
-        for number in range(4) for kind in (Kind.MEMORY, Kind.COMPUTE)
-    ]  # fmt: skip
+        TracedApplication(
+            f"{kind.value}{number}",
+            tuple(kernel(f"{kind.value}{number}.{i}", kind, _seconds(random_), random_) for i in range(CHAIN)),
+        )
+        for number in range(4)
+        for kind in (Kind.MEMORY, Kind.COMPUTE)
+    ]
 
 
 def _heavy(random_: random.Random) -> list[TracedApplication]:
@@ -91,10 +93,20 @@ def _heavy(random_: random.Random) -> list[TracedApplication]:
     applications = []
     for number in range(8):
         scale = min(100.0, (1 - random_.random()) ** (-1 / 1.1))
-        applications.append(TracedApplication(f"app{number}", tuple(
-            kernel(f"app{number}.{i}", random_.choice((Kind.MEMORY, Kind.COMPUTE)), _seconds(random_) * scale, random_)
-            for i in range(CHAIN)
-        )))  # fmt: skip
+        applications.append(
+            TracedApplication(
+                f"app{number}",
+                tuple(
+                    kernel(
+                        f"app{number}.{i}",
+                        random_.choice((Kind.MEMORY, Kind.COMPUTE)),
+                        _seconds(random_) * scale,
+                        random_,
+                    )
+                    for i in range(CHAIN)
+                ),
+            )
+        )
     return applications
 
 
@@ -113,9 +125,14 @@ def kernel(name: str, kind: Kind, seconds: float, random_: random.Random, *, ful
     need = 1.0 if full or random_.random() < 0.75 else random_.choice((0.125, 0.25, 0.5))
     resident = max(1, round(8 * CAPACITY.processors * need))
     profile = Profile(
-        kind=kind, seconds=seconds, instructions=seconds * CAPACITY.clock * 2.0 * CAPACITY.processors * need,
-        resident=resident, miss_rate=0.8 if kind is Kind.MEMORY else 0.2, need=need, source="given",
-    )  # fmt: skip
+        kind=kind,
+        seconds=seconds,
+        instructions=seconds * CAPACITY.clock * 2.0 * CAPACITY.processors * need,
+        resident=resident,
+        miss_rate=0.8 if kind is Kind.MEMORY else 0.2,
+        need=need,
+        source="given",
+    )
     random_.random()  # so that a seed gives the trace that it gave
     return TracedKernel(name, profile, waves * resident)
 

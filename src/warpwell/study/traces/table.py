@@ -78,13 +78,27 @@ def write(workload: Trace, path: str | os.PathLike[str]) -> None:
         for number, arrival in enumerate(workload.arrivals):
             for kernel in arrival.application.kernels:
                 profile = kernel.profile
-                writer.writerow([
-                    number, repr(arrival.time), kernel.name, repr(profile.seconds), arrival.application.name,
-                    arrival.tenant, arrival.priority, _text(kernel.deadline), kernel.blocks, kernel.memory,
-                    "" if profile.kind is None else profile.kind.value,
-                    _text(profile.instructions), profile.registers, profile.shared, profile.threads, profile.resident,
-                    *(repr(getattr(profile, name)) for name in _RATIOS),
-                ])  # fmt: skip
+                writer.writerow(
+                    [
+                        number,
+                        repr(arrival.time),
+                        kernel.name,
+                        repr(profile.seconds),
+                        arrival.application.name,
+                        arrival.tenant,
+                        arrival.priority,
+                        _text(kernel.deadline),
+                        kernel.blocks,
+                        kernel.memory,
+                        "" if profile.kind is None else profile.kind.value,
+                        _text(profile.instructions),
+                        profile.registers,
+                        profile.shared,
+                        profile.threads,
+                        profile.resident,
+                        *(repr(getattr(profile, name)) for name in _RATIOS),
+                    ]
+                )
 
 
 def _head(row: rows.Row) -> tuple[float, str, str, int]:

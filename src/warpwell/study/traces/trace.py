@@ -153,10 +153,18 @@ class Trace:
                 believed = [_guess(kernel.profile, sigma, random_) for kernel in kernels]
                 predicted[id(application)] = believed
             tasks = [
-                Task(kernel.name, kernel.blocks, profile, tenant=arrival.tenant, priority=arrival.priority,
-                     deadline=kernel.deadline, memory=kernel.memory, size=kernel.size)
+                Task(
+                    kernel.name,
+                    kernel.blocks,
+                    profile,
+                    tenant=arrival.tenant,
+                    priority=arrival.priority,
+                    deadline=kernel.deadline,
+                    memory=kernel.memory,
+                    size=kernel.size,
+                )
                 for kernel, profile in zip(kernels, believed, strict=True)
-            ]  # fmt: skip
+            ]
             requests.append(Request(application.name, tasks, arrival.time))
             if error:
                 truth.update(zip(tasks, [kernel.profile for kernel in kernels], strict=True))

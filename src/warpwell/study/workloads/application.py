@@ -221,9 +221,18 @@ class Application(Sequence[Step]):
         for step in self:
             known = Profile(kind=self.workload.kinds[step.name]) if profile is None else profile(step)
             tasks.append(
-                Task(step.name, step.blocks(self.device), known, step.launch, step.arguments, tenant=tenant,
-                     priority=priority, memory=self.memory, size=dict(step.size))
-            )  # fmt: skip
+                Task(
+                    step.name,
+                    step.blocks(self.device),
+                    known,
+                    step.launch,
+                    step.arguments,
+                    tenant=tenant,
+                    priority=priority,
+                    memory=self.memory,
+                    size=dict(step.size),
+                )
+            )
         return Request(self.workload.name, tasks, arrival)
 
 

@@ -159,17 +159,36 @@ def _correlation(size: int, make: Inputs) -> Built:
 
 WORKLOADS = (
     Workload(
-        "gemm", "general matrix product; size: rows and columns", {"gemm": Kind.COMPUTE}, _gemm,
-        small=48, large=2048, sizes=geometric(64, 1024),
+        "gemm",
+        "general matrix product; size: rows and columns",
+        {"gemm": Kind.COMPUTE},
+        _gemm,
+        small=48,
+        large=2048,
+        sizes=geometric(64, 1024),
     ),
     Workload(
-        "2mm", "two matrix products; size: rows and columns", {"mm2_first": Kind.COMPUTE, "mm2_second": Kind.COMPUTE},
-        _mm2, small=40, large=2048, sizes=geometric(64, 1024, step=2),
+        "2mm",
+        "two matrix products; size: rows and columns",
+        {"mm2_first": Kind.COMPUTE, "mm2_second": Kind.COMPUTE},
+        _mm2,
+        small=40,
+        large=2048,
+        sizes=geometric(64, 1024, step=2),
     ),
     Workload(
-        "correlation", "correlations of columns; size: columns, and half the rows",
-        {"correlation_product": Kind.COMPUTE, "correlation_center": Kind.MEMORY, "correlation_sums": Kind.MEMORY,
-         "correlation_moments": Kind.MEMORY},
-        _correlation, small=40, large=1536, sizes=geometric(64, 768), tolerance=1e-3,
+        "correlation",
+        "correlations of columns; size: columns, and half the rows",
+        {
+            "correlation_product": Kind.COMPUTE,
+            "correlation_center": Kind.MEMORY,
+            "correlation_sums": Kind.MEMORY,
+            "correlation_moments": Kind.MEMORY,
+        },
+        _correlation,
+        small=40,
+        large=1536,
+        sizes=geometric(64, 768),
+        tolerance=1e-3,
     ),
-)  # fmt: skip
+)

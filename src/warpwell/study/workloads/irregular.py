@@ -71,10 +71,13 @@ def _bfs(size: int, make: Inputs) -> Built:
     frontiers = np.bincount(expected[expected >= 0])
     steps = [
         # a search learns the size of a frontier before it launches the next level
-        Step(bfs_level[size], (rows, edges, held, depth),
-             {"vertices": size, "edges": int(pointers[-1]), "frontier": int(count)})
+        Step(
+            bfs_level[size],
+            (rows, edges, held, depth),
+            {"vertices": size, "edges": int(pointers[-1]), "frontier": int(count)},
+        )
         for depth, count in enumerate(frontiers)
-    ]  # fmt: skip
+    ]
     return Built(steps, {"levels": held}, lambda: {"levels": expected})
 
 
@@ -95,11 +98,21 @@ def _spmv(size: int, make: Inputs) -> Built:
 
 WORKLOADS = (
     Workload(
-        "bfs", "breadth-first search of a random graph, a launch a level; size: vertices", {"bfs_level": Kind.MEMORY},
-        _bfs, small=900, large=1 << 22, sizes=geometric(4096, 524288),
+        "bfs",
+        "breadth-first search of a random graph, a launch a level; size: vertices",
+        {"bfs_level": Kind.MEMORY},
+        _bfs,
+        small=900,
+        large=1 << 22,
+        sizes=geometric(4096, 524288),
     ),
     Workload(
-        "spmv", "sparse matrix (CSR) times vector; size: rows", {"spmv": Kind.MEMORY}, _spmv,
-        small=700, large=1 << 22, sizes=geometric(4096, 1 << 20),
+        "spmv",
+        "sparse matrix (CSR) times vector; size: rows",
+        {"spmv": Kind.MEMORY},
+        _spmv,
+        small=700,
+        large=1 << 22,
+        sizes=geometric(4096, 1 << 20),
     ),
-)  # fmt: skip
+)

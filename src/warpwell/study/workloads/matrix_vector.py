@@ -183,18 +183,30 @@ def _memory(*names: str) -> dict[str, Kind]:
 
 WORKLOADS = (
     Workload(
-        "atax", "transposed matrix times (matrix times vector); size: rows and columns",
-        _memory("atax_rows", "atax_fold", "atax_columns", "atax_total"), _atax,
-        small=70, large=16384, sizes=geometric(256, 4096),
+        "atax",
+        "transposed matrix times (matrix times vector); size: rows and columns",
+        _memory("atax_rows", "atax_fold", "atax_columns", "atax_total"),
+        _atax,
+        small=70,
+        large=16384,
+        sizes=geometric(256, 4096),
     ),
     Workload(
-        "bicg", "a matrix and its transpose, each times a vector; size: rows and columns",
-        _memory("bicg_rows", "bicg_columns", "bicg_fold"), _bicg,
-        small=75, large=16384, sizes=geometric(256, 4096),
+        "bicg",
+        "a matrix and its transpose, each times a vector; size: rows and columns",
+        _memory("bicg_rows", "bicg_columns", "bicg_fold"),
+        _bicg,
+        small=75,
+        large=16384,
+        sizes=geometric(256, 4096),
     ),
     Workload(
-        "mvt", "two vectors plus matrix-vector products; size: rows and columns",
-        _memory("mvt_rows", "mvt_columns", "mvt_add"), _mvt,
-        small=66, large=16384, sizes=geometric(256, 4096),
+        "mvt",
+        "two vectors plus matrix-vector products; size: rows and columns",
+        _memory("mvt_rows", "mvt_columns", "mvt_add"),
+        _mvt,
+        small=66,
+        large=16384,
+        sizes=geometric(256, 4096),
     ),
-)  # fmt: skip
+)

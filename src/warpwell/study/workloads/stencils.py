@@ -91,12 +91,21 @@ def _fdtd(size: int, make: Inputs) -> Built:
 
 WORKLOADS = (
     Workload(
-        "conv2d", "3 x 3 convolution of an image; size: rows and columns", {"conv2d": Kind.MEMORY}, _conv2d,
-        small=50, large=16384, sizes=geometric(128, 4096),
+        "conv2d",
+        "3 x 3 convolution of an image; size: rows and columns",
+        {"conv2d": Kind.MEMORY},
+        _conv2d,
+        small=50,
+        large=16384,
+        sizes=geometric(128, 4096),
     ),
     Workload(
-        "fdtd", "electromagnetic waves in two dimensions; size: rows and columns",
-        {"fdtd_hz": Kind.MEMORY, "fdtd_ey": Kind.MEMORY, "fdtd_ex": Kind.MEMORY}, _fdtd,
-        small=45, large=12288, sizes=geometric(128, 3072),
+        "fdtd",
+        "electromagnetic waves in two dimensions; size: rows and columns",
+        {"fdtd_hz": Kind.MEMORY, "fdtd_ey": Kind.MEMORY, "fdtd_ex": Kind.MEMORY},
+        _fdtd,
+        small=45,
+        large=12288,
+        sizes=geometric(128, 3072),
     ),
-)  # fmt: skip
+)

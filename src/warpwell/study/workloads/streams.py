@@ -121,15 +121,30 @@ def _nbody(size: int, make: Inputs) -> Built:
 
 WORKLOADS = (
     Workload(
-        "triad", "a = b + s c; size: items", {"triad": Kind.MEMORY}, _triad,
-        small=5000, large=1 << 28, sizes=geometric(16384, 1 << 24),
+        "triad",
+        "a = b + s c; size: items",
+        {"triad": Kind.MEMORY},
+        _triad,
+        small=5000,
+        large=1 << 28,
+        sizes=geometric(16384, 1 << 24),
     ),
     Workload(
-        "black_scholes", "prices of options for 16 maturities; size: options", {"black_scholes": Kind.COMPUTE},
-        _black_scholes, small=3000, large=1 << 24, sizes=geometric(16384, 1 << 22),
+        "black_scholes",
+        "prices of options for 16 maturities; size: options",
+        {"black_scholes": Kind.COMPUTE},
+        _black_scholes,
+        small=3000,
+        large=1 << 24,
+        sizes=geometric(16384, 1 << 22),
     ),
     Workload(
-        "nbody", "gravity between all pairs of bodies; size: bodies", {"nbody": Kind.COMPUTE}, _nbody,
-        small=300, large=1 << 16, sizes=geometric(512, 32768),
+        "nbody",
+        "gravity between all pairs of bodies; size: bodies",
+        {"nbody": Kind.COMPUTE},
+        _nbody,
+        small=300,
+        large=1 << 16,
+        sizes=geometric(512, 32768),
     ),
-)  # fmt: skip
+)

@@ -69,9 +69,7 @@ def participants(args: Sequence[Any], device: str) -> list[KernelArgument]:
     return found
 
 
-def begin(
-    participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag
-) -> list[Any]:
+def begin(participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag) -> list[Any]:
     """Begin a launch for its arguments, which are added to `begun` one by one; return what device code receives."""
     for argument in participants:
         argument.launch_begins(flag)

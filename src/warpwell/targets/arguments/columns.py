@@ -97,17 +97,32 @@ class _Words(NamedTuple):
 
 
 _ARROW = _Words(
-    "array.fill_null(0)", "array.fill_null(0)", "array.combine_chunks()", 'array.cast("uint8")',
-    "array.dictionary_encode().indices", 'array.cast("float64")', "numpy.array(array)",
-)  # fmt: skip
+    "array.fill_null(0)",
+    "array.fill_null(0)",
+    "array.combine_chunks()",
+    'array.cast("uint8")',
+    "array.dictionary_encode().indices",
+    'array.cast("float64")',
+    "numpy.array(array)",
+)
 _POLARS = _Words(
-    "series.fill_null(0)", "series.to_physical().fill_null(0)", "series.rechunk()", "series.cast(polars.UInt8)",
-    "series.cast(polars.Categorical).to_physical()", "series.cast(polars.Float64)", "numpy.array(series)",
-)  # fmt: skip
+    "series.fill_null(0)",
+    "series.to_physical().fill_null(0)",
+    "series.rechunk()",
+    "series.cast(polars.UInt8)",
+    "series.cast(polars.Categorical).to_physical()",
+    "series.cast(polars.Float64)",
+    "numpy.array(series)",
+)
 _PANDAS = _Words(
-    "series.fillna(0)", "series.dropna()", "series.to_numpy()", 'series.astype("uint8")',
-    'series.astype("category").cat.codes', 'series.astype("float64")', "series.to_numpy(copy=True)",
-)  # fmt: skip
+    "series.fillna(0)",
+    "series.dropna()",
+    "series.to_numpy()",
+    'series.astype("uint8")',
+    'series.astype("category").cat.codes',
+    'series.astype("float64")',
+    "series.to_numpy(copy=True)",
+)
 
 
 def _no_nulls(count: int, words: _Words, *, time: bool = False) -> None:
@@ -126,8 +141,7 @@ def _one_chunk(count: int, words: _Words) -> None:
 def _aligned(address: int, dtype: np.dtype[Any], words: _Words) -> None:
     if address % dtype.itemsize:
         raise _NoView(
-            f"has items of {dtype.itemsize} bytes that do not begin at multiples of {dtype.itemsize}: pass "
-            f"{words.copy}"
+            f"has items of {dtype.itemsize} bytes that do not begin at multiples of {dtype.itemsize}: pass {words.copy}"
         )
 
 

@@ -67,9 +67,7 @@ def work(blocks: Any, control: int, worker: int) -> None:
     context[FLAG] = blocks.flag.address
     values = host_arrays(blocks.kernel, blocks.values)
     try:
-        driver(blocks)(
-            context.ctypes.data, control, worker, blocks.total, blocks.threads, *values
-        )
+        driver(blocks)(context.ctypes.data, control, worker, blocks.total, blocks.threads, *values)
     except BaseException:
         forget_context()
         raise

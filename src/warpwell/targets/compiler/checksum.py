@@ -78,9 +78,7 @@ def _step(typingctx: Any, register: Any, word: Any) -> Any:
         i32, i64 = ir.IntType(32), ir.IntType(64)
         wide = _INSTRUCTION is not None and "x86" in _INSTRUCTION
         kind = i64 if wide else i32
-        function = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(kind, [kind, i64]), str(_INSTRUCTION)
-        )
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind, i64]), str(_INSTRUCTION))
         register = args[0] if wide else builder.trunc(args[0], i32)
         out = builder.call(function, [register, args[1]])
         return out if wide else builder.zext(out, i64)

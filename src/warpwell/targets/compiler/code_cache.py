@@ -203,9 +203,12 @@ class _Content:
             return False
         names = names_of(code)
         defaults = function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())
-        return self._code(code) and self._globals(function, names) and self._cells(function, names) and all(
-            self.take(each) for each in defaults
-        )  # fmt: skip
+        return (
+            self._code(code)
+            and self._globals(function, names)
+            and self._cells(function, names)
+            and all(self.take(each) for each in defaults)
+        )
 
     def _code(self, code: types.CodeType) -> bool:
         self.put(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)

@@ -354,9 +354,7 @@ def _transfer(name: str) -> Any:
     def codegen(builder: Any, args: Any) -> Any:
         fd, address, nbytes, offset = args
         call = _external(builder, name, I64, I32, I8.as_pointer(), I64, I64)
-        done = builder.call(
-            call, [builder.trunc(fd, I32), builder.inttoptr(address, I8.as_pointer()), nbytes, offset]
-        )
+        done = builder.call(call, [builder.trunc(fd, I32), builder.inttoptr(address, I8.as_pointer()), nbytes, offset])
         errno = builder.load(builder.call(_external(builder, "__errno_location", I32.as_pointer()), []))
         failed = builder.icmp_signed("<", done, I64(0))
         return builder.select(failed, builder.neg(builder.sext(errno, I64)), done)

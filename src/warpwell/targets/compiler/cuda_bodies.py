@@ -61,20 +61,17 @@ class CudaSeam(Seam):
         return str(text)
 
 
-seam = CudaSeam(
-    extending=extending, templates=templates, register_model=register_model, typeof_impl=typeof_impl
-)
+seam = CudaSeam(extending=extending, templates=templates, register_model=register_model, typeof_impl=typeof_impl)
 
 SCOPES = ("cta", "gpu", "sys")
 VOID = ir.VoidType()
+
 
 def _asm(builder: Any, result: Any, text: str, constraints: str, args: list[Any]) -> Any:
     """Emit one statement; convergent, so that the optimizer moves it into no branch and out of none."""
     signature = ir.FunctionType(result, [arg.type for arg in args])
     builder.function.attributes.add("convergent")  # or calls of the function could be moved
-    return builder.call(
-        ir.InlineAsm(signature, text, constraints, side_effect=True), args, attrs=("convergent",)
-    )
+    return builder.call(ir.InlineAsm(signature, text, constraints, side_effect=True), args, attrs=("convergent",))
 
 
 def _define(stub: Any, result: types.Type, count: int, text: str, constraints: str, *, scope: bool = True) -> None:
@@ -92,16 +89,21 @@ _define(a.load_relaxed, types.int64, 1, "ld.relaxed.{s}.global.u64 $0, [$1];", "
 _define(a.load_acquire, types.int64, 1, "ld.acquire.{s}.global.u64 $0, [$1];", "=l,l" + _MEMORY)
 _define(a.store_relaxed, types.void, 2, "st.relaxed.{s}.global.u64 [$0], $1;", "l,l" + _MEMORY)
 _define(a.store_release, types.void, 2, "st.release.{s}.global.u64 [$0], $1;", "l,l" + _MEMORY)
-for _stub, _operation in ((a.exchange, "exch.b64"), (a.fetch_add, "add.u64"), (a.fetch_or, "or.b64"),
-                          (a.fetch_and, "and.b64")):
+for _stub, _operation in (
+    (a.exchange, "exch.b64"),
+    (a.fetch_add, "add.u64"),
+    (a.fetch_or, "or.b64"),
+    (a.fetch_and, "and.b64"),
+):
     _define(_stub, types.int64, 2, f"atom.acq_rel.{{s}}.global.{_operation} $0, [$1], $2;", "=l,l,l" + _MEMORY)
+_define(a.compare_exchange, types.int64, 3, "atom.acq_rel.{s}.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l" + _MEMORY)
 _define(
-    a.compare_exchange, types.int64, 3, "atom.acq_rel.{s}.global.cas.b64 $0, [$1], $2, $3;", "=l,l,l,l" + _MEMORY
-)
-_define(
-    a.compare_exchange_acquire, types.int64, 3, "atom.acquire.{s}.global.cas.b64 $0, [$1], $2, $3;",
+    a.compare_exchange_acquire,
+    types.int64,
+    3,
+    "atom.acquire.{s}.global.cas.b64 $0, [$1], $2, $3;",
     "=l,l,l,l" + _MEMORY,
-)  # fmt: skip
+)
 _define(a.fence, types.void, 0, "fence.acq_rel.{s};", "~{memory}")
 
 
@@ -184,14 +186,24 @@ def _copy_wide(builder: Any, values: Any) -> None:
 
     def copy(offsets: list[Any]) -> None:
         loaded = [
-            _asm(builder, pair, "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];", "=l,=l,l" + _MEMORY,
-                 [builder.add(src, offset)])
+            _asm(
+                builder,
+                pair,
+                "ld.relaxed.sys.global.v2.u64 {$0, $1}, [$2];",
+                "=l,=l,l" + _MEMORY,
+                [builder.add(src, offset)],
+            )
             for offset in offsets
-        ]  # fmt: skip
+        ]
         for value, offset in zip(loaded, offsets, strict=True):
             words = [builder.extract_value(value, k) for k in (0, 1)]
-            _asm(builder, VOID, "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY,
-                 [builder.add(dst, offset), *words])  # fmt: skip
+            _asm(
+                builder,
+                VOID,
+                "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};",
+                "l,l,l" + _MEMORY,
+                [builder.add(dst, offset), *words],
+            )
 
     with builder.if_else(builder.icmp_signed("==", count, I64(4))) as (whole, part):
         with whole:
@@ -223,9 +235,7 @@ def _load_pair(builder: Any, values: Any) -> Any:
 
 
 seam.word(a.load_pair, 1, _load_pair, result=types.UniTuple(types.int64, 2))
-_define(
-    a.store_pair, types.void, 3, "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY, scope=False
-)
+_define(a.store_pair, types.void, 3, "st.relaxed.gpu.global.v2.u64 [$0], {$1, $2};", "l,l,l" + _MEMORY, scope=False)
 seam.items(a.items_at, arrayobj)
 seam.array_items(a.items_of_array, arrayobj)
 
@@ -246,9 +256,7 @@ seam.word(a.warp_size, 0, lambda b, _: I64(32))
 # ptxas takes the result of activemask for the same in all lanes wherever they meet again, and so lets two groups
 # that meet in a called function (seen with its release 13.0 on an H200) vote and shuffle as if they were one.
 # Adding laneid / 32, which is zero, hides where the mask comes from; then it keeps the groups apart.
-_ACTIVEMASK = (
-    "{ .reg .b32 m, z; activemask.b32 m; mov.u32 z, %laneid; shr.u32 z, z, 5; add.u32 $0, m, z; }"
-)
+_ACTIVEMASK = "{ .reg .b32 m, z; activemask.b32 m; mov.u32 z, %laneid; shr.u32 z, z, 5; add.u32 $0, m, z; }"
 seam.word(a.activemask, 0, lambda b, _: _widen(b, _asm(b, I32, _ACTIVEMASK, "=r" + _MEMORY, [])))
 seam.word(
     a.syncwarp,
@@ -352,7 +360,6 @@ def _backoff(builder: Any, values: Any) -> Any:
 
 
 seam.word(a.backoff, 1, _backoff, result=types.void)
-
 
 
 # -- blocks -------------------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ def bounded_ranges(on: bool = True) -> Iterator[None]:
 
 
 def _install() -> None:
-    registered = [body for body, name, types_ in builtin_registry.functions
-                  if name == "iternext" and tuple(types_) == (_RANGE,)]  # fmt: skip
+    registered = [
+        body for body, name, types_ in builtin_registry.functions if name == "iternext" and tuple(types_) == (_RANGE,)
+    ]
     if len(registered) != 1:
         return  # another version of Numba: loops are compiled as it does
     numbas = registered[0]

@@ -231,9 +231,7 @@ class _Again:
 
     def start(self, blocks: tuple[int, ...], threads: tuple[int, ...], addresses: int, stream: int = 0) -> None:
         """Launch it with the arguments whose addresses lie at an address, in the stream of a handle."""
-        result = self._launch(
-            self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, stream, addresses, 0
-        )
+        result = self._launch(self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, stream, addresses, 0)
         if int(result[0]):
             check_kernel(result, self._name)
 
@@ -241,11 +239,13 @@ class _Again:
 def _again(kernel: Any, dims: int, values: Sequence[Any]) -> _Again:
     """Return a kernel for arguments of the types of these, made once for each GPU."""
     kinds = tuple(
-        (type(v), v.static) if isinstance(v, DeviceStruct)
-        else (v.dtype, v.ndim) if hasattr(v, "dtype")
+        (type(v), v.static)
+        if isinstance(v, DeviceStruct)
+        else (v.dtype, v.ndim)
+        if hasattr(v, "dtype")
         else (type(v), len(v) if isinstance(v, tuple) else 0)
         for v in values
-    )  # fmt: skip
+    )
     key = ("cuda-again", dims, int(current()[1].device_id), kinds)
     if key not in kernel.compiled:
         kernel.compiled[key] = _Again(kernel, dims, values)

@@ -421,8 +421,11 @@ class Seam:
 
             def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
                 struct = context.make_array(array)(context, builder, value=args[0])
-                position = [args[1]] if array.ndim == 1 and indices is types.int64 else cgutils.unpack_tuple(
-                    builder, args[1], array.ndim)  # fmt: skip
+                position = (
+                    [args[1]]
+                    if array.ndim == 1 and indices is types.int64
+                    else cgutils.unpack_tuple(builder, args[1], array.ndim)
+                )
                 if isinstance(array, CheckedArray):
                     return item_address(context, builder, array, struct, position)
                 pointer = cgutils.get_item_pointer(context, builder, array, struct, position)

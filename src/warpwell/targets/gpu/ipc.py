@@ -116,8 +116,10 @@ class Borrowed:
                     found.users += 1
                     return found.address, found.nbytes
             if not found.closed.wait(until - time.monotonic()):  # the driver opens an allocation once
-                raise errors.ArgumentError(f"the memory that was lent is being closed for over {CLOSING:g} s: wait for "
-                                           "the kernels that run", name="args")  # fmt: skip
+                raise errors.ArgumentError(
+                    f"the memory that was lent is being closed for over {CLOSING:g} s: wait for the kernels that run",
+                    name="args",
+                )
 
     def _opened(self, handle: bytes) -> _Mapping:
         with _context(self._ordinal):

@@ -46,8 +46,9 @@ def zeros(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return array
 
 
-def as_array(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None,
-             owner: Any) -> Any:  # fmt: skip
+def as_array(
+    address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None, owner: Any
+) -> Any:
     """Return device memory at an address as a numba-cuda array, which keeps `owner`."""
     from numba import cuda
 

@@ -20,9 +20,12 @@ _HEAD = struct.Struct("<7I28xqq")
 """A row: CUlaunchConfig, the function, and where its arguments are."""
 
 _SHAPE_ERRORS = (
-    "CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "CUDA_ERROR_NOT_FOUND",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
-)  # fmt: skip
+    "CUDA_ERROR_INVALID_VALUE",
+    "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+    "CUDA_ERROR_NOT_FOUND",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
+)
 """What the driver says of a launch that it could never run; what it says else, it says of the GPU."""
 
 
@@ -100,9 +103,14 @@ class Prepared:
         self._leading[: self._words] = words
         handle = 0 if stream is None else int(stream.handle)
         result = self._start(
-            self._function, *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared, handle,
-            int(self._addresses.ctypes.data), *self._extra,
-        )  # fmt: skip
+            self._function,
+            *(*grid, 1, 1)[:3],
+            *(*threads, 1, 1)[:3],
+            self._shared,
+            handle,
+            int(self._addresses.ctypes.data),
+            *self._extra,
+        )
         if int(result[0]):
             check_kernel(result, self._name)
 

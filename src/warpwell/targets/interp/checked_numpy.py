@@ -16,8 +16,11 @@ def out_of_range(kernel: str, name: str, index: int, extent: int) -> errors.Inde
     return errors.IndexRangeError(
         f"kernel {kernel!r} used index {index} of its argument {name!r} in a dimension of size {extent}: compare the "
         "index with the size first",
-        array=name, kernel=kernel, index=index, size=extent,
-    )  # fmt: skip
+        array=name,
+        kernel=kernel,
+        index=index,
+        size=extent,
+    )
 
 
 class CheckedNumPy(np.ndarray):

@@ -66,9 +66,7 @@ class ItemCodec:
         self.dtype = np.dtype(dtype)
         self.size: int = self.dtype.itemsize
         if self.size not in (1, 2, 4, 8):
-            raise TypeError(
-                f"items of {self.dtype} have {self.size} bytes; device accesses take 1, 2, 4 or 8"
-            )
+            raise TypeError(f"items of {self.dtype} have {self.size} bytes; device accesses take 1, 2, 4 or 8")
         self.mask: int = (1 << 8 * self.size) - 1
         self.sign = 1 << (8 * self.size - 1) if self.dtype.kind == "i" else 0
         self._plain = self.dtype.kind in "iu"
@@ -133,9 +131,7 @@ def current() -> Interpreter:
     try:
         running: Interpreter = _local.running
     except AttributeError:
-        raise RuntimeError(
-            "device code was called outside of a launch; launch a kernel with it instead"
-        ) from None
+        raise RuntimeError("device code was called outside of a launch; launch a kernel with it instead") from None
     return running
 
 
@@ -219,11 +215,7 @@ class Interpreter(Interleaver):
 
     def _stall_notes(self) -> str:
         foreign = self.memory.foreign_writes()
-        return (
-            f"\n  host code changed {foreign[0]:#x} during the run, unseen (use write_bytes)"
-            if foreign
-            else ""
-        )
+        return f"\n  host code changed {foreign[0]:#x} during the run, unseen (use write_bytes)" if foreign else ""
 
     # -- launches ----------------------------------------------------------------------------------------------
 

@@ -72,9 +72,7 @@ class Interleaver:
         Steps after which a run is a stall.
     """
 
-    def __init__(
-        self, seed: int, *, switch_probability: float | None = None, max_steps: int = 1_000_000
-    ) -> None:
+    def __init__(self, seed: int, *, switch_probability: float | None = None, max_steps: int = 1_000_000) -> None:
         if switch_probability is not None and not 0 < switch_probability <= 1:
             raise ValueError(f"switch_probability is {switch_probability}, not over 0 and up to 1")
         self.seed = int(seed)
@@ -111,9 +109,7 @@ class Interleaver:
         """Logical time in steps."""
         return self.steps + self.skipped
 
-    def spawn(
-        self, fn: Callable[..., object], *args: Any, name: str | None = None, daemon: bool = False
-    ) -> Thread:
+    def spawn(self, fn: Callable[..., object], *args: Any, name: str | None = None, daemon: bool = False) -> Thread:
         """Add a thread that calls ``fn(*args)`` in the next `run`.
 
         A daemon (a controller) is stopped when all others have ended; where it is `busy` it has some

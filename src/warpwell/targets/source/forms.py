@@ -127,9 +127,14 @@ class SourceForms:
         prepared = self._prepared.get(form)
         if prepared is None:
             prepared = self._prepared[form] = Prepared(
-                self._driver, self._forms[form][0], self._source.name, words, self._blocks.values,
-                shared=self._shared, cooperative=form == "plain" and self._source.text.cooperative,
-            )  # fmt: skip
+                self._driver,
+                self._forms[form][0],
+                self._source.name,
+                words,
+                self._blocks.values,
+                shared=self._shared,
+                cooperative=form == "plain" and self._source.text.cooperative,
+            )
         return prepared
 
     def _check(self, result: Any) -> Any:

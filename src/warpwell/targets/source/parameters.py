@@ -14,11 +14,24 @@ from ... import errors
 
 _QUALIFIERS = r"\b(?:const|volatile|struct|class|enum|register|__restrict__|__restrict|restrict|__grid_constant__)\b"
 _FIXED = {
-    "float": "f4", "double": "f8", "bool": "?", "_Bool": "?", "__half": "f2", "half": "f2", "size_t": "u8",
-    "ssize_t": "i8", "ptrdiff_t": "i8", "intptr_t": "i8", "uintptr_t": "u8", "uint": "u4", "ulong": "u8",
-    "ushort": "u2", "uchar": "u1",
-    **{f"int{8 * n}_t": f"i{n}" for n in (1, 2, 4, 8)}, **{f"uint{8 * n}_t": f"u{n}" for n in (1, 2, 4, 8)},
-}  # fmt: skip
+    "float": "f4",
+    "double": "f8",
+    "bool": "?",
+    "_Bool": "?",
+    "__half": "f2",
+    "half": "f2",
+    "size_t": "u8",
+    "ssize_t": "i8",
+    "ptrdiff_t": "i8",
+    "intptr_t": "i8",
+    "uintptr_t": "u8",
+    "uint": "u4",
+    "ulong": "u8",
+    "ushort": "u2",
+    "uchar": "u1",
+    **{f"int{8 * n}_t": f"i{n}" for n in (1, 2, 4, 8)},
+    **{f"uint{8 * n}_t": f"u{n}" for n in (1, 2, 4, 8)},
+}
 
 
 @dataclass

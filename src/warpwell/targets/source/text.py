@@ -51,11 +51,17 @@ class Whole(NamedTuple):
 
 
 _WHOLE = (
-    Whole("grid-wide synchronization", re.compile(r"\b(?:this_grid|grid_group|this_multi_grid|multi_grid_group)\b"),
-          "every block waits for all others"),
-    Whole("cluster", re.compile(r"\b(?:__cluster_dims__|__block_size__|this_cluster|cluster_group|__cluster\w*)\b"),
-          "the hardware starts the blocks of a cluster together"),
-)  # fmt: skip
+    Whole(
+        "grid-wide synchronization",
+        re.compile(r"\b(?:this_grid|grid_group|this_multi_grid|multi_grid_group)\b"),
+        "every block waits for all others",
+    ),
+    Whole(
+        "cluster",
+        re.compile(r"\b(?:__cluster_dims__|__block_size__|this_cluster|cluster_group|__cluster\w*)\b"),
+        "the hardware starts the blocks of a cluster together",
+    ),
+)
 
 
 class SourceText:
@@ -143,9 +149,10 @@ class SourceText:
             )
         if "<<<" in self._text:
             raise self._error(
-                "dynamic parallelism", self._text.index("<<<"),
+                "dynamic parallelism",
+                self._text.index("<<<"),
                 "kernels that launch kernels are not supported: launch them one after the other from Python",
-            )  # fmt: skip
+            )
 
     def _assembly(self) -> Iterator[tuple[re.Match[str], str]]:
         with_strings = _blank(self.code, strings=False)
@@ -169,15 +176,17 @@ class SourceText:
         for match in _VARIABLE.finditer(plain):
             if match[1].strip() and not _NO_VARIABLE.search(match[1]):
                 return self._error(
-                    "__device__ variable", match.start(),
+                    "__device__ variable",
+                    match.start(),
                     f"a variable of the program has one copy in each form of the kernel, {runs}; pass an array",
-                )  # fmt: skip
+                )
         static = re.compile(r"\bstatic\s+(?!const\b|constexpr\b|__shared__\b)").search(self._text, *self._body)
         if static:
             return self._error(
-                "static variable", static.start(),
+                "static variable",
+                static.start(),
                 f"a static variable has one copy in each form of the kernel, {runs}; pass an array",
-            )  # fmt: skip
+            )
         return None
 
     def _leaves(self) -> errors.TransformError | None:
@@ -199,10 +208,11 @@ class SourceText:
             together = any(a <= place < b and any(a <= w < b for w in waits) for a, b in loops)
             if any(w > place for w in waits) or together or (unclear and rest):
                 return self._error(
-                    "return before barrier", start + place,
+                    "return before barrier",
+                    start + place,
                     f"it may return before a barrier that others of its block reach: {whole}; let all threads reach "
                     f"the barrier",
-                )  # fmt: skip
+                )
         return None
 
     def _tainted(self) -> tuple[re.Pattern[str], re.Pattern[str], bool]:
