@@ -45,7 +45,7 @@ gc.set_threshold(20_000, 20, 50)
 
 # Workers begin at equal distances along this list. What compiles nothing comes first, so that one compiles what all
 # kernels need while others have enough to do until they can load that; the shortest come last: all end together.
-ORDER = ["null", "cpu", "examples", "mpi", "cuda", "interp"]
+ORDER = ["null", "system", "cpu", "examples", "lab", "mpi", "cuda", "interp"]
 
 NATIVE = ("test_driver_", "test_run_cuda_program")
 """How the names of files begin whose tests build the driver layer."""
