@@ -1,0 +1,15 @@
+"""Programs and models for studying Warpwell: never installed, imported only from a checkout.
+
+``python -m lab`` lists the commands. Nothing in ``src/warpwell`` imports or names this package. It imports the public
+names of `warpwell` and `warpwell.testing`, and the internal modules that ``lab/internal.txt`` lists.
+
+===============  ===================================================================================
+bench/           benchmarks and the command that runs them
+campaigns/       randomized stress tests that run for minutes or hours
+commands.py      the table of commands
+drives/          NVMe drives for tests: QEMU, qtest, scripted controllers, a network block device
+kv/              YCSB workloads and other key-value systems
+media/           emulated drives and fault injection, as storage media
+sched/           scheduler studies: simulator, traces, workloads
+===============  ===================================================================================
+"""

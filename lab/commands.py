@@ -1,0 +1,63 @@
+"""The table of commands of ``python -m lab``.
+
+A command is a function ``main(argv: list[str]) -> int | None`` that parses its own arguments and returns an exit
+status (None counts as 0). Its module is imported only if the command runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of ``python -m lab``.
+
+    Parameters
+    ----------
+    target : str
+        ``module:function``.
+    help : str
+        What the command does, in lower case, without a period.
+    """
+
+    target: str
+    help: str
+
+    def run(self, argv: list[str]) -> int:
+        """Import the module and call the function with the arguments after the name of the command."""
+        module, _, function = self.target.partition(":")
+        return getattr(importlib.import_module(module), function)(argv) or 0
+
+
+COMMANDS: dict[str, Command] = {}
+"""Commands by name: one word, or a group and a verb (``"sched simulate"``)."""
+
+
+def usage() -> str:
+    """Return the list of commands."""
+    width = max(map(len, COMMANDS), default=0)
+    lines = [f"  {name:<{width}}  {COMMANDS[name].help}" for name in sorted(COMMANDS)]
+    return "\n".join(["usage: python -m lab COMMAND [ARGUMENT ...]", "", "commands:", *lines])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command whose name starts `argv`; without one, list all commands.
+
+    A command may be a group and a verb; then the first two arguments are its name.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    for count in (2, 1):
+        name = " ".join(argv[:count])
+        if len(argv) >= count and name in COMMANDS:
+            sys.argv[0] = f"python -m lab {name}"  # for usage lines of the command
+            return COMMANDS[name].run(argv[count:])
+    if argv and argv[0] not in ("-h", "--help"):
+        verbs = sorted(name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{argv[0]} "))
+        known = f"expected one of {', '.join(verbs)}" if verbs else "`python -m lab` lists all commands"
+        print(f"unknown command {' '.join(argv[: 2 if verbs else 1])!r}; {known}", file=sys.stderr)
+        return 2
+    print(usage())
+    return 0
