@@ -68,11 +68,13 @@ $(DOCS_STAMP): $(STAMP) requirements-docs.lock
 	touch $@
 
 # Run with the oldest Python that is supported: what it resolves to installs on the newer ones too.
-# The packages that both locks name have the same versions in both.
-PIP_COMPILE := build/lock/bin/pip-compile --quiet --upgrade --strip-extras --allow-unsafe --generate-hashes --no-header \
+# The packages that both locks name have the same versions in both. Locked versions stay, unless UPGRADE=--upgrade.
+PIP_COMPILE := build/lock/bin/pip-compile --quiet $(UPGRADE) --strip-extras --allow-unsafe --generate-hashes --no-header \
     --no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options
 
 lock: build/lock/bin/pip-compile
+	cp requirements.lock build/lock/resolved
+	cp requirements-docs.lock build/lock/resolved-docs
 	$(PIP_COMPILE) --extra test --extra build --output-file build/lock/resolved pyproject.toml
 	grep -v -e '^#' -e '^warpwell @' build/lock/resolved > requirements.lock  # an extra that names others adds ourselves
 	$(PIP_COMPILE) --extra docs --constraint requirements.lock --output-file build/lock/resolved-docs pyproject.toml
