@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
-from miss_path import copy_rate
 
 import warpwell as ww
+from lab.bench.misses import copy_rate
+from lab.bench.timing import machine, save, table
 from warpwell.cache import parse_size
 from warpwell.storage import RamMedium
 

@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from file_rate import pump
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.file import pump
+from lab.bench.timing import machine, save, table
 from warpwell.cache import parse_size
 from warpwell.drives import DriveMedium
 from warpwell.storage import FileMedium

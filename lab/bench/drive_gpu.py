@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import machine, save, table
 from warpwell.cache import parse_size
 from warpwell.drives.superblock import DATA_AT, head_of
 from warpwell.storage import FileMedium

@@ -20,8 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from measure import save, table
-
+from lab.bench.timing import save, table
 from warpwell.driver import build
 from warpwell.driver.server import DriverServer
 

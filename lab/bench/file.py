@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-from measure import kernel_seconds, machine, save, table
-from miss_path import touch
 
 import warpwell as ww
+from lab.bench.misses import touch
+from lab.bench.timing import kernel_seconds, machine, save, table
 from warpwell.cache import parse_size
 from warpwell.nvme import READ
 from warpwell.storage import FileMedium

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import machine, save, table
 from warpwell.cache import parse_size
 from warpwell.storage.file import _in_memory
 
@@ -94,7 +94,7 @@ def drive_rate(path: Path, depth: int, seconds: float) -> float:
     """Return random reads of 4 KiB a second."""
     program = shutil.which("fio")
     drop(path)
-    from file_rate import fio_rate, medium_rate
+    from lab.bench.file import fio_rate, medium_rate
 
     if program:
         return fio_rate(program, path, PAGE, depth, seconds)
@@ -114,7 +114,8 @@ def cold(args: argparse.Namespace) -> list[dict[str, Any]]:
             said = subprocess.run(
                 [
                     sys.executable,
-                    __file__,
+                    "-m",
+                    "lab.bench.gather",
                     "--one",
                     method,
                     "--file",

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import kernel_seconds, machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import kernel_seconds, machine, save, table
 from warpwell import graph as wg
 from warpwell.array import open_array
 from warpwell.storage import DRIVES, Latency, RamMedium, Striped

@@ -13,9 +13,9 @@ import sys
 import time
 
 import numpy as np
-from measure import kernel_seconds, machine, registers_and_occupancy, save, table
 
 import warpwell as ww
+from lab.bench.timing import kernel_seconds, machine, registers_and_occupancy, save, table
 from warpwell.cache import parse_size
 from warpwell.cache.partition import ResidentPool
 from warpwell.storage import Medium, NativeMedium

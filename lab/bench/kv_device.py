@@ -17,9 +17,9 @@ import time
 from typing import Any
 
 import numpy as np
-from measure import kernel_seconds, machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import kernel_seconds, machine, save, table
 from warpwell.storage import KeyValueLatency
 from warpwell.targets import grid, kernel, memory_for, store_weak_as
 from warpwell.targets.launch_stream import stream_on

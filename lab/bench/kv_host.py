@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import kv_systems
-import measure
 import numpy as np
 
+from lab.bench import timing
+from lab.kv import systems as kv_systems
 from warpwell.study.ycsb import NAMES, Requests, YcsbWorkload, record_keys
 from warpwell.study.ycsb_run import GROUP, load_records, run
 
@@ -153,14 +153,14 @@ def main() -> int:
         for r in results
     ]
     where = f"{len(os.sched_getaffinity(0))} cores, durability {arguments.durability}"
-    measure.table(
+    timing.table(
         f"thousand operations per second ({where})",
         ["workload", *names, "ratio to the better other", "read-only"],
         rows,
     )
     losing = [r["row"] for r in results if r["read_only"] and r["ratio"] <= 1]
     print(f"\nread-only rows where another is faster: {', '.join(losing) or 'none'}")
-    measure.save(arguments.json, {"machine": measure.machine("cpu"), "arguments": vars(arguments), "rows": results})
+    timing.save(arguments.json, {"machine": timing.machine("cpu"), "arguments": vars(arguments), "rows": results})
     return 0
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import numba
 import numpy as np
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import machine, save, table
 from warpwell.cache import parse_size
 
 COLUMNS = 250

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from measure import best, kernel_seconds, machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import best, kernel_seconds, machine, save, table
 from warpwell.cache import parse_size
 from warpwell.storage import Latency, Medium, RamMedium, Striped
 from warpwell.storage.latency import rates_of

@@ -22,9 +22,9 @@ from typing import Any
 
 import cupy
 import numpy as np
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import machine, save, table
 from warpwell.pool.copy.plan import Tuning
 
 PIPELINE = Tuning()

@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
 
-sys.path.append(str(Path(__file__).parents[1]))  # tests.harness, for the emulated copy engine
+from lab.bench.timing import machine, save, table
 
 CHUNKS = tuple(1 << k for k in range(16, 22))
 SIZES = tuple(1 << k for k in range(16, 29, 2))
@@ -170,7 +169,17 @@ def engine(copy: float) -> float:
 def job(options: argparse.Namespace, link: float, copy: float) -> dict[str, Any]:
     """Run the application and its agent, and return what the application found."""
     beside = Path(sys.executable).parent / "mpiexec"
-    me = [sys.executable, __file__, "--link", str(link), "--copy", str(copy), "--latency", str(options.latency)]
+    me = [
+        sys.executable,
+        "-m",
+        "lab.bench.pool_transfer",
+        "--link",
+        str(link),
+        "--copy",
+        str(copy),
+        "--latency",
+        str(options.latency),
+    ]
     me += ["--quick"] if options.quick else []
     command = [str(beside) if beside.exists() else "mpiexec", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     command += ["-n", "1", *me, "--role", "application", ":", "-n", "1", *me, "--role", "agent"]

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import machine, save, table
 
 
 @ww.kernel

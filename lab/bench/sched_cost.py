@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import table
-from sched_forms import Bench, Made
-from sched_share import kernels
 
+from lab.bench.sched_forms import Bench, Made
+from lab.bench.sched_share import kernels
+from lab.bench.timing import table
 from warpwell.scheduler import Kind
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh
 
-COUNTS = Path(__file__).parent / "results" / "sched_counts_h200.json"
+COUNTS = Path(__file__).parents[1] / "results/h200/sched/sched_counts_h200.json"
 MISSES = {"stream": 1.0, "logistic": 0.0}
 """Of the kernels that nobody counted: one reads each byte once, the other holds its items in registers."""
 

@@ -15,9 +15,9 @@ import time
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
 
 import warpwell as ww
+from lab.bench.timing import machine, save, table
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh

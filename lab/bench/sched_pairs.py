@@ -12,9 +12,8 @@ import argparse
 import time
 from typing import Any
 
-from measure import machine, save, table
-from sched_forms import Bench, Made
-
+from lab.bench.sched_forms import Bench, Made
+from lab.bench.timing import machine, save, table
 from warpwell.study.rates import Matrix, Pair
 from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh

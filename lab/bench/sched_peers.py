@@ -54,8 +54,8 @@ def play(bench: Any, made: Any, items: Sequence[Item], streams: dict[str, Any], 
 
 def worker(kind: str, dry: bool) -> None:
     """Be the tenant of one class: play what is asked for, a line each, and answer with the times."""
-    import sched_share
-    from sched_forms import Bench, Made
+    from lab.bench import sched_share
+    from lab.bench.sched_forms import Bench, Made
 
     sys.stdin.readline()  # what takes memory waits until the tenants before have given theirs back
     found = sched_share.kernels("cpu" if dry else "cuda", dry, kind)
@@ -86,7 +86,7 @@ class Tenants:
         environment = {**os.environ, **variables}
         self._processes = [
             subprocess.Popen(
-                [sys.executable, __file__, kind, *(["--dry"] if dry else [])],
+                [sys.executable, "-m", "lab.bench.sched_peers", kind, *(["--dry"] if dry else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -139,7 +139,7 @@ def peer(name: str, bench: Any, made: Any, dry: bool) -> Iterator[Any]:
         if dry:
             yield lambda items: [(name, at, at + 2e-3) for name, _, at in items]
             return
-        from sched_pairs import green_contexts
+        from lab.bench.sched_pairs import green_contexts
 
         streams, _, contexts = green_contexts(bench.gpu.processors // 2)
         sides = dict(zip(SIDES, streams, strict=True))
@@ -149,7 +149,7 @@ def peer(name: str, bench: Any, made: Any, dry: bool) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         variables: dict[str, str] = {}
         if name.startswith("MPS") and not dry:
-            from sched_torch import mps
+            from lab.bench.sched_torch import mps
 
             variables = dict(stack.enter_context(mps()))
             if name != "MPS":

@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
-from sched_share import logistic, stream
 
 import warpwell as ww
+from lab.bench.sched_share import logistic, stream
+from lab.bench.timing import machine, save, table
 from warpwell.scheduler import Log, Scheduler
 from warpwell.targets.arrays import zeros
 from warpwell.targets.atomics import SYSTEM, load_acquire, store_relaxed

@@ -21,9 +21,9 @@ import time
 from typing import Any
 
 import numpy as np
-from measure import machine, save, table
-from sched_forms import Bench, Made, spin
 
+from lab.bench.sched_forms import Bench, Made, spin
+from lab.bench.timing import machine, save, table
 from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.dispatcher import Dispatcher

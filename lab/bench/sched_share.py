@@ -18,12 +18,12 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
-import sched_peers
-from measure import machine, save, table
-from sched_forms import Bench, Made
-from sched_pairs import SHARES, together
 
 import warpwell as ww
+from lab.bench import sched_peers
+from lab.bench.sched_forms import Bench, Made
+from lab.bench.sched_pairs import SHARES, together
+from lab.bench.timing import machine, save, table
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core

@@ -263,7 +263,14 @@ class Program:
     """A process with PyTorch."""
 
     def __init__(self, parts: str, pretend: bool, **variables: str) -> None:
-        command = [sys.executable, __file__, "--worker", parts, *(["--pretend"] if pretend else [])]
+        command = [
+            sys.executable,
+            "-m",
+            "lab.bench.sched_torch",
+            "--worker",
+            parts,
+            *(["--pretend"] if pretend else []),
+        ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **variables}
         )

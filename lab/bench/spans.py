@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 import numpy as np
-from hit_path import COMPLETE, EVICTING, seen_as
-from measure import kernel_seconds, machine, registers_and_occupancy, save, table
 
 import warpwell as ww
+from lab.bench.hits import COMPLETE, EVICTING, seen_as
+from lab.bench.timing import kernel_seconds, machine, registers_and_occupancy, save, table
 from warpwell.cache import parse_size
 from warpwell.storage import RamMedium
 from warpwell.targets import (

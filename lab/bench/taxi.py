@@ -47,7 +47,7 @@ def make(folder: Path, rows: int) -> None:
 
     import warpwell as ww
 
-    months_of = os.environ.get("TAXI_MONTHS", str(Path(__file__).parents[2] / "shared/data/green*.parquet"))
+    months_of = os.environ.get("TAXI_MONTHS", str(Path(__file__).parents[3] / "shared/data/green*.parquet"))
     files = sorted(glob.glob(months_of))
     random = np.random.default_rng(1)
     if files:
@@ -161,16 +161,16 @@ def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, in
         make(small, 20_000)
     drop(folder)
     code = (
-        "import sys, json; sys.path.insert(0, sys.argv[1]); import taxi; from pathlib import Path\n"
+        "import sys, json; from lab.bench import taxi; from pathlib import Path\n"
         "import polars, pyarrow.dataset, duckdb, warpwell.table\n"
-        "folder, small, system, count, least = sys.argv[2:]\n"
+        "folder, small, system, count, least = sys.argv[1:]\n"
         "taxi.measured(Path(small), system, int(count), 1.0)\n"
         "read = lambda: int([l for l in open('/proc/self/io') if l.startswith('read_bytes')][0].split()[1])\n"
         "before = read()\n"
         "took, _ = taxi.measured(Path(folder), system, int(count), float(least))\n"
         "print(json.dumps([took, read() - before]))"
     )
-    given = [str(Path(__file__).parent), str(folder), str(small), system, str(count), str(least)]
+    given = [str(folder), str(small), system, str(count), str(least)]
     environment = dict(os.environ, WARPWELL_HOLE_BYTES="1GiB") if "whole" in system else None
     done = subprocess.run(
         [sys.executable, "-c", code, *given], capture_output=True, text=True, check=True, env=environment
@@ -219,9 +219,9 @@ def span_kernel():
 def selection(path: Path, rows: int, options: dict) -> None:
     """Time the kernel of filters beside a span scan of the same column, whose pages are in the cache."""
     import torch
-    from measure import kernel_seconds
 
     import warpwell as ww
+    from lab.bench.timing import kernel_seconds
     from warpwell.table import key_sets, selecting, where
 
     with ww.table.open(path, device="cuda", **options) as table:

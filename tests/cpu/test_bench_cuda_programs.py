@@ -9,14 +9,16 @@ import pytest
 
 from warpwell.driver import build
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cuda_programs.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
 def test_costs_beside_native(tmp_path: Path) -> None:
     out = tmp_path / "costs.json"
-    command = [sys.executable, str(SCRIPT), "--quick", "--without-numba", "--json", str(out)]
-    done = subprocess.run([*command, "--driver", str(build.parts().fake)], capture_output=True, text=True, timeout=100)
+    command = [sys.executable, "-m", "lab.bench.driver_calls", "--quick", "--without-numba", "--json", str(out)]
+    done = subprocess.run(
+        [*command, "--driver", str(build.parts().fake)], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     costs = json.loads(out.read_text())["costs"]
     assert len(costs) > 30 and all(sides.keys() == {"native", "worker"} for sides in costs.values())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kv_host.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("durability", [pytest.param("commit", marks=pytest.mark.long), "none"])
@@ -17,7 +17,8 @@ def test_every_row(tmp_path: Path, durability: str) -> None:
     done = subprocess.run(
         [
             sys.executable,
-            str(SCRIPT),
+            "-m",
+            "lab.bench.kv_host",
             "--records",
             "400",
             "--operations",
@@ -34,6 +35,7 @@ def test_every_row(tmp_path: Path, durability: str) -> None:
         capture_output=True,
         text=True,
         timeout=110,
+        cwd=ROOT,
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]

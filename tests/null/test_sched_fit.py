@@ -2,10 +2,8 @@
 
 import argparse
 import csv
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel
 from warpwell.scheduler.events import Event, Log
-from warpwell.scheduler.predict.history import History
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.predict.sample import Sample, kind_of
@@ -28,7 +25,7 @@ from warpwell.study.rates import Matrix
 from warpwell.study.replay import replay
 from warpwell.study.simulator import Simulator
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RESULTS = Path(__file__).parents[2] / "lab" / "results" / "h200" / "sched"
 
 
 def preemptions(slope, base, constant=0.0, count=60, noise=0.0, misses=None):
@@ -217,87 +214,6 @@ def test_nothing_to_fit_and_missing_files(tmp_path):
 # -- counts -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def counting(monkeypatch):
-    """The benchmark that counts, as a module."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("sched_counts", BENCHMARKS / "sched_counts.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.modules.pop("measure", None)
-
-
-def planned(tmp_path):
-    rows = [
-        {"app": "made-up", "family": "f", "kernel": kernel, "n": n, "size": {"n": n}, "warps": n, "shape": [32 * n]}
-        for n in (256, 512, 1024, 2048, 4096)
-        for kernel in ("one", "two")
-    ]
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps({"machine": {"gpu": "A GPU"}, "rows": rows, "worst_error": 0.0}))
-    return rows, path
-
-
-@pytest.mark.parametrize("page", ["raw", "details"])
-def test_both_pages_of_the_profiler_are_read(tmp_path, counting, monkeypatch, page, capsys):
-    rows, plan = planned(tmp_path)
-    metrics = list(counting.METRICS)
-    units = ["inst", "usecond", "cycle", "Kbyte", "byte", "%", "register/thread"]
-
-    def values(n):
-        return [f"{10 * n:,}", f"{n / 100:g}", "5", "1", "24", "75", "32"]
-
-    lines = (
-        [["ID", "Kernel Name", *metrics], ["", "", *units]]
-        if page == "raw"
-        else [["ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"]]
-    )
-    for k, row in enumerate(rows):
-        name = f"warpwell::targets::generated::warpwell_{row['kernel']}[abi:v1]"
-        if page == "raw":
-            lines.append([k, name, *values(row["n"])])
-        else:
-            lines += [[k, name, *what] for what in zip(metrics, units, values(row["n"]), strict=True)]
-    lines.append([len(rows), "another_kernel", *([""] * (len(lines[0]) - 2))])
-    text = "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines) + "\n"
-    (tmp_path / "counts.csv").write_text(text)
-    arguments = argparse.Namespace(csv=tmp_path / "counts.csv", plan=plan, out=tmp_path / "counts.json")
-    assert counting.parse(arguments) == 0
-    samples, device = read_counts(tmp_path / "counts.json")
-    assert device == "A GPU" and len(samples) == 10
-    first = samples[0]
-    assert (first.instructions, first.seconds, first.miss_rate) == (2560, pytest.approx(2.56e-6), 0.25)
-    assert first.bandwidth == pytest.approx(1024 / 2.56e-6 / 3.35e12)
-    code, result = run(
-        capsys_after(capsys), "--counts", str(tmp_path / "counts.json"), "--history", str(tmp_path / "h.json")
-    )
-    assert code == 0 and result["predictor"]["launches"] == 10 and result["predictor"]["interpolated"] == 6
-    assert result["predictor"]["instructions_error_median"] < 0.01
-    assert len(History.load("A GPU", tmp_path / "h.json")) == 10
-
-
-def capsys_after(capsys):
-    capsys.readouterr()
-    return capsys
-
-
-def test_a_plan_of_other_launches_is_refused(tmp_path, counting):
-    _, plan = planned(tmp_path)
-    (tmp_path / "c.csv").write_text('"ID","Kernel Name","gpu__time_duration.sum"\n"0","warpwell_three","5"\n')
-    with pytest.raises(SystemExit, match="launch 0"):
-        counting.parse(argparse.Namespace(csv=tmp_path / "c.csv", plan=plan, out=tmp_path / "o.json"))
-    (tmp_path / "c.csv").write_text("==ERROR== no permission\n")
-    with pytest.raises(SystemExit, match="no permission"):
-        counting.parse(argparse.Namespace(csv=tmp_path / "c.csv", plan=plan, out=tmp_path / "o.json"))
-
-
-def test_sizes_are_taken_from_both_ends_inwards(counting):
-    order = [size for _, size, _ in counting.rounds(["gemm"], 12)]
-    sizes = counting.WORKLOADS["gemm"].sizes
-    assert order[:2] == [sizes[0], sizes[-1]] and sorted(order) == sorted(sizes)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -332,7 +248,7 @@ def test_a_ratio_that_is_none_is_refused(tmp_path):
 
 
 def test_the_counts_that_are_kept_interpolate_within_the_goal():
-    samples, device = read_counts(BENCHMARKS / "results" / "sched_counts_h200.json")
+    samples, device = read_counts(RESULTS / "sched_counts_h200.json")
     assert device == "NVIDIA H200" and len({s.kernel for s in samples}) == 26
     off, late = [], []
     for kernel in {s.kernel for s in samples}:
@@ -346,7 +262,7 @@ def test_the_counts_that_are_kept_interpolate_within_the_goal():
 
 
 def test_the_classes_of_the_counts_that_are_kept_are_told_by_one_run():
-    samples, _ = read_counts(BENCHMARKS / "results" / "sched_counts_h200.json")
+    samples, _ = read_counts(RESULTS / "sched_counts_h200.json")
     for least, right in ((2e-5, 0.9), (1e-4, 1.0)):  # shorter ones wait for their own latency, so they have no class
         long = [s for s in samples if s.seconds >= least]
         told = [kind_of(s.moving / s.seconds, 1 - s.moving / s.seconds) is s.kind for s in long]

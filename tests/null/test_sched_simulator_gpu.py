@@ -17,7 +17,7 @@ from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import replay
 from warpwell.study.simulator import HostDelays, Simulator
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "lab" / "results" / "h200" / "sched"
 DECISION = 5
 """The column of a decision's microseconds."""
 WORKERS = 0.96
@@ -26,7 +26,7 @@ LATER = 5e-3
 
 
 class Run(NamedTuple):
-    """What `benchmarks/sched_share.py` wrote, and its first seed."""
+    """What `lab/bench/sched_share.py` wrote, and its first seed."""
 
     first: int
     said: dict[str, Any]
@@ -69,7 +69,7 @@ def sides(of: Run, title: str) -> tuple[list[str], list[str]]:
 
 
 def trace(of: Run, title: str, seed: int) -> list[Request]:
-    """Return the requests as `benchmarks/sched_share.py` draws them."""
+    """Return the requests as `lab/bench/sched_share.py` draws them."""
     count = of.said["count"]
     if title.endswith(" first"):
         both = ("stream", "logistic") if title == "memory first" else ("logistic", "stream")

@@ -1,4 +1,4 @@
-"""Reads the launches that ``benchmarks/sched_counts.py`` measured under a profiler, as samples for the predictor."""
+"""Reads the launches that ``sched_counts.py`` measured under a profiler, as samples for the predictor."""
 
 from __future__ import annotations
 
