@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.harness import house
+from tools import house
 
 import warpwell
 

@@ -1,4 +1,4 @@
-"""Measure the package as a house: ``python -m tests.harness.house``.
+"""Measure the package as a house: ``python -m tools.house``.
 
 It prints code lines by folder, circles of imports, the largest folder, the longest functions and class names that two
 modules use. `tests/null/test_layout.py` checks the same figures against the rules of CONTRIBUTING.md.
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / "src" / "warpwell"
+ROOT = Path(__file__).parents[1] / "src" / "warpwell"
 
 _LAYOUT = {
     tokenize.COMMENT,
