@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo test docs thorough check lint types bench interleavings driver-wheel lock clean
+.PHONY: demo test test-gpu docs thorough check lint types bench interleavings driver-wheel lock clean
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -33,6 +33,10 @@ test: $(STAMP)
 docs: $(DOCS_STAMP)
 	$(BIN)/python -m sphinx -q -W --keep-going -n -j auto -d build/doctrees -b html docs build/docs
 	@echo build/docs/index.html
+
+# On a machine with a GPU, whose Python has the packages of the extra "cuda".
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'gpu or ptx' $(ARGS)
 
 thorough: test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS) || test $$? -eq 5

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import importlib.util
 import itertools
 import os
 import shutil
@@ -11,8 +12,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
+
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it at the first compile; NumPy 2.5 lacks it
+    np.row_stack = np.vstack  # noqa: NPY201 - the old name is the point
 
 # Compiling takes seconds on the first example, so a deadline would only measure the compiler.
 settings.register_profile("warpwell", deadline=None, derandomize=True, print_blob=True)
@@ -43,12 +48,19 @@ os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -Werror".strip()
 # Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.
 gc.set_threshold(20_000, 20, 50)
 
-# Workers begin at equal distances along this list. What compiles nothing comes first, so that one compiles what all
-# kernels need while others have enough to do until they can load that; the shortest come last: all end together.
-ORDER = ["null", "system", "cpu", "examples", "lab", "mpi", "cuda", "interp"]
+# Workers begin at equal distances along this list. Rooms whose tests compile little come first, so that one worker
+# compiles what all kernels need while the others have enough to do until they can load it.
+ORDER = [
+    "system", "nvme", "turns", "pool", "scheduler", "cli", "lab", "kv", "storage", "drives", "driver", "graph", "table",
+    "train", "queues", "array", "cache", "targets",
+]  # fmt: skip
+
+NEEDS = {"cuda": "gpu", "interp": "interp", "mpi": "mpi"}
+"""Suffix of a test file -> the marker that its tests get."""
 
 NATIVE = ("test_driver_", "test_run_cuda_program")
 """How the names of files begin whose tests build the driver layer."""
+WITHOUT_COMPILER = ("test_driver_hook", "test_driver_table")
 
 # Items that differ from others in one thing, width or sign, that some third kind shares: each is compiled anew.
 LONG_ITEMS = {
@@ -72,6 +84,13 @@ def small_heap() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+
+
+@pytest.fixture(autouse=True)
+def cpu_by_default(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests of the CPU run there on a machine with a GPU, too, and so the programs that they start."""
+    if not request.node.get_closest_marker("gpu"):
+        monkeypatch.setenv("WARPWELL_DEVICE", "cpu")
 
 
 _tests = itertools.count()
@@ -111,27 +130,40 @@ def can_compile() -> bool:
         return False
 
 
+@cache
+def mpi_missing() -> str | None:
+    """Return what has to be installed before MPI jobs can run, or None."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "needs mpi4py: pip install -e '.[mpi]'"
+    beside_python = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    return None if beside_python or shutil.which("mpiexec") else "needs mpiexec: pip install -e '.[mpi]'"
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import for the tests that have the cores alone only the files that mark some (see the Makefile)."""
     alone = config.option.markexpr.startswith("alone and ") and collection_path.suffix == ".py"
     return True if alone and b"pytest.mark.alone" not in collection_path.read_bytes() else None
 
 
-def place(item: pytest.Item) -> int:
-    compiles = item.name.endswith(("[cpu]", "-cpu]"))
-    return ORDER.index("cpu" if compiles else item.path.relative_to(HERE).parts[0])
+def position(item: pytest.Item) -> tuple[bool, int]:
+    """Return the sort key of a test: interpreted ones, which are the shortest, come last."""
+    return item.path.stem.endswith("_interp"), ORDER.index(item.path.relative_to(HERE).parts[0])
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=place)
+    items.sort(key=position)
     for item in items:
-        if item.path == HERE / "cpu" / "test_arrays.py":
+        stem = item.path.stem
+        need = NEEDS.get(stem.rpartition("_")[2])
+        if need is not None and not item.get_closest_marker("ptx"):
+            item.add_marker(getattr(pytest.mark, need))
+        if item.path == HERE / "array" / "test_arrays.py":
             if item.name in LONG_ITEMS or ("TestMappedItems" in item.nodeid and item.name in LONG_MAPPED):
                 item.add_marker(pytest.mark.long)
-        if item.path.name.startswith(NATIVE) and item.path.parent.name != "null" and not can_compile():
+        if stem.startswith(NATIVE) and stem not in WITHOUT_COMPILER and not can_compile():
             item.add_marker(pytest.mark.skip(reason="needs a C compiler"))
-        if HERE / "cuda" not in item.path.parents or item.get_closest_marker("ptx"):
-            continue
-        if gpu_count() == 0:
+        if need == "gpu" and item.get_closest_marker("gpu") and gpu_count() == 0:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if need == "mpi" and (reason := mpi_missing()):
+            item.add_marker(pytest.mark.skip(reason=reason))

@@ -1,7 +1,7 @@
 """Measure the package as a house: ``python -m tools.house``.
 
 It prints code lines by folder, circles of imports, the largest folder, the longest functions and class names that two
-modules use. `tests/null/test_layout.py` checks the same figures against the rules of CONTRIBUTING.md.
+modules use. `tests/system/test_layout.py` checks the same figures against the rules of CONTRIBUTING.md.
 
 Imports are read from the syntax tree, wherever they stand: at the top, in a function, below ``TYPE_CHECKING``. A string
 that is a module's full name (``"warpwell.remote.store"``, ``"warpwell.kv:open"``) counts as an import of it.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.cpu.test_driver_programs import programs
+from tests.driver.test_driver_programs import programs
 from tests.harness.driver import faults, natives
 from tests.harness.driver.raw import Raw
 from tests.harness.until import until

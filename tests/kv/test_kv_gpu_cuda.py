@@ -1,6 +1,6 @@
 """Stores on a GPU: warps of 32 that share queues, lanes that part ways, few ids for many threads, and what fails.
 
-Every value says which key it is of. The same cases as in tests/cpu/test_kv_device.py, with more threads.
+Every value says which key it is of. The same cases as in tests/kv/test_kv_device.py, with more threads.
 """
 
 from __future__ import annotations

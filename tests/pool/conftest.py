@@ -1,7 +1,6 @@
 """Starts small programs under mpiexec, with a time-out, and leaves nothing behind."""
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -24,17 +23,6 @@ TCP = ("--mca", "btl", "tcp,self")
 def mpiexec() -> str | None:
     """The one beside this Python, which fits mpi4py, before any other."""
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason = None
-    if importlib.util.find_spec("mpi4py") is None:
-        reason = "needs mpi4py: pip install -e '.[mpi]'"
-    elif mpiexec() is None:
-        reason = "needs mpiexec: pip install -e '.[mpi]'"
-    for item in items:
-        if reason and HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.cpu.test_table_arrow import mixed, write
+from tests.table.test_table_arrow import mixed, write
 
 import warpwell as ww
 from warpwell.cli import main

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.cpu.test_table_arrow import mixed
+from tests.table.test_table_arrow import mixed
 
 import warpwell as ww
 from warpwell.errors import SharingError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.cpu.test_table_arrow import mixed
+from tests.table.test_table_arrow import mixed
 
 import warpwell as ww
 from warpwell.errors import ArgumentError, DTypeError, FormatError, SchemaError

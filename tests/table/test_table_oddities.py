@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
-from tests.cpu.test_table_arrow import mixed, write
+from tests.table.test_table_arrow import mixed, write
 
 import warpwell as ww
 from warpwell.errors import ArgumentError, ClosedError, DTypeError, FormatError, MediumError, MissingFileError

@@ -71,10 +71,9 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    import cuda
     import cuda.bindings
     import numba.cuda
-
-    import cuda
 
     found = Driver()
     names = (

@@ -223,9 +223,8 @@ class GpuDevice:
             raise errors.DeviceNotFoundError(
                 f"there is no GPU {ordinal}: {count} were found; use one of them, or the CPU", device=f"cuda:{ordinal}"
             )
-        from cuda.bindings import driver
-
         from cuda import core
+        from cuda.bindings import driver
 
         self.ordinal = ordinal
         self.driver = driver
