@@ -19,7 +19,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
-	$(BIN)/warpwell demo
+	$(BIN)/python examples/demo/demo.py
 
 # Tests that measure times or shares have the cores to themselves; they run where others failed, too. Status 5: ARGS
 # select none of these.
@@ -50,7 +50,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/warpwell bench --quick $(ARGS)
+	$(BIN)/python -m lab bench --quick $(ARGS)
 
 interleavings: $(STAMP)
 	$(BIN)/python -m tests.harness.interleavings --runs 10000 $(ARGS)

@@ -6,6 +6,7 @@ names of `warpwell` and `warpwell.testing`, and the internal modules that ``lab/
 ===============  ===================================================================================
 bench/           benchmarks and the command that runs them
 campaigns/       randomized stress tests that run for minutes or hours
+cli.py           parsers of commands, and the function that runs a command
 commands.py      the table of commands
 drives/          NVMe drives for tests: QEMU, qtest, scripted controllers, a network block device
 kv/              YCSB workloads and other key-value systems

@@ -32,7 +32,15 @@ class Command:
         return getattr(importlib.import_module(module), function)(argv) or 0
 
 
-COMMANDS: dict[str, Command] = {}
+COMMANDS: dict[str, Command] = {
+    "bench": Command("lab.bench.commands.micro:main", "measure reads, writes and sums next to their ceilings"),
+    "bench drive": Command("lab.bench.commands.drive:main", "measure how fast kernels read from a drive, without writing to it"),
+    "bench kv": Command("lab.bench.commands.kv:main", "measure operations per second and latencies of a store with YCSB"),
+    "sched fit": Command("lab.sched.fit:main", "fit the cost formula and the predictor to measurements"),
+    "sched run": Command("lab.sched.run:main", "run kernels under policies, on the CPU or a GPU, and compare"),
+    "sched simulate": Command("lab.sched.simulate:main", "replay a trace under policies, in virtual time"),
+    "sched trace": Command("lab.sched.trace:main", "show the contents of a trace, and write it as a table"),
+}
 """Commands by name: one word, or a group and a verb (``"sched simulate"``)."""
 
 

@@ -1,27 +1,34 @@
-"""``warpwell demo``: a graph much larger than the cache, traversed on demand; a query, and some steps of training."""
+"""Search a graph that is much larger than the cache, query a table, and train on its rows.
+
+``python examples/demo/demo.py --help`` lists the options; ``make demo`` runs it. It needs the extra ``demo``. Results
+are compared with SciPy's and NumPy's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import vertex_table
 from numpy.typing import NDArray
 from rich.syntax import Syntax
 
-from ..cache import Statistics
-from ..cache.sizes import format_size
-from ..errors import ArgumentError, WarpwellError
-from ..errors.general import extra
-from ..graph import Graph, LoadedGraph, bfs, connected_components, generate
-from . import demo_rows
-from .arguments import new_file
-from .graph.run import describe, open_graph
-from .interrupt import scratch
-from .output import Output
+from warpwell.cache import Statistics
+from warpwell.cache.sizes import format_size
+from warpwell.cli.arguments import new_file, program
+from warpwell.cli.graph.arguments import how_to_run
+from warpwell.cli.graph.run import describe, open_graph
+from warpwell.cli.interrupt import scratch
+from warpwell.cli.main import execute
+from warpwell.cli.output import Output
+from warpwell.errors import ArgumentError, WarpwellError
+from warpwell.errors.general import extra
+from warpwell.graph import Graph, LoadedGraph, bfs, connected_components, generate
 
 _CODE = """\
 import numpy as np
@@ -38,6 +45,15 @@ with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
     in_degree[edges.size](edges, degree)
 """
 """The demo prints and runs this code."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo with these arguments (of the process by default); return the exit code."""
+    parser = program(description=__doc__.partition("\n")[0])
+    parser.add_argument("--scale", type=int, default=17, metavar="N", help="2**N vertices (default 17)")
+    parser.add_argument("--out", default="demo.png", metavar="FILE", help="file of the plot (default demo.png)")
+    how_to_run(parser, cache="1MiB")
+    return execute(run, parser.parse_args(argv), own_process=argv is None)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,9 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not np.array_equal(degree, np.bincount(destinations, minlength=graph.vertices)):
             raise WarpwellError("the in-degrees differ from NumPy's: please report this with `warpwell info`")
         _say(output, "writing a table with a row for each vertex; a query, and training on its rows ...")
-        path, columns = demo_rows.write(folder, graph, search.levels)
-        runs["query"] = demo_rows.query(path, columns)
-        runs["training"] = demo_rows.learn(path, graph, columns)
+        path, columns = vertex_table.write(folder, graph, search.levels)
+        runs["query"] = vertex_table.query(path, columns)
+        runs["training"] = vertex_table.learn(path, graph, columns)
         _draw(picture, runs, search.levels)
     values = {
         "command": "demo",
@@ -203,3 +219,7 @@ def _draw(path: Path, runs: dict[str, dict[str, Any]], levels: NDArray[np.int64]
     last.set(xlabel="step", ylabel="loss", title="training on rows from storage")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

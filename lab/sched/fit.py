@@ -1,4 +1,4 @@
-"""``warpwell sched fit``: constants of the cost formula, and the predictor, from measurements."""
+"""``python -m lab sched fit``: constants of the cost formula, and the predictor, from measurements."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError
-from ..arguments import Commands, command, json_option
-from ..output import Output, Report
+from lab.cli import parser_of, run_command
+from warpwell.cli.arguments import json_option
+from warpwell.cli.output import Output, Report
+from warpwell.errors import ArgumentError
 
 
-def add(verbs: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``fit`` to the commands of ``sched``."""
-    add_arguments(command(verbs, "fit", "sched.fit", "fit the cost formula and the predictor to measurements"))
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("sched fit", "Fit the cost formula and the predictor to measurements.")
+    add_arguments(parser)
+    return run_command(run, parser, argv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
-    from ...study.fitting import fit, read_csv, read_kernels, read_log
+    from warpwell.study.fitting import fit, read_csv, read_kernels, read_log
 
     kernels = read_kernels(arguments.kernels) if arguments.kernels else None
     rows = []
@@ -73,10 +76,10 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
-    from ...scheduler.predict.history import History
-    from ...scheduler.predict.predictor import Predictor
-    from ...scheduler.predict.sample import Sample
-    from ...study.counts import read_counts
+    from warpwell.scheduler.predict.history import History
+    from warpwell.scheduler.predict.predictor import Predictor
+    from warpwell.scheduler.predict.sample import Sample
+    from warpwell.study.counts import read_counts
 
     samples, device = read_counts(arguments.counts)
     history = History.load(arguments.device or device, arguments.history)

@@ -1,4 +1,4 @@
-"""``warpwell sched run``: kernels that share this machine's device under one policy after another."""
+"""``python -m lab sched run``: kernels that share this machine's device under one policy after another."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from ...array.opening import require_device
-from ...errors import ArgumentError, MissingFileError, SchedulerError
-from ...scheduler import Core, Event, Log, Scheduler
-from ...scheduler.executors import executor_of
-from ...scheduler.report.timeline import require_pictures
-from ...scheduler.task import Job, Profile, Request, Task
-from ...study.experiment import chosen, log_path
-from ...study.metrics import Metrics, measure
-from ...study.replay import replay
-from ...study.workloads import WORKLOADS, Application, make
-from ...targets import default_device
-from ..arguments import Commands, command, json_option
-from ..output import Output, Report
-from .explain import views, write_views
+from lab.cli import parser_of, run_command
+from warpwell.array.opening import require_device
+from warpwell.cli.arguments import json_option
+from warpwell.cli.output import Output, Report
+from warpwell.cli.sched.explain import views, write_views
+from warpwell.errors import ArgumentError, MissingFileError, SchedulerError
+from warpwell.scheduler import Core, Event, Log, Scheduler
+from warpwell.scheduler.executors import executor_of
+from warpwell.scheduler.report.timeline import require_pictures
+from warpwell.scheduler.task import Job, Profile, Request, Task
+from warpwell.study.experiment import chosen, log_path
+from warpwell.study.metrics import Metrics, measure
+from warpwell.study.replay import replay
+from warpwell.study.workloads import WORKLOADS, Application, make
+from warpwell.targets import default_device
 
 _MIXES = {"cpu": "triad:2000000,gemm:256,mvt:1000,nbody:3000", "cuda": "triad,gemm,mvt,nbody"}
 """Two memory- and two compute-intensive programs each, of some milliseconds a kernel."""
@@ -38,9 +39,9 @@ _WRONG = 1
 _TIMES = 3
 
 
-def add(verbs: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``run`` to the commands of ``sched``."""
-    parser = command(verbs, "run", "sched.run", "run kernels under policies, on the CPU or a GPU, and compare")
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("sched run", "Run kernels under policies, on the CPU or a GPU, and compare.")
     what = "a Python file with a function submit(scheduler); default: a mix of workloads"
     parser.add_argument("file", nargs="?", metavar="FILE.py", help=what)
     parser.add_argument(
@@ -65,6 +66,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     views(parser)
     parser.epilog = "With several policies the names of files that are written get the policy's name."
     json_option(parser)
+    return run_command(run, parser, argv)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``warpwell sched simulate``: policies on a trace, in the simulator."""
+"""``python -m lab sched simulate``: policies on a trace, in the simulator."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, SchedulerError
-from ...errors.options import checked_number
-from ...targets.uninterrupted import uninterrupted
-from ..arguments import Commands, command, json_option
+from lab.cli import parser_of, run_command
+from warpwell.cli.arguments import json_option
+from warpwell.errors import ArgumentError, SchedulerError
+from warpwell.errors.options import checked_number
+from warpwell.targets.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-    from ...study.experiment import Experiment
-    from ...study.traces import Trace
-    from ..output import Output
+    from warpwell.cli.output import Output
+    from warpwell.study.experiment import Experiment
+    from warpwell.study.traces import Trace
 
 _SLOW = ("lanes", "source")
 """Policies that think longest, the longest first."""
@@ -36,9 +37,9 @@ _PDEATHSIG = 1
 """PR_SET_PDEATHSIG of prctl."""
 
 
-def add(verbs: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``simulate``."""
-    parser = command(verbs, "simulate", "sched.simulate", "replay a trace under policies, in virtual time")
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("sched simulate", "Replay a trace under policies, in virtual time.")
     trace_options(parser)
     group = parser.add_argument_group("what runs it")
     group.add_argument("--policy", default="source,lanes", metavar="A,B", help="or all (default source,lanes)")
@@ -57,6 +58,7 @@ def add(verbs: Commands[argparse.ArgumentParser]) -> None:
     group.add_argument("--processes", type=int, metavar="N", help="default: a processor each, at most 2")
     parser.add_argument("--log", metavar="FILE", help="write the log; of several policies, one file each")
     json_option(parser)
+    return run_command(run, parser, argv)
 
 
 def trace_options(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +82,7 @@ def trace_options(parser: argparse.ArgumentParser) -> None:
 
 def recipe_of(arguments: argparse.Namespace) -> Any:
     """Return the `Recipe` of the options."""
-    from ...study.traces import Recipe
+    from warpwell.study.traces import Recipe
 
     return Recipe(
         arguments.trace,
@@ -96,10 +98,10 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run each policy, and show its figures."""
-    from ...scheduler.decision import SOURCE, SourceModel
-    from ...study.experiment import ERROR, Experiment, chosen, log_path
-    from ...study.traces import CAPACITIES
-    from ..output import Output
+    from warpwell.cli.output import Output
+    from warpwell.scheduler.decision import SOURCE, SourceModel
+    from warpwell.study.experiment import ERROR, Experiment, chosen, log_path
+    from warpwell.study.traces import CAPACITIES
 
     output = Output(arguments.json)
     began = time.perf_counter()
@@ -152,7 +154,7 @@ def _all(
     report: Callable[[int], object],
 ) -> dict[str, dict[str, Any]]:
     """Run the policies, in several processes where that helps; return metrics in the order of the names."""
-    from ...study.experiment import run_to_dict
+    from warpwell.study.experiment import run_to_dict
 
     found: dict[str, dict[str, Any]] = {}
     report(0)
@@ -192,7 +194,7 @@ def _all(
 def _run_one(parent: Connection) -> None:
     """Run a policy and send its metrics, or its error (a process of its own, which ends with the command)."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from ...study.experiment import run_to_dict
+    from warpwell.study.experiment import run_to_dict
 
     try:
         experiment, name, workload, log = parent.recv()

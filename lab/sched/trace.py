@@ -1,4 +1,4 @@
-"""``warpwell sched trace``: the contents of a trace, and traces written as tables."""
+"""``python -m lab sched trace``: the contents of a trace, and traces written as tables."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import argparse
 from collections import defaultdict
 from typing import Any
 
-from ..arguments import Commands, command, json_option
+from lab.cli import parser_of, run_command
+from warpwell.cli.arguments import json_option
+
 from .simulate import recipe_of, trace_options
 
 
-def add(verbs: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``trace``."""
-    parser = command(verbs, "trace", "sched.trace", "show the contents of a trace, and write it as a table")
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("sched trace", "Show the contents of a trace, and write it as a table.")
     trace_options(parser)
     parser.add_argument("--out", metavar="FILE.csv", help="write the workload: a line a kernel, for --trace")
     json_option(parser)
+    return run_command(run, parser, argv)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the files, and describe the workload."""
-    from ...study.traces import table as tables
-    from ..output import Output
+    from warpwell.cli.output import Output
+    from warpwell.study.traces import table as tables
+
     from .simulate import _finite
 
     output = Output(arguments.json)

@@ -168,29 +168,14 @@ def test_an_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().err == "warpwell: interrupted\n"
 
 
-def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench"]) == 0
-    assert "reduction" in capsys.readouterr().out
-    assert main(["bench", "--json"]) == 0
-    assert "reduction" in json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("no_such_benchmark",), "reduction"),
-        (("array", "--all"), "--all"),
-        (("array", "--bytes", "4KiB"), "64 pages"),
-        (("array", "--medium", "floppy"), "P5800X"),
-        (("array", "--medium", "980pro/0"), "divided"),
-        (("array", "--drives", "2"), "emulated"),
-        (("array", "--medium", "980pro", "--tier", "host"), "--medium"),
-        (("array", "--out", "picture.txt"), ".png"),
-        (("array", "--out", "no_such_folder/picture.png"), "no_such_folder"),
-    ],
+    "command", ["bench array", "demo", "kv bench", "drive bench --qemu", "sched simulate --seed 1", "sched fit x.csv"]
 )
-def test_benchmarks_that_cannot_be(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
-    assert said in failing(capsys, "bench", *arguments, "--device", "cpu")
+def test_a_moved_command_names_its_new_place(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert not out and len(err.splitlines()) == 1
+    assert err.startswith("warpwell ") and " moved: run `" in err and err.endswith("` in a checkout of Warpwell\n")
 
 
 @pytest.mark.parametrize("name", ["data[train].ww", "a[b]:rocket:.ww", "[red]"])

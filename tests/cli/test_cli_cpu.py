@@ -109,22 +109,6 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "default device" in capsys.readouterr().out
 
 
-def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "demo.png"
-    options = ("--device", "cpu", "--scale", 11, "--cache", "16KiB", "--out", picture)
-    said = answer(capsys, "demo", *options)
-    assert said["verified"]
-    assert said["bfs"]["edge_bytes"] > 8 * said["bfs"]["cache_bytes"]
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert main(["demo", *map(str, options)]) == 0
-    text = capsys.readouterr().out
-    assert "ww.atomic_add(degree, edges[i], 1)" in text
-    assert "read over wanted" in text and "bit for bit" in text
-    losses, query = said["training"]["losses"], said["query"]
-    assert min(losses[3:]) < 0.8 * losses[0]
-    assert 0 < query["rows"] and 0 < query["bytes_wanted"] <= query["bytes_read"]
-
-
 @pytest.mark.parametrize("compiling", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_interrupt_ends_a_run(tmp_path: Path, compiling: bool) -> None:
     graph = generate("kron", 17, tmp_path / "kron.ww")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+CHECKOUT = Path(__file__).parents[2]
+
 SOON = 5.0
 """Seconds: it takes one on a free machine."""
 
@@ -26,11 +28,11 @@ def begin() -> Iterator[Begin]:
         def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
             process = stack.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-m", "warpwell", *arguments],
+                    [sys.executable, "-m", *arguments],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     text=True,
-                    env=os.environ | environment,
+                    env=os.environ | {"PYTHONPATH": str(CHECKOUT)} | environment,
                     start_new_session=True,
                 )
             )
@@ -83,14 +85,16 @@ def wait_for(true: object, process: subprocess.Popen[str]) -> None:
 
 def test_simulations_of_four_policies(begin: Begin) -> None:
     policies = "left-over,source,lanes,first-come"
-    process = begin("sched", "simulate", "--policy", policies, "--processes", "2", "--kernels", "2000000")
+    process = begin("lab", "sched", "simulate", "--policy", policies, "--processes", "2", "--kernels", "2000000")
     wait_for(lambda: len(others(process.pid)) >= 4, process)  # itself, two helpers of Python's, and a run
     out, _ = interrupt(process)
     assert out == ""
 
 
 def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
-    process = begin("sched", "simulate", "--policy", "left-over,lanes", "--processes", "2", "--kernels", "2000000")
+    process = begin(
+        "lab", "sched", "simulate", "--policy", "left-over,lanes", "--processes", "2", "--kernels", "2000000"
+    )
 
     def runs() -> list[str]:
         return [p for p in others(process.pid) if b"forkserver" in Path(f"/proc/{p}/cmdline").read_bytes()]
@@ -104,7 +108,9 @@ def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
 def test_a_service(begin: Begin, tmp_path: Path) -> None:
     path = tmp_path / "run" / "s.sock"
     for number, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)):
-        process = begin("sched", "serve", "--device", "cpu", "--socket", str(path), "--json", TMPDIR=str(tmp_path))
+        process = begin(
+            "warpwell", "sched", "serve", "--device", "cpu", "--socket", str(path), "--json", TMPDIR=str(tmp_path)
+        )
         assert process.stdout is not None and '"socket"' in process.stdout.readline()
         if number == signal.SIGINT:
             interrupt(process)
@@ -119,7 +125,7 @@ def test_a_service(begin: Begin, tmp_path: Path) -> None:
 
 def test_a_service_that_is_starting(begin: Begin, tmp_path: Path) -> None:
     path = tmp_path / "run" / "s.sock"
-    process = begin("sched", "serve", "--device", "cpu", "--socket", str(path), TMPDIR=str(tmp_path))
+    process = begin("warpwell", "sched", "serve", "--device", "cpu", "--socket", str(path), TMPDIR=str(tmp_path))
     wait_for(lambda: list(tmp_path.glob("run/*.kernels")), process)
     interrupt(process)
     assert [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.harness.drives import needs_qemu
 
+from lab.commands import main as lab
 from warpwell.cli import main
 from warpwell.cli.drive.info import of_itself
 from warpwell.drives import Namespace
@@ -101,11 +102,11 @@ def test_info_tells_what_lies_on_a_drive(namespace: Namespace) -> None:
 
 
 def test_bench_reads_a_virtual_drive(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["drive", "bench", "--qemu", "--bytes", "2MiB", "--runs", "1", "--json"]) == 0
+    assert lab(["bench", "drive", "--qemu", "--bytes", "2MiB", "--runs", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["rows"]) == 8 and all(row["rate"] > 0 for row in told["rows"])
-    for wrong in (["bench"], ["bench", "01:00.0/1", "--qemu"]):
-        assert main(["drive", *wrong]) == 2
+    for wrong in ([], ["01:00.0/1", "--qemu"]):
+        assert lab(["bench", "drive", *wrong]) == 2
         assert "--qemu" in capsys.readouterr().err
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 from . import interrupts_pool
 
+CHECKOUT = Path(__file__).parents[2]
+
 LIMIT = 1.0
 """Seconds from the signal until it must have been answered."""
 
@@ -154,7 +156,7 @@ _POLICIES = "first-come,left-over,source,lanes"
 PROGRAMS = {
     "kernel": Program(("{source}", "{seed}", "{times}"), KERNEL, together=20),
     "load": Program(("{source}",), LOAD, delays=(0.0, 1.5), check=LOADED),
-    "simulate": Program(("-m", "warpwell", "sched", "simulate", "--policy", _POLICIES), delays=(0.0, 4.0), ready=False),
+    "simulate": Program(("-m", "lab", "sched", "simulate", "--policy", _POLICIES), delays=(0.0, 4.0), ready=False),
     "pool": Program(interrupts_pool.COMMAND, interrupts_pool.POOL, delays=(0.0, 0.5)),
 }
 """By the name that ``--what`` takes."""
@@ -195,7 +197,7 @@ def _process(program: Program, rounds: int, chosen: random.Random, folder: Path,
     source.write_text(program.source)
     numbers = {"seed": str(chosen.randrange(1 << 30)), "times": str(rounds), "source": str(source)}
     command = [sys.executable, *(numbers.get(word.strip("{}"), word) for word in program.command)]
-    environment = {**os.environ, "TMPDIR": str(folder), "WARPWELL_QUIET": "1"}
+    environment = {**os.environ, "TMPDIR": str(folder), "WARPWELL_QUIET": "1", "PYTHONPATH": str(CHECKOUT)}
     with open(folder.with_suffix(".err"), "w+b") as errors:
         process = subprocess.Popen(
             command,

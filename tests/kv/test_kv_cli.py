@@ -16,15 +16,22 @@ import numpy as np
 import pytest
 
 import warpwell.kv as kv
+from lab.commands import main as lab
 from warpwell.cli import main
 from warpwell.kv.convert.importers import load, open_source
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
 
 
+def called(command: object, *arguments: object) -> int:
+    """Run a command of ``warpwell kv``, or ``python -m lab bench kv``; return the exit code."""
+    words = list(map(str, arguments))
+    return lab(["bench", "kv", *words]) if command == "bench" else main(["kv", str(command), *words])
+
+
 def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> dict[str, Any]:
     """Run a command with --json; return the one object that it prints."""
-    assert main(["kv", *(str(a) for a in arguments), "--json"]) == code
+    assert called(*arguments, "--json") == code
     said = capsys.readouterr()
     assert said.err == ""
     values: dict[str, Any] = json.loads(said.out)
@@ -34,7 +41,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
 
 def failing(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run a command that must fail for its input; return what it says."""
-    assert main(["kv", *(str(a) for a in arguments)]) == 2
+    assert called(*arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("warpwell: error: ")
@@ -486,7 +493,7 @@ def test_bench_on_a_store(words: Path, tmp_path: Path, capsys: pytest.CaptureFix
         assert answer(capsys, "bench", "--workload", name, "--store", place, *options)["store"] == str(place)
     assert answer(capsys, "stats", place)["records"] > 300
     assert "other records" in failing(capsys, "bench", "--store", words, *options)
-    assert main(["kv", "bench", *map(str, options)]) == 0
+    assert called("bench", *options) == 0
     text = capsys.readouterr().out
     assert "p99" in text
     assert "operations per second" in text
@@ -499,7 +506,7 @@ def test_bench_that_cannot_be(arrays: Path, tmp_path: Path, capsys: pytest.Captu
     for option in ("--records", "--operations", "--value-bytes", "--batch"):
         failing(capsys, "bench", option, 0)
     with pytest.raises(SystemExit) as end:
-        main(["kv", "bench", "--workload", "ycsb-z"])
+        called("bench", "--workload", "ycsb-z")
     assert end.value.code == 2
     capsys.readouterr()
     (tmp_path / "workloadc").write_text("recordcount=9\noperationcount=20\nreadproportion=1\nfieldlength=3\n")

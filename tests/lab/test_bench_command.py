@@ -1,11 +1,11 @@
-"""`warpwell bench`: every benchmark, tiny; a wrong result ends it."""
+"""`python -m lab bench`: every benchmark, tiny; a wrong result ends it."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from warpwell.cli.main import main
+from lab.commands import main
 from warpwell.study.bench import BENCHMARKS, figures, kernels
 from warpwell.study.bench.setting import Setting
 
@@ -115,3 +115,29 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_the_medium_is_called() -> None:
     setting = Setting("cpu", "storage", 4096, 1 << 16, 1 << 20, 8, 1, "980pro/16", drives=2)
     assert setting.where() == "2 x 980Pro at 1/16 of its rates (emulated)"
+
+
+def test_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    assert "reduction" in capsys.readouterr().out
+    assert main(["bench", "--json"]) == 0
+    assert "reduction" in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("no_such_benchmark",), "reduction"),
+        (("array", "--all"), "--all"),
+        (("array", "--bytes", "4KiB"), "64 pages"),
+        (("array", "--medium", "floppy"), "P5800X"),
+        (("array", "--medium", "980pro/0"), "divided"),
+        (("array", "--drives", "2"), "emulated"),
+        (("array", "--medium", "980pro", "--tier", "host"), "--medium"),
+        (("array", "--out", "picture.txt"), ".png"),
+        (("array", "--out", "no_such_folder/picture.png"), "no_such_folder"),
+    ],
+)
+def test_benchmarks_that_cannot_be(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    assert main(["bench", *arguments, "--device", "cpu"]) == 2
+    assert said in capsys.readouterr().err

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.sched import fit as sched_fit
 from warpwell import errors
-from warpwell.cli.sched import fit as sched_fit
 from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SOURCE, SourceModel

@@ -1,4 +1,4 @@
-"""``warpwell sched run``, ``explain``, ``serve`` and ``status``, as users start them."""
+"""``python -m lab sched run``, ``warpwell sched explain``, ``serve`` and ``status``, as users start them."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lab.commands import main as lab
 from warpwell.cli.main import main
 from warpwell.cli.sched import serve as sched_serve
 from warpwell.errors import ServiceError
@@ -24,7 +25,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def called(capsys: Capture, *arguments: str) -> tuple[int, str, str]:
-    code = main(["sched", *arguments])
+    code = (lab if arguments[0] == "run" else main)(["sched", *arguments])
     out, err = capsys.readouterr()
     return code, out, err
 

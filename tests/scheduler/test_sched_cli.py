@@ -1,4 +1,4 @@
-"""``warpwell sched simulate`` and ``sched trace``: what they print, and what they refuse."""
+"""``python -m lab sched simulate`` and ``sched trace``: what they print, and what they refuse."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from warpwell.cli import main
+from lab.commands import main
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.events import Log
 from warpwell.scheduler.policies import POLICIES
@@ -158,7 +158,7 @@ def test_columns_and_values_of_a_trace_that_cannot_be(tmp_path, capsys):
 def test_help_imports_no_compiler():
     code = """
 import sys
-from warpwell.cli import main
+from lab.commands import main
 for arguments in ["--help"], ["simulate", "--help"], ["trace", "--help"], ["nothing"], []:
     try:
         main(["sched", *arguments])

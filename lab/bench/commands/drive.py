@@ -1,4 +1,4 @@
-"""``warpwell drive bench``: how fast kernels read from a drive; nothing on it is changed."""
+"""``python -m lab bench drive``: random reads of a drive by kernels; nothing on it is changed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,29 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...cache.sizes import parse_page_size, parse_size
-from ...drives import Namespace
-from ...drives.opened import open_namespace
-from ...errors import ArgumentError, checked_integer
-from ...study.bench.drives import drive_reads
-from ...testing.qemu import QemuDrive
-from ..output import Output
+from lab.cli import parser_of, run_command
+from warpwell.cache.sizes import parse_page_size, parse_size
+from warpwell.cli.arguments import json_option
+from warpwell.cli.output import Output
+from warpwell.drives import Namespace
+from warpwell.drives.opened import open_namespace
+from warpwell.errors import ArgumentError, checked_integer
+from warpwell.study.bench.drives import drive_reads
+from warpwell.testing.qemu import QemuDrive
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("bench drive", "Measure how fast kernels read from a drive, without writing to it.")
+    parser.add_argument(
+        "namespace", metavar="DRIVE/NAMESPACE", nargs="?", help="PCI address and id, such as 0000:01:00.0/1"
+    )
+    parser.add_argument("--qemu", action="store_true", help="a drive that QEMU emulates instead: no hardware, no root")
+    parser.add_argument("--page-size", default="4KiB", metavar="SIZE", help="of a read (default 4KiB)")
+    parser.add_argument("--bytes", default="32MiB", metavar="SIZE", help="read from at most this many (default 32MiB)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="each figure is the median (default 3)")
+    json_option(parser)
+    return run_command(run, parser, argv)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``warpwell kv bench``: a YCSB workload on a store."""
+"""``python -m lab bench kv``: a YCSB workload on a store."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import kv
-from ...errors import ArgumentError, SchemaError
-from ...study.distributions import Items
-from ...study.ycsb import Requests, YcsbWorkload
-from ...study.ycsb_run import GROUP, YcsbResult, load_records
-from ...study.ycsb_run import run as run_workload
-from ..interrupt import scratch
-from ..output import Output
+from lab.cli import parser_of, run_command
+from warpwell import kv
+from warpwell.cli.arguments import json_option
+from warpwell.cli.interrupt import scratch
+from warpwell.cli.output import Output
+from warpwell.errors import ArgumentError, SchemaError
+from warpwell.study.distributions import Items
+from warpwell.study.ycsb import Requests, YcsbWorkload
+from warpwell.study.ycsb_run import GROUP, YcsbResult, load_records
+from warpwell.study.ycsb_run import run as run_workload
 
 _DEFAULT_SIZE = 100_000
 _LARGEST_BATCH = 1 << 20
+_WORKLOADS = ("ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f")
+"""Workload e is listed so that its message can explain why it is not supported."""
 
 
 class StoreSystem:
@@ -64,6 +68,34 @@ class StoreSystem:
         """Commit what was written."""
         if self._writes:
             self._store.commit()
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("bench kv", "Measure operations per second and latencies of a store with YCSB.")
+    parser.add_argument("--workload", choices=_WORKLOADS, default="ycsb-c", help="default ycsb-c; e is not supported")
+    parser.add_argument(
+        "--properties",
+        metavar="PATH",
+        help="YCSB's property file for it, or the folder or tar archive with them (default: the same mix, built in)",
+    )
+    parser.add_argument("--store", metavar="STORE", help="run on this store (default: a temporary one)")
+    parser.add_argument("--records", type=int, metavar="N", help="default 100000, or what the property file says")
+    parser.add_argument("--operations", type=int, metavar="N", help="default 100000, or what the property file says")
+    parser.add_argument("--value-bytes", type=int, metavar="N", help="size of a value (default 1000)")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=1,
+        metavar="N",
+        help="operations in one call and one commit (default 1: one by one, a commit after each 256)",
+    )
+    parser.add_argument(
+        "--durability", choices=("commit", "always", "none"), default="commit", help="of a new store (default commit)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests")
+    json_option(parser)
+    return run_command(run, parser, argv)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Run micro-benchmarks and print their tables."""
+"""``python -m lab bench``: micro-benchmarks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,55 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...cache.sizes import format_size, parse_page_size, parse_size
-from ...errors import ArgumentError, checked_integer
-from ...errors.general import extra
-from ...storage import service_threads
-from ...study.bench import BENCHMARKS, Report, Setting, measure
-from ...targets import default_device
-from ...targets.gpu.device import require_gpu
-from ..output import Output
+from lab.cli import parser_of, run_command
+from warpwell.cache.sizes import format_size, parse_page_size, parse_size
+from warpwell.cli.arguments import json_option
+from warpwell.cli.output import Output
+from warpwell.errors import ArgumentError, checked_integer
+from warpwell.errors.general import extra
+from warpwell.storage import service_threads
+from warpwell.study.bench import BENCHMARKS, Report, Setting, measure
+from warpwell.targets import default_device
+from warpwell.targets.gpu.device import require_gpu
 
 GIB, MIB = 1 << 30, 1 << 20
 
 _BYTES = {("cuda", False): GIB, ("cuda", True): GIB // 4, ("cpu", False): 64 * MIB, ("cpu", True): 16 * MIB}
 """Bytes of data, by device and whether it is to be quick."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    parser = parser_of("bench", "Measure reads, writes and sums next to their ceilings.")
+    parser.add_argument("name", nargs="*", metavar="NAME", help="a benchmark; without one they are listed")
+    parser.add_argument("--all", action="store_true", help="run all of them")
+    parser.add_argument("--quick", action="store_true", help="little data, few runs: all of them in a few minutes")
+    parser.add_argument("--out", metavar="FILE", help="draw the figures (.png, .svg, .pdf); of all: bench.png")
+    json_option(parser)
+
+    how = parser.add_argument_group("how to run")
+    how.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
+    how.add_argument(
+        "--tier",
+        choices=("storage", "host-cached", "host", "device", "mapped"),
+        default="storage",
+        help="where the data live (default storage)",
+    )
+    how.add_argument(
+        "--medium",
+        default="ram",
+        metavar="NAME",
+        help="what the data lie on: ram (default), file, or a drive to emulate over host memory: P5800X, "
+        "PM1735, 980Pro; 980Pro/16 has a sixteenth of its rates",
+    )
+    how.add_argument("--drives", type=int, default=1, metavar="N", help="emulated drives, striped (default 1)")
+    how.add_argument("--bytes", metavar="SIZE", help="of data (default 1GiB on cuda, 64MiB on cpu)")
+    how.add_argument("--cache", metavar="SIZE", help="where data exceed the cache (default: a quarter of the data)")
+    how.add_argument("--page-size", default="4KiB", metavar="SIZE", help="default 4KiB")
+    how.add_argument("--threads", type=int, metavar="N", help="of kernels (default 262144 on cuda, 64 on cpu)")
+    how.add_argument("--service-threads", type=int, metavar="N", help="host threads that serve commands")
+    how.add_argument("--runs", type=int, metavar="N", help="each figure is the median of so many (default 3)")
+    return run_command(run, parser, argv)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         "total_seconds": time.perf_counter() - started,
     }
     if picture is not None:
-        from .picture import draw  # matplotlib takes a second to import
+        from .plot import draw  # matplotlib takes a second to import
 
         draw(picture, reports)
     if arguments.json:
@@ -82,7 +118,7 @@ def _list(output: Output) -> None:
         output.result("benchmarks", {name: text for name, (_, text) in BENCHMARKS.items()})
         return
     output.table("benchmarks", ("name", "measures"), [(n, text) for n, (_, text) in BENCHMARKS.items()], ("measures",))
-    output.screen.print("run one: warpwell bench array; all of them in minutes: warpwell bench --quick")
+    output.screen.print("run one: python -m lab bench array; all of them in minutes: python -m lab bench --quick")
 
 
 def setting_of(arguments: argparse.Namespace) -> Setting:
@@ -115,7 +151,7 @@ def setting_of(arguments: argparse.Namespace) -> Setting:
 
 def _picture(arguments: argparse.Namespace, names: Sequence[str], output: Output) -> Path | None:
     """Return the path of the picture: the one asked for, bench.png of all benchmarks, else none."""
-    from .picture import checked_picture, has_matplotlib
+    from .plot import checked_picture, has_matplotlib
 
     if arguments.out is not None:
         return checked_picture(arguments.out)

@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...errors import ArgumentError
-from ...errors.general import extra
-from ...study.bench import Report
-from ..arguments import new_file
+from warpwell.cli.arguments import new_file
+from warpwell.errors import ArgumentError
+from warpwell.errors.general import extra
+from warpwell.study.bench import Report
 
 
 def has_matplotlib() -> bool:
@@ -46,7 +46,8 @@ def draw(path: Path, reports: Sequence[Report]) -> None:
             for shift, color, rate in ((-0.2, "tab:blue", row.rate), (0.2, "tab:orange", row.bam)):
                 if rate is not None and row.ceiling:
                     axis.barh(place + shift, rate / row.ceiling, height=0.38, color=color)
-                    axis.text(rate / row.ceiling, place + shift, f" {rate:.3g}", va="center", fontsize=7)
+                    label = axis.text(rate / row.ceiling, place + shift, f" {rate:.3g}", va="center", fontsize=7)
+                    label.set_in_layout(False)  # a label far beyond the ceiling would leave no room for the axes
         axis.set_yticks(range(len(report.rows)), [row.what for row in report.rows])
         axis.invert_yaxis()
         axis.set_xlim(0, max(1.2, *(1.2 * row.rate / row.ceiling for row in report.rows if row.ceiling)))

@@ -6,10 +6,7 @@ In the order in which a command line meets them::
     arguments.py  how a command is added: ``command(verbs, name, module, help)``; checks a file to be written
     interrupt.py  Ctrl-C ends a command within a second
     output.py     how a command prints: a table or JSON, progress, notes
-    demo.py       ``demo``: a graph larger than the cache, checked against SciPy
-    demo_rows.py  its query, and its training
     info.py       ``info``: devices, versions, and what is missing
-    bench/        ``bench``: micro-benchmarks
     graph/        ``graph ...``
     kv/           ``kv ...``
     table/        ``table ...``

@@ -9,11 +9,10 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import WarpwellError
 from .arguments import command, json_option, program
-from .bench import arguments as bench_arguments
 from .drive import arguments as drive_arguments
 from .graph import arguments as graph_arguments
 from .interrupt import INTERRUPTED, end_soon, leave, say
@@ -28,6 +27,18 @@ BROKEN_PIPE = 141
 _OWN = ("pool.run", "pool.notebook")
 """Modules of commands whose programs handle Ctrl-C themselves."""
 
+_MOVED = {
+    "bench": "python -m lab bench",
+    "demo": "make demo",
+    "kv bench": "python -m lab bench kv",
+    "drive bench": "python -m lab bench drive",
+    "sched simulate": "python -m lab sched simulate",
+    "sched run": "python -m lab sched run",
+    "sched trace": "python -m lab sched trace",
+    "sched fit": "python -m lab sched fit",
+}
+"""Commands that only a checkout has, and how they are run there."""
+
 _DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels in Python read on demand."
 
 
@@ -41,11 +52,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by who started this (`>&-`); no file of ours may get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))
     given = sys.argv[1:] if argv is None else list(argv)
+    for name in (" ".join(given[:1]), " ".join(given[:2])):
+        if name in _MOVED:
+            print(f"warpwell {name} moved: run `{_MOVED[name]}` in a checkout of Warpwell", file=sys.stderr)
+            return BAD_INPUT
     arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
-    if argv is None and arguments.module not in _OWN:
+    module = importlib.import_module(f".{arguments.module}", __package__)
+    return execute(module.run, arguments, own_process=argv is None and arguments.module not in _OWN)
+
+
+def execute(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace, own_process: bool) -> int:
+    """Run a command; report its errors on stderr, and return the exit code.
+
+    Parameters
+    ----------
+    run : callable
+        Takes the arguments and returns the exit code.
+    arguments : Namespace
+    own_process : bool
+        Whether Ctrl-C ends this process. False if the caller goes on, or the command handles Ctrl-C itself.
+    """
+    if own_process:
         end_soon()
     try:
-        code: int = importlib.import_module(f".{arguments.module}", __package__).run(arguments)
+        code = run(arguments)
         sys.stdout.flush()
         return code
     except WarpwellError as error:
@@ -61,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"out of memory ({error}). Take a smaller --cache, a smaller input or --tier storage.")
     except KeyboardInterrupt:
         say()
-        if argv is None and arguments.module not in _OWN:
+        if own_process:
             leave()
         return INTERRUPTED
 
@@ -76,11 +106,6 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    demo = command(commands, "demo", "demo", "search a graph larger than the cache, query a table, train on its rows")
-    demo.add_argument("--scale", type=int, default=17, metavar="N", help="2**N vertices (default 17)")
-    demo.add_argument("--out", default="demo.png", metavar="FILE", help="file of the picture (default demo.png)")
-    graph_arguments.how_to_run(demo, cache="1MiB")
-
     info = command(commands, "info", "info", "show devices, versions, and how to install what is missing")
     json_option(info)
 
@@ -90,6 +115,4 @@ def _parser(sched: bool) -> argparse.ArgumentParser:
     sched_arguments.add(commands, load=sched)
     pool_arguments.add(commands)
     drive_arguments.add(commands)
-
-    bench_arguments.add(commands)
     return parser

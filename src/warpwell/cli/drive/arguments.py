@@ -50,19 +50,9 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     json_option(form)
 
-    bench = command(verbs, "bench", "drive.bench", "measure how fast kernels read from a drive; it is only read")
-    _namespace(bench, nargs="?")
-    bench.add_argument("--qemu", action="store_true", help="a drive that QEMU emulates instead: no hardware, no root")
-    bench.add_argument("--page-size", default="4KiB", metavar="SIZE", help="of a read (default 4KiB)")
-    bench.add_argument("--bytes", default="32MiB", metavar="SIZE", help="read from so many, at most (default 32MiB)")
-    bench.add_argument("--runs", type=int, default=3, metavar="N", help="each figure is the median (default 3)")
-    json_option(bench)
 
-
-def _namespace(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    parser.add_argument(
-        "namespace", metavar="DRIVE/NAMESPACE", nargs=nargs, help="PCI address and id, such as 0000:01:00.0/1"
-    )
+def _namespace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("namespace", metavar="DRIVE/NAMESPACE", help="PCI address and id, such as 0000:01:00.0/1")
 
 
 def _drive(parser: argparse.ArgumentParser) -> None:

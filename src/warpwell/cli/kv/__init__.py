@@ -8,5 +8,4 @@ stats.py      what a store holds
 verify.py     what is damaged, and how it is printed
 salvage.py    copies the undamaged records into a new store
 compact.py    gives the space of dead values back
-bench.py      YCSB on a store
 """

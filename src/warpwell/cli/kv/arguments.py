@@ -6,15 +6,12 @@ import argparse
 
 from ..arguments import Commands, command, json_option
 
-WORKLOADS = ("ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f")
-"""Workload e is named so that the message about it can say why it is not supported."""
-
 DURABILITIES = ("commit", "always", "none")
 
 
 def add(commands: Commands[argparse.ArgumentParser]) -> None:
     """Add ``kv`` and its commands."""
-    kv = commands.add_parser("kv", help="fill, read, check and measure key-value stores")
+    kv = commands.add_parser("kv", help="fill, read and check key-value stores")
     verbs = kv.add_subparsers(metavar="COMMAND", required=True)
 
     load = command(verbs, "load", "kv.load", "load records into a store, in bounded memory")
@@ -94,28 +91,6 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         help="of dead bytes from which on a value file is rewritten (default 0.5)",
     )
     json_option(compact)
-
-    bench = command(verbs, "bench", "kv.bench", "measure operations per second and latencies with YCSB")
-    bench.add_argument("--workload", choices=WORKLOADS, default="ycsb-c", help="default ycsb-c; e is not supported")
-    bench.add_argument(
-        "--properties",
-        metavar="PATH",
-        help="YCSB's property file for it, or the folder or tar archive with them (default: the same mix, built in)",
-    )
-    bench.add_argument("--store", metavar="STORE", help="run on this store (default: a temporary one)")
-    bench.add_argument("--records", type=int, metavar="N", help="default 100000, or what the property file says")
-    bench.add_argument("--operations", type=int, metavar="N", help="default 100000, or what the property file says")
-    bench.add_argument("--value-bytes", type=int, metavar="N", help="size of a value (default 1000)")
-    bench.add_argument(
-        "--batch",
-        type=int,
-        default=1,
-        metavar="N",
-        help="operations in one call and one commit (default 1: one by one, a commit after each 256)",
-    )
-    bench.add_argument("--durability", choices=DURABILITIES, default="commit", help="of a new store (default commit)")
-    bench.add_argument("--seed", type=int, default=0, metavar="N", help="of the requests")
-    json_option(bench)
 
 
 def _store(parser: argparse.ArgumentParser) -> None:

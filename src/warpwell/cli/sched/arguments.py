@@ -7,7 +7,7 @@ import importlib
 
 from ..arguments import Commands
 
-MODULES = ("simulate", "run", "explain", "serve", "turns", "trace", "fit")
+MODULES = ("explain", "serve", "turns")
 """Modules of its commands; each has `add`, which adds its arguments, and `run`."""
 
 

@@ -1,4 +1,4 @@
-"""The query and the training of ``warpwell demo``: both read rows of one table, which has a row for each vertex."""
+"""The query and the training of the demo: both read rows of a table that has a row for each vertex."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import table, train
-from ..errors import WarpwellError
-from ..graph import Graph
+from warpwell import table, train
+from warpwell.errors import WarpwellError
+from warpwell.graph import Graph
 
 WIDTH, CLASSES, BATCH, STEPS, SEED = 32, 3, 256, 60, 7
 

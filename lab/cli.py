@@ -1,0 +1,34 @@
+"""Parsers of the lab's commands, and the function that runs a command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from warpwell.cli.arguments import program
+from warpwell.cli.main import execute
+
+
+def parser_of(name: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser for ``python -m lab NAME``.
+
+    Parameters
+    ----------
+    name : str
+        One word, or a group and a verb.
+    description : str
+        What the command does.
+    """
+    parser = program(prog=f"python -m lab {name}", description=description)
+    parser.set_defaults(command=name.split()[-1])
+    return parser
+
+
+def run_command(run: Callable[[argparse.Namespace], int], parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    """Parse `argv` and run a command; report its errors as `warpwell` does.
+
+    Ctrl-C ends the process within a second if it is ``python -m lab``.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return execute(run, parser.parse_args(argv), own_process=spec is not None and spec.name == "lab.__main__")
