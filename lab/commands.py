@@ -34,8 +34,12 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "bench": Command("lab.bench.commands.micro:main", "measure reads, writes and sums next to their ceilings"),
-    "bench drive": Command("lab.bench.commands.drive:main", "measure how fast kernels read from a drive, without writing to it"),
-    "bench kv": Command("lab.bench.commands.kv:main", "measure operations per second and latencies of a store with YCSB"),
+    "bench drive": Command(
+        "lab.bench.commands.drive:main", "measure how fast kernels read from a drive, without writing to it"
+    ),
+    "bench kv": Command(
+        "lab.bench.commands.kv:main", "measure operations per second and latencies of a store with YCSB"
+    ),
     "sched fit": Command("lab.sched.fit:main", "fit the cost formula and the predictor to measurements"),
     "sched run": Command("lab.sched.run:main", "run kernels under policies, on the CPU or a GPU, and compare"),
     "sched simulate": Command("lab.sched.simulate:main", "replay a trace under policies, in virtual time"),

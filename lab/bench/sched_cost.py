@@ -2,7 +2,7 @@
 
 Every kernel leaves beside every other one, both on half of the blocks that they have alone: from setting the flag to
 the last worker having left (the drain), and the blocks that the other one ended in that time, over those that it ended
-in an equal time without a preemption (the decay). The table that is written is for ``warpwell sched fit FILE.csv``,
+in an equal time without a preemption (the decay). The table that is written is for ``lab sched fit FILE.csv``,
 which refits the source's constants and says how well its formula holds where blocks drain and nothing is saved.
 
 Rates of second-level misses are those of results/sched_counts_h200.json, of the largest size that was counted there.

@@ -2,7 +2,7 @@
 
 Each kernel alone, untransformed, on the whole GPU gives its rate in blocks a second. Then two of them run as workers,
 the first resident before the second is launched; the blocks that each ends in a common window, over its rate alone,
-are their normalized IPC. Writes a pair matrix for `warpwell sched simulate --rates` and the scheduler. For comparison
+are their normalized IPC. Writes a pair matrix for `lab sched simulate --rates` and the scheduler. For comparison
 each has multiprocessors to itself, too: green contexts, which no policy uses.
 """
 

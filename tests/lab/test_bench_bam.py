@@ -1,4 +1,4 @@
-"""BaM's protocol, as `warpwell bench` has it: reads and writes with few slots, and over frames that are full."""
+"""BaM's protocol, as `python -m lab bench` has it: reads and writes with few slots, and over frames that are full."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """``python -m lab sched simulate`` and ``sched trace``: what they print, and what they refuse."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -153,24 +151,6 @@ def test_columns_and_values_of_a_trace_that_cannot_be(tmp_path, capsys):
     assert "line 2: arrival is '-1'" in failing(capsys, "trace", "--trace", path)
     path.write_text("request,arrival,kernel,seconds,memory\n1,1,k,1,-5\n")
     assert "memory is '-5'" in failing(capsys, "trace", "--trace", path)
-
-
-def test_help_imports_no_compiler():
-    code = """
-import sys
-from lab.commands import main
-for arguments in ["--help"], ["simulate", "--help"], ["trace", "--help"], ["nothing"], []:
-    try:
-        main(["sched", *arguments])
-    except SystemExit as end:
-        assert end.code == (0 if "--help" in arguments else 2), (arguments, end.code)
-    else:
-        assert False, arguments
-    slow = {"numba", "llvmlite", "scipy", "matplotlib"} & set(sys.modules)
-    assert not slow, (arguments, slow)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
 
 
 def test_experiments_are_plain_data():

@@ -13,6 +13,7 @@ import pytest
 from tests.harness.pages import AGENTS, GPU, PAGES, QEMU, ROOT, SERVICE, blocks, name
 
 import warpwell as ww
+from lab.commands import COMMANDS as LAB
 
 
 def load(path: Path) -> ModuleType:
@@ -61,6 +62,8 @@ def test_commands_of_a_page_exist(
             assert set(rest[:1]) <= targets, f"{name(page)}:{line}"
         elif first == "python" and rest[0] == "-m":
             assert importlib.util.find_spec(rest[1]), f"{name(page)}:{line}"
+            if rest[1] == "lab":
+                assert {" ".join(rest[2:3]), " ".join(rest[2:4])} & {"", *LAB}, f"{name(page)}:{line}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

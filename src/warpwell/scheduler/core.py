@@ -728,7 +728,7 @@ class Core:
             self._happened(Stopped(job, now, job.done), ())
 
     def _saved(self, job: Job, placement: Placement | None, running: list[Job]) -> dict[str, float]:
-        """Return the inputs of the source's cost formula, for ``warpwell sched fit``: bytes of one multiprocessor."""
+        """Return the inputs of the source's cost formula, for a fit: bytes of one multiprocessor."""
         task = job.task
         blocks = min(task.profile.resident, task.blocks)
         if placement is not None and placement.workers is not None:

@@ -15,7 +15,7 @@ from .task import Kind
 
 @dataclass(frozen=True)
 class SourceModel:
-    """Constants of the source's cost formula. The defaults are the source's own; ``warpwell sched fit`` replaces them.
+    """Constants of the source's cost formula. The defaults are the source's own; fitted ones replace them.
 
     ``preempt_cycle = (slope * miss_rate + base) * (reg + smem) * tb``, a linear fit over bytes saved, whose slope is
     linear in the cache misses of the kernel that stays.
@@ -88,7 +88,7 @@ class SourceModel:
         FormatError
             It is not a JSON object with these names and numbers.
         """
-        values = read_json(path, "a cost model of `warpwell sched fit`")
+        values = read_json(path, "a cost model")
         names = [f.name for f in fields(cls)]
         try:
             if not set(values) <= set(names):

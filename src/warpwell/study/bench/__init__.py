@@ -1,4 +1,4 @@
-"""Micro-benchmarks, each with its ceiling of the same run and BaM's protocol beside it (``warpwell bench``).
+"""Micro-benchmarks, each with its ceiling of the same run and BaM's protocol beside it .
 
 ============  ===================================================================================
 setting.py    `Setting`: options; arrays over the medium that they name
@@ -10,7 +10,7 @@ reads.py      `array`, `cache`, `pattern`: reads through the cache
 commands.py   `block`, `iodepth`: commands of kernels without a cache
 writes.py     `readwrite`, `vectoradd`: reads and writes
 sums.py       `reduction`, `scan`
-drives.py     `drive_reads`: a drive's own rate (``warpwell drive bench``)
+drives.py     `drive_reads`: a drive's own rate
 ============  ===================================================================================
 """
 
