@@ -2,7 +2,7 @@
 
 ``python -m tools.api_snapshot`` prints a diff and exits with status 1 if the source and ``tests/system/public_api.txt``
 differ; ``--update`` rewrites that file. The source is parsed, not imported: the list is the same with every version of
-Python and needs neither Numba nor CUDA.
+Python and does not depend on Numba or CUDA.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Found:
 
 @functools.cache
 def parse(module: str) -> ast.Module | None:
-    """Return the syntax tree of a Warpwell module, or None if there is no such file."""
+    """Return the syntax tree of a Warpwell module, or None if the file does not exist."""
     path = SOURCE.joinpath(*module.split("."))
     for candidate in (path.with_suffix(".py"), path / "__init__.py"):
         if candidate.is_file():
@@ -161,7 +161,7 @@ def bases_of(found: Found) -> list[tuple[str, Found | None]]:
 
 
 def members(found: Found, label: str) -> dict[str, str]:
-    """Return the public members of a class by name, including those of its Warpwell bases."""
+    """Return the public members of a class by name, including inherited names of Warpwell bases."""
     assert isinstance(found.node, ast.ClassDef)
     out: dict[str, str] = {}
     for _, base in reversed(bases_of(found)):
@@ -225,18 +225,18 @@ def names_of_testing(module: str) -> list[str]:
 
 def snapshot() -> tuple[str, int]:
     """Return the list as text, and the number of public names."""
-    lines, count = [], 0
+    entries, count = [], 0
     for package in PACKAGES:
         if parse(package) is None:
             continue
         for name in public_names(package):
-            lines += describe(package, name)
+            entries += describe(package, name)
             count += 1
     for module in testing_modules():
         for name in names_of_testing(module):
-            lines += describe(module, name)
+            entries += describe(module, name)
             count += 1
-    return "\n".join(lines) + "\n", count
+    return "\n".join(entries) + "\n", count
 
 
 def difference(old: str, new: str) -> str:

@@ -1,10 +1,15 @@
-"""Measure the package as a house: ``python -m tools.house``.
+"""Measure the layout of the package: ``python -m tools.house [ROOT ...]``.
 
-It prints code lines by folder, circles of imports, the largest folder, the longest functions and class names that two
-modules use. `tests/system/test_layout.py` checks the same figures against the rules of CONTRIBUTING.md.
+For each root, ``src/warpwell`` by default, it prints the code lines of Python and C by room as JSON. For the package it
+adds import cycles, the largest folder, the longest functions, and class names that two modules share.
+`tests/system/test_layout.py` checks the same measures against the rules of CONTRIBUTING.md. ``python -m tools.house
+src/warpwell tests lab`` measures all code but the tools.
 
-Imports are read from the syntax tree, wherever they stand: at the top, in a function, below ``TYPE_CHECKING``. A string
-that is a module's full name (``"warpwell.remote.store"``, ``"warpwell.kv:open"``) counts as an import of it.
+A line of Python counts if it holds a token and does not belong to a docstring, a comment or an import. A line of C
+counts if it holds code.
+
+Imports are read from the syntax tree at any depth: at the top, in functions, below ``TYPE_CHECKING``. A string that is
+a module's full name (``"warpwell.remote.store"``, ``"warpwell.kv:open"``) counts as an import of that module.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ _LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
+C_SUFFIXES = (".c", ".h", ".cu", ".cuh")
 _MODULE = re.compile(r"warpwell(\.\w+)+(:\w+)?")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -52,9 +58,9 @@ class Import:
 
 @dataclass(frozen=True)
 class Function:
-    """One function, with its decorators' lines left out and its docstring counted."""
+    """One function; its decorators do not count as lines, but its docstring does."""
 
-    lines: int
+    line_count: int
     module: str
     name: str
 
@@ -78,18 +84,17 @@ class Module:
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Return its syntax tree, made when it is first asked for: tests are collected without."""
+        """Return the syntax tree, which is built on first use: collecting tests does not need it."""
         return ast.parse(self.text, str(self.path))
 
     @property
     def folder(self) -> str:
-        """The part of the package that the module belongs to: ``kv`` for ``kv/log/journal.py``, "" for the top."""
-        parts = self.path.relative_to(self.root).parts
-        return parts[0] if len(parts) > 1 else ""
+        """The room of the module: ``kv`` for ``kv/log/journal.py``, "" for a module at the top."""
+        return _room(self.path, self.root)
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Return what the module imports, at any depth, and modules that its strings name."""
+        """Return the imports of the module, at any depth, and the modules that its strings name."""
         texts = {id(node) for node in _docstrings(self.tree)}
         found = []
         for node in ast.walk(self.tree):
@@ -107,7 +112,7 @@ class Module:
 
     @cached_property
     def code_lines(self) -> int:
-        """Count lines that are no docstring, comment, import or blank line."""
+        """Return the number of lines, without docstrings, comments, imports and blank lines."""
         dropped: set[int] = set()
         for node in ast.walk(self.tree):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -131,12 +136,12 @@ class Module:
 
     @cached_property
     def classes(self) -> list[str]:
-        """Return the names of its classes."""
+        """Return the class names of the module."""
         return [node.name for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield strings that stand for themselves: docstrings, also those below attributes."""
+    """Yield docstrings, including strings below attributes."""
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED):
             for part in node.body:
@@ -151,15 +156,15 @@ def modules(root: Path = ROOT) -> list[Module]:
 
 
 def import_graph(found: list[Module]) -> dict[str, set[str]]:
-    """Return for each module of the package the modules of the package that it imports."""
+    """Return the imports of each module inside the package."""
     names = {module.name for module in found}
     graph: dict[str, set[str]] = {}
     for module in found:
         graph[module.name] = targets = set()
-        for one in module.imports:
-            parts = one.name.split(".")
-            known = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-            target = next((name for name in known if name in names), None)
+        for imported in module.imports:
+            parts = imported.name.split(".")
+            prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+            target = next((name for name in prefixes if name in names), None)
             if target is not None and target != module.name:
                 targets.add(target)
     return graph
@@ -175,12 +180,12 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     def visit(name: str) -> None:
         index[name] = low[name] = len(index)
         stack.append(name)
-        for other in sorted(graph[name]):
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
+        for target in sorted(graph[name]):
+            if target not in index:
+                visit(target)
+                low[name] = min(low[name], low[target])
+            elif target in stack:
+                low[name] = min(low[name], index[target])
         if low[name] == index[name]:
             start = stack.index(name)
             if len(stack) - start > 1:
@@ -194,7 +199,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def files_by_folder(found: list[Module]) -> Counter[str]:
-    """Count the modules of each folder, without those of its sub-folders."""
+    """Return the number of modules directly in each folder."""
     return Counter(module.path.parent.relative_to(module.root.parent).as_posix() for module in found)
 
 
@@ -207,29 +212,57 @@ def classes_of_one_name(found: list[Module]) -> dict[str, list[str]]:
     return {name: homes for name, homes in sorted(users.items()) if len(homes) > 1}
 
 
+def c_code_lines(text: str) -> int:
+    """Return the number of lines of C source that hold more than white space and comments."""
+    source = _C_COMMENT_OR_TEXT.sub(_without_comment, text)
+    return sum(bool(line.strip()) for line in source.splitlines())
+
+
+_C_COMMENT_OR_TEXT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'", re.DOTALL)
+
+
+def _without_comment(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n") if match[0].startswith("/") else match[0]
+
+
+def _room(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def lines_by_room(root: Path) -> dict[str, dict[str, int]]:
+    """Return the code lines of Python and C below a folder, by room, with the sum as ``all``."""
+    counts = {"python": Counter[str](), "c": Counter[str]()}
+    for module in modules(root):
+        counts["python"][module.folder or root.name] += module.code_lines
+    for path in sorted(path for path in root.rglob("*") if path.suffix in C_SUFFIXES):
+        counts["c"][_room(path, root) or root.name] += c_code_lines(path.read_text())
+    return {language: dict(sorted(count.items())) | {"all": count.total()} for language, count in counts.items()}
+
+
 def report(root: Path) -> dict[str, object]:
-    """Return the figures of the house as plain data."""
+    """Return the sizes and the structure of the package."""
     found = modules(root)
-    lines: Counter[str] = Counter()
-    for module in found:
-        lines[module.folder or "warpwell"] += module.code_lines
-    longest = sorted((f for m in found for f in m.functions), key=lambda f: -f.lines)[:5]
+    longest = sorted((f for m in found for f in m.functions), key=lambda f: -f.line_count)[:5]
     folder, files = files_by_folder(found).most_common(1)[0]
     return {
         "modules": len(found),
-        "code_lines": dict(sorted(lines.items())) | {"all": sum(lines.values())},
+        "code_lines": lines_by_room(root),
         "circles": circles(import_graph(found)),
         "largest_folder": {"name": folder, "modules": files},
-        "longest_functions": [f"{f.module}.{f.name}: {f.lines}" for f in longest],
+        "longest_functions": [f"{f.module}.{f.name}: {f.line_count}" for f in longest],
         "classes_of_one_name": classes_of_one_name(found),
     }
 
 
 def main() -> None:
-    """Print the figures."""
-    parser = argparse.ArgumentParser(description="Print code lines, circles, and the longest parts of the package.")
-    parser.add_argument("root", nargs="?", type=Path, default=ROOT, help="folder of the package")
-    print(json.dumps(report(parser.parse_args().root.resolve()), indent=2))
+    """Print the report of the package, and the code lines of further folders."""
+    parser = argparse.ArgumentParser(description="Print code lines by room, import cycles, and the largest parts.")
+    parser.add_argument("roots", nargs="*", type=Path, default=[ROOT], metavar="ROOT", help="package, tests, lab")
+    roots = [root.resolve() for root in parser.parse_args().roots]
+    reports = [report(root) if root == ROOT else {"code_lines": lines_by_room(root)} for root in roots]
+    named = {root.name: content for root, content in zip(roots, reports, strict=True)}
+    print(json.dumps(named if len(roots) > 1 else reports[0], indent=2))
 
 
 if __name__ == "__main__":
