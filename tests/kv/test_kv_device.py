@@ -317,6 +317,26 @@ def test_items_that_do_not_stand_side_by_side_are_refused(numbers: Any) -> None:
         assert told[0] == -2 and not columns.any()
 
 
+def test_writes_of_kernels_compile_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that waits for its first write must not wait for the compiler: that takes longer than a time limit."""
+    monkeypatch.setattr(kv.native, "_compiled", {})
+    kv.create(tmp_path / "w").close()
+    keys, values = np.arange(2000), np.zeros((2000, 8), np.uint8)
+    told = np.full(2000, -99, np.int64)
+
+    def variants() -> dict[str, int]:
+        return {function.__name__: len(found.signatures) for function, found in kv.native._compiled.items()}
+
+    with opened(tmp_path / "w", mode="r+") as store:
+        before = variants()
+        assert {"put", "rehash", "seal"} <= before.keys()
+        load.put_rows[2000](store, keys, values, told)  # more than the first table of the index holds
+        load.remove[2000](store, keys, told)
+        assert (told == 0).all()
+        store._engine.quiet(5)
+        assert variants() == before
+
+
 def test_kernels_write(tmp_path: Path) -> None:
     with kv.create(tmp_path / "w") as store:
         load.fill(store, range(20), [100] * 20)

@@ -21,3 +21,15 @@ def compiled(function: Any) -> Any:
         seam_for("cpu")
         found = _compiled[function] = dispatcher(function)
     return found
+
+
+def prepare(*functions: Any) -> None:
+    """Compile or load functions now, so that their first call does not have to.
+
+    A thread that answers a kernel's requests calls this before the kernel can be launched: a cold compilation takes
+    seconds, in which the kernel would wait and count towards its time limit.
+    """
+    from ..targets.compiler.compiled import compile_for_words  # imports the compiler: not before it is needed
+
+    for function in functions:
+        compile_for_words(compiled(function), function)

@@ -30,6 +30,7 @@ from ..nvme import (
 from ..storage.medium import NativeMedium
 from ..targets import memory_for
 from ..targets.memory import view_of
+from .index.index import WRITE_FUNCTIONS
 from .index.layout import S_RING, StoreState, publish
 from .index.serve import (
     CLOSING,
@@ -53,7 +54,8 @@ from .index.serve import (
     wait_for_requests,
 )
 from .keys import INT_KEY, Keys, from_bytes, in_byte_order, with_prefix
-from .native import compiled
+from .log.checksum import prepare_writes
+from .native import compiled, prepare
 
 _NAMES = {KV_STORE: "store", KV_DELETE: "delete", KV_LIST: "list", FLUSH: "flush"}
 _ATTEMPTS = 400
@@ -96,6 +98,10 @@ class Writes:
         """Kinds of requests that came."""
         self._thread = threading.Thread(target=self._work, name="warpwell-kv-writes", daemon=True)
         compiled(publish)(records.state.address, S_RING, self._block.address)
+        prepare(wait_for_requests, answer, taken)
+        if records.writable:
+            prepare(*WRITE_FUNCTIONS)
+            prepare_writes()
         self._thread.start()
 
     def native(self) -> NativeMedium:

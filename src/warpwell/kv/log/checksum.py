@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...targets import crc32c as crc32c_at
 from ...targets import load_weak_as, pread, store_weak_as
-from ..native import compiled
+from ..native import compiled, prepare
 
 I8 = np.dtype(np.int64)
 U4 = np.dtype(np.uint32)
@@ -148,6 +148,12 @@ def _crc_one() -> Any:
     from ...targets.compiler.machine_code import machine_code  # imports LLVM, but no Numba, which tables do not need
 
     return machine_code(crc_one)
+
+
+def prepare_writes() -> None:
+    """Compile or load now what appends and commits call."""
+    _crc_one()
+    prepare(crc_many, seal)
 
 
 def crc32c(data: Any, seed: int = 0) -> int:

@@ -63,9 +63,14 @@ def dispatcher(
     compiled = njit(nogil=True, error_model="numpy")(function)
     _keep(compiled, function, cache_key(user if user is not None else function, salt))
     if now:
-        with uninterrupted():
-            compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
+        compile_for_words(compiled, function)
     return compiled
+
+
+def compile_for_words(compiled: Any, function: Callable[..., Any]) -> None:
+    """Compile or load a dispatcher of a function whose arguments are all 64-bit words, before it is called."""
+    with uninterrupted():
+        compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
 
 
 def object_file(function: Callable[..., int], symbol: str, machine: Any) -> bytes:
