@@ -1,4 +1,4 @@
-# make demo | test | docs | thorough | check | bench | interleavings | driver-wheel | lock | clean
+# make demo | check | format | test | docs | dist | thorough | bench | interleavings | driver-wheel | lock | clean
 # Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
 # requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
 
@@ -15,7 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo test test-gpu docs thorough check lint types bench interleavings driver-wheel lock clean
+.PHONY: demo test test-gpu docs thorough bench interleavings driver-wheel lock clean
+.PHONY: check types lint formatting c-formatting spelling gauge layout format dist
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -41,13 +42,42 @@ test-gpu: $(STAMP)
 thorough: test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS) || test $$? -eq 5
 
-check: lint types test
+# All gates except the tests, two at a time. Every gate runs even if another one fails; make names those that fail.
+check: $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target \
+	    types gauge layout lint formatting c-formatting spelling
+
+types: $(STAMP)
+	$(BIN)/mypy
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 
-types: $(STAMP)
-	$(BIN)/mypy
+formatting: $(STAMP)
+	$(BIN)/ruff format --check .
+
+C_FILES = git ls-files -z '*.c' '*.h' '*.cu'
+
+c-formatting: $(STAMP)
+	$(C_FILES) | xargs -0 $(BIN)/clang-format --dry-run --Werror
+
+spelling: $(STAMP)
+	git ls-files -z | xargs -0 $(BIN)/codespell
+
+# Wording, and the subjects of the commits since main.
+gauge: $(STAMP)
+	$(BIN)/python tools/dialect.py --check
+
+layout: $(STAMP)
+	$(BIN)/python -m pytest -q $(wildcard tests/system/test_layout*.py tests/system/test_doors*.py tests/system/test_public*.py)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(C_FILES) | xargs -0 $(BIN)/clang-format -i
+
+# Builds dist/ and checks it in a fresh environment.
+dist: $(STAMP)
+	$(BIN)/python tools/check_wheel.py
 
 bench: $(STAMP)
 	$(BIN)/python -m lab bench --quick $(ARGS)
