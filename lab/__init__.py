@@ -8,6 +8,7 @@ bench/           benchmarks and the command that runs them
 campaigns/       randomized stress tests that run for minutes or hours
 cli.py           parsers of commands, and the function that runs a command
 commands.py      the table of commands
+driver/          the fake CUDA driver: the driver's interface without a GPU
 drives/          NVMe drives for tests: QEMU, qtest, scripted controllers, a network block device
 kv/              YCSB workloads and other key-value systems
 media/           emulated drives and fault injection, as storage media

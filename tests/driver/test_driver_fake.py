@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.driver.build import build_fake
 from warpwell.driver import build
 from warpwell.errors import DriverBuildError
 
@@ -27,9 +28,7 @@ FRESH = 0xA5
 
 @pytest.fixture(scope="module")
 def fake() -> Path:
-    built = build.build().fake
-    assert built
-    return built
+    return build_fake()
 
 
 def run(fake: Path, text: str, **environment: str) -> str:
@@ -275,7 +274,7 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*pip, "--target", str(site), str(made)], check=True, timeout=60)
     found = f"import sys; sys.path.insert(0, {str(site)!r}); from warpwell.driver import build\n"
-    show = found + "built = build.parts(); print(built.layer, built.worker, built.fake)"
+    show = found + "built = build.parts(); print(built.layer, built.worker)"
     environment = os.environ | {"PATH": "/nowhere", "WARPWELL_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("CC", None)
 
@@ -283,7 +282,7 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
         return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
 
     folder = site / "warpwell_driver"
-    assert told(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker"), "None"]
+    assert told(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker")]
     assert os.access(folder / "ww_worker", os.X_OK) and not (tmp_path / "cache").exists()
     (folder / "sources").write_text("others")
     without = told(found + "build._ziglang = lambda: False\nbuild.parts()")

@@ -16,7 +16,7 @@ from tests.harness.driver import natives
 from tests.harness.driver.calls import IMAGE
 from tests.harness.driver.raw import ENTRY, MAGIC, NO_SLOT, OPEN, OPS, PLACE, RING, Lost, Raw
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.driver.server import DriverServer
 
 SECRET = bytes(range(256)) * 16

@@ -21,7 +21,7 @@ from tests.harness.driver.hosts import Hosts, hosts
 from tests.harness.driver.raw import OPEN, Raw
 from tests.harness.until import until
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.pool.transport.emulated_link import EmulatedLink
 
 ROOT = Path(__file__).parents[2]

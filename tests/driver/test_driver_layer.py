@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warpwell.driver import build, generate
+from lab.driver import build
+from warpwell.driver import generate
+from warpwell.driver.build import compiler
 from warpwell.driver.server import DriverServer
 
 _STUB = """
@@ -66,7 +68,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         (folder / name).write_text(generate.sources()[name])
     (folder / "stub.c").write_text(_STUB)
     files = [str(generate.NATIVE / f"layer_{name}.c") for name in ("image", "object", "range")]
-    line = [*build.compiler(), "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-pthread"]
+    line = [*compiler(), "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-pthread"]
     line += [f"-I{generate.NATIVE}", f"-I{folder}", *files, str(folder / "stub.c"), "-o", str(folder / "pieces.so")]
     subprocess.run(line, check=True, timeout=120)
     library = ctypes.CDLL(str(folder / "pieces.so"))
@@ -298,7 +300,7 @@ assert os.wait()[1] == 0
 
 
 def test_a_program_without_a_server(tmp_path: Path) -> None:
-    layer = build.parts().layer
+    layer = build.build().layer
     environ = {k: v for k, v in os.environ.items() if k not in ("WARPWELL_CUDA", "CUDA_VISIBLE_DEVICES")}
     environ["WARPWELL_CUDA_REFUSED"] = str(tmp_path / "refused")
 
@@ -331,7 +333,7 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
 
 def runs(program: str) -> None:
     """Run a program on a fake device; it asserts by itself."""
-    with DriverServer(1, driver=build.parts().fake) as server:
+    with DriverServer(1, driver=build.build().fake) as server:
         done = subprocess.run(
             [sys.executable, "-c", program],
             env=server.environ(),

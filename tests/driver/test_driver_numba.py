@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from tests.harness.driver import faults, natives
 from tests.harness.driver.raw import Raw
 from tests.harness.until import until
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]

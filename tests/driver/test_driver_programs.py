@@ -13,7 +13,9 @@ import pytest
 from tests.harness.driver import faults, natives
 from tests.harness.driver.programs import LAYER
 
-from warpwell.driver import build, generate
+from lab.driver import build
+from warpwell.driver import generate
+from warpwell.driver.build import FLAGS, compiler
 from warpwell.driver.server import DriverServer
 
 SECONDS = 100
@@ -96,7 +98,6 @@ def test_threads_that_hold_places_wait_for_no_others(seeds: range, tight: build.
 def test_programs_without_workers_rely_on_cuda_alone(relied: str, tmp_path: Path) -> None:
     """The layer gives more than CUDA promises; programs that rely on it are wrong on a driver that does not."""
     fake = build.build().fake
-    assert fake is not None
     (tmp_path / "libcuda.so.1").symlink_to(fake)
     command = [sys.executable, "-m", "tests.harness.driver.programs", "--devices", "2", "--seeds", "0:100"]
     environ = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_WEAK": "1", "FAKE_SEED": "7"}
@@ -138,7 +139,8 @@ def test_a_driver_that_reads_pinned_memory_early_does_so_in_no_worker(monkeypatc
 def test_planted_faults_apply_and_compile(tmp_path: Path) -> None:
     for name, text in generate.sources().items():
         (tmp_path / name).write_text(text)
-    for path in generate.NATIVE.glob("*.[ch]"):
+    (tmp_path / "gen_fake.c").write_text(build.generated_source())
+    for path in [*generate.NATIVE.glob("*.[ch]"), *build.SOURCES.glob("*.[ch]")]:
         tight = natives.edit(path.read_text(), natives.TIGHT.get(path.name, {}), path.name)
         (tmp_path / path.name).write_text(tight)
     files = []
@@ -146,7 +148,7 @@ def test_planted_faults_apply_and_compile(tmp_path: Path) -> None:
         for name, pairs in changes.items():
             files.append(tmp_path / f"{number}_{name}")
             files[-1].write_text(natives.edit((tmp_path / name).read_text(), pairs, f"{fault}: {name}"))
-    line = [*build.compiler(), *build.FLAGS, "-Werror", "-fsyntax-only", f"-I{tmp_path}", *map(str, files)]
+    line = [*compiler(), *FLAGS, "-Werror", "-fsyntax-only", f"-I{tmp_path}", *map(str, files)]
     done = subprocess.run(line, timeout=SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert not done.returncode, done.stdout
 

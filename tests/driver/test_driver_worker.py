@@ -19,7 +19,7 @@ import pytest
 from tests.harness.driver.raw import DONE, FACTS, HELLO, OPEN, REFUSED, Lost, Raw
 from tests.harness.until import until
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.driver.environment import client_environ, without_layer
 from warpwell.driver.server import DriverServer
 
@@ -27,6 +27,7 @@ NOT_READY, OUT_OF_MEMORY, INVALID_VALUE, INVALID_HANDLE, ILLEGAL_ADDRESS = 600, 
 LEGACY, BLOCKING, FREE, OTHER = 1, 20, 21, 22
 EVENT = 1
 KERNELS = b"//FAKE\nkernel fill 8 8 4\nkernel flag 8 4\nkernel fault\n\0"
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 
 
@@ -365,10 +366,10 @@ def test_a_spare_that_could_not_start_refuses_nobody_later(tmp_path: Path) -> No
 
 def test_what_a_killed_server_left_is_removed_by_the_next(server: DriverServer) -> None:
     code = (
-        "import os; from warpwell.driver import build, server\n"
+        "import os; from warpwell.driver import server; from lab.driver import build\n"
         "print(server.DriverServer(1, driver=build.build().fake).folder, flush=True); os._exit(1)"
     )
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60)
     left = Path(done.stdout.strip())
     assert left.is_dir()
     with DriverServer(1, driver=build.build().fake) as other:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from warpwell.driver import build
+from lab.driver import build
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +17,7 @@ def test_costs_beside_native(tmp_path: Path) -> None:
     out = tmp_path / "costs.json"
     command = [sys.executable, "-m", "lab.bench.driver_calls", "--quick", "--without-numba", "--json", str(out)]
     done = subprocess.run(
-        [*command, "--driver", str(build.parts().fake)], capture_output=True, text=True, timeout=100, cwd=ROOT
+        [*command, "--driver", str(build.build().fake)], capture_output=True, text=True, timeout=100, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     costs = json.loads(out.read_text())["costs"]

@@ -117,7 +117,7 @@ def test_a_program_of_a_login_node_has_the_gpus_of_other_hosts_if_it_asks_for_th
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cuda_programs, "has_driver", lambda _: False)
-    monkeypatch.setattr(cuda_programs.build, "parts", lambda: Built(*[tmp_path / "part"] * 4))
+    monkeypatch.setattr(cuda_programs.build, "parts", lambda: Built(*[tmp_path / "part"] * 3))
     assert cuda_programs.prepare("auto", tmp_path, {}, away=True, gpus=False) is None
     assert cuda_programs.prepare("pool", tmp_path, {}, away=True, gpus=False) is not None
 

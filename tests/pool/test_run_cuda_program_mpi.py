@@ -12,7 +12,7 @@ import pytest
 from tests.harness.driver import faults, natives, over_mpi
 from tests.harness.until import until
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.pool.launch.processes import environ_of, rank_of
 
 from .runs import PROGRAMS, Run, Start, start

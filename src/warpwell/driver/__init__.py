@@ -9,6 +9,6 @@
 - server: starts a worker for each client and device
 
 The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and ``calls.h`` what layer and worker
-share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, ``relay.c`` stands between them where they are
-on two hosts (``pool/cuda``), and ``fake.h`` is the map of a driver without a GPU, for tests.
+share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, and ``relay.c`` stands between them where they
+are on two hosts (``pool/cuda``).
 """

@@ -1,4 +1,4 @@
-"""Build layer, worker, fake driver and relay: once, into the cache folder, named by a hash of sources and compiler.
+"""Build layer, worker and relay: once, into the cache folder, named by a hash of sources and compiler.
 
 ``python -m warpwell.driver.build`` prints their paths; with ``--wheel FOLDER`` it makes the companion wheel
 warpwell-driver, which brings layer and worker to machines without a compiler.
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -46,8 +46,7 @@ class Built:
 
     layer: Path | None
     worker: Path | None
-    fake: Path | None
-    relay: Path | None = None
+    relay: Path | None
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,9 @@ class Part:
 
 LAYER = Part("_driver.so", ("layer*.c",), (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete"))
 WORKER = Part("ww_worker", ("worker*.c",), ("-fPIE", "-pie"))
-FAKE = Part("libfakecuda.so", ("fake*.c",), (*SHARED, "-Wl,-soname,libfakecuda.so"))
 RELAY = Part("_relay.so", ("relay*.c",), (*SHARED,))
-PARTS = (LAYER, WORKER, FAKE, RELAY)
-GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c", FAKE: "gen_fake.c"}
+PARTS = (LAYER, WORKER, RELAY)
+GENERATED = {LAYER: "gen_layer.c", WORKER: "gen_worker.c"}
 
 
 def compiler() -> list[str]:
@@ -91,7 +89,7 @@ def _ziglang() -> bool:
 
 
 def build() -> Built:
-    """Return layer, worker, fake driver and relay, built for these very sources where they are not yet.
+    """Return layer, worker and relay, built for these very sources where they are not yet.
 
     ``CC`` and ``CFLAGS`` are heeded.
 
@@ -107,7 +105,55 @@ def build() -> Built:
         There is no compiler, or it failed, and the message has what it said; or the cache cannot be written.
     """
     command = compiler()
-    folder = _cache() / _hash(command)
+    return _found(_cached_folder(_hash(command), lambda folder: _make(folder, command, PARTS)))
+
+
+def build_library(output: str, sources: Path, generated: dict[str, str]) -> Path:
+    """Compile C files into a shared library in the cache folder, with the flags and headers of the driver's parts.
+
+    Parameters
+    ----------
+    output : str
+        Name of the library.
+    sources : Path
+        Folder whose ``*.c`` files are compiled.
+    generated : dict
+        Name and text of C files that are compiled as well.
+
+    Returns
+    -------
+    Path
+
+    Raises
+    ------
+    DriverBuildError
+        See `build`.
+    """
+    command = compiler()
+    digest = hashlib.sha256(_hash(command).encode())
+    for path in sorted(sources.glob("*.[ch]")):
+        digest.update(path.name.encode() + path.read_bytes())
+    for name, text in generated.items():
+        digest.update(name.encode() + text.encode())
+
+    def make(folder: Path) -> None:
+        for name, text in (generate.sources() | generated).items():
+            (folder / name).write_text(text)
+        flags = (*SHARED, f"-Wl,-soname,{output}", f"-I{sources}")
+        files = [*sorted(sources.glob("*.c")), *(folder / name for name in generated)]
+        process = _start(folder, command, Part(output, (), flags), files)
+        try:
+            _finish(process)
+        finally:
+            process.kill()
+            process.communicate()
+
+    return _cached_folder(digest.hexdigest()[:20], make) / output
+
+
+def _cached_folder(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; call `make` with an empty folder to fill it if it does not exist."""
+    folder = _cache() / name
     try:
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -115,13 +161,13 @@ def build() -> Built:
                 if not folder.is_dir():
                     with replacing(folder) as part:
                         part.mkdir()
-                        _make(part, command, PARTS)
+                        make(part)
     except OSError as error:
         raise DriverBuildError(
             f"the driver layer cannot be built in {folder}: {error.strerror or error}; set WARPWELL_CACHE_DIR to"
             " a folder that can be written"
         ) from error
-    return _found(folder)
+    return folder
 
 
 @contextlib.contextmanager
@@ -195,6 +241,8 @@ def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
         for part in wanted:
             own = part.sources(generate.NATIVE)
             if own:
+                if part in GENERATED:
+                    own.append(folder / GENERATED[part])
                 running.append(_start(folder, command, part, own))
         for process in running:
             _finish(process)
@@ -205,7 +253,7 @@ def _make(folder: Path, command: Sequence[str], wanted: Sequence[Part]) -> None:
 
 
 def _start(folder: Path, command: Sequence[str], part: Part, own: Sequence[Path]) -> subprocess.Popen[str]:
-    files = [*map(str, own), *([str(folder / GENERATED[part])] if part in GENERATED else [])]
+    files = [str(path) for path in own]
     words = [*command, *FLAGS, *_more_flags(), *part.flags, f"-I{generate.NATIVE}", f"-I{folder}", *files, "-ldl"]
     words += ["-o", str(folder / part.output)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -274,7 +322,7 @@ def _pack(path: Path, content: dict[str, bytes], tag: str) -> None:
 
 
 def main() -> None:
-    """Build layer, worker, fake driver and relay, and print their paths."""
+    """Build layer, worker and relay, and print their paths."""
     parser = argparse.ArgumentParser(prog="python -m warpwell.driver.build", description=main.__doc__)
     parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="make the companion wheel there instead")
     folder = parser.parse_args().wheel
@@ -282,7 +330,7 @@ def main() -> None:
         print(wheel(folder))
         return
     built = build()
-    for name in ("layer", "worker", "fake", "relay"):
+    for name in ("layer", "worker", "relay"):
         print(f"{name}: {getattr(built, name) or 'no sources'}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from . import table
@@ -18,8 +18,7 @@ def sources() -> dict[str, str]:
     return {
         "gen_calls.h": _calls_h(),
         "gen_ops.h": _ops_h(),
-        "gen_layer.c": _library("layer.h", "return ww_refused({0});") + _layer_calls(),
-        "gen_fake.c": _library("fake.h", "return fake_absent({0});"),
+        "gen_layer.c": exported_symbols("layer.h", "return ww_refused({0});", _has_own_code) + _layer_calls(),
         "gen_worker.h": _worker_h(),
         "gen_worker.c": _worker_c(),
     }
@@ -108,11 +107,25 @@ def _ops_h() -> str:
     return "\n".join([*lines, "#endif", ""])
 
 
-# -- what layer and fake driver export ---------------------------------------------------------------------------------
+# -- exported symbols --------------------------------------------------------------------------------------------------
 
 
-def _library(header: str, absent: str) -> str:
-    """All exported symbols. Those with own code elsewhere are weak here; where that is missing, they say so."""
+def _has_own_code(call: table.Call) -> bool:
+    return call.kind in ("hand", "near", "inner")
+
+
+def exported_symbols(header: str, absent: str, weak: Callable[[table.Call], bool]) -> str:
+    """Return C code that defines every symbol of the driver.
+
+    Parameters
+    ----------
+    header : str
+        Header that declares the function in `absent`.
+    absent : str
+        Statement of a symbol without code; ``{0}`` is replaced by the quoted name of the symbol.
+    weak : callable
+        Return True for calls that get a weak definition here, which other sources replace.
+    """
     lines = [f'/* Generated: every symbol of the driver. */\n#include "{header}"\n#include "gen_calls.h"']
     served = table.calls()
     for entry in table.entries():
@@ -126,7 +139,7 @@ def _library(header: str, absent: str) -> str:
             lines.append(_weak(_body(served[plain]), served[plain], absent))
             passed = _passed(served[plain], "0")
             lines.append(f"{_prototype(served[plain])}\n{{\n    return ww_{plain}({passed});\n}}")
-        elif header == "fake.h" or served[plain].kind in ("hand", "near", "inner"):
+        elif weak(served[plain]):
             lines.append(_weak(_prototype(served[plain]), served[plain], absent))
     lines.append("const struct ww_variant ww_variants[] = {")
     lines += [f'    {{"{e.name}", {e.version}, (void *){e.symbol}, {int(e.per_thread)}}},' for e in table.entries()]

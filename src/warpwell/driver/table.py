@@ -1,7 +1,7 @@
 """The neutral table: names and versions of the driver's interface, and what becomes of each call.
 
 The facts stand here in words of our own; tests compare them with NVIDIA's headers where those are installed.
-`generate` writes the C sources of layer, worker and fake driver from this table.
+`generate` writes the C sources of layer and worker from this table.
 """
 
 from __future__ import annotations
@@ -459,8 +459,8 @@ inner cuMemImportFromShareableHandle(out_u64, ptr, enum)
 """
 """Each symbol that is served, with its class and its arguments' roles. ``hand``: layer.c has it. ``near``: the layer
 alone has it, no driver is asked (most of graphs: see layer_graph.c). ``call``: it is sent and its answer is waited for.
-``send``: nobody waits, an error is returned by a later call. ``inner``: worker or fake have it, programs may not call
-it. All other symbols are refused: NOT_SUPPORTED, with a line that names them."""
+``send``: nobody waits, an error is returned by a later call. ``inner``: the worker calls it, programs may not.
+All other symbols are refused: NOT_SUPPORTED, with a line that names them."""
 
 ERRORS = """
 1:INVALID_VALUE 2:OUT_OF_MEMORY 3:NOT_INITIALIZED 4:DEINITIALIZED 5:PROFILER_DISABLED 6:PROFILER_NOT_INITIALIZED

@@ -32,7 +32,7 @@ KERNELS = {
 """Kernels of the image, with their parameters as ctypes letters: Q 8 bytes, I 4."""
 MANY = {"fill": 256, "copy": 256, "add": 256}
 """Kernels whose threads share the work: how many there are."""
-IMAGE = (Path(__file__).parents[3] / "src" / "warpwell" / "testing" / "kernels.ptx").read_bytes()
+IMAGE = (Path(__file__).parents[3] / "lab" / "driver" / "kernels.ptx").read_bytes()
 """For the fake driver, and for GPUs."""
 TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
 

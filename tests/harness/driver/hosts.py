@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.driver.environment import client_environ, make_library_folder
 from warpwell.driver.server import DriverServer
 from warpwell.errors import ClosedError

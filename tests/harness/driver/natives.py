@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
+from lab.driver import build as lab_build
 from warpwell.driver import build, generate
 
 Changes = Mapping[str, Mapping[str, str]]
@@ -82,22 +83,25 @@ def _token_pattern(old: str) -> re.Pattern[str]:
 
 
 @contextlib.contextmanager
-def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[build.Built]:
+def changed(changes: Changes, flags: tuple[str, ...] = ()) -> Iterator[lab_build.Built]:
     """Let `build` make and find native parts with changes; servers made inside use them."""
     if not changes and not flags:
-        yield build.build()
+        yield lab_build.build()
         return
     with tempfile.TemporaryDirectory(prefix="ww-native-") as folder:
-        native = Path(folder) / "native"
+        native, fake = Path(folder) / "native", Path(folder) / "fake"
         shutil.copytree(generate.NATIVE, native)
+        shutil.copytree(lab_build.SOURCES, fake)
         for name, pairs in changes.items():
-            (native / name).write_text(edit((native / name).read_text(), pairs, name))
+            path = fake / name if name.startswith("fake") else native / name
+            path.write_text(edit(path.read_text(), pairs, name))
         cache = folder
         if changes is TIGHT and not flags:
             cache, flags = os.environ.get("WARPWELL_CACHE_DIR", "~/.cache"), QUICK
         with (
             mock.patch.object(generate, "NATIVE", native),
+            mock.patch.object(lab_build, "SOURCES", fake),
             mock.patch.object(build, "FLAGS", (*build.FLAGS, *flags)),
             mock.patch.dict(os.environ, {"WARPWELL_CACHE_DIR": cache}),
         ):
-            yield build.build()
+            yield lab_build.build()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tests.harness.driver.natives import QUICK, TIGHT, Changes, edit, merged
 
-from warpwell.driver import build
+from lab.driver import build
 from warpwell.testing.marked import MARK, marked
 
 ROOT = Path(__file__).parents[3]
@@ -43,14 +43,14 @@ LIMITS: Changes = merged(
         "relay.c": {"#define LOOK_NS 50000000l": "#define LOOK_NS 999000000l"},
         "layer_ring.c": {"#define WAIT_MS 50": "#define WAIT_MS 999"},
         "worker_executor.c": {"#define IDLE_NS 50000000u": "#define IDLE_NS 999000000u"},
-        "driver/build.py": {'"-O2", "-g",': "".join(f'"{flag}", ' for flag in QUICK)},
+        "warpwell/driver/build.py": {'"-O2", "-g",': "".join(f'"{flag}", ' for flag in QUICK)},
     },
 )
 """`TIGHT`, and whoever is not woken sleeps for a second: what is lost shows as programs that take for ever."""
 SECONDS = 300.0
 
 
-def emulated(folder: Path, fake: Path | None) -> dict[str, str]:
+def emulated(folder: Path, fake: Path) -> dict[str, str]:
     """Return what lets `HOSTS` be two hosts, with devices of the fake driver."""
     shell = folder / "ssh"
     shell.write_text(SHELL)
@@ -67,15 +67,17 @@ def emulated(folder: Path, fake: Path | None) -> dict[str, str]:
 def changed(folder: Path, changes: Changes) -> tuple[Path, Path]:
     """Return the folder of the sources with changes, and their fake driver."""
     fake = build.build().fake
-    assert fake is not None
     if not changes:
         return ROOT / "src", fake
-    shutil.copytree(ROOT / "src" / "warpwell", folder / "warpwell", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (ROOT / "src" / "warpwell", ROOT / "lab"):
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     for name, pairs in changes.items():
-        (path,) = (folder / "warpwell").rglob(name)
+        (path,) = folder.rglob(name)
         path.write_text(edit(path.read_text(), pairs, name))
     environ = {**os.environ, "PYTHONPATH": str(folder)}
-    made = subprocess.run([sys.executable, "-m", "warpwell.driver.build"], env=environ, check=True, capture_output=True)
+    made = subprocess.run(
+        [sys.executable, "-m", "lab.driver.build"], cwd=folder, env=environ, check=True, capture_output=True
+    )
     paths = dict(line.split(": ", 1) for line in made.stdout.decode().splitlines())
     return folder, Path(paths["fake"])
 
