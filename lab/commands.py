@@ -44,6 +44,9 @@ COMMANDS: dict[str, Command] = {
     "sched run": Command("lab.sched.run:main", "run kernels under policies, on the CPU or a GPU, and compare"),
     "sched simulate": Command("lab.sched.simulate:main", "replay a trace under policies, in virtual time"),
     "sched trace": Command("lab.sched.trace:main", "show the contents of a trace, and write it as a table"),
+    "campaign pool_faults": Command(
+        "lab.campaigns.pool_faults:main", "kill, interrupt and starve jobs of warpwell run at random moments"
+    ),
 }
 """Commands by name: one word, or a group and a verb (``"sched simulate"``)."""
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-IMAGE = Path(__file__).with_name("kernels.ptx")
+IMAGE = Path(__file__).parents[1] / "driver" / "kernels.ptx"
 _PARAMETERS = {"add": "QQQ", "flag": "QI", "fault": "", "fail": "", "nap": "I"}
 _TYPES = {"Q": ctypes.c_uint64, "I": ctypes.c_uint32}
 _NON_BLOCKING = 1

@@ -1,4 +1,4 @@
-"""Kills, ends, Ctrl-C, device faults and full disks in jobs of a pool: ``python -m warpwell.testing.pool_faults``.
+"""Kills, ends, Ctrl-C, device faults and full disks in jobs of a pool: ``python -m lab campaign pool_faults``.
 
 Each job is one ``warpwell run``. Half of them are interrupted, the others lose a process, a device or the room for
 their files, or end in some way, at random moments that the seed decides. The programs are CUDA programs that know
@@ -32,14 +32,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from warpwell.pool.launch.cuda_programs import DRIVER
+from warpwell.pool.launch.gpus import list_gpus
+
 from ..driver import build
-from ..pool.launch.cuda_programs import DRIVER
-from ..pool.launch.gpus import list_gpus
 from .marked import MARK, command_of, marked, memory_files, seconds_until_none_is_left
 from .pool_losing import HOWS, LIMIT, MOMENTS
 
 AGENTS = 4
 START_LIMIT = 40.0
+_PATH = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))}
+"""Lets the programs of a job import this package."""
 CLIENT = str(Path(__file__).with_name("cuda_client.py"))
 _ELSEWHERE = Path(__file__).with_name("elsewhere.sh")
 _HOSTS = "localhost:1,elsewhere:3"
@@ -128,7 +131,7 @@ class Job:
             start_new_session=True,
             text=True,
             errors="replace",
-            env={**os.environ, **environ, MARK: self.mark, "TMPDIR": folder, "PYTHONFAULTHANDLER": "1"},
+            env={**os.environ, **_PATH, **environ, MARK: self.mark, "TMPDIR": folder, "PYTHONFAULTHANDLER": "1"},
             preexec_fn=prepare,
         )
         _under_way[self.folder] = self
@@ -250,7 +253,7 @@ class Job:
 
 def lose_devices(place: Place, folder: str, draw: random.Random, moment: str) -> list[dict[str, Any]]:
     """Run a program that loses all devices but one."""
-    program = "warpwell.testing.pool_losing"
+    program = "lab.campaigns.pool_losing"
     job = Job(["--agents", str(AGENTS), "-m", program, moment, str(draw.randrange(10**6))], folder)
     status, output, errors, left = job.end(120)
     found = json.loads(output.splitlines()[-1]) if output else []
@@ -605,7 +608,7 @@ class Campaign:
 
 def main(argv: list[str] | None = None) -> int:
     """Run; return 1 if anything was not as it should be."""
-    parser = argparse.ArgumentParser(prog="python -m warpwell.testing.pool_faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab campaign pool_faults", description=__doc__)
     parser.add_argument("--jobs", type=int, default=200, metavar="N", help="default 200")
     parser.add_argument("--seed", type=int, default=7, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first job (default 0)")

@@ -1,6 +1,6 @@
 """A program that loses all of its devices but one, each in the middle of a copy or a kernel, and goes on with the rest.
 
-``warpwell run --agents N -m warpwell.testing.pool_losing MOMENT SEED`` prints a JSON list of what happened.
+``warpwell run --agents N -m lab.campaigns.pool_losing MOMENT SEED`` prints a JSON list of what happened.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DeviceLostError, RemoteError
-from ..pool.device import Device
-from ..pool.devices import devices
-from ..targets import grid, kernel
+from warpwell.errors import DeviceLostError, RemoteError
+from warpwell.pool.device import Device
+from warpwell.pool.devices import devices
+from warpwell.targets import grid, kernel
 
 HOWS = ("kill", "exit", "stop")
 MOMENTS = ("copy", "kernel")

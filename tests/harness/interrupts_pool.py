@@ -10,7 +10,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from warpwell.testing.marked import command_of
+from lab.campaigns.marked import command_of
 
 POOL = """
 import os, random, signal, sys, threading, time

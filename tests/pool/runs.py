@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.harness.until import Stopwatch
 
-from warpwell.testing.marked import MARK, command_of, marked
+from lab.campaigns.marked import MARK, command_of, marked
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"

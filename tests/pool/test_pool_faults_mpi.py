@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from warpwell.testing import pool_faults
+from lab.campaigns import pool_faults
 
 LEAVES = """
 import os, socket, subprocess, sys, time

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.interrupts_pool import POOL, left
 from tests.harness.until import Stopwatch
 
-from warpwell.testing.marked import command_of
+from lab.campaigns.marked import command_of
 
 from .runs import LIMIT, PROGRAMS, Start, planted, start
 
@@ -177,7 +177,7 @@ def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
     ],
 )
 def test_devices_that_are_lost_in_the_middle(start: Start, moment: str, seed: str, hows: list[str]) -> None:
-    run = start("--agents", "3", "-m", "warpwell.testing.pool_losing", moment, seed)
+    run = start("--agents", "3", "-m", "lab.campaigns.pool_losing", moment, seed)
     assert run.end(100) == 0, run.errors
     assert [each["how"] for each in json.loads(run.output)] == hows
     assert run.nothing_is_left() < 1.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.campaigns.marked import MARK, command_of, marked, seconds_until_none_is_left
 from warpwell.pool.launch.processes import state_of
-from warpwell.testing.marked import MARK, command_of, marked, seconds_until_none_is_left
 
 from .runs import LIMIT, PROGRAMS, SOURCES, Start, planted, start
 

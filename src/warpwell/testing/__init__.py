@@ -1,4 +1,4 @@
-"""Conformance suites for new media, executors and policies; drives, disks and controllers that fail; faults of a pool.
+"""Conformance suites for new media, executors and policies; drives, disks and controllers that fail.
 
 A subclass of a suite says how to make the thing that is tested. Files, suites first:
 
@@ -8,8 +8,4 @@ A subclass of a suite says how to make the thing that is tested. Files, suites f
 - qemu.py              `QemuDrive`: an NVMe drive that QEMU emulates
 - scripted.py          `ScriptedController`: serves a cache's rings from another process, and answers wrongly on request
 - nbd.py               `NbdServer`: a disk for QEMU that loses what was not flushed when its client is killed
-- pool_faults.py       a program: kills, ends, interrupts and full disks in jobs of ``warpwell run``
-- cuda_client.py       a program that it runs: a CUDA program that knows nothing of Warpwell; kernels.ptx: its kernels
-- pool_losing.py       a program that it runs: loses devices of ``ww.devices()``
-- marked.py            `marked`: processes with a mark in their environment; what they hold
 """

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tests.harness.driver.natives import QUICK, TIGHT, Changes, edit, merged
 
+from lab.campaigns.marked import MARK, marked
 from lab.driver import build
-from warpwell.testing.marked import MARK, marked
 
 ROOT = Path(__file__).parents[3]
 HOSTS = ("--tcp", "--hosts", "localhost:1,elsewhere:3", "--target", "cpu")
