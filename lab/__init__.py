@@ -11,6 +11,7 @@ commands.py      the table of commands
 driver/          the fake CUDA driver: the driver's interface without a GPU
 drives/          NVMe drives for tests: QEMU, qtest, scripted controllers, a network block device
 kv/              YCSB workloads and other key-value systems
+link.py          a transport of the pool that is as slow as a network; link_loop.py: its native loop
 media/           emulated drives and fault injection, as storage media
 sched/           scheduler studies: simulator, traces, workloads
 ===============  ===================================================================================

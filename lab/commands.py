@@ -40,13 +40,14 @@ COMMANDS: dict[str, Command] = {
     "bench kv": Command(
         "lab.bench.commands.kv:main", "measure operations per second and latencies of a store with YCSB"
     ),
+    "campaign pool_faults": Command(
+        "lab.campaigns.pool_faults:main", "kill, interrupt and starve jobs of warpwell run at random moments"
+    ),
+    "run": Command("lab.link:main", "run warpwell run with emulated links between the agents"),
     "sched fit": Command("lab.sched.fit:main", "fit the cost formula and the predictor to measurements"),
     "sched run": Command("lab.sched.run:main", "run kernels under policies, on the CPU or a GPU, and compare"),
     "sched simulate": Command("lab.sched.simulate:main", "replay a trace under policies, in virtual time"),
     "sched trace": Command("lab.sched.trace:main", "show the contents of a trace, and write it as a table"),
-    "campaign pool_faults": Command(
-        "lab.campaigns.pool_faults:main", "kill, interrupt and starve jobs of warpwell run at random moments"
-    ),
 }
 """Commands by name: one word, or a group and a verb (``"sched simulate"``)."""
 

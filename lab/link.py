@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import heapq
 import itertools
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError, ClosedError
-from ...targets.compiler.machine_code import machine_code
-from . import emulated_loop as loop
-from .bulk import CANCELLED, Region, Transfer
-from .signal import FUTEX, Signal, short_naps
-from .table import READY, TransferTable
-from .transport import Bytes, Transport
+from warpwell.errors import ArgumentError, ClosedError
+from warpwell.pool.launch.connecting import TRANSPORT
+from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
+from warpwell.pool.transport.signal import FUTEX, Signal, short_naps
+from warpwell.pool.transport.table import READY, TransferTable
+from warpwell.pool.transport.transport import Bytes, Transport
+from warpwell.targets.compiler.machine_code import machine_code
+
+from . import link_loop as loop
+
+LINK = "WARPWELL_LAB_LINK"
+"""``bandwidth,latency`` of the link that `emulated` returns, in MB/s (0: unlimited) and microseconds."""
+
+
+def emulated(transport: Transport) -> EmulatedLink:
+    """Return a transport with the bandwidth and latency of ``WARPWELL_LAB_LINK``."""
+    bandwidth, latency = map(float, os.environ[LINK].split(","))
+    return EmulatedLink(transport, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
+
+
+def main(argv: list[str]) -> None:
+    """Replace this process with ``warpwell run``, with the options after ``--`` and emulated links."""
+    usage = "%(prog)s [--bandwidth MB/S] [--latency US] -- [OPTION ...] PROGRAM [ARGUMENT ...]"
+    parser = argparse.ArgumentParser(usage=usage, description="Run a program on agents that are joined by slow links.")
+    parser.add_argument("--bandwidth", type=float, default=0.0, metavar="MB/S", help="of each link; default: unlimited")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="US", help="of each link; default 0")
+    parser.add_argument("arguments", nargs="*", help="options, program and arguments of warpwell run")
+    options = parser.parse_args(argv)
+    for name in ("bandwidth", "latency"):
+        value = getattr(options, name)
+        if not 0 <= value < 1e8:
+            parser.error(f"--{name} must be from 0 to 1e8, got {value:g}")
+    os.environ[LINK] = f"{options.bandwidth:g},{options.latency:g}"
+    os.environ[TRANSPORT] = f"{__name__}:{emulated.__name__}"
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)  # agents and the program import this module
+    os.execv(sys.executable, [sys.executable, "-m", "warpwell", "run", *options.arguments])
 
 
 class EmulatedLink(Transport):

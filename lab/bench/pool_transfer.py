@@ -65,7 +65,7 @@ class Busy:
 
 
 def transport_of(link: float, latency: float) -> Any:
-    from warpwell.pool.transport.emulated_link import EmulatedLink
+    from lab.link import EmulatedLink
     from warpwell.pool.transport.mpi_transport import MpiTransport
 
     made: Any = MpiTransport()

@@ -22,7 +22,7 @@ from tests.harness.driver.raw import OPEN, Raw
 from tests.harness.until import until
 
 from lab.driver import build
-from warpwell.pool.transport.emulated_link import EmulatedLink
+from lab.link import EmulatedLink
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60.0

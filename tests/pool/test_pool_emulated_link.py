@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from tests.harness.transports.conformance import TransportConformance
 
+from lab.link import LINK, EmulatedLink, main
 from warpwell.errors import ArgumentError, DeviceLostError
+from warpwell.pool.launch.connecting import named_transport
 from warpwell.pool.transport.bulk import Region
-from warpwell.pool.transport.emulated_link import EmulatedLink
 from warpwell.pool.transport.local_transport import local_pair, local_transports
 
 
@@ -99,3 +100,23 @@ def test_a_loss_is_told_with_its_reason(ends: tuple[EmulatedLink, EmulatedLink])
 def test_links_that_cannot_be(bandwidth: float, latency: float) -> None:
     with pytest.raises(ArgumentError):
         EmulatedLink(local_pair()[0], bandwidth, latency)
+
+
+@pytest.mark.parametrize("name", ["lab.link", "lab.link:no_such_function", "no_such_module:f", ":f"])
+def test_names_of_transports_that_do_not_exist(name: str) -> None:
+    with pytest.raises(ArgumentError, match=f"WARPWELL_POOL_TRANSPORT must be module:function, got '{name}'"):
+        named_transport(name)
+
+
+def test_the_named_function_makes_the_link_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LINK, "3600,20")
+    link = named_transport("lab.link:emulated")(local_pair()[0])
+    assert "emulated link: 3600 MB/s, 20 us" in link.name
+    link.close()
+
+
+@pytest.mark.parametrize("option", [["--bandwidth", "-1"], ["--latency", "nan"], ["--latency", "-2"]])
+def test_options_of_lab_run(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*option, "--", "program.py"])
+    assert f"{option[0]} must be from 0" in capsys.readouterr().err

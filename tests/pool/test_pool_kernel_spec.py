@@ -87,7 +87,7 @@ def test_its_name_for_people(jupyter: Path, options: tuple[str, ...], title: str
         {"agents": 3, "hosts": "a:2,b:2"},
         {"hostfile": "hosts.txt"},
         {"target": "cpu", "share_gpu": True},
-        {"no_ft": True, "tcp": True, "bandwidth": 3600.5, "latency": 0.0},
+        {"no_ft": True, "tcp": True},
         {"start_timeout": 120.0},
         {"mpiexec": "./mpiexec"},
         {"mpiexec": "mpiexec.hydra"},
@@ -182,7 +182,7 @@ def test_what_is_not_installed(
         (["--hosts", "a:1", "--hostfile", "b"], "one of them"),
         (["--hosts", "a:2", "--agents", "3"], "the hosts may have 2"),
         (["--hostfile", "none.txt"], "none.txt does not exist"),
-        (["--latency", "-1"], "--latency"),
+        (["--start-timeout", "-1"], "--start-timeout"),
     ],
 )
 def test_options_that_run_would_refuse(

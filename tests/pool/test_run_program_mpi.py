@@ -162,7 +162,6 @@ def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
         (["--agents", "2"], "name a program"),
         (["--agents", "2", "no-such-file.py"], "does not exist"),
         (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
-        (["--agents", "2", "--latency", "-1", str(PROGRAMS / "ending.py")], "--latency"),
         (["--mpiexec", "/bin/true", str(PROGRAMS / "ending.py")], "neither"),
     ],
 )
@@ -215,7 +214,6 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
         (["--agents", "2.5"], "invalid int value: '2.5'"),
         (["--agents", "2", "--start-timeout", "nan"], "--start-timeout nan"),
         (["--agents", "2", "--start-timeout", "inf"], "--start-timeout inf"),
-        (["--agents", "2", "--bandwidth", "0"], "--bandwidth 0"),
     ],
 )
 def test_numbers_that_cannot_be(start: Start, options: list[str], said: str) -> None:
@@ -233,3 +231,17 @@ def test_without_mpi(start: Start, tmp_path: Path) -> None:
     run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
     assert "pip install -e '.[mpi]'" in run.errors
+
+
+def test_a_named_transport_joins_all_processes(start: Start) -> None:
+    program = "import warpwell as ww; d = ww.devices()[0]; print(d.link, d.to_device(range(3)).copy_to_host().tolist())"
+    environ = {"WARPWELL_POOL_TRANSPORT": "lab.link:emulated", "WARPWELL_LAB_LINK": "3600,20"}
+    run = start("--agents", "1", "--target", "cpu", "-c", program, environ=environ)
+    assert run.end() == 0, run.errors
+    assert "emulated link: 3600 MB/s, 20 us" in run.output and "[0, 1, 2]" in run.output
+
+
+def test_a_transport_that_does_not_exist_ends_the_start(start: Start) -> None:
+    run = start("--agents", "1", "--target", "cpu", "-c", "", environ={"WARPWELL_POOL_TRANSPORT": "no_such_module:f"})
+    assert run.end() != 0
+    assert "WARPWELL_POOL_TRANSPORT must be module:function, got 'no_such_module:f'" in run.errors

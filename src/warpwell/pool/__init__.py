@@ -12,7 +12,7 @@ In the order in which a call meets them; see ``docs/pool.md``:
     channel.py       Channel: the calls of one stream that are under way, and those that failed
     reply.py         Reply, Answer: what an agent answers to one request
     result.py        CallResult: what a function that was called on a device returns
-    transport/       messages and bulk data between processes: MPI, in one process, over an emulated link
+    transport/       messages and bulk data between processes: MPI, in one process
     agent/           the process of one device: receives calls, and executes them in the order of their streams
     cuda/            CUDA calls of the program itself reach devices of other hosts: the communicator and the agents' end
     launch/          starts the processes of a job, notices when one dies (an agent, the program), and clears up

@@ -6,7 +6,7 @@ import sys
 
 from tests.harness.transports.conformance import run_checks
 
-from warpwell.pool.transport.emulated_link import EmulatedLink
+from lab.link import EmulatedLink
 from warpwell.pool.transport.mpi_transport import MpiTransport
 from warpwell.pool.transport.transport import Transport
 

@@ -97,8 +97,6 @@ def placing(parser: argparse.ArgumentParser) -> None:
         "--no-ft", action="store_true", help="end when an agent is lost; MPI may then use its fastest network (UCX)"
     )
     group.add_argument("--tcp", action="store_true", help="sockets only, no shared memory (Open MPI)")
-    group.add_argument("--bandwidth", type=float, metavar="MB/S", help="emulate links no faster than this")
-    group.add_argument("--latency", type=float, metavar="US", help="emulate links with this latency")
     group.add_argument(
         "--start-timeout", type=float, metavar="SECONDS", default=30.0, help="for all to be ready (default 30)"
     )

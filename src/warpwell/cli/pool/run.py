@@ -42,12 +42,9 @@ def options(arguments: argparse.Namespace) -> RunOptions:
     ArgumentError
         An option is not allowed, or there are more agents than GPUs.
     """
-    for name, least in (("bandwidth", 0.0), ("start_timeout", 0.0)):
-        value = getattr(arguments, name)
-        if value is not None and not (value > least and math.isfinite(value)):
-            raise ArgumentError(f"--{name.replace('_', '-')} {value:g}: give more than 0", name=name)
-    if arguments.latency is not None and not (arguments.latency >= 0 and math.isfinite(arguments.latency)):
-        raise ArgumentError(f"--latency {arguments.latency:g}: give 0 or more", name="latency")
+    seconds = arguments.start_timeout
+    if not (seconds > 0 and math.isfinite(seconds)):
+        raise ArgumentError(f"--start-timeout {seconds:g}: give more than 0", name="start_timeout")
     if os.geteuid() == 0 and sys.stderr.isatty() and "OMPI_ALLOW_RUN_AS_ROOT" not in os.environ:
         print("warpwell: note: this runs as root, which Open MPI advises against", file=sys.stderr)
     trace = getattr(arguments, "trace", None)
@@ -65,8 +62,6 @@ def options(arguments: argparse.Namespace) -> RunOptions:
         share_gpu=arguments.share_gpu,
         ft=not arguments.no_ft,
         tcp=arguments.tcp,
-        bandwidth=arguments.bandwidth,
-        latency=arguments.latency,
         trace=trace,
         notebook=getattr(arguments, "notebook", False),
         start=arguments.start_timeout,

@@ -9,7 +9,7 @@ In the order of a job's life:
     mpiexec.py      Mpiexec: finds the program that starts the ranks, and writes its command line
     rendezvous.py   Rendezvous: where processes connect to the launcher; Observer, ask_job: what agents do
     lifeline.py     Lifeline: the process's end of that connection; a process ends when it breaks
-    connecting.py   `connect`: how a process joins the others of the job: MPI, an emulated link
+    connecting.py   `connect`: how a process joins the others of the job: MPI, or the transport that a variable names
     cuda_programs.py  CUDA calls of the application reach the agents' GPUs: `prepare`, `serve`
     own_runtime.py  `own_runtime`: the package of a program whose CUDA runtime does not work on pooled GPUs
     supervise.py    a program: starts the application, and tells the launcher how it ended

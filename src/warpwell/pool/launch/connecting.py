@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+from collections.abc import Callable
 
+from ...errors import ArgumentError
 from ..transport.transport import Transport
 from .lifeline import Lifeline
 
-LINK = "WARPWELL_POOL_LINK"
-"""``bandwidth,latency`` of an emulated link, in MB/s and microseconds."""
+TRANSPORT = "WARPWELL_POOL_TRANSPORT"
+"""``module:function``. The function gets the transport of a process and returns the one that is used in its place."""
 
 joined = False
 """Whether this process is one of a job."""
@@ -24,6 +27,8 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
     ------
     AgentError, PoolVersionError
         See `MpiTransport`.
+    ArgumentError
+        See `named_transport`.
     """
     global joined
     from ..transport.mpi_progress import compiled_loop  # slow: it loads LLVM; the launcher knows of the process by now
@@ -43,13 +48,29 @@ def connect(lifeline: Lifeline, start: float = 30.0) -> Transport:
     joined = True
     lifeline.tell(mapped=_mapped())
     lifeline.on("lost", lambda said: made.lose(said["lost"], "its process ended"))
-    text = os.environ.get(LINK)
-    if text:
-        from ..transport.emulated_link import EmulatedLink
+    name = os.environ.get(TRANSPORT)
+    return named_transport(name)(made) if name else made
 
-        bandwidth, latency = map(float, text.split(","))
-        return EmulatedLink(made, bandwidth * 1e6 if bandwidth else float("inf"), latency * 1e-6)
-    return made
+
+def named_transport(name: str) -> Callable[[Transport], Transport]:
+    """Import the function that ``WARPWELL_POOL_TRANSPORT`` names.
+
+    Parameters
+    ----------
+    name : str
+        ``module:function``.
+
+    Raises
+    ------
+    ArgumentError
+        If there is no such function.
+    """
+    module, _, function = name.partition(":")
+    try:
+        found: Callable[[Transport], Transport] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ArgumentError(f"{TRANSPORT} must be module:function, got {name!r}: {error}", name=TRANSPORT) from error
+    return found
 
 
 def forget_launcher() -> None:

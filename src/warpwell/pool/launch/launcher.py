@@ -62,8 +62,6 @@ class RunOptions:
         The job goes on when an agent is lost.
     tcp : bool
         Use no shared memory between processes.
-    bandwidth, latency : float, optional
-        Emulate links of these figures: MB/s and microseconds.
     trace : str, optional
         File for the counts of calls.
     notebook : bool
@@ -86,8 +84,6 @@ class RunOptions:
     share_gpu: bool = False
     ft: bool = True
     tcp: bool = False
-    bandwidth: float | None = None
-    latency: float | None = None
     trace: str | None = None
     notebook: bool = False
     start: float = START
@@ -482,8 +478,6 @@ class Launcher:
             lifeline.TOKEN: self._rendezvous.token,
             JOB: self._files.job,
         }
-        if options.bandwidth is not None or options.latency is not None:
-            found["WARPWELL_POOL_LINK"] = f"{options.bandwidth or 0:g},{options.latency or 0:g}"
         if options.notebook:
             found[FOLDER] = str(self._files.folder)
         if options.trace is not None:

@@ -10,7 +10,6 @@ The interface, the base of all transports, the transports, and their parts:
     mpi_transport.py    between the processes of an MPI job
     mpi_progress.py     Progress: the thread that calls MPI; notices a peer's death
     mpi_loop.py         the native loop of that thread, without the GIL
-    emulated_link.py    a transport that is as slow as a network; its native loop is emulated_loop.py
     table.py            TransferTable: the transfers that a native loop serves
     signal.py           Signal: a word that threads sleep on (futex)
     milestone.py        Milestone: an event that threads wait for; `limit`: the default timeout

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import inspect
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ def machine_code(function: Callable[..., int]) -> Callable[..., int]:
     Parameters
     ----------
     function : device function
-        Of 64-bit words to one; one of Warpwell's own, since the cache knows no other source.
+        Takes 64-bit words and returns one. The cache key covers Warpwell's sources and the function's own file.
     """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -63,11 +64,18 @@ def _features() -> str:
         return ""
 
 
+def _file_digest(function: Callable[..., int]) -> str:
+    """Return a digest of a file that is not among Warpwell's sources; "" for one that is."""
+    if function.__module__.startswith("warpwell."):
+        return ""
+    return hashlib.sha256(pathlib.Path(function.__code__.co_filename).read_bytes()).hexdigest()[:8]
+
+
 def _kept(function: Callable[..., int], machine: Any) -> bytes:
     """Return the object file, which another process may be writing."""
     about = f"{llvm.get_host_cpu_name()} {_features()}"  # homes may be shared by hosts
     processor = hashlib.sha256(about.encode()).hexdigest()[:8]
-    path = cache_folder() / f"{function.__module__}.{function.__name__}.{processor}.o"
+    path = cache_folder() / f"{function.__module__}.{function.__name__}.{_file_digest(function)}{processor}.o"
     if (found := read_kept(path)) is not None:
         return found
     with one_process(path.with_suffix(".lock")):
