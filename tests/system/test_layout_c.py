@@ -1,0 +1,65 @@
+"""C files that call each other in a cycle are recorded; the record may only shrink."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tools import c_calls
+
+RECORD = json.loads(c_calls.RECORD.read_text())
+FOLDERS = [c_calls.ROOT / folder for folder in c_calls.FOLDERS]
+
+
+def test_no_call_closes_a_new_cycle() -> None:
+    found = c_calls.problems(c_calls.cycles(FOLDERS), RECORD)
+    assert not found, "\n".join(found)
+
+
+def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
+    """layer_image.c calls no other file of the layer; others call it."""
+    native = tmp_path / "native"
+    shutil.copytree(FOLDERS[0], native)
+    image = native / "layer_image.c"
+    image.write_text(image.read_text() + "int planted(void) {\n    return ww_close(0);\n}\n")
+    lines = c_calls.problems(c_calls.cycles([native, FOLDERS[1]]), RECORD)
+    assert "layer_image.c calls ww_close of layer.c, which closes a cycle" in lines
+
+
+def test_functions_and_calls_are_read() -> None:
+    text = """
+    #define CALL(x) other(x)
+    struct pair { int a, b; };
+    int declared(int x);
+    /* commented(1); */
+    static int own(const char *text) { return strlen(text) + (int)sizeof(struct pair); }
+    __attribute__((visibility("default"))) int
+    exported(int x)
+    {
+        if (x) // slashed(2);
+            own("quoted(3)");
+        return declared(x);
+    }
+    """
+    found = list(c_calls.functions(text))
+    assert [(f.name, f.is_static, sorted(f.calls)) for f in found] == [
+        ("own", True, ["strlen"]),
+        ("exported", False, ["declared", "own"]),
+    ]
+
+
+def test_static_functions_belong_to_their_file(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_text("static void f(void) {}\nvoid g(void) { f(); h(); }\n")
+    (tmp_path / "a_b.c").write_text("void f(void) {}\nstatic void g(void) {}\nvoid h(void) { g(); }\n")
+    assert c_calls.cycles([tmp_path]) == {}
+    (tmp_path / "a_b.c").write_text("void h(void) { g(); }\n")
+    assert c_calls.cycles([tmp_path]) == {"a.c": {"a_b.c": ["h"]}, "a_b.c": {"a.c": ["g"]}}
+
+
+def test_the_record_only_shrinks() -> None:
+    record = {"a.c": {"b.c": ["f", "g"]}, "b.c": {"a.c": ["h"]}}
+    found = {"a.c": {"b.c": ["f", "new"]}, "b.c": {"a.c": ["h"]}}
+    assert c_calls.shrunk(found, record) == {"a.c": {"b.c": ["f"]}, "b.c": {"a.c": ["h"]}}
+    assert c_calls.problems(found, record) == [
+        "a.c calls new of b.c, which closes a cycle",
+        "a.c does not call g of b.c in a cycle; run python -m tools.c_calls --update",
+    ]
