@@ -1,4 +1,5 @@
-# make demo | check | format | test | docs | dist | thorough | bench | interleavings | driver-wheel | lock | clean
+# make demo | check | format | test | test-loaded | test-cost | coverage | docs | dist | thorough | bench | interleavings
+#     | driver-wheel | lock | clean
 # Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
 # requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
 
@@ -15,20 +16,41 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo test test-gpu docs thorough bench interleavings driver-wheel lock clean
+.PHONY: demo test test-loaded test-cost coverage test-gpu docs thorough bench interleavings driver-wheel lock clean
 .PHONY: check types lint formatting c-formatting spelling gauge layout format dist
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo/demo.py
 
-# Tests that measure times or shares have the cores to themselves; they run where others failed, too. Status 5: ARGS
-# select none of these.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := -n $(WORKERS) --dist worksteal
+# ROOM=kv runs the tests of one room.
+TESTS = $(if $(ROOM),tests/$(ROOM))
+QUICK := 'not slow and not timing'
+# pytest ends with 5 if ARGS or ROOM select none of the tests.
+OR_NONE := || test $$? -eq 5
+
 test: $(STAMP)
-	@failed=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not alone and not long' $(ARGS) || test $$? -eq 5 || failed=1; \
-	$(BIN)/python -m pytest -m 'alone and not long' $(ARGS) || test $$? -eq 5 || failed=1; \
-	exit $$failed
+	$(PYTEST) $(PARALLEL) -m $(QUICK) $(TESTS) $(ARGS)
+
+# Timing tests have the machine to themselves; those that fail run once more.
+thorough: test
+	$(PYTEST) $(PARALLEL) -m 'slow and not timing' $(TESTS) $(ARGS) $(OR_NONE)
+	$(PYTEST) -m timing $(TESTS) $(ARGS) $(OR_NONE) || $(PYTEST) -m timing --last-failed $(TESTS) $(ARGS)
+
+test-loaded: $(STAMP)
+	$(BIN)/python tools/busy.py 4 --times 3 -- $(MAKE) test
+
+# CPU seconds of each test in build/test-cost.json; fails if a room exceeds its budget by a tenth. The compile cache
+# starts empty, as in a clean clone.
+test-cost: $(STAMP)
+	rm -rf build/cost-cache
+	WARPWELL_CACHE_DIR=$(CURDIR)/build/cost-cache $(PYTEST) $(PARALLEL) -m $(QUICK) --cost build/test-cost.json \
+	    $(TESTS) $(ARGS)
+
+coverage: $(STAMP)
+	$(PYTEST) $(PARALLEL) -m $(QUICK) --covered $(TESTS) $(ARGS)
 
 # The site, in build/docs. Warnings are errors, broken links among them; nothing is loaded from a network.
 docs: $(DOCS_STAMP)
@@ -37,10 +59,7 @@ docs: $(DOCS_STAMP)
 
 # On a machine with a GPU, whose Python has the packages of the extra "cuda".
 test-gpu: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'gpu or ptx' $(ARGS)
-
-thorough: test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long $(ARGS) || test $$? -eq 5
+	$(PYTEST) $(PARALLEL) -m 'gpu or ptx' $(TESTS) $(ARGS)
 
 # All gates except the tests, two at a time. Every gate runs even if another one fails; make names those that fail.
 check: $(STAMP)

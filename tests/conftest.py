@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import settings
+from tests import cost
 
 if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it at the first compile; NumPy 2.5 lacks it
     np.row_stack = np.vstack  # noqa: NPY201 - the old name is the point
@@ -42,6 +44,16 @@ if not os.environ.get("WARPWELL_CACHE_DIR"):
     os.environ["WARPWELL_CACHE_DIR"] = str(HERE.parent / "build" / "cache")  # for workers and programs, too
     shutil.rmtree(HERE.parent / "build" / "cache" / "warpwell" / "scheduler", ignore_errors=True)
 
+# Test processes share no state of the machine: each one has its own temporary folder, with the boards of turns, the GPU
+# claims of jobs and the sockets of services in it. pytest keeps the folders of failed tests where it always does.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+PRIVATE = tempfile.mkdtemp(prefix="ww-", dir=os.environ["PYTEST_DEBUG_TEMPROOT"])
+os.environ["TMPDIR"] = tempfile.tempdir = PRIVATE
+os.environ["WARPWELL_TURNS"] = f"{PRIVATE}/turns"
+os.environ["WARPWELL_GPU_LOCKS"] = f"{PRIVATE}/gpus"
+os.environ.pop("XDG_RUNTIME_DIR", None)
+OWNER = os.getpid()
+
 # A warning in the driver layer is an error here, and none where somebody's compiler warns of more than ours.
 os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -Werror".strip()
 
@@ -63,13 +75,13 @@ NATIVE = ("test_driver_", "test_run_cuda_program")
 WITHOUT_COMPILER = ("test_driver_hook", "test_driver_table")
 
 # Items that differ from others in one thing, width or sign, that some third kind shares: each is compiled anew.
-LONG_ITEMS = {
+SLOW_ITEMS = {
     *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i2", "u1", "u4", "u8", "f4", "c8")),
     *(f"test_additions_are_atomic[{dtype}]" for dtype in ("u4", "i8")),
     "test_unaligned_items_may_straddle_pages[u2-5]",
 }
 # Besides, of mapped files, whose items are loads and stores of one machine instruction.
-LONG_MAPPED = {
+SLOW_MAPPED = {
     *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i4", "u2")),
     "test_kernels_name_fields_of_records[host]",
     "test_unaligned_items_may_straddle_pages[i8-3]",
@@ -139,10 +151,30 @@ def mpi_missing() -> str | None:
     return None if beside_python or shutil.which("mpiexec") else "needs mpiexec: pip install -e '.[mpi]'"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("warpwell")
+    group.addoption("--cost", metavar="FILE", help="write the CPU time of each test to FILE and check the budgets")
+    group.addoption("--covered", action="store_true", help="measure the coverage of src/warpwell")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.covered:
+        from tests import covered  # needs the package coverage
+
+        config.pluginmanager.register(covered.Coverage())
+    if config.option.cost:
+        config.pluginmanager.register(cost.Recorder(config.option.cost))
+
+
+def pytest_unconfigure() -> None:
+    if os.getpid() == OWNER:
+        shutil.rmtree(PRIVATE, ignore_errors=True)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import for the tests that have the cores alone only the files that mark some (see the Makefile)."""
-    alone = config.option.markexpr.startswith("alone and ") and collection_path.suffix == ".py"
-    return True if alone and b"pytest.mark.alone" not in collection_path.read_bytes() else None
+    """Import only the files that mark timing tests if only these run."""
+    timing = config.option.markexpr == "timing" and collection_path.suffix == ".py"
+    return True if timing and b"pytest.mark.timing" not in collection_path.read_bytes() else None
 
 
 def position(item: pytest.Item) -> tuple[bool, int]:
@@ -159,8 +191,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if need is not None and not item.get_closest_marker("ptx"):
             item.add_marker(getattr(pytest.mark, need))
         if item.path == HERE / "array" / "test_arrays.py":
-            if item.name in LONG_ITEMS or ("TestMappedItems" in item.nodeid and item.name in LONG_MAPPED):
-                item.add_marker(pytest.mark.long)
+            if item.name in SLOW_ITEMS or ("TestMappedItems" in item.nodeid and item.name in SLOW_MAPPED):
+                item.add_marker(pytest.mark.slow)
         if stem.startswith(NATIVE) and stem not in WITHOUT_COMPILER and not can_compile():
             item.add_marker(pytest.mark.skip(reason="needs a C compiler"))
         if need == "gpu" and item.get_closest_marker("gpu") and gpu_count() == 0:

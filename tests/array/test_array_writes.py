@@ -481,7 +481,7 @@ OTHERS_SHOW = ("dropped", "sys.exit")
 
 
 @pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.long) if how in OTHERS_SHOW else how for how in ENDS]
+    "how", [pytest.param(how, marks=pytest.mark.slow) if how in OTHERS_SHOW else how for how in ENDS]
 )
 def test_a_program_that_ends_writes_what_is_open(how: str, tmp_path: Path) -> None:
     for tier in TIERS:

@@ -61,8 +61,8 @@ def model_of(start, index, amount):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("tier", ["storage", "host-cached"])
-@pytest.mark.parametrize("frames", [1, *(pytest.param(few, marks=pytest.mark.long) for few in (2, 3)), 7])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("frames", [1, *(pytest.param(few, marks=pytest.mark.slow) for few in (2, 3)), 7])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, seed: int) -> None:
     assert THREADS >= 64
     rng = np.random.default_rng(seed)

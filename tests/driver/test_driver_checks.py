@@ -53,7 +53,7 @@ def test_managed_memory_is_for_programs_with_one_device(server: DriverServer) ->
         assert not (said := wrong(one, "managed_checks")), said
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.CHECKED)
 def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     area, changes = faults.CHECKED[fault]

@@ -241,7 +241,7 @@ def test_a_client_that_writes_while_the_worker_reads_harms_itself(server: Driver
     changes_while_read(server, range(6))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sanitizers_find_nothing_in_a_worker_of_hostile_clients(
     tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,7 +188,7 @@ def test_whoever_is_lost_at_any_moment_no_program_hangs(seed: int) -> None:
         loses(job, random.Random(seed))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_losses_at_random_moments() -> None:
     for seed in range(100, 140):
         with hosts(build.build()) as job:
@@ -235,7 +235,7 @@ def test_a_ring_that_is_wrong_ends_its_client_alone(job: Hosts, act: str) -> Non
     nothing_is_left(job)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.MIRRORED)
 def test_planted_faults_of_the_mirror_are_found(fault: str) -> None:
     changes, patches = faults.MIRRORED[fault]

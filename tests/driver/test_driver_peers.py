@@ -111,7 +111,7 @@ def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monke
         assert programs(server, "--seeds", "0:8") == "8 programs are right\n"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.PEERS)
 def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     act, changes = faults.PEERS[fault]

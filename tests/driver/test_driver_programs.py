@@ -42,7 +42,7 @@ def few_and_more(first: int, middle: int, end: int) -> list[Any]:
     """Return seeds for `make test`, and more for `make thorough`."""
     return [
         pytest.param(range(first, middle), id="few"),
-        pytest.param(range(middle, end), id="more", marks=pytest.mark.long),
+        pytest.param(range(middle, end), id="more", marks=pytest.mark.slow),
     ]
 
 
@@ -153,7 +153,7 @@ def test_planted_faults_apply_and_compile(tmp_path: Path) -> None:
     assert not done.returncode, done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.PLANTED)
 def test_planted_faults_are_found(fault: str, blocked: Path) -> None:
     with natives.changed(natives.merged(natives.TIGHT, faults.PLANTED[fault])) as planted:

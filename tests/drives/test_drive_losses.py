@@ -72,7 +72,7 @@ def test_kills_lose_nothing_that_was_flushed(way: Opener) -> None:
 
 
 @WAYS
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_kills_lose_nothing_that_was_flushed(way: Opener) -> None:
     kill_and_look(200, seed=2, way=way)

@@ -76,7 +76,7 @@ def test_losses_lose_nothing_that_was_flushed_and_name_what_they_may_have_lost()
     assert seen.dropped > 100 and seen.doubtful > 100, seen  # there was something to lose
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_many_losses() -> None:
     seen = Comeback(4).run(200)

@@ -26,7 +26,7 @@ DRIVES = {
     "virtual": VIRTUAL,
 }
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(500), pytest.mark.xdist_group("guest")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), pytest.mark.xdist_group("guest")]
 
 
 @pytest.fixture(scope="module")

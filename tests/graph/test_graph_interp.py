@@ -76,7 +76,7 @@ def test_a_link_that_forgets_the_tree_that_came_first_is_found(monkeypatch: pyte
     assert unlinked(range(200))
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.long) for k in (2, 3, 4))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 4))])
 @pytest.mark.parametrize("cache", [512, 1024])
 def test_search_and_components(graph: Graph, seed: int, cache: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_SEED", str(seed))
@@ -90,7 +90,7 @@ def test_search_and_components(graph: Graph, seed: int, cache: int, monkeypatch:
     assert components.components == len(set(labels))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.long) for k in (1, 2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 3))])
 def test_paths_ranks_and_triangles(graph: Graph, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_SEED", str(seed))
     options = {"device": "interp", "tier": "storage", "cache": 1024, "page_size": 512}

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+HANG_SECONDS = 120.0
+"""Limit of one wait in a test. It only ends hangs: a test that depends on its value is wrong."""
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> bool:
-    """Return True as soon as a condition holds; raise AssertionError where that takes longer than `seconds`."""
+
+def until(condition: Callable[[], object], seconds: float = HANG_SECONDS) -> bool:
+    """Wait until a condition holds and return True; after `seconds`, print all stacks and raise AssertionError."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= end:
-            raise AssertionError(f"it did not come in {seconds:g} s")
+            faulthandler.dump_traceback(sys.__stderr__)
+            raise AssertionError(f"the condition did not become true within {seconds:g} s")
         time.sleep(0.01)
     return True
 

@@ -464,7 +464,7 @@ def test_lost_commands(numbers: Any) -> None:
 
 
 @pytest.mark.parametrize("kernel", [load.retrieve_for, load.poll_for], ids=["retrieve", "poll"])
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.alone), "interp"])
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.timing), "interp"])
 def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, kernel: Any) -> None:
     """It is given up after some time-outs of its own; nobody else notices."""
     path, records = numbers

@@ -18,7 +18,7 @@ from warpwell.storage.latency import KeyValueLatency
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import clock_ns, memory_for, native
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timing
 
 KEYS = 500
 SECOND = 10**9

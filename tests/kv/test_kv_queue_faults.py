@@ -33,7 +33,7 @@ from warpwell.storage.faulty import KeyValueFaulty
 from warpwell.storage.latency import KeyValueLatency
 from warpwell.targets import clock_ns, grid, kernel, memory_for
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.timing
 
 KEYS = 500
 PATIENT = 20 * 10**9

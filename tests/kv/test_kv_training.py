@@ -8,7 +8,7 @@ from tests.harness import kv_training
 from tests.harness.kv_ranks import Run, Step, steps_of
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_curves_are_equal_through_kills(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the digits come from scikit-learn")
     run = Run(str(tmp_path / "digits.kv"), str(tmp_path), batch=128, epochs=3, seed=5, every=3)

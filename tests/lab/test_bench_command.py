@@ -22,7 +22,7 @@ SLOW = ("vectoradd", "readwrite")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long) if name in SLOW else name for name in BENCHMARKS]
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in BENCHMARKS]
 )
 def test_a_benchmark_has_ceilings(capsys: pytest.CaptureFixture[str], name: str) -> None:
     said = answer(capsys, name)
@@ -95,7 +95,7 @@ def test_an_item_that_is_left_out_is_found(
     assert f"the result of {name} by raw is wrong" in capsys.readouterr().err
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_drives_are_faster_together(capsys: pytest.CaptureFixture[str]) -> None:
     # 512 commands of each kind: writes of one drive take more than a second
     given = ("--medium", "980Pro/128", "--drives", "4", "--page-size", "512")

@@ -12,7 +12,7 @@ from lab.driver import build
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_costs_beside_native(tmp_path: Path) -> None:
     out = tmp_path / "costs.json"
     command = [sys.executable, "-m", "lab.bench.driver_calls", "--quick", "--without-numba", "--json", str(out)]

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("durability", [pytest.param("commit", marks=pytest.mark.long), "none"])
+@pytest.mark.parametrize("durability", [pytest.param("commit", marks=pytest.mark.slow), "none"])
 def test_every_row(tmp_path: Path, durability: str) -> None:
     for package in ("lmdb", "rocksdict"):
         pytest.importorskip(package)

@@ -49,7 +49,7 @@ def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[E
         end.close()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
     first, second = ends
     assert "emulated" in first.name and "100 MB/s" in first.name and "5000 us" in first.name
@@ -74,7 +74,7 @@ def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLin
         end.close()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_a_message_takes_its_time_and_many_share_the_latency(ends: tuple[EmulatedLink, EmulatedLink]) -> None:
     first, second = ends
     before = time.monotonic()

@@ -42,7 +42,7 @@ def test_jobs_with_cuda_programs_leave_nothing(capfd: pytest.CaptureFixture[str]
     assert "0 failures in 2 jobs, 1 of them interrupted" in capfd.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_jobs_of_all_kinds_leave_nothing() -> None:
     for programs in ("cuda", "devices"):
         jobs = len(pool_faults.kinds(programs))

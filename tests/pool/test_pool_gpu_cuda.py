@@ -220,7 +220,7 @@ def test_numpy_arrays_go_there_and_back(devices: Devices) -> None:
     assert np.array_equal(b[::2], 2 * a) and not b[1::2].any()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_launches_a_second(devices: Devices) -> None:
     x = devices[0].zeros(32)
     y = ww.empty_like(x)

@@ -76,7 +76,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         Tuning.from_environment()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_the_parts_of_a_pipeline_overlap() -> None:
     """The engine copies while chunks are received: it has begun before the last chunk is there."""
     with pool(1, bandwidth=1e9) as devices:

@@ -125,14 +125,14 @@ def test_random_programs_are_right_over_mpi_and_wait_for_a_late_communicator(del
     assert over_mpi.programs(0, 20, "--threads", "2", changes=late, seconds=60) == "20 programs are right\n"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_random_programs_are_right_over_mpi(delays: None) -> None:
     assert over_mpi.programs(0, 500) == "500 programs are right\n"
     said = over_mpi.programs(500, 700, "--threads", "4", devices=4, changes=over_mpi.LIMITS)
     assert said == "200 programs are right\n"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", faults.OVER_MPI)
 def test_planted_faults_between_hosts_are_found_over_mpi(fault: str, delays: None) -> None:
     changes = natives.merged(over_mpi.LIMITS, faults.OVER_MPI[fault])

@@ -24,10 +24,10 @@ __all__ = ["start"]
         (["normal"], 0, ""),
         (["raise"], 1, "ValueError: on purpose"),
         (["exit", "3"], 3, ""),
-        pytest.param(["message"], 1, "a message", marks=pytest.mark.long),
-        pytest.param(["_exit", "3"], 3, "", marks=pytest.mark.long),
+        pytest.param(["message"], 1, "a message", marks=pytest.mark.slow),
+        pytest.param(["_exit", "3"], 3, "", marks=pytest.mark.slow),
         (["signal", "SIGKILL"], 137, ""),
-        pytest.param(["signal", "SIGSEGV"], 139, "", marks=pytest.mark.long),
+        pytest.param(["signal", "SIGSEGV"], 139, "", marks=pytest.mark.slow),
     ],
 )
 def test_an_application_that_ends(start: Start, how: list[str], status: int, said: str) -> None:
@@ -40,7 +40,7 @@ def test_an_application_that_ends(start: Start, how: list[str], status: int, sai
         assert run.errors.strip() == said
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [["--no-ft"], ["--tcp"]], ids=" ".join)
 def test_an_application_that_ends_over_other_paths(start: Start, options: list[str]) -> None:
     run = start("--agents", "3", *options, ENDING, "exit", "3")
@@ -49,7 +49,7 @@ def test_an_application_that_ends_over_other_paths(start: Start, options: list[s
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "how"),
     [
@@ -69,7 +69,7 @@ def test_a_signal_reaches_the_application(start: Start, number: signal.Signals, 
 
 
 @pytest.mark.parametrize(
-    "how", ["copies", pytest.param("calls", marks=pytest.mark.long), pytest.param("waits", marks=pytest.mark.long)]
+    "how", ["copies", pytest.param("calls", marks=pytest.mark.slow), pytest.param("waits", marks=pytest.mark.slow)]
 )
 def test_ctrl_c_leaves_everything_usable_and_ends_a_program(start: Start, how: str) -> None:
     run = start("--agents", "2", str(PROGRAMS / "interrupted.py"), how)
@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_everything_usable_and_ends_a_program(start: Start, how: s
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_ctrl_c_at_random_moments(start: Start, seed: int) -> None:
     run = start("--agents", "2", "--target", "cpu", "-c", POOL, str(seed))
@@ -133,7 +133,7 @@ def test_somebody_is_killed(start: Start, whom: str) -> None:
         assert "mpiexec ended" in run.errors
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait")
     _, first, _ = map(int, run.line("up"))
@@ -143,7 +143,7 @@ def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
     assert run.nothing_is_left() < LIMIT
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signals) -> None:
     run = start("--agents", "3", str(PROGRAMS / "losing.py"))
@@ -168,7 +168,7 @@ def test_an_agent_that_exits_is_told_of_at_once(start: Start) -> None:
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("moment", "seed", "hows"),
     [
@@ -197,9 +197,9 @@ def test_without_fault_tolerance_a_lost_agent_ends_the_job(start: Start) -> None
     [
         "kill-at-start",
         "kill-before-mpi",
-        pytest.param("exit-at-start", marks=pytest.mark.long),
-        pytest.param("kill-in-mpi", marks=pytest.mark.long),
-        pytest.param("no-agent", marks=pytest.mark.long),
+        pytest.param("exit-at-start", marks=pytest.mark.slow),
+        pytest.param("kill-in-mpi", marks=pytest.mark.slow),
+        pytest.param("no-agent", marks=pytest.mark.slow),
     ],
 )
 def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, what: str) -> None:
@@ -211,7 +211,7 @@ def test_an_agent_that_ends_before_it_is_ready_is_named(start: Start, what: str)
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_agent_that_stops_before_it_is_ready_is_named(start: Start) -> None:
     run = start("--agents", "3", "--start-timeout", "12", ENDING, "wait", environ=planted("3:stop-before-mpi"))
     assert run.end(40) == 2
@@ -219,7 +219,7 @@ def test_an_agent_that_stops_before_it_is_ready_is_named(start: Start) -> None:
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_version_is_refused(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait", environ=planted("1:another-protocol"))
     assert run.end(40) == 2

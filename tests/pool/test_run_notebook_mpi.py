@@ -98,7 +98,7 @@ def test_it_ends_with_jupyter(ends: bool) -> None:
         seconds_until_none_is_left(mark, LIMIT)
 
 
-@pytest.mark.parametrize("mode", ["signal", pytest.param("message", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", ["signal", pytest.param("message", marks=pytest.mark.slow)])
 def test_a_kernel_of_jupyter(tmp_path: Path, mode: str) -> None:
     for module in ("ipykernel", "jupyter_client"):
         # looked for, not imported: they start threads and set signals, which are the started program's affair

@@ -44,7 +44,7 @@ def under_run(start: Start, *arguments: str, text: str = "a line\n", folder: Pat
     "arguments",
     [
         [str(PROGRAMS / "semantics.py"), "3", "-m", "--agents", "9"],
-        pytest.param(["-m", "semantics", "0"], marks=pytest.mark.long),
+        pytest.param(["-m", "semantics", "0"], marks=pytest.mark.slow),
         [str(PROGRAMS / "failing_program.py")],
     ],
     ids=["file", "module", "traceback"],
@@ -92,7 +92,7 @@ def fake_ssh(folder: Path, what: str) -> dict[str, str]:
     return {"PRTE_MCA_plm_ssh_agent": str(path)}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     """The other host is this one under another name: it is reached by something that takes ssh's arguments.
 
@@ -107,7 +107,7 @@ def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     assert run.nothing_is_left() < 5.0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> None:
     environ = fake_ssh(tmp_path, "exec sleep 60")
     run = start(

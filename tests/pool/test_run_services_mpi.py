@@ -32,7 +32,7 @@ def under_python(program: Path, folder: Path) -> str:
     ("program", "agents"),
     [
         pytest.param(
-            path, agents, marks=[] if agents == QUICK.get(path.stem) else pytest.mark.long, id=f"{path.stem}-{agents}"
+            path, agents, marks=[] if agents == QUICK.get(path.stem) else pytest.mark.slow, id=f"{path.stem}-{agents}"
         )
         for path in (PROGRAMS / "services.py", PROGRAMS / "placing.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
         for agents in sorted({QUICK.get(path.stem, 4), 4})

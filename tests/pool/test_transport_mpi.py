@@ -17,7 +17,7 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
         ("tcp", 3),
         ("shared memory", 2),
         *[
-            pytest.param(way, ranks, marks=pytest.mark.long)
+            pytest.param(way, ranks, marks=pytest.mark.slow)
             for way, ranks in (("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))
         ],
     ],
@@ -32,12 +32,12 @@ def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "
     assert ended.status == 0, ended.errors
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_all_checks_over_an_emulated_link(job: Job) -> None:
     test_all_checks_of_a_transport(job, "shared memory", 3, "emulated")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_all_checks_without_fault_tolerance(job: Job) -> None:
     test_all_checks_of_a_transport(job, "without fault tolerance", 3)
 
@@ -48,7 +48,7 @@ def test_all_checks_without_fault_tolerance(job: Job) -> None:
         ("shared memory", "kill"),
         ("tcp", "exit"),
         *[
-            pytest.param(*case, marks=pytest.mark.long)
+            pytest.param(*case, marks=pytest.mark.slow)
             for case in (("shared memory", "exit"), ("shared memory", "stop"), ("tcp", "kill"), ("tcp", "stop"))
         ],
     ],
@@ -70,7 +70,7 @@ def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:
     assert all("0.0.old" in line and "there" in line for line in refused), ended
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
     ended = job(3, "absent.py")
     assert sorted(ended.lines("missing ")) == ["0 rank 2", "1 rank 2"], ended

@@ -271,7 +271,7 @@ def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None
     assert (x == 8).all()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_a_task_that_is_said_to_be_short_leaves_for_a_higher_priority() -> None:
     options: Any = {"kind": Kind.COMPUTE, "resident": 4}
     with Scheduler("cpu", executor=fake_executor(), tenants={"a": 1, "b": 1}) as scheduler:

@@ -147,7 +147,7 @@ def test_what_is_no_message_is_refused(name: str) -> None:
             b.receive()
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_a_message_that_stops_is_given_up() -> None:
     with pair(patience=0.2) as (a, b):
         assert b.receive() is None  # nothing began
@@ -1190,7 +1190,7 @@ def talk(service: Service, *messages: bytes) -> str:
 HELLO = raw(json.dumps({"type": "hello", "version": protocol.VERSION}).encode())
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_clients_that_say_the_wrong_thing_are_refused_and_others_served(make: Made) -> None:
     service = make(max_message=1 << 20, patience=0.5)
     with connect(service.path) as client:
@@ -1321,7 +1321,7 @@ def test_messages_count_while_they_come(make: Made, monkeypatch: pytest.MonkeyPa
         until(lambda: other.status()["held_bytes"] == 0)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(8, marks=pytest.mark.slow)])
 def test_nothing_is_held_for_those_who_have_gone(make: Made, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
     """Whatever clients and owners do in which order: in the end nobody has anything."""
     monkeypatch.setattr(ledger_module, "ROOM", 0.05)
@@ -1492,7 +1492,7 @@ def test_a_service_that_dies_or_stops_is_noticed(make: Made, tmp_path: Path) -> 
         connect(service.path)
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def takes_a_task(listener: socket.socket) -> ServiceConnection:
     """Be a service for who comes next, until it has taken a task in, whose number is 1; return the connection."""
     server = ServiceConnection(listener.accept()[0], "the client")

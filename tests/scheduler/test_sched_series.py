@@ -76,7 +76,7 @@ QUICK = {("lanes", 0), ("lanes", 1), ("first-come", 0), ("left-over", 1)}
 @pytest.mark.parametrize(
     ("policy", "seed"),
     [
-        pytest.param(*its, marks=[] if its in QUICK else pytest.mark.long)
+        pytest.param(*its, marks=[] if its in QUICK else pytest.mark.slow)
         for its in itertools.product(("lanes", "first-come", "left-over"), range(3))
     ],
 )

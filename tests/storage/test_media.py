@@ -381,14 +381,14 @@ def timed(medium: Medium, requests: list[tuple[int, int, int, int]]) -> float:
     return time.monotonic() - begin
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_hundreds_of_latencies_pass_at_once() -> None:
     buffer = HostBytes(512)
     requests = [(READ, 0, 512, buffer.address)] * 800
     assert 0.05 <= timed(Latency(RamMedium(512), latency_us=50_000), requests) < 1.0
 
 
-@pytest.mark.alone
+@pytest.mark.timing
 def test_rates_are_limits() -> None:
     buffer = HostBytes(8192)
     small = [(READ, 0, 512, buffer.address)] * 500

@@ -95,11 +95,11 @@ def test_a_folder_maps_its_files(folder: Path) -> None:
     assert not missing, f"{folder.name}/__init__.py does not say what {', '.join(missing)} is for"
 
 
-def test_only_files_of_tests_mark_what_runs_alone() -> None:
+def test_shared_code_marks_no_timing_tests() -> None:
     """What a class in the harness marked would be left out: see `pytest_ignore_collect` in tests/conftest.py."""
     tests = Path(__file__).parents[1]
     shared = [*tests.glob("harness/**/*.py"), *(Path(warpwell.__file__).parent / "testing").glob("**/*.py")]
-    assert len(shared) > 50 and not [path for path in shared if "mark.alone" in path.read_text()]
+    assert len(shared) > 50 and not [path for path in shared if "mark.timing" in path.read_text()]
 
 
 def test_the_rules_find_what_breaks_them(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_random_queries(written):
     assert table_frames.first_difference(ww.table.scan(path), frame, 1, 60) is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_thousand_queries(written):  # of a file, and of a folder
     path, frame = written

@@ -88,7 +88,7 @@ def test_filters_select_what_pyarrow_selects(written):
         assert table_queries.first_difference(opened, table, 1, 200) is None
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_thousand_filters(written):
     path, table = written

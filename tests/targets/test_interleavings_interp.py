@@ -28,7 +28,7 @@ CHUNKS = 14
 RUNS = 15
 
 
-@pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, CHUNKS))])
+@pytest.mark.parametrize("chunk", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(1, CHUNKS))])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_violation(scenario: str, chunk: int) -> None:
     seeds = range(chunk * RUNS, (chunk + 1) * RUNS)

@@ -160,7 +160,7 @@ def test_kernels_read_columns_and_do_not_write_them():
 LINKED = {"access", "hold", "let_go", "prefetch", "out_of_range"}
 
 
-@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.long)], ids=["named", "others"])
+@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["named", "others"])
 def test_linked_functions_compile_to_ptx_under_their_symbol(named):
     seam_for("cuda")
     from warpwell.targets.compiler.cuda_bodies import CudaSeam

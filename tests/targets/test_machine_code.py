@@ -61,8 +61,8 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(b"", marks=pytest.mark.long, id="empty"),
-        pytest.param(b"\0" * 5000, marks=pytest.mark.long, id="zeros"),
+        pytest.param(b"", marks=pytest.mark.slow, id="empty"),
+        pytest.param(b"\0" * 5000, marks=pytest.mark.slow, id="zeros"),
         pytest.param(None, id="half"),
     ],
 )

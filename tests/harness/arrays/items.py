@@ -100,7 +100,7 @@ class ItemConformance:
         assert np.load(tmp_path / "a.npy").tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize(
-        ("dtype", "offset"), [("i8", 3), ("f4", 1), pytest.param("c16", 509, marks=pytest.mark.long), ("u2", 5)]
+        ("dtype", "offset"), [("i8", 3), ("f4", 1), pytest.param("c16", 509, marks=pytest.mark.slow), ("u2", 5)]
     )
     def test_unaligned_items_may_straddle_pages(self, tmp_path: Path, dtype: str, offset: int) -> None:
         size = np.dtype(dtype).itemsize
