@@ -99,7 +99,7 @@ dist: $(STAMP)
 	$(BIN)/python tools/check_wheel.py
 
 bench: $(STAMP)
-	$(BIN)/python -m lab bench --quick $(ARGS)
+	$(BIN)/python -m lab bench --all --quick $(ARGS)
 
 interleavings: $(STAMP)
 	$(BIN)/python -m tests.harness.interleavings --runs 10000 $(ARGS)

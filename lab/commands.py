@@ -33,7 +33,7 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "bench": Command("lab.bench.commands.micro:main", "measure reads, writes and sums next to their ceilings"),
+    "bench": Command("lab.bench.cli:main", "run, compare and record benchmarks"),
     "bench drive": Command(
         "lab.bench.commands.drive:main", "measure how fast kernels read from a drive, without writing to it"
     ),

@@ -1,26 +1,23 @@
-"""How fast are rows gathered by their numbers, warm and cold, beside NumPy and the drive?
+"""Rates of rows gathered by index, compared with NumPy or PyTorch.
 
-Warm: the file is in memory; `ww.gather` into an array, `np.take(out=)`, and an index into a memmap, in turns, best of
-several. Cold: each time a fresh process, after fsync and DONTNEED, with no page of the file in memory; `ww.gather` from
-the mapping and through a cache, and a memmap with MADV_RANDOM. The drive's own rate, of random reads of 4 KiB with 64
-in flight, stands before and after: fio's if there is one, else that of `file_rate.py`. Never on a tmpfs.
+On a CPU the file is in the page cache, and `ww.gather` alternates with ``np.take`` and an index into a memmap. With
+``-o file=PATH`` (not on a tmpfs) also cold: each time in a fresh process, with no page of the file in memory, compared
+with random reads of 4 KiB of the same drive.
 
-With ``--device cuda`` (needs PyTorch, and no file): rows in a cache and in device memory beside PyTorch's
-`index_select`, rows in pinned memory beside the bus, and rows of memory of the host beside pinned rows, and beside
-`np.take` into pinned memory by all cores with the copy of each piece beside the next.
+On a GPU (needs PyTorch): rows in a cache and in device memory beside ``torch.index_select``, rows in pinned memory
+beside a copy, and rows in host memory beside ``np.take`` into pinned memory by all cores with overlapped copies.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import mmap
 import os
 import shutil
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,8 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
-from lab.bench.timing import machine, save, table
+from lab.bench.runner import CannotRunError, Record, Setting, benchmark
+from lab.bench.timing import alternate, rates
 from warpwell.cache import parse_size
 from warpwell.storage.file import _in_memory
 
@@ -101,128 +99,61 @@ def drive_rate(path: Path, depth: int, seconds: float) -> float:
     return medium_rate(path, PAGE, depth, seconds, True)
 
 
-def cold(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure cold, in turns."""
-    path = Path(args.file)
-    before = drive_rate(path, 64, args.seconds)
-    methods = ["gather", "storage", "memmap"]
-    found: dict[str, list[dict[str, float]]] = {m: [] for m in methods}
-    for turn in range(args.turns):
-        for method in methods:
-            count = args.rows // 8 if method == "memmap" else args.rows
+def cold(path: Path, row_bytes: int, turns: int, record: Record) -> None:
+    """Measure cold gathers, in turns."""
+    with path.open("rb") as file:
+        if _in_memory(file.fileno()):
+            raise CannotRunError(f"{path} is on a tmpfs; give a file on a drive")
+    found: dict[str, list[float]] = {"gather": [], "storage": [], "memmap": []}
+    limit = drive_rate(path, 64, 3.0)
+    for turn in range(turns):
+        for method, each in found.items():
+            count = 2_000 if method == "memmap" else 16_000
             drop(path)
-            said = subprocess.run(
-                [
-                    sys.executable,
-                    "-m",
-                    "lab.bench.gather",
-                    "--one",
-                    method,
-                    "--file",
-                    args.file,
-                    "--row-bytes",
-                    str(args.row_bytes),
-                    "--rows",
-                    str(count),
-                    "--seed",
-                    str(turn),
-                ],
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout
-            found[method].append({**json.loads(said), "count": count})
-    after = drive_rate(path, 64, args.seconds)
-    lines = []
-    for method, each in found.items():
-        rate = statistics.median(one["count"] / one["seconds"] for one in each)
-        pages = statistics.median(one["read"] / PAGE / one["seconds"] for one in each)
-        lines.append(
-            {
-                "cold": method,
-                "rows/s": round(rate),
-                "4 KiB reads/s": round(pages),
-                "of the drive": round(pages / ((before + after) / 2), 2),
-                "read / wanted": round(
-                    statistics.median(one["read"] / one["count"] for one in each) / args.row_bytes, 2
-                ),
-            }
-        )
-    lines.append({"cold": "drive before, after", "4 KiB reads/s": f"{before:.0f}, {after:.0f}"})
-    return lines
+            code = "import sys; from lab.bench import gather; gather.child(*sys.argv[1:])"
+            words = [method, str(path), str(row_bytes), str(count), str(turn)]
+            said = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+            answer = json.loads(said.stdout)
+            each.append(count / answer["seconds"])
+            if turn == 0:
+                read = answer["read"] / (count * row_bytes)
+                record(f"cold/{method}/amplification", read, "bytes read per byte", better="lower")
+    for method, values in found.items():
+        record(f"cold/{method}", values, "rows/s", ceiling=("reads of 4 KiB", limit))
 
 
-def warm(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure with the whole file in memory, in turns."""
-    lines = []
-    path = Path(args.file)
-    for row_bytes in (8, 64, 512, 1024, 4096):
-        nbytes = min(path.stat().st_size, args.warm_bytes) // row_bytes * row_bytes
-        shape = nbytes // row_bytes, row_bytes
-        count = min(args.rows, (128 << 20) // row_bytes)
-        rows = np.random.default_rng(1).integers(0, shape[0], count)
-        kind = np.dtype(np.int64)
-        shape = shape[0], row_bytes // 8
-        mapped = np.memmap(path, kind, "r", shape=shape)
-        mapped.sum()
-        out = np.zeros((count, shape[1]), kind)
-        with ww.open(path, dtype=kind, shape=shape, device="cpu") as a:
-            ways = {
-                "gather": lambda a=a, rows=rows, out=out: ww.gather(a, rows, out=out).result(),
-                "take": lambda m=mapped, rows=rows, out=out: np.take(m, rows, axis=0, out=out, mode="clip"),
-                "take raise": lambda m=mapped, rows=rows, out=out: np.take(m, rows, axis=0, out=out),
-                "index": lambda m=mapped, rows=rows: m[rows],
-            }
-            best = dict.fromkeys(ways, float("inf"))
-            for _ in range(args.turns + 2):
-                for name, way in ways.items():
-                    begun = time.perf_counter()
-                    way()
-                    best[name] = min(best[name], time.perf_counter() - begun)
-        lines.append(
+def child(method: str, path: str, row_bytes: str, count: str, seed: str) -> None:
+    """Gather once and print the answer."""
+    print(json.dumps(one(method, Path(path), int(row_bytes), int(count), int(seed))))
+
+
+def warm(path: Path, row_bytes: int, record: Record) -> None:
+    """Measure rows of one size with the file in memory, in turns."""
+    kind, shape = np.dtype(np.int64), (path.stat().st_size // row_bytes, row_bytes // 8)
+    count = min(100_000, (128 << 20) // row_bytes)
+    rows = np.random.default_rng(1).integers(0, shape[0], count)
+    mapped = np.memmap(path, kind, "r", shape=shape)
+    mapped.sum()
+    out = np.zeros((count, shape[1]), kind)
+    with ww.open(path, dtype=kind, shape=shape, device="cpu") as a:
+        times = alternate(
             {
-                "warm, bytes a row": row_bytes,
-                "rows": count,
-                **{f"{name} Mrows/s": round(count / s / 1e6, 2) for name, s in best.items()},
-                "gather / take": round(best["take"] / best["gather"], 2),
-            }
+                "take": lambda: np.take(mapped, rows, axis=0, out=out, mode="clip"),
+                "index": lambda: mapped[rows],
+                "gather": lambda: ww.gather(a, rows, out=out).result(),
+            },
+            5,
         )
-    return lines
+    found = {name: rates(count, each) for name, each in times.items()}
+    peers = [("np.take", np.__version__, float(np.median(found["take"])))]
+    peers += [("memmap[rows]", np.__version__, float(np.median(found["index"])))]
+    record(f"warm/{row_bytes}B", found["gather"], "rows/s", peers=peers)
 
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------
 
 
-def best_of(ways: dict[str, Any], turns: int) -> dict[str, float]:
-    """Return the best seconds of each way, measured in turns; each ends with the GPU idle."""
-    import torch
-
-    best = dict.fromkeys(ways, float("inf"))
-    for turn in range(turns + 1):
-        for name, way in ways.items():
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            way()
-            torch.cuda.synchronize()
-            if turn:
-                best[name] = min(best[name], time.perf_counter() - begun)
-    return best
-
-
-def line_of(what: str, row_bytes: int, count: int, best: dict[str, float], goal: str) -> dict[str, Any]:
-    """Return a line of the table: GB/s of each way, and the first one's of that of the goal."""
-    rates = {name: round(count * row_bytes / seconds / 1e9, 2) for name, seconds in best.items()}
-    first = next(iter(best))
-    return {
-        "what": what,
-        "bytes a row": row_bytes,
-        "rows": count,
-        "GB/s": rates,
-        f"{first} / {goal}": round(best[goal] / best[first], 3),
-    }
-
-
-def resident(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
+def resident(items: Any, row_bytes: int, record: Record) -> None:
     """Measure rows that are in the GPU's memory already, each way eight times in a row in one stream."""
     import torch
 
@@ -251,19 +182,20 @@ def resident(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
             ww.gather(a, numbers, out=out).result()
             if not torch.equal(out, there[numbers]):
                 raise SystemExit(f"the rows are wrong: {a}")
-        best = best_of(
+        times = alternate(
             {
-                "whole cache": many(lambda: ww.gather(whole, rows, out=out)),
-                "part": many(lambda: ww.gather(part, some, out=out).result()),
-                "device tier": many(lambda: ww.gather(device, rows, out=out)),
                 "index_select": many(lambda: torch.index_select(there, 0, rows, out=out)),
+                "cache": many(lambda: ww.gather(whole, rows, out=out)),
+                "partial cache": many(lambda: ww.gather(part, some, out=out).result()),
+                "device": many(lambda: ww.gather(device, rows, out=out)),
             },
-            turns,
+            5,
+            torch.cuda.synchronize,
         )
-        asked = ww.gather(part, some, out=out)
-        asked.result()
-    line = line_of("cached", row_bytes, 8 * count, best, "index_select")
-    return {**line, "part / index_select": round(best["index_select"] / best["part"], 3), "part asked": asked.asked()}
+    nbytes = 8 * count * row_bytes
+    limit = nbytes / float(np.median(times.pop("index_select")))
+    for name, each in times.items():
+        record(f"{name}/{row_bytes}B", rates(nbytes, each), "B/s", ceiling=("index_select", limit))
 
 
 def take_and_copy(model: Any, rows: Any, out: Any) -> Any:
@@ -297,24 +229,17 @@ def take_and_copy(model: Any, rows: Any, out: Any) -> Any:
     return run
 
 
-def bus_seconds(turns: int) -> float:
-    """Return the seconds of a byte from pinned memory, by a copy engine."""
-    import torch
-
-    pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    return best_of({"bus": lambda: there.copy_(pinned, non_blocking=True)}, turns)["bus"] / (1 << 30)
-
-
-def from_host(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
-    """Measure rows of pinned memory, and of memory of the host past a small cache."""
+def from_host(items: Any, row_bytes: int, record: Record) -> None:
+    """Measure rows of pinned memory, and of host memory behind a small cache."""
     import torch
 
     model = items.reshape(-1, row_bytes // 8)
-    count = min(len(model), (2 << 30) // row_bytes)
+    count = min(len(model), (1 << 30) // row_bytes)
     rows = np.random.default_rng(0).integers(0, len(model), count)
     on_gpu = torch.as_tensor(rows, device="cuda")
     out = torch.empty((count, row_bytes // 8), dtype=torch.int64, device="cuda")
+    pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     options = {"device": "cuda", "dtype": "i8", "shape": model.shape}
     with (
         ww.open(ww.storage.RamMedium(model, writable=False), **options, tier="host") as host,
@@ -324,81 +249,46 @@ def from_host(items: Any, row_bytes: int, turns: int) -> dict[str, Any]:
             ww.gather(a, rows, out=out).result()
             if (out[:: count // 97].cpu().numpy() != model[rows[:: count // 97]]).any():
                 raise SystemExit(f"the rows are wrong: {a}")
-        best = best_of(
+        times = alternate(
             {
+                "copy": lambda: there.copy_(pinned, non_blocking=True),
+                "take": take_and_copy(model, rows, out),
                 "ram": lambda: ww.gather(ram, rows, out=out).result(),
-                "pinned tier": lambda: ww.gather(host, rows, out=out).result(),
-                "pinned tier, numbers on the GPU": lambda: ww.gather(host, on_gpu, out=out).result(),
-                "take and copy": take_and_copy(model, rows, out),
+                "host": lambda: ww.gather(host, rows, out=out).result(),
+                "host, rows on the GPU": lambda: ww.gather(host, on_gpu, out=out).result(),
             },
-            turns,
+            5,
+            torch.cuda.synchronize,
         )
-    best["bus"] = bus_seconds(turns) * count * row_bytes
-    line = line_of("host", row_bytes, count, best, "pinned tier")
-    return {
-        **line,
-        "ram / take": round(best["take and copy"] / best["ram"], 3),
-        "pinned / bus": round(best["bus"] / best["pinned tier"], 3),
-    }
+    copy = (1 << 30) / float(np.median(times.pop("copy")))
+    take = ("np.take and copy", np.__version__, count * row_bytes / float(np.median(times.pop("take"))))
+    for name, each in times.items():
+        peers = [take] if name == "ram" else []
+        record(f"{name}/{row_bytes}B", rates(count * row_bytes, each), "B/s", ceiling=("copy", copy), peers=peers)
 
 
-def on_gpu(args: argparse.Namespace) -> None:
-    """Measure on a GPU."""
-    items = np.arange(parse_size(args.size) // 8)
-    lines = []
-    for measure, given, row_bytes in (
-        (resident, items[: len(items) // 2], 1024),
-        (from_host, items, 4096),
-        (from_host, items, 1024),
-        (resident, items[: len(items) // 2], 256),
-        (resident, items[: len(items) // 2], 4096),
-    ):
-        lines.append(measure(given, row_bytes, args.turns))
-        print(json.dumps(lines[-1]), flush=True)
-    save(args.out, {**machine("cuda"), "lines": lines})
-
-
-def main() -> None:
-    """Measure, and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--file", help="needed on the CPU; is made if it does not exist; not on a tmpfs")
-    parser.add_argument("--size", default="4GiB")
-    parser.add_argument("--row-bytes", type=int, default=1024)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--warm-bytes", type=parse_size, default=1 << 30)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--one", help="gather once in this way, in this process")
-    parser.add_argument("--only", choices=("warm", "cold"))
-    parser.add_argument("--out", help="a file for the results, as JSON")
-    args = parser.parse_args()
-    if args.device == "cuda":
-        on_gpu(args)
+@benchmark("gather", figures=["warm", "cold", "cache", "device", "ram", "host"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure on the device."""
+    size = parse_size(setting.pick(("64MiB", "1GiB"), ("2GiB", "4GiB"), "size"))
+    if setting.on_gpu:
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise CannotRunError("needs the package torch") from None
+        items = np.arange(size // 8)
+        for row_bytes in (1024, 4096):
+            from_host(items, row_bytes, record)
+        for row_bytes in (256, 1024, 4096):
+            resident(items[: len(items) // 2], row_bytes, record)
         return
-    if not args.file:
-        parser.error("--file is needed")
-    path = Path(args.file)
-    if args.one:
-        print(json.dumps(one(args.one, path, args.row_bytes, args.rows, args.seed)))
-        return
-    if not path.exists():
-        with path.open("wb") as file:
-            for k in range(parse_size(args.size) >> 24):
-                file.write(np.random.default_rng(k).bytes(1 << 24))
-    with path.open("rb") as file:
-        if _in_memory(file.fileno()):
-            raise SystemExit(f"{path} is in memory, on a tmpfs: name a file on a drive")
-    lines = []
-    for name, measure in (("warm", warm), ("cold", cold)):
-        if args.only in (None, name):
-            found = measure(args)
-            names = list(dict.fromkeys(key for line in found for key in line))
-            table(name, names, [[line.get(key, "") for key in names] for line in found])
-            lines += found
-    save(args.out, {**machine("cpu"), "lines": lines})
-
-
-if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(setting.options.get("file", Path(folder) / "rows.bin"))
+        if not path.exists():
+            with path.open("wb") as file:
+                for k in range(size >> 24):
+                    file.write(np.random.default_rng(k).bytes(1 << 24))
+        for row_bytes in setting.option("row-bytes", [8, 64, 512, 1024, 4096]):
+            warm(path, row_bytes, record)
+        if "file" in setting.options:
+            cold(path, 1024, 3, record)

@@ -1,21 +1,19 @@
-"""How fast are reads that the cache answers, against raw reads of the same frames?
+"""Rates of reads that the cache answers, compared with raw loads of the same frames.
 
-Raw with L1, raw past L1, Warpwell's accessor as shipped (miss path linked in), and BaM's reference counts, for
-random, hot and sequential access, with and without a store for each read. Ratios are to raw past L1 in this run.
+Subscripts with each kind of residency, and BaM's reference counts, for random, hot (four pages) and sequential access.
+The ceiling is the rate of raw loads that bypass L1, in the same run. Walks read whole pages, one warp per page.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
-import sys
-import time
 
 import numpy as np
 
 import warpwell as ww
-from lab.bench.timing import kernel_seconds, machine, registers_and_occupancy, save, table
+from lab.bench.runner import Record, Setting, benchmark
+from lab.bench.timing import kernel_times, rates, registers_per_thread
 from warpwell.cache import parse_size
 from warpwell.cache.partition import ResidentPool
 from warpwell.storage import Medium, NativeMedium
@@ -28,7 +26,6 @@ from warpwell.targets import (
     kernel,
     lane_id,
     load_relaxed_as,
-    load_weak_as,
     memory_for,
     native,
     store_weak_as,
@@ -48,8 +45,8 @@ def index_of(pattern, i, k, state, mask):
 
 
 @functools.cache
-def make(reader, stores, pattern, registers=32):
-    """Make a kernel that reads `rounds` items a thread by `reader(args, index)`; items beyond `mask` are not read."""
+def make(reader, pattern, registers):
+    """Make a kernel in which each thread reads `rounds` items by `reader(args, index)`; `mask` bounds the index."""
 
     def body(a, b, c, d, mask, rounds, sink):
         i = grid(1)
@@ -59,19 +56,10 @@ def make(reader, stores, pattern, registers=32):
             state = state * 6364136223846793005 + 1442695040888963407
             item = reader(a, b, c, d, index_of(pattern, i, k, state, mask))
             total += item
-            if stores:
-                store_weak_as(sink + 8 * ((i + (k << 18)) & 0xFFFFFF), item, I8)
-        if not stores:
-            store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
+        store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
 
-    body.__name__ = f"hit_{reader.__name__}_{pattern}_{int(stores)}"
+    body.__name__ = f"hit_{reader.__name__}_{pattern}"
     return kernel(body, max_registers=registers)
-
-
-@device
-def raw_l1(a, b, c, d, index):
-    """Read past no cache."""
-    return load_weak_as(a + 8 * index, I8)
 
 
 @device
@@ -92,19 +80,16 @@ def bam(a, b, c, d, index):
     return bam_read(b, 8 * index)
 
 
-READERS = {
-    "raw L1": (raw_l1, 32),
-    "raw": (raw, 32),
-    "warpwell": (warpwell, None),
-    "at 64 regs": (warpwell, 64),
-    "placed": (warpwell, None),
-    "complete": (warpwell, None),
-    "BaM": (bam, 32),
-}
-"""Readers: `warpwell` looks at a page's word twice, as where pages take turns in the frames; `placed` once, as where
-each page has its own; `complete` never, as where all are there."""
 EVICTING, PLACED, COMPLETE = range(3)
-RESIDENCIES = {"warpwell": EVICTING, "at 64 regs": EVICTING, "placed": PLACED, "complete": COMPLETE}
+READERS = {
+    "raw": (raw, 32, None),
+    "subscript": (warpwell, None, EVICTING),
+    "placed": (warpwell, None, PLACED),
+    "complete": (warpwell, None, COMPLETE),
+    "BaM": (bam, 32, None),
+}
+"""Function, register limit and residency of each reader. `subscript` reads a page's word twice, because pages are
+evicted; `placed` once, because each page has its own frame; `complete` never, because all pages are cached."""
 PATTERNS = ("random", "hot", "sequential")
 
 
@@ -181,28 +166,14 @@ def walk_pinned_span(a, frames, page_items, pages, warps, sink):
     store_weak_as(sink + 8 * (i & 0xFFFFFF), total, I8)
 
 
-def walks(a, page_size, target, threads, sink):
-    """Time walks over all pages, and print a table."""
-    pages, items = a.size * 8 // page_size, page_size // 8
-    kinds = [
-        ("raw", walk_raw, EVICTING),
-        ("subscripts", walk, EVICTING),
-        ("placed", walk, PLACED),
-        ("complete", walk, COMPLETE),
-        ("placed, pinned", walk_pinned, PLACED),
-        ("complete, pinned", walk_pinned, COMPLETE),
-        ("span, pinned", walk_pinned_span, COMPLETE),
-    ]
-    frames, rows, raw = a.cache.constants(a._nsid)["frames"], [], 0.0
-    for name, k, residency in kinds:
-        with seen_as(a, residency):
-            args = (a, frames, items, pages, threads // (32 if target == "cuda" else 1), sink.address)
-            seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
-        rate = a.size / seconds / 1e9
-        raw = raw or rate
-        rows.append([name, rate, rate / raw])
-    table(f"walks, a warp a page of {page_size} B", ["reads", "G/s", "of raw"], rows)
-    return rows
+WALKS = {
+    "raw": (walk_raw, EVICTING),
+    "subscript": (walk, EVICTING),
+    "complete": (walk, COMPLETE),
+    "complete, pinned": (walk_pinned, COMPLETE),
+    "span, pinned": (walk_pinned_span, COMPLETE),
+}
+"""Kernel and residency of each walk over all pages."""
 
 
 class Sequence(Medium):
@@ -239,100 +210,62 @@ def sequence(state, opcode, offset, nbytes, buffer, tag):
     return 0
 
 
-def run(nbytes: int, page_size: int, target: str, rounds: int, threads: int, stores: list[bool]) -> dict:
-    """Fill a cache and time every reader."""
-    begun = time.perf_counter()
-    items = nbytes // 8
-    table_bytes = 16 * (nbytes // page_size) + (64 << 20)
-    a = ww.open(
+def fill(a, pages: int) -> None:
+    """Load all pages. Concurrent loads can evict a page again, so this repeats until no page is missing."""
+    for _ in range(5):
+        before = a.stats.misses
+        a.cache.hold(a._nsid, 0, pages)
+        a.cache.unpin(a._nsid, 0, pages)
+        if a.stats.misses == before:
+            return
+
+
+def measure(nbytes: int, page_size: int, setting: Setting, record: Record) -> None:
+    """Fill a cache and time every reader and walk."""
+    target, items, pages = setting.device, nbytes // 8, nbytes // page_size
+    threads = 1 << 18 if setting.on_gpu else 64
+    rounds = setting.pick((4000, 20000), (256, 1024), "rounds")
+    with ww.open(
         Sequence(nbytes),
         dtype=np.int64,
         device=target,
-        cache=nbytes + table_bytes,
+        cache=nbytes + 16 * pages + (64 << 20),
         page_size=page_size,
         merge=1,
         name="resident",
         timeout=60,
-    )
-    memory = memory_for(target)
-    try:
-        pages = nbytes // page_size
-        opened = time.perf_counter()
-        # more than once: while many bring pages in, the clock passes frames that were given back unused
-        for _ in range(5):
-            before = a.stats.misses
-            a.cache.hold(a._nsid, 0, pages)
-            a.cache.unpin(a._nsid, 0, pages)
-            if a.stats.misses == before:
-                break
-        filled = time.perf_counter()
-        print(f"opened in {opened - begun:.1f} s, {pages} pages of {page_size} B filled in {filled - opened:.1f} s")
-        misses = a.stats.misses
-        constants = a.cache.constants(a._nsid)
-        references = BamCache.resident(a)
-        sink = memory.allocate(8 << 24)
-        results: dict = {"page_size": page_size, "frame_bytes": a.cache.frames * page_size, "rows": []}
-        rows = []
-        for store in stores:
-            for p, pattern in enumerate(PATTERNS):
-                mask = 4 * page_size // 8 - 1 if pattern == "hot" else items - 1
-                rates = {}
-                for name, (reader, registers) in READERS.items():
-                    k = make(reader, store, p, registers)
-                    args = {
-                        warpwell: (a, 0, 0, 0),
-                        bam: (a, references.address, 0, 0),
-                    }.get(reader, (constants["frames"], 0, 0, 0))
-                    args = (*args, mask, rounds, sink.address)
-                    # said beforehand, so that a failure of the GPU has a name
-                    print(f"{pattern}, {'with' if store else 'without'} stores: {name}", file=sys.stderr, flush=True)
-                    with seen_as(a, RESIDENCIES.get(name)):
-                        seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
-                    rates[name] = threads * rounds / seconds / 1e9
-                    if target == "cuda":
-                        rates[name + " regs"], rates[name + " occupancy"] = registers_and_occupancy(k, len(args))
-                row = [pattern, "yes" if store else "no"]
-                row += [rates[n] for n in READERS]
-                row += [rates[n] / rates["raw"] for n in READERS if n != "raw"]
-                if target == "cuda":
-                    row += [
-                        f"{rates['warpwell regs']}/{rates['at 64 regs regs']}",
-                        f"{rates['warpwell occupancy']:.2f}/{rates['at 64 regs occupancy']:.2f}",
-                    ]
-                rows.append(row)
-                results["rows"].append({"pattern": pattern, "store": store, **rates})
-        head = ["pattern", "store", *(f"{n} G/s" for n in READERS), *(f"{n}/raw" for n in READERS if n != "raw")]
-        if target == "cuda":
-            head += ["regs", "occupancy"]
-        table(f"hit path, pages of {page_size} B, {a.cache.frames * page_size / 2**30:.3g} GiB of frames", head, rows)
-        results["walks"] = walks(a, page_size, target, threads, sink)
+    ) as a:
+        fill(a, pages)
+        misses, frames = a.stats.misses, a.cache.constants(a._nsid)["frames"]
+        references, sink = BamCache.resident(a), memory_for(target).allocate(8 << 24)
+        for p, pattern in enumerate(PATTERNS):
+            mask = 4 * page_size // 8 - 1 if pattern == "hot" else items - 1
+            ceiling = None
+            for name, (reader, registers, residency) in READERS.items():
+                k = make(reader, p, registers)
+                first = {warpwell: (a, 0, 0, 0), bam: (a, references.address, 0, 0)}.get(reader, (frames, 0, 0, 0))
+                args = (*first, mask, rounds, sink.address)
+                with seen_as(a, residency):
+                    times = kernel_times(k, threads, *args, device=target, arrays=[a], runs=3)
+                rate = record(f"{pattern}/{page_size}B/{name}", rates(threads * rounds, times), "1/s", ceiling=ceiling)
+                ceiling = ceiling or ("raw", rate)
+                if setting.on_gpu and pattern == "random" and name == "subscript" and page_size == 4096:
+                    record("registers", registers_per_thread(k, len(args)), "registers", better="lower")
+        ceiling = None
+        for name, (k, residency) in WALKS.items():
+            warps = threads // (32 if setting.on_gpu else 1)
+            with seen_as(a, residency):
+                args = (a, frames, page_size // 8, pages, warps, sink.address)
+                times = kernel_times(k, threads, *args, device=target, arrays=[a], runs=3)
+            rate = record(f"walk/{page_size}B/{name}", rates(items, times), "1/s", ceiling=ceiling)
+            ceiling = ceiling or ("raw", rate)
         if a.stats.misses != misses:
-            raise SystemExit(f"{a.stats.misses - misses} reads missed: these are no hit figures")
-        return results
-    finally:
-        a.close()
+            raise SystemExit(f"{a.stats.misses - misses} reads missed the cache; the rates are invalid")
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default=ww.default_device())
-    parser.add_argument("--frames", default=None, help="bytes of frames (8GiB on cuda, 64MiB on cpu)")
-    parser.add_argument("--page-size", type=int, nargs="+", default=[4096, 512])
-    parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--no-stores", action="store_true")
-    parser.add_argument("--json", default=None, metavar="FILE")
-    options = parser.parse_args()
-    on_gpu = options.device == "cuda"
-    nbytes = parse_size(options.frames or ("8GiB" if on_gpu else "64MiB"))
-    threads = 1 << 18 if on_gpu else 64
-    rounds = options.rounds or (1024 if on_gpu else 20000)
-    stores = [False] if options.no_stores else [False, True]
-    results = machine(options.device)
-    nbytes = 1 << nbytes.bit_length() - 1
-    results["pages"] = [run(nbytes, p, options.device, rounds, threads, stores) for p in options.page_size]
-    save(options.json, results)
-
-
-if __name__ == "__main__":
-    main()
+@benchmark("hits", figures=["random", "hot", "sequential", "walk"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure with pages of 4 KiB and 512 B."""
+    nbytes = parse_size(setting.pick(("16MiB", "64MiB"), ("1GiB", "8GiB"), "frames"))
+    for page_size in setting.option("page-size", [4096, 512]):
+        measure(1 << nbytes.bit_length() - 1, page_size, setting, record)

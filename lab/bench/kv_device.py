@@ -1,15 +1,13 @@
-"""How many records a second do kernels get, by value size, queues and service threads, beside the host's way?
+"""Records per second that kernels retrieve from a store in memory (tmpfs, no drive), by value size and queues.
 
-Records lie in a store in memory (tmpfs: no drive). *Kernel* rows: every thread retrieves records at random by
-itself, past the device cache or out of it. *Batch* rows: `get_async` of many keys. *Host* row: `get_many` into
-pinned memory (index and copies on the host), then one copy to the device. *Overlap*: a batch that is fetched
-while a kernel computes, against the longer of the two alone. *Two devices*: queues of two GPUs on one emulated
-drive that one GPU loads to half.
+*Kernel*: every thread retrieves random records, past the device cache or from it. *Batch*: `get_async` of many keys,
+compared with `get_many` into pinned memory and one copy to the device. *Overlap*: a batch that is fetched while a
+kernel computes, relative to the longer of the two alone. With ``-o two=1`` (two GPUs): queues of both GPUs on one
+emulated drive that one GPU loads to half.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import threading
@@ -19,7 +17,8 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
-from lab.bench.timing import kernel_seconds, machine, save, table
+from lab.bench.runner import Record, Setting, benchmark
+from lab.bench.timing import kernel_times, rates
 from warpwell.storage import KeyValueLatency
 from warpwell.targets import grid, kernel, memory_for, store_weak_as
 from warpwell.targets.launch_stream import stream_on
@@ -71,8 +70,8 @@ def on_device(target: str, array: np.ndarray) -> Any:
 
 def kernel_rate(
     path: str, target: str, nbytes: int, count: int, lanes: int, rounds: int, cached: bool, **options: Any
-) -> float:
-    """Return millions of records a second that kernels retrieve."""
+) -> list[float]:
+    """Return records per second that kernels retrieve."""
     cache = 4 * count * (nbytes + 64) if cached else None
     with ww.kv.open(path, device=target, cache=cache, **options) as store:
         buffers = on_device(target, np.zeros((lanes, nbytes // 8), np.int64))
@@ -80,17 +79,17 @@ def kernel_rate(
         if cached:
             for first in range(0, count, 1 << 16):
                 store.get_async(np.arange(first, min(count, first + (1 << 16)))).wait()
-        seconds = kernel_seconds(
+        times = kernel_times(
             retrieve_all, lanes, store, buffers, count - 1, rounds, wrong, device=target, arrays=[store], runs=3
         )
         bad = int(np.asarray(wrong.copy_to_host() if target == "cuda" else wrong)[0])
         if bad:
             raise SystemExit(f"{bad} values were wrong")
-        return lanes * rounds / seconds / 1e6
+        return rates(lanes * rounds, times)
 
 
-def batch_rates(path: str, target: str, nbytes: int, count: int, batch: int, **options: Any) -> tuple[float, float]:
-    """Return millions of records a second: batches on the device, and on the host with a pinned copy."""
+def batch_rates(path: str, target: str, nbytes: int, count: int, batch: int, **options: Any) -> tuple[list[float], ...]:
+    """Return records per second of batches on the device, and on the host with a pinned copy."""
     rng = np.random.default_rng(0)
     keys = [rng.integers(0, count, batch) for _ in range(24)]
     with ww.kv.open(path, device=target, **options) as store:
@@ -108,11 +107,11 @@ def batch_rates(path: str, target: str, nbytes: int, count: int, batch: int, **o
             stream.wait()
             times[0].append(half - begun)
             times[1].append(time.perf_counter() - half)
-        return tuple(batch / statistics.median(t[4:]) / 1e6 for t in times)  # type: ignore[return-value]
+        return tuple(rates(batch, t[4:]) for t in times)
 
 
-def overlap(path: str, target: str, count: int, batch: int) -> list[Any]:
-    """Return seconds: fetch alone, compute alone, both, and both over the longer."""
+def overlap(path: str, target: str, count: int, batch: int) -> list[float]:
+    """Return seconds of a fetch and a computation together, divided by those of the longer one alone."""
     rng = np.random.default_rng(1)
     sink = memory_for(target).allocate(8 << 16)
     threads = 1 << 18 if target == "cuda" else 1 << 10
@@ -146,8 +145,7 @@ def overlap(path: str, target: str, count: int, batch: int) -> list[Any]:
             run(rounds)
             following.wait()
             both.append(time.perf_counter() - begun)
-        together = statistics.median(both[2:])
-        return [batch, 1e3 * fetching, 1e3 * computing, 1e3 * together, together / max(fetching, computing)]
+        return [together / max(fetching, computing) for together in both[2:]]
 
 
 def two_devices(path: str, count: int, threads: int, rounds: int) -> list[Any]:
@@ -196,66 +194,33 @@ def _drive_rate(stores: list[Any], count: int, threads: int, rounds: int) -> flo
     return sum(threads * rounds / seconds for seconds in done) / 1e6
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default=ww.default_device())
-    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1024, 8192])
-    parser.add_argument("--bytes", type=int, default=None, help="bytes of each store (512 MiB on cuda, 4 MiB on cpu)")
-    parser.add_argument("--folder", default="/dev/shm")
-    parser.add_argument("--two", action="store_true", help="only the two devices")
-    parser.add_argument("--json", default=None, metavar="FILE")
-    options = parser.parse_args()
-    gpu = options.device == "cuda"
-    total = options.bytes or (1 << 29 if gpu else 1 << 22)
-    threads, rounds = (1 << 15, 8) if gpu else (64, 16)
-    results: dict[str, Any] = machine(options.device) | {"store_bytes": total}
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        if options.two:
+@benchmark("kv-device", figures=["kernel", "cached", "batch", "overlap", "two"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure values of 128 B, 1 KiB and 8 KiB."""
+    target = setting.device
+    total = setting.pick((1 << 22, 1 << 24), (1 << 27, 1 << 29), "bytes")
+    threads, rounds = (1 << 15, 8) if setting.on_gpu else (64, 16)
+    shapes = [(1, 1), (14, 14)] if setting.on_gpu else [(1, 1), (4, 2)]
+    with tempfile.TemporaryDirectory(dir=setting.option("folder", "/dev/shm")) as folder:
+        if setting.options.get("two"):
             path = make(folder, 1024, 1 << 17)
-            results["two"] = two_devices(path, 1 << 17, 4096, 40)
-            table(
-                "two GPUs on one emulated drive (100 us, IOPS limit twice what one GPU reaches)",
-                ["limit M/s", "one M/s", "two M/s", "two/one"],
-                [results["two"]],
-            )
-            save(options.json, results)
+            limit, _, together, ratio = two_devices(path, 1 << 17, 4096, 40)
+            record("two/together", together, "M records/s", ceiling=("drive", limit))
+            record("two/ratio", ratio, "of one")
+            record.emulated.add("drive")
             return
-        rows, batches = [], []
-        shapes = [(1, 1), (4, 4), (8, 8), (14, 14)] if gpu else [(1, 1), (4, 2)]
-        for nbytes in options.sizes:
+        for nbytes in setting.option("sizes", [128, 1024, 8192]):
             count = 1 << (total // nbytes).bit_length() - 1
             path = make(folder, nbytes, count)
+            common = (path, target, nbytes, count)
             for queues, service in shapes:
-                rate = kernel_rate(
-                    path,
-                    options.device,
-                    nbytes,
-                    count,
-                    threads,
-                    rounds,
-                    False,
-                    queues=queues,
-                    threads=service,
-                    depth=1024,
-                )
-                rows.append([nbytes, "kernel", queues, service, rate, rate * nbytes / 1e3])
-            rate = kernel_rate(path, options.device, nbytes, count, threads, rounds * 8, True, queues=8, depth=1024)
-            rows.append([nbytes, "kernel, cached", "", "", rate, rate * nbytes / 1e3])
+                given = {"queues": queues, "threads": service, "depth": 1024}
+                found = kernel_rate(*common, threads, rounds, False, **given)
+                record(f"kernel/{nbytes}B/{queues} queues", found, "records/s")
+            found = kernel_rate(*common, threads, rounds * 8, True, queues=8, depth=1024)
+            record(f"cached/{nbytes}B", found, "records/s")
             for batch in (256, 4096):
-                device, host = batch_rates(path, options.device, nbytes, count, batch, queues=8, depth=1024)
-                batches.append([nbytes, batch, device, host, device / host])
-        table("records a second by kernels", ["value B", "how", "queues", "threads", "M/s", "GB/s"], rows)
-        table(
-            "batches: get_async, and get_many with a pinned copy",
-            ["value B", "keys", "device M/s", "host M/s", "ratio"],
-            batches,
-        )
-        record = overlap(path, options.device, count, 4096)
-        table("overlap, 8 KiB values", ["keys", "fetch ms", "compute ms", "both ms", "both/longer"], [record])
-        results |= {"rows": rows, "batches": batches, "overlap": record}
-        save(options.json, results)
-
-
-if __name__ == "__main__":
-    main()
+                device, host = batch_rates(*common, batch, queues=8, depth=1024)
+                peer = ("get_many and copy", ww.__version__, statistics.median(host))
+                record(f"batch/{nbytes}B/{batch} keys", device, "records/s", peers=[peer])
+        record("overlap/8192B", overlap(path, target, count, 4096), "of the longer", better="lower", goal=1.1)

@@ -1,19 +1,18 @@
-"""How fast do misses go, by tier and page size?
+"""Rates of misses by tier and page size, and of bulk reads, compared with a copy.
 
-Unique random pages, one command a page (no merging), data many times the cache. The storage tier stands over
-host memory (`ram`), so it measures queues, controller and transfers, not a drive; commands are counted by the
-controller. With ``--drives``, it stands over so many emulated drives as well, beside the rate that they emulate. The
-host tier reads 4 KiB records at random, a warp a record, beside the bus rate of a pinned copy.
+Misses read unique pages at random, one command per page, from data many times larger than the cache. The storage tier
+is on host memory (`ram`), so the rates are those of queues, controller and transfers, not of a drive; with
+``-o drives=1,4`` also on emulated drives. The host tier reads records of 4 KiB, one warp per record. Bulk reads load
+everything: ``a.prefetch()``, ``a[:]`` and ``np.asarray(a)``.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 
 import warpwell as ww
-from lab.bench.timing import best, kernel_seconds, machine, save, table
+from lab.bench.runner import Record, Setting, benchmark
+from lab.bench.timing import call_times, kernel_times, rates
 from warpwell.cache import parse_size
 from warpwell.storage import Latency, Medium, RamMedium, Striped
 from warpwell.storage.latency import rates_of
@@ -53,13 +52,14 @@ def emulated(data: np.ndarray, drives: int) -> Medium:
     return Striped([Latency(part, DRIVE.name) for part in parts], STRIPE)
 
 
-def misses(
-    tier: str, data: np.ndarray, pages: int, page_size: int, target: str, options: dict, drives: int = 0
-) -> list:
-    """Return a row: rate of unique random pages."""
-    items = page_size // 8
-    count = 1 << min(pages, data.nbytes // page_size).bit_length() - 1
+def misses(tier: str, data: np.ndarray, page_size: int, setting: Setting, drives: int = 0) -> tuple[list[float], float]:
+    """Return pages per second of unique random pages, and commands per page."""
+    items, target = page_size // 8, setting.device
+    limit = 1 << 23 if setting.on_gpu else 1 << 15
+    count = 1 << min(limit, data.nbytes // page_size).bit_length() - 1
     part = data[: count * items]
+    options = {name: int(setting.options[name]) for name in ("threads", "queues", "depth") if name in setting.options}
+    options = ({"threads": 14} if setting.on_gpu else {}) | options if tier == "storage" else {}
     with ww.open(
         emulated(part, drives) if drives else RamMedium(part),
         dtype=np.int64,
@@ -73,125 +73,105 @@ def misses(
         name=f"{tier} {page_size}",
         **options,
     ) as a:
-        times, commands, before = [], [], 0
         wrong = np.zeros(1, np.int64)
-        if target == "cuda":
+        if setting.on_gpu:
             from numba import cuda
 
             wrong = cuda.to_device(wrong)
-        for _ in range(2):
-            before = a.cache.controller.commands
-            seconds = kernel_seconds(touch, count, a, items, count - 1, wrong, device=target, arrays=[a], runs=1)
-            times.append(seconds)
-            commands.append((a.cache.controller.commands - before) / 2)
-        bad = int(np.asarray(wrong.copy_to_host() if target == "cuda" else wrong)[0])
+        before, runs = a.cache.controller.commands, 3
+        times = kernel_times(touch, count, a, items, count - 1, wrong, device=target, arrays=[a], runs=runs)
+        commands = (a.cache.controller.commands - before) / (runs + 1) / count
+        bad = int(np.asarray(wrong.copy_to_host() if setting.on_gpu else wrong)[0])
         if bad:
             raise SystemExit(f"{bad} items were wrong")
-        seconds = min(times)
-        rate = count / seconds
-        return [
-            tier,
-            page_size,
-            count,
-            part.nbytes / (a.cache.frames * page_size),
-            commands[-1] / count,
-            rate / 1e6,
-            rate * page_size / 1e9,
-        ]
+        return rates(count, times), commands
 
 
-def host_records(data: np.ndarray, target: str) -> list:
-    """Return a row: bytes a second of 4 KiB records from the host tier, and of a pinned copy."""
+def host_records(data: np.ndarray, target: str) -> list[float]:
+    """Return bytes per second of 4 KiB records from the host tier."""
     count = data.nbytes // 4096
-    memory = memory_for(target)
     with ww.open(RamMedium(data), dtype=np.int64, shape=(count, 512), device=target, tier="host", name="records") as a:
-        sink = memory.allocate(8 << 20)
-        width = 32 if target == "cuda" else 1
-        warps = 1 << 18 if target == "cuda" else 1 << 12
-        seconds = kernel_seconds(records, warps * width, a, count - 1, sink.address, device=target, runs=5)
-        rate = warps * 4096 / seconds / 1e9
-        return ["host", rate, copy_rate(target)]
+        sink = memory_for(target).allocate(8 << 20)
+        width, warps = (32, 1 << 18) if target == "cuda" else (1, 1 << 12)
+        times = kernel_times(records, warps * width, a, count - 1, sink.address, device=target)
+        return rates(warps * 4096, times)
 
 
-def copy_rate(target: str) -> float:
-    """Return GB/s of a large copy: host to device from pinned memory, or within the host."""
+def copy_rates(target: str) -> list[float]:
+    """Return bytes per second of a large copy: from pinned memory to the device, or within the host."""
     nbytes = 1 << 30 if target == "cuda" else 1 << 26
     if target != "cuda":
-        import time
-
         source, into = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-
-        def once() -> float:
-            begun = time.perf_counter()
-            into[:] = source
-            return time.perf_counter() - begun
-
-        return nbytes / best(once) / 1e9
+        return rates(nbytes, call_times(lambda: np.copyto(into, source), 5))
     from numba import cuda
 
-    source = cuda.pinned_array(nbytes, np.uint8)
-    source[:] = 1
-    into = cuda.device_array(nbytes, np.uint8)
-
-    def copy() -> float:
+    pinned = cuda.pinned_array(nbytes, np.uint8)
+    pinned[:] = 1
+    there = cuda.device_array(nbytes, np.uint8)
+    times = []
+    for _ in range(4):
         start, end = cuda.event(), cuda.event()
         start.record()
-        into.copy_to_device(source)
+        there.copy_to_device(pinned)
         end.record()
         end.synchronize()
-        return cuda.event_elapsed_time(start, end) / 1000
-
-    copy()
-    return nbytes / best(copy) / 1e9
+        times.append(cuda.event_elapsed_time(start, end) / 1000)
+    return rates(nbytes, times[1:])
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default=ww.default_device())
-    parser.add_argument("--data", default=None, help="bytes of data (2GiB on cuda, 64MiB on cpu)")
-    parser.add_argument("--page-size", type=int, nargs="+", default=[512, 4096])
-    parser.add_argument("--threads", type=int, default=None, help="service threads (14 on cuda)")
-    parser.add_argument("--queues", type=int, default=None)
-    parser.add_argument("--depth", type=int, default=None)
-    parser.add_argument("--tiers", nargs="+", default=["storage", "host-cached"])
-    parser.add_argument("--drives", type=int, nargs="+", default=[], help="numbers of emulated drives")
-    parser.add_argument("--json", default=None, metavar="FILE")
-    options = parser.parse_args()
-    on_gpu = options.device == "cuda"
-    nbytes = parse_size(options.data or ("2GiB" if on_gpu else "64MiB"))
+def bulk(nbytes: int, setting: Setting, record: Record, copy: float) -> None:
+    """Measure reads of everything into an empty cache that holds it."""
     data = np.arange(nbytes // 8, dtype=np.int64)
-    pages = 1 << 23 if on_gpu else 1 << 15
-    chosen = {k: getattr(options, k) for k in ("threads", "queues", "depth") if getattr(options, k)}
-    if on_gpu:
-        chosen.setdefault("threads", 14)
-    rows = [
-        misses(tier, data, pages, size, options.device, chosen if tier == "storage" else {})
-        for tier in options.tiers
-        for size in options.page_size
-    ]
-    head = ["tier", "page B", "pages", "data/cache", "commands/page", "M pages/s", "GB/s"]
-    table("miss path over ram (no drive), unique random pages", head, rows)
-    over = [
-        [n, size, row[4] * row[5], n * DRIVE.read_iops[size >= 4096] / 1e6]
-        for n in options.drives
-        for size in options.page_size
-        for row in [misses("storage", data, pages, size, options.device, chosen, n)]
-    ]
-    if over:
-        table(
-            f"misses over emulated {DRIVE.name}",
-            ["drives", "page B", "M commands/s", "drives' M/s", "ratio"],
-            [[*row, row[2] / row[3]] for row in over],
-        )
-    record = host_records(data[: min(data.size, 1 << 28)], options.device)
-    table(
-        "4 KiB records at random, a warp a record",
-        ["tier", "GB/s", "copy GB/s", "ratio"],
-        [[*record, record[1] / record[2]]],
-    )
-    save(options.json, machine(options.device) | {"misses": rows, "head": head, "drives": over, "records": record})
+    with ww.open(
+        RamMedium(data),
+        dtype=np.int64,
+        device=setting.device,
+        tier="storage",
+        page_size=4096,
+        cache=nbytes + nbytes // 4 + (64 << 20),
+        threads=14 if setting.on_gpu else 2,
+        name="bulk",
+    ) as a:
+
+        def prefetch() -> None:
+            ticket = a.prefetch()
+            ticket.wait()
+            if ticket.came != a.nbytes // a.cache.page_size:
+                raise SystemExit(f"not all pages were loaded: {ticket}")
+
+        if not np.array_equal(a[: 1 << 20], data[: 1 << 20]):
+            raise SystemExit("a slice is wrong")
+        for name, call in {
+            "prefetch": prefetch,
+            "slice": lambda: a[:].read(),
+            "asarray": lambda: np.asarray(a),
+        }.items():
+            times = call_times(call, 3, a.evict)
+            record(f"bulk/{name}", rates(nbytes, times), "B/s", ceiling=("copy", copy))
 
 
-if __name__ == "__main__":
-    main()
+@benchmark("misses", figures=["storage", "host-cached", "host", "drives", "bulk"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure all of it."""
+    data = np.arange(parse_size(setting.pick(("64MiB", "64MiB"), ("1GiB", "2GiB"), "data")) // 8, dtype=np.int64)
+    sizes = setting.option("page-size", [512, 4096])
+    for tier in ("storage", "host-cached"):
+        for page_size in sizes:
+            found, commands = misses(tier, data, page_size, setting)
+            record(f"{tier}/{page_size}B", found, "pages/s")
+            if tier == "storage":
+                record(f"{tier}/{page_size}B/commands", commands, "commands/page", better="lower")
+    for drives in setting.option("drives", [0]):
+        for page_size in sizes if drives else ():
+            found, commands = misses("storage", data, page_size, setting, drives)
+            limit = drives * DRIVE.read_iops[page_size >= 4096]
+            record(
+                f"drives/{drives}/{page_size}B",
+                [rate * commands for rate in found],
+                "commands/s",
+                ceiling=("drives", limit),
+            )
+            record.emulated.add("drive")
+    copy = record("copy", copy_rates(setting.device), "B/s")
+    record("host/records", host_records(data[: min(data.size, 1 << 27)], setting.device), "B/s", ceiling=("copy", copy))
+    bulk(parse_size(setting.pick(("64MiB", "64MiB"), ("1GiB", "4GiB"))), setting, record, copy)

@@ -1,20 +1,16 @@
-"""How fast do data get from an application to the memory of a device elsewhere, in one piece and in a pipeline?
+"""Seconds of transfers from an application to the memory of a device in another process, whole and pipelined.
 
-One application and one agent, two processes of MPI over shared memory, on one machine. There is no GPU here: the
-agent's device has an emulated copy engine of ``--copy`` MB/s, and the link is emulated too, where one is asked for
-(``--links 0 3600``: none, and 3,600 MB/s as the source's InfiniBand). Three stages are named, and their rates are
-measured each by itself: *link*, *memory* (MPI's copy from process to process) and *device* (the copy engine).
+One application and one agent, two processes of MPI over shared memory on one machine. The agent's device has an
+emulated copy engine of ``-o copy=3600`` MB/s, and ``-o links=0,3600`` adds an emulated link of so many MB/s (0: none).
+Three stages are measured each by itself: *link*, *memory* (MPI's copy between processes) and *device* (copy engine).
 
-- bandwidth by size of the data and of a chunk, in a pipeline of four buffers (the source's figure 8);
-- the time of one piece after the other, all of it in one chunk, beside the pipeline with its defaults (figures 9, 10);
-- the fraction of the slowest stage that is reached, with the application idle; waiting while another of its threads
-  is busy in Python (*busy*: its waits for the interpreter lock count); and computing itself in Python while the copy
-  is timed by the device (*beside*).
+- *pipeline*: bandwidth by size of the data and of a chunk, with four buffers (figure 8 of the source);
+- *whole* and *piped*: all data in one chunk, and the defaults (figures 9 and 10), with the application idle, *busy*
+  (another of its threads computes in Python), and *beside* (it computes itself, and the device times the copy).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -27,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.bench.timing import machine, save, table
+from lab.bench.runner import Record, Setting, benchmark
 
 CHUNKS = tuple(1 << k for k in range(16, 22))
 SIZES = tuple(1 << k for k in range(16, 29, 2))
@@ -84,7 +80,7 @@ def agent(link: float, latency: float, copy: float) -> None:
     transport.close()
 
 
-def application(link: float, latency: float, copy: float, options: argparse.Namespace) -> dict[str, Any]:
+def application(link: float, latency: float, copy: float, quick: bool) -> dict[str, Any]:
     import warpwell as ww
     from warpwell.pool.copy.plan import Tuning
     from warpwell.pool.devices import Devices
@@ -104,7 +100,7 @@ def application(link: float, latency: float, copy: float, options: argparse.Name
                 buffer.copy_from(source[:size])
                 device.synchronize()
 
-            return seconds(run, 0.1 if options.quick else 0.25)
+            return seconds(run, 0.05 if quick else 0.25)
 
         found["round trip"] = seconds(device.synchronize)
         if not copy:
@@ -166,90 +162,51 @@ def engine(copy: float) -> float:
     return 64 * data.nbytes / seconds(run)
 
 
-def job(options: argparse.Namespace, link: float, copy: float) -> dict[str, Any]:
-    """Run the application and its agent, and return what the application found."""
+def job(link: float, copy: float, latency: float, quick: bool) -> dict[str, Any]:
+    """Run the application and its agent, and return the application's findings."""
     beside = Path(sys.executable).parent / "mpiexec"
-    me = [
-        sys.executable,
-        "-m",
-        "lab.bench.pool_transfer",
-        "--link",
-        str(link),
-        "--copy",
-        str(copy),
-        "--latency",
-        str(options.latency),
-    ]
-    me += ["--quick"] if options.quick else []
+    code = "import sys; from lab.bench import pool_transfer; pool_transfer.rank(*sys.argv[1:])"
+    numbers = [str(link), str(latency), str(copy), str(int(quick))]
+    me = [sys.executable, "-c", code]
     command = [str(beside) if beside.exists() else "mpiexec", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    command += ["-n", "1", *me, "--role", "application", ":", "-n", "1", *me, "--role", "agent"]
+    command += ["-n", "1", *me, "application", *numbers, ":", "-n", "1", *me, "agent", *numbers]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(command, env=os.environ | root, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
     line = next(line for line in done.stdout.splitlines() if line.startswith("found "))
-    return eval(line[6:])  # our own process's dictionary, with its numbers as keys
+    return eval(line[6:])  # a dictionary that this module printed, with numbers as keys
 
 
-def report(link: float, copy: float, rates: dict[str, float], found: dict[str, Any]) -> dict[str, Any]:
-    title = f"link of {link:g} MB/s (emulated)" if link else "no emulated link"
-    names = [f"{size >> 10} KiB" for size in SIZES]
-    table(
-        f"{title}, device {copy:g} MB/s: MB/s by chunk and data",
-        ["chunk", *names],
-        [
-            [f"{chunk >> 10} KiB", *[size / s / MB for size, s in row.items()]]
-            for chunk, row in found["pipeline"].items()
-        ],
-    )
-    slowest = min(rates.values())
-    stages = ", ".join(f"{name} {rate / MB:.0f}" for name, rate in rates.items())
-    bound = 1 - (1 / slowest) / sum(1 / rate for rate in rates.values())
-    print(f"stages, MB/s: {stages}; a pipeline can save at most {bound:.0%} of the time of one after the other")
-    rows = []
-    for name in ("idle", "busy", "beside"):
-        for size, (whole, piped) in found[name].items():
-            reached = size / piped / slowest
-            rows.append([name, f"{size >> 10} KiB", 1e3 * whole, 1e3 * piped, 1 - piped / whole, reached])
-    table(
-        f"{title}: in one piece, and with the defaults",
-        ["application", "data", "one piece ms", "pipeline ms", "saved", "of the slowest stage"],
-        rows,
-    )
-    cores = len(os.sched_getaffinity(0))
-    needed = slowest * found["processor"]
-    print(f"at the slowest stage's rate both processes keep {needed:.2f} of {cores} processors busy")
-    return {"link": link, "copy": copy, "rates": rates, "bound": bound, "rows": rows, **found}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--links", type=float, nargs="+", default=[0, 3600], help="MB/s; 0: none")
-    parser.add_argument("--copy", type=float, default=3600, help="of the emulated copy engine, MB/s")
-    parser.add_argument("--latency", type=float, default=5, help="of an emulated link, microseconds")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", default=None, metavar="FILE")
-    parser.add_argument("--role", choices=("application", "agent"), help=argparse.SUPPRESS)
-    parser.add_argument("--link", type=float, default=0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.role == "agent":
-        agent(options.link, options.latency, options.copy)
-        return
-    if options.role == "application":
-        found = application(options.link, options.latency, options.copy, options)
+def rank(role: str, link: str, latency: str, copy: str, quick: str) -> None:
+    """Be the application or the agent."""
+    if role == "agent":
+        agent(float(link), float(latency), float(copy))
+    else:
+        found = application(float(link), float(latency), float(copy), quick == "1")
         print("found", repr(found), flush=True)
-        return
-    result: dict[str, Any] = machine("cpu") | {"jobs": []}
-    memory = job(options, 0, 0)
-    size = 64 << 20
-    rates = {"memory": size / memory["memory"][size], "device": engine(options.copy)}
-    print(
-        f"round trip {1e6 * memory['round trip']:.0f} us; memory to memory, MB/s: "
-        + ", ".join(f"{s >> 10} KiB {s / t / MB:.0f}" for s, t in memory["memory"].items())
-    )
-    for link in options.links:
-        stages = rates | ({"link": link * MB} if link else {})
-        result["jobs"].append(report(link, options.copy, stages, job(options, link, options.copy)))
-        save(options.json, result)
 
 
-if __name__ == "__main__":
-    main()
+def report(name: str, stages: dict[str, float], found: dict[str, Any], record: Record) -> None:
+    """Record the figures of a job."""
+    slowest = min(stages, key=lambda stage: stages[stage])
+    for chunk, row in found["pipeline"].items():
+        size = max(row)
+        record(f"{name}/chunk {chunk >> 10} KiB", size / row[size], "B/s", ceiling=(slowest, stages[slowest]))
+    for state in ("idle", "busy", "beside"):
+        for size, (whole, piped) in found[state].items():
+            if size >= 1 << 20 or state == "idle":
+                peers = [("one piece", "", whole)]
+                record(f"{name}/{state}/{size >> 10} KiB", piped, "s", better="lower", peers=peers)
+    record(f"{name}/cpu", found["processor"], "s/B", better="lower")
+
+
+@benchmark("pool-transfer", needs={"mpi"}, figures=["round trip", "memory", "device", "none", "3600"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure without and with an emulated link."""
+    copy, latency = setting.option("copy", 3600.0), setting.option("latency", 5.0)
+    memory, size = job(0, 0, latency, setting.quick), 64 << 20
+    record("round trip", memory["round trip"], "s", better="lower")
+    stages = {"memory": record("memory", size / memory["memory"][size], "B/s"), "device": engine(copy)}
+    record.emulated |= {"copy engine", "link"}
+    for link in setting.option("links", [0.0] if setting.quick else [0.0, 3600.0]):
+        limits = stages | ({"link": link * MB} if link else {})
+        report(f"{link:g}" if link else "none", limits, job(link, copy, latency, setting.quick), record)

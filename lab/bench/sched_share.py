@@ -1,36 +1,37 @@
-"""How much work do policies get out of one GPU? The same traces under each, beside the simulator's answer.
+"""Throughput of scheduling policies on one GPU, on the same traces, compared with the hardware's order.
 
-Kernels are measured alone, untransformed; then their pairs, for the simulator, the table of rates that `source` has,
-and the fluid bound; then traces of them run under each policy, seed by seed, so that a machine that changes changes all
-policies alike. STP is the sum of the times alone of the plain kernels over the makespan; *together* is the same while
-both classes have work. The simulator runs the same trace with the host's time as the run had it.
+Kernels are measured alone, untransformed, then their pairs; then traces run under each policy, seed by seed, so that a
+machine that changes affects all policies alike. STP is the sum of the times alone of the plain kernels, divided by the
+makespan. ``left-over`` (plain launches in arrival order) is the ceiling of every other policy. ``known`` is ``lanes``
+with the pairs that it measured in earlier traces. The simulator runs the same trace; its error is a figure.
+
+Options: ``traces``, ``policies``, ``count`` (kernels in a trace), ``seeds``, ``first``, ``seconds`` (no seed starts
+later), ``peers`` (traces that also run by time slicing, MPS and green contexts), ``raw=FILE`` (all values and pairs,
+for the simulator's tests).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
 import statistics
 import time
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import warpwell as ww
 from lab.bench import sched_peers
+from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
-from lab.bench.timing import machine, save, table
-from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.bound import bound
 from warpwell.study.rates import Matrix, Pair
 from warpwell.study.replay import ReplayResult, replay
 from warpwell.study.simulator import HostDelays, Simulator
@@ -233,21 +234,11 @@ def host_of(step: float, executor: CudaExecutor) -> HostDelays:
     return HostDelays.of(step, launch)
 
 
-def measure_all(device: str, dry: bool, window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
-    """Return launches, profiles, pairs and an executor; for a dry run invented ones."""
-    found = kernels(device, dry)
-    if dry:
-        from tests.harness.fake_gpu import FakeGpu
-
-        from warpwell.targets.blocks.launch import BlockLaunch
-
-        profiles = {n: Profile(kind=k, seconds=2e-3, resident=4, source="measured") for n, (_, _, k) in found.items()}
-        blocks_by_name.update({n: BlockLaunch(f[0], f[1], "cpu").blocks for n, f in found.items()})
-        invented = [Pair(a, b, (0.6, 0.6)) for a in found for b in found]
-        return found, {}, profiles, invented, CudaExecutor(gpu=FakeGpu()), None
+def measure_all(window: float) -> tuple[Any, Any, Any, list[Pair], Any, Any]:
+    """Return launches, prepared launches, profiles, pairs, an executor and a bench."""
     from warpwell.targets.gpu.gpu import Gpu
 
-    bench = Bench()
+    found, bench = kernels("cuda", False), Bench()
     bench.gpu = Gpu()
     bench.gpu.enter()
     made, profiles = measured(bench, found)
@@ -284,143 +275,79 @@ def traces_of(found: Any, profiles: Any, count: int) -> dict[str, Any]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=32, help="kernels of a trace")
-    parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--policies", nargs="+", default=POLICIES)
-    parser.add_argument("--briefly", nargs="*", default=(), metavar="POLICY", help=f"in the first {BRIEFLY} seeds only")
-    parser.add_argument("--traces", nargs="+", default=None)
-    parser.add_argument("--window", type=float, default=5e-3, help="seconds in which a pair is measured")
-    parser.add_argument("--logs", default=None, metavar="DIR", help="write the logs of the first seed")
-    parser.add_argument("--matrix", default=None, metavar="FILE")
-    parser.add_argument("--json", default=None, metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=200, help="begin no other seed after this time")
-    parser.add_argument("--most", type=float, default=400, help="begin no trace of peers after this time")
-    parser.add_argument("--again", default=None, metavar="FILE", help="print the tables of what --json wrote")
-    parser.add_argument("--peers", nargs="*", default=(), metavar="TRACE", help="traces for those of sched_peers.py")
-    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the script; figures mean nothing")
-    options = parser.parse_args()
-    if options.again:
-        with open(options.again, encoding="utf-8") as file:
-            report(json.load(file))
-        return
+@benchmark("sched-share", needs={"gpu"}, figures=["alone", "stp", "simulator"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure kernels and pairs, then run the traces."""
     begun = time.perf_counter()
-    device = "cpu" if options.dry else "cuda"
-    result: dict[str, Any] = machine(device)
-    found, made, profiles, found_pairs, real, bench = measure_all(device, options.dry, options.window)
+    found, made, profiles, found_pairs, real, bench = measure_all(setting.option("window", 5e-3))
     capacity: Capacity = real.capacity
-    rates = Matrix(found_pairs, ClassTable(capacity), device=str(result.get("gpu", device)))
-    if options.matrix:
-        rates.write(options.matrix)
-    result["count"] = options.count
-    result["profiles"] = {
-        n: [p.seconds, p.kind.value if p.kind else "", blocks_by_name[n], p.resident] for n, p in profiles.items()
-    }
-    print(f"{time.perf_counter() - begun:.1f} s to measure kernels and pairs", flush=True)
-    # each kernel once, so that nothing is compiled or loaded on the way
+    rates = Matrix(found_pairs, ClassTable(capacity), device="cuda")
+    count, first = setting.option("count", 32), setting.option("first", 0)
+    for name, profile in profiles.items():
+        record(f"alone/{name}", profile.seconds, "s", better="lower")
+    # each kernel runs once, so that nothing is compiled or loaded later
     replay([request(found, profiles, n, real.now()) for n in found for _ in range(2)], Core(real, "first-come"))
-    if bench is not None:
-        print("bits of logistic as by plain launches:", bits(real, bench, made, found, profiles, 5), flush=True)
+    if not bits(real, bench, made, found, profiles, 5):
+        raise SystemExit("logistic left different bits under the scheduler than by plain launches")
+    makers, learner = traces_of(found, profiles, count), Learner()
+    usual = ["memory first", "compute first", "complementary", "random mix", "seven, load 0.9"]
+    titles = setting.option("traces", usual if setting.quick else list(makers))
+    policies = setting.option("policies", ["left-over", "source", "lanes"] if setting.quick else list(POLICIES))
     figures: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    makers = traces_of(found, profiles, options.count)
-    kept_pairs = Learner()
-    result["pairs"] = [[p.first, p.second, p.rates, p.shares] for p in found_pairs]
-    result["work"] = work = {}
-    for k, seed in enumerate(range(options.first, options.first + options.seeds)):
-        for title, maker in makers.items():
-            if options.traces and title not in options.traces:
-                continue
-            if time.perf_counter() - begun > options.seconds:
+    work: dict[str, list[dict[str, int]]] = defaultdict(list)
+    limit = begun + setting.option("seconds", 120.0 if setting.quick else 400.0)
+    for seed in range(first, first + setting.option("seeds", 3 if setting.quick else 10)):
+        for title in titles:
+            if time.perf_counter() > limit:
                 break
-            asked = [task.name for one in maker(seed, 0.0) for task in one.tasks]
-            work.setdefault(title, []).append(dict(Counter(asked)))
-            for name in options.policies:
-                if name in options.briefly and k >= BRIEFLY:
-                    continue
-                learner = kept_pairs if name == "known" else None
-                core = Core(real, "lanes" if learner else name, rates=rates, learner=learner)
-                ran = replay(maker(seed, real.now() + 1e-3), core, alone=lambda task: profiles[task.name].seconds)
+            work[title].append(dict(Counter(task.name for one in makers[title](seed, 0.0) for task in one.tasks)))
+            for name in policies:
+                core = Core(
+                    real,
+                    "lanes" if name == "known" else name,
+                    rates=rates,
+                    learner=learner if name == "known" else None,
+                )
+                ran = replay(
+                    makers[title](seed, real.now() + 1e-3), core, alone=lambda task: profiles[task.name].seconds
+                )
                 steps = float(np.median(np.asarray(ran.steps)))
                 simulated = Simulator(rates, capacity, mode="drain", host=host_of(steps, real), workers=WORKERS)
-                guess = replay(maker(seed, 0.0), Core(simulated, core.policy.name, rates=rates))
+                guess = replay(makers[title](seed, 0.0), Core(simulated, core.policy.name, rates=rates))
                 m = ran.metrics()
-                figures[title, name].append(
-                    [
-                        m.stp,
-                        both(ran, profiles),
-                        m.antt,
-                        float(m.failed),
-                        float(sum(e.kind == "preempt" for e in ran.log)),
-                        1e6 * steps,
-                        guess.metrics().stp / m.stp - 1,
-                    ]
-                )
-                if options.logs and k == 0:
-                    os.makedirs(options.logs, exist_ok=True)
-                    with open(f"{options.logs}/{title.replace(' ', '-')}.{name}.jsonl", "w", encoding="utf-8") as file:
-                        ran.log.write(file)
-        print(f"seed {seed} at {time.perf_counter() - begun:.1f} s", flush=True)
-    if options.peers:
-        played = {
-            title: [
-                [
-                    (one.tasks[0].name, found[one.tasks[0].name][2].value, one.arrival)
-                    for one in makers[title](options.first + k, 0.0)
-                ]
-                for k in range(min(5, options.seeds))
+                preempted = float(sum(e.kind == "preempt" for e in ran.log))
+                error = guess.metrics().stp / m.stp - 1
+                row = [m.stp, both(ran, profiles), m.antt, float(m.failed), preempted, 1e6 * steps, error]
+                figures[title, name].append(row)
+    seconds = {name: profile.seconds for name, profile in profiles.items()}
+    for title in setting.option("peers", [""]):
+        if title:
+            items = [
+                [(r.tasks[0].name, found[r.tasks[0].name][2].value, r.arrival) for r in makers[title](first + k, 0.0)]
+                for k in range(3)
             ]
-            for title in options.peers
-        }
-        seconds = {name: its.seconds for name, its in profiles.items()}
-        nan = float("nan")
-        for title, name, its in sched_peers.measure(bench, made, played, seconds, options.dry, begun + options.most):
-            figures[title, name] = [[stp, nan, antt, 0.0, 0.0, nan, nan] for stp, antt in its]
+            for _, name, rows in sched_peers.measure(bench, made, {title: items}, seconds, False, limit):
+                record(f"stp/{title}/{name}", [stp for stp, _ in rows], "STP")
     real.close()
-    result["figures"] = [[*key, its] for key, its in figures.items()]
-    save(options.json, result)
-    report(result)
-
-
-def bounds(result: Any) -> dict[str, list[float]]:
-    """Return the fluid bound of each trace and seed."""
-    matrix = Matrix([Pair(a, b, tuple(rates), tuple(shares)) for a, b, rates, shares in result["pairs"]])
-    seconds = {name: its[0] for name, its in result["profiles"].items()}
-    try:
-        return {
-            title: [
-                bound([Task(n, 1, Profile(seconds=seconds[n] * count)) for n, count in its.items()], matrix)
-                for its in seeds
-            ]
-            for title, seeds in result["work"].items()
+    for (title, name), rows in figures.items():
+        left = [row[0] for row in figures.get((title, "left-over"), [])]
+        over = [row[0] / base for row, base in zip(rows, left, strict=False)]
+        ceiling = ("left-over", float(np.median(left))) if left and name != "left-over" else None
+        record(f"stp/{title}/{name}", [row[0] for row in rows], "STP", ceiling=ceiling)
+        if over and name != "left-over":
+            record(f"stp/{title}/{name}/of left-over", over, "ratio", goal=0.97)
+            record(f"antt/{title}/{name}", [row[2] for row in rows], "ANTT", better="lower")
+            record(f"decision/{title}/{name}", [1e-6 * row[5] for row in rows], "s", better="lower")
+        record(f"simulator/{title}/{name}", [abs(row[6]) for row in rows], "relative error", better="lower", goal=0.05)
+    if "raw" in setting.options:
+        content = {
+            "count": count,
+            "profiles": {
+                n: [p.seconds, p.kind.value if p.kind else "", blocks_by_name[n], p.resident]
+                for n, p in profiles.items()
+            },
+            "pairs": [[p.first, p.second, p.rates, p.shares] for p in found_pairs],
+            "work": work,
+            "figures": [[*key, rows] for key, rows in figures.items()],
         }
-    except errors.ArgumentError as error:  # no SciPy here: print the tables again where it is
-        print(error)
-        return {}
-
-
-def report(result: Any) -> None:
-    most = bounds(result)
-    figures = {(title, name): its for title, name, its in result["figures"]}
-    rows = []
-    for (title, name), its in figures.items():
-        if not its:  # the time was over before its first seed
-            continue
-        left = figures.get((title, "left-over"), its)
-        over = [mine[0] / other[0] for mine, other in zip(its, left, strict=False)]
-        part = [mine[0] / its for mine, its in zip(its, most.get(title, []), strict=False)] or [float("nan")]
-        if "load" in title or "first" in title:
-            part = [float("nan")]
-        columns = list(zip(*its, strict=True))
-        stp, together_, antt, failed, preempted, step, error = (statistics.median(column) for column in columns)
-        errors_ = [abs(its) for its in columns[6]]
-        rows.append([title, name, len(its), stp, statistics.median(over), min(over), statistics.median(part), min(part),
-                     together_, antt, max(columns[3]), preempted, step, error, max(errors_)])  # fmt: skip
-        del failed
-    table("policies", ["trace", "policy", "seeds", "STP", "over left-over", "worst", "of bound", "worst", "together",
-                       "ANTT", "failed", "preempted", "decision us", "simulator off", "worst"], rows)  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+        Path(setting.options["raw"]).write_text(json.dumps(content), encoding="utf-8")

@@ -1,20 +1,19 @@
-"""How fast do kernels walk pages that are in the cache, by spans and raw?
+"""Rates of folds and maps over cached pages, compared with raw loads of the same frames.
 
-Each warp takes runs of `--run` bytes in grid stride. Raw: the same walk of the same frames by plain address, past L1.
+Each warp takes runs of items in grid stride. The ceiling is the same walk by plain addresses, past L1.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import time
 from typing import Any
 
 import numpy as np
 
 import warpwell as ww
-from lab.bench.hits import COMPLETE, EVICTING, seen_as
-from lab.bench.timing import kernel_seconds, machine, registers_and_occupancy, save, table
+from lab.bench.hits import COMPLETE, EVICTING, fill, seen_as
+from lab.bench.runner import Record, Setting, benchmark
+from lab.bench.timing import kernel_times, rates
 from warpwell.cache import parse_size
 from warpwell.storage import RamMedium
 from warpwell.targets import (
@@ -164,10 +163,11 @@ def make(function, registers):
     return kernel(function, max_registers=registers)
 
 
-def run(nbytes: int, page_size: int, run_bytes: int, target: str, threads: int, names: list[str], counts: list) -> dict:
+def measure(nbytes: int, page_size: int, run_bytes: int, setting: Setting, record: Record) -> None:
     """Fill a cache and time every walk."""
-    items = run_bytes // 8
-    a = ww.open(
+    target, items = setting.device, run_bytes // 8
+    threads = 1 << 18 if setting.on_gpu else 64
+    with ww.open(
         RamMedium(np.arange(nbytes // 8)),
         dtype=np.int64,
         device=target,
@@ -176,84 +176,28 @@ def run(nbytes: int, page_size: int, run_bytes: int, target: str, threads: int, 
         cache=nbytes + 16 * (nbytes // page_size) + (64 << 20),
         name="resident",
         timeout=60,
-    )
-    memory = memory_for(target)
-    try:
-        begun, pages = time.perf_counter(), nbytes // page_size
-        for _ in range(5):
-            before = a.stats.misses
-            a.cache.hold(a._nsid, 0, pages)
-            a.cache.unpin(a._nsid, 0, pages)
-            if a.stats.misses == before:
-                break
-        print(f"{pages} pages of {page_size} B filled in {time.perf_counter() - begun:.1f} s", flush=True)
-        misses = a.stats.misses
-        frames = a.cache.constants(a._nsid)["frames"]
-        sink = memory.allocate(nbytes)
-        out = device_array(nbytes // 8, target)
-        runs, warps = nbytes // run_bytes, threads // (32 if target == "cuda" else 1)
-        rows, rates = [], {}
-        for name in names:
-            for registers in counts if name in SPANS else counts[:1]:
-                k = make(RAW.get(name) or SPANS[name], registers)
-                args = (
-                    a if name in SPANS else frames,
-                    *((out,) if name == "map out" else ()),
-                    runs,
-                    items,
-                    warps,
-                    sink.address,
-                )
-                try:
-                    with seen_as(a, COMPLETE if name == "complete" else EVICTING):
-                        seconds = kernel_seconds(k, threads, *args, device=target, arrays=[a], runs=3)
-                except Exception as error:
-                    print(f"{name}, {registers} registers: {error!r:.300}", flush=True)
-                    continue
-                rate = rates[name, registers] = nbytes / 8 / seconds / 1e9
-                base = max(
-                    v
-                    for (n, _), v in rates.items()
-                    if n in (("raw stores",) if "map" in name else ("raw", "raw pairs"))
-                )
-                used = registers_and_occupancy(k, len(args)) if target == "cuda" else (0, 0.0)
-                rows.append([name, registers, used[0], f"{used[1]:.2f}", rate, rate / base])
-                print(*rows[-1], flush=True)
-        head = ["walk", "registers", "used", "occupancy", "G items/s", "of raw"]
-        table(f"spans, pages of {page_size} B, runs of {run_bytes} B", head, rows)
+    ) as a:
+        fill(a, nbytes // page_size)
+        misses, frames = a.stats.misses, a.cache.constants(a._nsid)["frames"]
+        sink, out = memory_for(target).allocate(nbytes), device_array(nbytes // 8, target)
+        runs, warps = nbytes // run_bytes, threads // (32 if setting.on_gpu else 1)
+        found: dict[str, float] = {}
+        for name in [*RAW, *SPANS]:
+            k = make(RAW.get(name) or SPANS[name], setting.option("registers", 40))
+            first = (a if name in SPANS else frames, *((out,) if name == "map out" else ()))
+            args = (*first, runs, items, warps, sink.address)
+            with seen_as(a, COMPLETE if name == "complete" else EVICTING):
+                times = kernel_times(k, threads, *args, device=target, arrays=[a], runs=3)
+            raw = "raw stores" if "map" in name else max(("raw", "raw pairs"), key=lambda each: found.get(each, 0.0))
+            ceiling = (raw, found[raw]) if name in SPANS else None
+            found[name] = record(f"{page_size}B/{name}", rates(nbytes / 8, times), "items/s", ceiling=ceiling)
         if a.stats.misses != misses:
-            print(f"{a.stats.misses - misses} misses: these are no figures of resident pages")
-        return {"page_size": page_size, "run": run_bytes, "rows": rows}
-    finally:
-        a.close()
+            raise SystemExit(f"{a.stats.misses - misses} reads missed the cache; the rates are invalid")
 
 
-def main() -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default=ww.default_device())
-    parser.add_argument("--frames", default=None, help="bytes of frames (8GiB on cuda, 16MiB on cpu)")
-    parser.add_argument("--pages", nargs="+", default=["4096:4096", "512:2048"], help="page size:bytes of a run")
-    parser.add_argument("--walks", nargs="+", default=[*RAW, *SPANS], choices=[*RAW, *SPANS])
-    parser.add_argument("--registers", type=int, nargs="+", default=[32, 40, 64])
-    parser.add_argument("--json", default=None, metavar="FILE")
-    options = parser.parse_args()
-    on_gpu = options.device == "cuda"
-    nbytes = parse_size(options.frames or ("8GiB" if on_gpu else "16MiB"))
-    results = machine(options.device)
-    results["spans"] = [
-        run(
-            nbytes,
-            *(int(n) for n in shape.split(":")),
-            options.device,
-            1 << 18 if on_gpu else 64,
-            options.walks,
-            options.registers,
-        )
-        for shape in options.pages
-    ]
-    save(options.json, results)
-
-
-if __name__ == "__main__":
-    main()
+@benchmark("spans", figures=["4096B", "512B"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure pages of 4 KiB, and pages of 512 B in runs of 2 KiB."""
+    nbytes = parse_size(setting.pick(("16MiB", "16MiB"), ("1GiB", "8GiB"), "frames"))
+    for page_size, run_bytes in ((4096, 4096), (512, 2048)):
+        measure(nbytes, page_size, run_bytes, setting, record)

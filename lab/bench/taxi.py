@@ -1,54 +1,44 @@
-"""The six questions of the paper about taxi trips, beside DuckDB, Polars and pyarrow: warm, cold, and for more rows.
+"""Questions of the BaM paper about taxi trips, compared with DuckDB, Polars and pyarrow where they are installed.
 
-Q0 is the mean distance of the trips of at least 30 miles, and each next question adds the mean of one column. Rows are
-bootstrapped from months of green taxis (``../shared/data/green*.parquet``, or the glob in ``TAXI_MONTHS``), or made up;
-nobody paid a hail fee in these, so that this column has no bytes.
-Medians of alternated runs; cold is a new process after fsync and DONTNEED. Prints JSON lines, and with ``--picture``
-draws the sweep.
+Q0 is the mean distance of the trips of at least 30 miles; each next question adds the mean of one column. Rows are
+bootstrapped from months of green taxis (the glob in ``TAXI_MONTHS``), or made up; nobody paid a hail fee in these, so
+that column has no bytes. Systems alternate. ``-o cold=1`` also asks in new processes after fsync and DONTNEED.
 
-    python benchmarks/taxi.py --quick
-    python benchmarks/taxi.py --rows 100000000 --folder /drive/taxi --picture sweep.png
-    python benchmarks/taxi.py --only sweep --shares 1e-5,3e-4 --repeats 3 --systems "ours coded scan direct,duckdb"
-
-Of our own, "direct" takes rows past the page cache, and "whole" reads whole columns.
-
-With ``--device cuda`` (needs PyTorch; columns are made up): the kernel of filters beside a span scan of a column in the
-cache; and Q5 on demand, with 4 KiB and 512-byte pages, beside a bulk load of the five columns and, where it is
-installed, beside reads of as much by KvikIO.
-
-    python benchmarks/taxi.py --device cuda --rows 134217728 --folder /dev/shm/taxi
+On a GPU (needs PyTorch; columns are made up): the kernel of filters, compared with a span scan of a cached column, and
+Q5 on demand with pages of 4 KiB and 512 B, compared with loading the columns whole, and KvikIO if it is installed.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
 import glob
+import importlib.util
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from lab.bench.runner import CannotRunError, Record, Setting, benchmark
+from lab.bench.timing import kernel_seconds, kernel_times, rates
+
 COLUMNS = ["trip_distance", "total_amount", "extra", "ehail_fee", "tolls_amount", "mta_tax"]
 BATCH = 1 << 20
 
 
 def make(folder: Path, rows: int) -> None:
-    """Write the same rows as an Arrow file, zstd Parquet, two folders of ours, and a file of DuckDB's."""
-    import duckdb
+    """Write the same rows as an Arrow file, zstd Parquet, two Warpwell tables, and a DuckDB file if it is installed."""
     import pyarrow.parquet as parquet
 
     import warpwell as ww
 
-    months_of = os.environ.get("TAXI_MONTHS", str(Path(__file__).parents[3] / "shared/data/green*.parquet"))
-    files = sorted(glob.glob(months_of))
+    files = sorted(glob.glob(os.environ.get("TAXI_MONTHS", "")))
     random = np.random.default_rng(1)
     if files:
         months = [parquet.read_table(one, columns=COLUMNS) for one in files]
@@ -74,8 +64,11 @@ def make(folder: Path, rows: int) -> None:
             other.write_batch(batch)
     ww.table.convert(str(arrow), folder / "trips.ww").close()
     ww.table.convert(str(arrow), folder / "coded.ww", codes="auto").close()
-    with duckdb.connect(str(folder / "trips.duckdb")) as base:
-        base.execute(f"create table trips as select * from read_parquet('{folder / 'trips.parquet'}')")
+    if importlib.util.find_spec("duckdb"):
+        import duckdb
+
+        with duckdb.connect(str(folder / "trips.duckdb")) as base:
+            base.execute(f"create table trips as select * from read_parquet('{folder / 'trips.parquet'}')")
 
 
 def question(folder: Path, system: str, count: int, least: float) -> list[float]:
@@ -84,7 +77,7 @@ def question(folder: Path, system: str, count: int, least: float) -> list[float]
 
 
 def _asked(folder: Path, system: str, names: list[str], least: float) -> list[float | None]:
-    if system.startswith("ours"):
+    if system.startswith("warpwell"):
         import warpwell as ww
 
         direct = True if "direct" in system else None
@@ -121,11 +114,11 @@ def _polars(lazy, names, least):
 
 
 SYSTEMS = [
-    "ours file scan",
-    "ours folder scan",
-    "ours coded scan",
-    "ours file where",
-    "ours coded where",
+    "warpwell file scan",
+    "warpwell folder scan",
+    "warpwell coded scan",
+    "warpwell file where",
+    "warpwell coded where",
     "duckdb",
     "duckdb parquet",
     "polars parquet",
@@ -156,13 +149,13 @@ def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, in
     A system with "whole" in its name reads whole columns: holes of any size are read with what is around them.
     """
     small = folder.parent / "20000"
-    if not (small / "trips.duckdb").exists():
+    if not (small / "coded.ww").exists():
         small.mkdir(exist_ok=True)
         make(small, 20_000)
     drop(folder)
     code = (
         "import sys, json; from lab.bench import taxi; from pathlib import Path\n"
-        "import polars, pyarrow.dataset, duckdb, warpwell.table\n"
+        "import polars, pyarrow.dataset, warpwell.table\n"
         "folder, small, system, count, least = sys.argv[1:]\n"
         "taxi.measured(Path(small), system, int(count), 1.0)\n"
         "read = lambda: int([l for l in open('/proc/self/io') if l.startswith('read_bytes')][0].split()[1])\n"
@@ -177,10 +170,6 @@ def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, in
     )
     took, read = json.loads(done.stdout.splitlines()[-1])
     return took, read
-
-
-def say(**values: object) -> None:
-    print(json.dumps(values), flush=True)
 
 
 # -- on a GPU -------------------------------------------------------------------------------------------------------
@@ -216,21 +205,17 @@ def span_kernel():
     return span
 
 
-def selection(path: Path, rows: int, options: dict) -> None:
+def selection(path: Path, rows: int, options: dict, record: Record) -> None:
     """Time the kernel of filters beside a span scan of the same column, whose pages are in the cache."""
     import torch
 
     import warpwell as ww
-    from lab.bench.timing import kernel_seconds
     from warpwell.table import key_sets, selecting, where
 
     with ww.table.open(path, device="cuda", **options) as table:
         column = table[NUMBERS[0]]
         run = column.runs[0]
-        for _ in range(2):
-            start = time.perf_counter()
-            table.where([(NUMBERS[0], ">=", 0.9997)])
-            whole = time.perf_counter() - start
+        table.where([(NUMBERS[0], ">=", 0.9997)])  # loads the column
         arrays, tails = where._arrays(table, run)
         mask = torch.zeros(-(-rows // 64), dtype=torch.int64, device="cuda")
         nothing = torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -250,19 +235,13 @@ def selection(path: Path, rows: int, options: dict) -> None:
             units, *tables = where._tables(column, [(run, 0)], flips, {})
             near = [torch.as_tensor(one, device="cuda") for one in (*tables[:2], np.array(tails, np.int64))]
             given = (*arrays[:2], *near[:2], *where._form(column, run)[1:], 0, near[2], nothing, mask, 0)
-            took = kernel_seconds(selecting.select_whole, units * 32, *given, device="cuda", arrays=[arrays[0]])
-            say(
-                what="selection, resident",
-                **options,
-                share=share,
-                gb_s=round(8 * rows / took / 1e9),
-                span_gb_s=round(8 * rows / seconds / 1e9),
-                of_a_span=round(seconds / took, 2),
-                where_ms=round(whole * 1e3, 1),
-            )
+            args = (selecting.select_whole, units * 32, *given)
+            times = kernel_times(*args, device="cuda", arrays=[arrays[0]])
+            limit = ("span", 8 * rows / seconds)
+            record(f"select/{options['page_size']}B/{share:g}", rates(8 * rows, times), "B/s", ceiling=limit)
 
 
-def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict, repeats: int) -> None:
+def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict, repeats: int, record: Record) -> None:
     """Ask Q5 on demand, and of columns that are loaded whole, in turns; all caches are empty before each."""
     import torch
 
@@ -299,23 +278,17 @@ def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict
                 if rows is not None:
                     read = sum(one.read for one in rows.explain())
             times.append(took)
-    ours, bulk_load = (statistics.median(one[k] for one in times[1:]) for k in (0, 1))
-    ratio = sum(one.nbytes for one in columns) / read
-    say(
-        what="Q5",
-        **options,
-        share=share,
-        ms=round(ours * 1e3, 1),
-        bulk_ms=round(bulk_load * 1e3, 1),
-        faster=round(bulk_load / ours, 2),
-        bytes_ratio=round(ratio, 2),
-        of_it=round(bulk_load / ours / ratio, 2),
-        kvikio_ms=kvikio_ms(path, columns),
-    )
+    name = f"q5/{options['page_size']}B/{share:g}"
+    peers = [("columns loaded whole", ww.__version__, statistics.median(one[1] for one in times[1:]))]
+    if (other := kvikio_seconds(path, columns)) is not None:
+        peers.append(("KvikIO, columns", "installed", other))
+    record(name, [one[0] for one in times[1:]], "s", better="lower", peers=peers)
+    amplification = read / (8 * len(NUMBERS) * max(1, len(chosen)))
+    record(f"{name}/amplification", amplification, "bytes read per byte", better="lower")
 
 
-def kvikio_ms(path: Path, columns: list[np.ndarray]) -> float | None:
-    """Return the milliseconds in which KvikIO reads as many bytes of the file to the GPU; None without it."""
+def kvikio_seconds(path: Path, columns: list[np.ndarray]) -> float | None:
+    """Return the seconds in which KvikIO reads as many bytes of the file to the GPU; None without it."""
     try:
         import cupy
         import kvikio
@@ -331,154 +304,62 @@ def kvikio_ms(path: Path, columns: list[np.ndarray]) -> float | None:
                 at += one.nbytes
             cupy.cuda.Device().synchronize()
             best = min(best, time.perf_counter() - start)
-    return round(best * 1e3, 1)
+    return best
 
 
-def on_gpu(folder: Path, rows: int, repeats: int) -> None:
+def systems() -> list[str]:
+    """Return the systems that are installed."""
+    return [name for name in SYSTEMS if importlib.util.find_spec(name.split()[0])]
+
+
+def on_gpu(folder: Path, setting: Setting, record: Record) -> None:
     """Measure on a GPU."""
-    folder.mkdir(parents=True, exist_ok=True)
+    if not importlib.util.find_spec("torch"):
+        raise CannotRunError("needs the package torch")
+    rows = setting.pick((0, 0), (1 << 24, 1 << 27), "rows")
     path = folder / "random.arrow"
     columns = made_up(path, rows)
-    size = 2 * columns[0].nbytes
     for page_size in (4096, 512):
-        options = {"cache": size, "page_size": page_size}
-        selection(path, rows, options)
+        options = {"cache": 2 * columns[0].nbytes, "page_size": page_size}
+        selection(path, rows, options, record)
         for share in (3e-4, 1e-5):
-            on_demand(path, columns, share, options, repeats)
-    path.unlink()
+            on_demand(path, columns, share, options, 3, record)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rows", type=int, default=100_000_000)
-    parser.add_argument("--folder", type=Path, default=Path("taxi-benchmark"))
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a million rows, one repeat")
-    parser.add_argument("--only", default="warm,cold,sweep", help="which of warm, cold and sweep, by commas")
-    parser.add_argument("--shares", default="1e-6,1e-5,1e-4,3e-4,1e-3,1e-2", help="selectivities of the sweep")
-    parser.add_argument("--systems", help="those of the sweep, by commas")
-    parser.add_argument("--picture", type=Path, help="draw the sweep over selectivities")
-    options = parser.parse_args()
-    rows, repeats = (1_000_000, 1) if options.quick else (options.rows, options.repeats)
-    folder = options.folder / str(rows)
-    if options.device == "cuda":
-        on_gpu(folder, rows, repeats)
-        return
-    if not (folder / "trips.duckdb").exists():
-        folder.mkdir(parents=True, exist_ok=True)
+def ask(folder: Path, count: int, runs: int, least: float, is_cold: bool, record: Record) -> None:
+    """Ask a question of all systems in turns, and compare the answers."""
+    names = systems()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    expected = question(folder, "pyarrow", count, least)
+    for k in range(runs + (not is_cold)):
+        for name in names:
+            if is_cold:
+                seconds[name].append(cold(folder, name, count, least)[0])
+                continue
+            took, found = measured(folder, name, count, least)
+            if not np.allclose(found, expected, rtol=1e-9, equal_nan=True):
+                raise SystemExit(f"{name} returned {found}, expected {expected}")
+            if k:
+                seconds[name].append(took)
+    others = [name for name in names if not name.startswith("warpwell")]
+    peers = [(name, "installed", statistics.median(seconds[name])) for name in others]
+    for name in [name for name in names if name not in others]:
+        what = name.removeprefix("warpwell ")
+        record(f"q{count - 1}/{'cold' if is_cold else 'warm'}/{what}", seconds[name], "s", better="lower", peers=peers)
+
+
+@benchmark("taxi", needs={"pyarrow", "polars"}, figures=["q0", "q5", "select"])
+def run(setting: Setting, record: Record) -> None:
+    """Ask Q0 and Q5."""
+    with tempfile.TemporaryDirectory(dir=setting.options.get("folder")) as name:
+        if setting.on_gpu:
+            on_gpu(Path(name), setting, record)
+            return
+        rows = setting.pick((1_000_000, 10_000_000), (1, 1), "rows")
+        folder = Path(name) / str(rows)
+        folder.mkdir()
         make(folder, rows)
-    only = options.only.split(",")
-    if "warm" in only:
-        warm(folder, rows, repeats)
-    if "cold" in only:
-        all_cold(folder, rows, repeats)
-    if "sweep" in only:
-        systems = tuple(options.systems.split(",")) if options.systems else SWEPT
-        sweep(folder, rows, repeats, options.picture, [float(one) for one in options.shares.split(",")], systems)
-
-
-def warm(folder: Path, rows: int, repeats: int) -> None:
-    """Ask Q0 and Q5 of all systems in turns, in this process, and compare the answers."""
-    for count in (1, 6):
-        times: dict[str, list[float]] = {one: [] for one in SYSTEMS}
-        expected = question(folder, "pyarrow", count, 30.0)
-        for _ in range(repeats + 1):
-            for system, taken in times.items():
-                took, found = measured(folder, system, count, 30.0)
-                assert np.allclose(found, expected, rtol=1e-9, equal_nan=True), (system, found, expected)
-                taken.append(took)
-        for system, taken in times.items():
-            say(question=f"Q{count - 1}", state="warm", system=system, rows=rows, seconds=statistics.median(taken[1:]))
-
-
-def all_cold(folder: Path, rows: int, repeats: int) -> None:
-    """Ask Q0 and Q5 of all systems in turns, each in a process of its own."""
-    for count in (1, 6):
-        runs: dict[str, list[tuple[float, int]]] = {one: [] for one in SYSTEMS}
-        for _ in range(repeats):
-            for system, done in runs.items():
-                done.append(cold(folder, system, count, 30.0))
-        for system, done in runs.items():
-            say(
-                question=f"Q{count - 1}",
-                state="cold",
-                system=system,
-                rows=rows,
-                seconds=statistics.median(one[0] for one in done),
-                read_mb=round(done[0][1] / 1e6, 1),
-            )
-
-
-SWEPT = (
-    "ours folder scan",
-    "ours folder scan direct",
-    "ours folder scan whole",
-    "ours coded scan",
-    "ours coded scan direct",
-    "ours coded scan whole",
-    "ours file scan",
-    "duckdb",
-    "duckdb parquet",
-    "polars parquet",
-    "polars ipc",
-    "pyarrow",
-)
-
-
-def sweep(
-    folder: Path, rows: int, repeats: int, picture: Path | None, shares: list[float], systems: tuple[str, ...]
-) -> None:
-    """Ask Q5, cold, of more and more rows, in turns, and draw where reading rows meets reading columns."""
-    import warpwell as ww
-
-    with ww.table.open(folder / "trips.ww", device="cpu") as table:
-        miles = np.sort(table[COLUMNS[0]].arrow().to_numpy(zero_copy_only=False))
-    del table
-    gc.collect()  # pages that somebody has mapped cannot be dropped
-    lines: dict[str, list[tuple[float, float]]] = {one: [] for one in systems}
-    for share in shares:
-        least = float(miles[-max(1, int(rows * share))])
-        real = 1 - float(np.searchsorted(miles, least)) / rows
-        runs: dict[str, list[tuple[float, int]]] = {one: [] for one in systems}
-        for _ in range(repeats):
-            for system, done in runs.items():
-                done.append(cold(folder, system, 6, least))
-        for system, done in runs.items():
-            seconds = statistics.median(one[0] for one in done)
-            lines[system].append((real, seconds))
-            say(
-                question="Q5",
-                state="cold",
-                system=system,
-                rows=rows,
-                selectivity=real,
-                seconds=round(seconds, 4),
-                least=round(min(one[0] for one in done), 4),
-                read_mb=round(done[0][1] / 1e6, 1),
-            )
-    if picture is not None:
-        draw(picture, lines, rows)
-
-
-def draw(picture: Path, lines: dict[str, list[tuple[float, float]]], rows: int) -> None:
-    """Draw the sweep."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 5))
-    for system, line in lines.items():
-        ours = system.startswith("ours")
-        style = ":" if "whole" in system else "-" if ours else "--"
-        axes.loglog(*zip(*line, strict=True), style, marker="o" if ours else "x", label=system)
-    axes.set_xlabel(f"share of {rows:,} rows that match")
-    axes.set_ylabel("seconds, Q5, cold")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-
-
-if __name__ == "__main__":
-    main()
+        for count in (1, 6):
+            ask(folder, count, 5, 30.0, False, record)
+            if setting.options.get("cold"):
+                ask(folder, count, 3, 30.0, True, record)

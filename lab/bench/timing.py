@@ -1,34 +1,36 @@
-"""Timing of kernels and tables of results, shared by the benchmarks."""
+"""Times of kernels and calls, shared by the benchmarks."""
 
 from __future__ import annotations
 
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from . import machine as _machine
+
 if not hasattr(np, "row_stack"):  # numba-cuda 0.30 touches it on NumPy 2.5
-    np.row_stack = np.vstack  # noqa: NPY201 - the old name is the point
+    np.row_stack = np.vstack  # noqa: NPY201 - the old name is required
 
 
-def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequence[Any] = (), runs: int = 5) -> float:
-    """Return the median seconds of a launch with `n` threads after one that warms up.
+def kernel_times(
+    kernel: Any, n: int, *args: Any, device: str, arrays: Sequence[Any] = (), runs: int = 5
+) -> list[float]:
+    """Return the seconds of `runs` launches with `n` threads after one that compiles.
 
-    On a GPU by events around the kernel alone, with the controllers of `arrays` kept awake; elsewhere by
-    the clock around the whole launch.
+    On a GPU the times are those of events around the kernel, and the controllers of `arrays` keep running. On a CPU
+    the clock is read around the whole launch.
     """
+    times = []
     if device != "cuda":
-        times = []
         for _ in range(runs + 1):
             begun = time.perf_counter()
             kernel[n](*args, device=device)
             times.append(time.perf_counter() - begun)
-        return statistics.median(times[1:])
+        return times[1:]
     from numba import cuda
 
     from warpwell.targets.compiler import run_cuda
@@ -37,7 +39,6 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
     run_cuda.share_fault_page()
     compiled = run_cuda.compiled(kernel, 1, len(args))
     blocks = -(-n // run_cuda.BLOCK_THREADS)
-    times = []
     flag = LaunchFlag("cuda")
     for a in arrays:
         a.launch_begins(flag)
@@ -53,35 +54,56 @@ def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequenc
     finally:
         for a in arrays:
             a.launch_ended(flag)
-    return statistics.median(times[1:])
+    return times[1:]
 
 
-def registers_and_occupancy(kernel: Any, count: int) -> tuple[int, float]:
-    """Return registers a thread and the fraction of a multiprocessor's threads that are resident."""
+def kernel_seconds(kernel: Any, n: int, *args: Any, device: str, arrays: Sequence[Any] = (), runs: int = 5) -> float:
+    """Return the median of `kernel_times`."""
+    return statistics.median(kernel_times(kernel, n, *args, device=device, arrays=arrays, runs=runs))
+
+
+def registers_per_thread(kernel: Any, count: int) -> int:
+    """Return the registers of a thread of a kernel for a GPU with `count` arguments."""
     from warpwell.targets.compiler import run_cuda
 
-    compiled = run_cuda.compiled(kernel, 1, count)
-    registers = int(next(iter(compiled.overloads.values())).regs_per_thread)
-    # registers are handed out to warps in units of 256; 65,536 of them and 2,048 threads a multiprocessor
-    block = -(-registers * 32 // 256) * 256 * (run_cuda.BLOCK_THREADS // 32)
-    return registers, min(2048, 65536 // block * run_cuda.BLOCK_THREADS) / 2048
+    return int(next(iter(run_cuda.compiled(kernel, 1, count).overloads.values())).regs_per_thread)
+
+
+def call_times(call: Callable[[], object], runs: int = 3, before: Callable[[], object] = lambda: None) -> list[float]:
+    """Return the seconds of `runs` calls after one that warms up; `before` is called before each and not timed."""
+    times = []
+    for _ in range(runs + 1):
+        before()
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    return times[1:]
+
+
+def alternate(
+    calls: dict[str, Callable[[], object]], runs: int, finish: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
+    """Return the seconds of each call, `runs` times in turn after a round that warms up; `finish` ends each call."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for k in range(runs + 1):
+        for name, call in calls.items():
+            finish()
+            begun = time.perf_counter()
+            call()
+            finish()
+            if k:
+                times[name].append(time.perf_counter() - begun)
+    return times
+
+
+def rates(amount: float, times: Sequence[float]) -> list[float]:
+    """Return `amount` per second for each time."""
+    return [amount / seconds for seconds in times]
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Return what a result must say of where it comes from."""
-    out: dict[str, Any] = {"host": platform.processor() or platform.machine(), "device": device}
-    try:
-        out["commit"] = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        out["commit"] = "unknown"
-    if device == "cuda":
-        from numba import cuda
-
-        name = cuda.get_current_device().name
-        out["gpu"] = name.decode() if isinstance(name, bytes) else str(name)
-    return out
+    """Return facts about the machine, for the benchmarks that write their own JSON."""
+    return _machine.facts() | {"device": device, "commit": _machine.commit()[0]}
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -95,12 +117,7 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
 
 
 def save(path: str | None, result: dict[str, Any]) -> None:
-    """Write a result as JSON where a path was given."""
+    """Write a result as JSON if a path is given."""
     if path:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(result, file, indent=1, default=str)
-
-
-def best(function: Callable[[], float], runs: int = 3) -> float:
-    """Return the median of several calls."""
-    return statistics.median(function() for _ in range(runs))

@@ -1,0 +1,252 @@
+"""What the scheduler costs per task: CPU time in Python, and on a GPU the time between kernels.
+
+Without a GPU (``cpu/...``): the CPU time per task of `submit`, of `result` and of the scheduler's thread, with a clock
+in place of the GPU, and without native waits. Identical launches are memoized and submitted in series; *one by one*
+submits them alone, and *not memoized* describes each launch again.
+
+On a GPU, *decision* is the time from the completion that the scheduler noticed (on an idle device, from the call of
+`submit`) to the return of the driver's launch; it is negative if the next kernel was launched behind the running one.
+*Batch* is the time per kernel of many short ones, submitted in a loop, compared with plain launches in one stream.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from lab.bench.runner import Record, Setting, benchmark
+from lab.bench.sched_forms import Bench, Made, spin
+from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
+from warpwell.scheduler.dispatcher import Dispatcher
+from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.handle import Handle
+from warpwell.scheduler.policies.order import FirstCome
+from warpwell.scheduler.task import Request
+from warpwell.scheduler.waiting import Waiting
+from warpwell.targets.arrays import zeros
+from warpwell.targets.gpu.lines import Line, Lines
+
+BLOCKS = 132
+
+
+def rounds_for(bench: Bench, x: Any, seconds: float) -> int:
+    """Return the rounds of `spin` that take so long."""
+    rounds = 1000
+    for _ in range(4):
+        made = Made(bench, spin[256 * BLOCKS], (x, rounds))
+        rounds = max(1, int(rounds * seconds / min(bench.seconds(made.forms.start_plain) for _ in range(5))))
+    return rounds
+
+
+def plain_seconds(bench: Bench, x: Any, rounds: int, count: int) -> float:
+    """Return the seconds of launches in one stream, from the first one to the end of the last."""
+    made = Made(bench, spin[256 * BLOCKS], (x, rounds))
+    begun = time.perf_counter()
+    for _ in range(count):
+        made.forms.start_plain(bench.stream)
+    bench.gpu.synchronize(bench.stream)
+    return time.perf_counter() - begun
+
+
+def scheduled_seconds(scheduler: Scheduler, x: Any, rounds: int, count: int, profile: Profile | None) -> float:
+    """Return the seconds of as many tasks, from the first `submit` to the end of the last."""
+    launch = spin[256 * BLOCKS]
+    begun = time.perf_counter()
+    handles = [scheduler.submit(launch, x, rounds, profile=profile) for _ in range(count)]
+    for handle in handles:
+        handle.result(60)
+    return time.perf_counter() - begun
+
+
+class Workers(FirstCome):
+    """One kernel at a time, as workers."""
+
+    def decide(self, view: View) -> list[Decision]:
+        return [Launch(found.job) for found in super().decide(view) if isinstance(found, Launch)]
+
+
+class Watch:
+    """When launches had returned and when ends were noticed, by number (`time.perf_counter`)."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.launched: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
+        executor = scheduler._executor
+        launch, poll, reap = executor.launch, executor.poll, Line.reap
+
+        def launches(job: Any, placement: Any) -> None:
+            launch(job, placement)
+            self.launched.setdefault(job.number, time.perf_counter())
+
+        def polls() -> list[Any]:
+            events = poll()
+            for event in events:
+                self.ended.setdefault(event.job.number, executor._began + event.time)
+            return events
+
+        def reaps(line: Any) -> list[Any]:
+            found = reap(line)
+            told: dict[Any, int] = {}
+            for run, _, begun, ended in found:
+                job = run.job
+                if run.jobs is not None:  # of a train
+                    told[run] = told.get(run, run.ended - 1) + 1
+                    job = run.jobs[told[run]]
+                self.launched[job.number], self.ended[job.number] = begun, ended
+            return found
+
+        executor.launch, executor.poll, Line.reap = launches, polls, reaps  # type: ignore[method-assign]
+        self._reap = reap
+
+    def close(self) -> None:
+        """Look no more."""
+        Line.reap = self._reap  # type: ignore[method-assign]
+
+
+def decisions(policy: Any, x: Any, rounds: int, seconds: float, count: int) -> list[float]:
+    """Return seconds from an end that was noticed to the next launch having returned, of a backlog."""
+    profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured")
+    with Scheduler("cuda", policy, limit=1) as scheduler:
+        scheduled_seconds(scheduler, x, rounds, 4, profile)
+        watch = Watch(scheduler)
+        scheduled_seconds(scheduler, x, rounds, count, profile)
+        watch.close()
+    numbers = sorted(watch.launched)
+    return [watch.launched[n] - watch.ended[n - 1] for n in numbers if n - 1 in watch.ended]
+
+
+def arrivals(x: Any, rounds: int, seconds: float, pause: float, count: int) -> list[float]:
+    """Return seconds from the call of `submit` to the launch having returned, on an idle device."""
+    profile = Profile(kind=Kind.COMPUTE, seconds=seconds, source="measured")
+    launch, called = spin[256 * BLOCKS], {}
+    with Scheduler("cuda", "lanes") as scheduler:
+        scheduled_seconds(scheduler, x, rounds, 4, profile)
+        watch = Watch(scheduler)
+        for _ in range(count):
+            time.sleep(pause)
+            begun = time.perf_counter()
+            handle = scheduler.submit(launch, x, rounds, profile=profile)
+            handle.result(60)
+            called[handle.task.number] = begun
+        watch.close()
+    return [watch.launched[number] - begun for number, begun in called.items()]
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Let the scheduler submit memoized launches alone, not in series."""
+    series, alike = Dispatcher.submit_alike, Waiting.alike
+
+    def submit(self: Any, pattern: Any, arguments: Any) -> Any:
+        task = pattern.task(arguments)
+        handle = Handle(self, task)
+        self.submit(Request(task.name, (task,)), [handle], ())
+        return handle
+
+    Dispatcher.submit_alike, Waiting.alike = submit, lambda self, job, most: []  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Dispatcher.submit_alike, Waiting.alike = series, alike  # type: ignore[method-assign]
+
+
+@contextmanager
+def native_seconds() -> Iterator[list[float]]:
+    """Give a list with the CPU seconds of native waits, which hold no interpreter lock."""
+    watch, total = Lines.watch, [0.0]
+
+    def timed(self: Any, *args: Any, **options: Any) -> Any:
+        begun = time.thread_time()
+        try:
+            return watch(self, *args, **options)
+        finally:
+            total[0] += time.thread_time() - begun
+
+    Lines.watch = timed  # type: ignore[method-assign]
+    try:
+        yield total
+    finally:
+        Lines.watch = watch  # type: ignore[method-assign]
+
+
+def python_seconds(count: int, seconds: float, memoize: bool) -> dict[str, float]:
+    """Return CPU seconds per task in Python, with a clock in place of the GPU."""
+    from tests.harness.clock_gpu import ClockArray, ClockGpu
+
+    launch, x = spin[256 * BLOCKS], np.zeros(BLOCKS, np.int32).view(ClockArray)
+    with (
+        native_seconds() as native,
+        Scheduler("cpu", "lanes", executor=CudaExecutor(gpu=ClockGpu(seconds))) as scheduler,
+    ):
+        if not memoize:
+            scheduler._patterns = None
+        for _ in range(8):
+            scheduler.submit(launch, x, 1).result(60)
+        gc.collect()
+        gc.disable()
+        native[0] = 0.0
+        thread, begun = scheduler.inspect(lambda core: time.thread_time()), time.thread_time()
+        handles = [scheduler.submit(launch, x, 1) for _ in range(count)]
+        submitted = time.thread_time()
+        for handle in handles:
+            handle.result(120)
+        ended = time.thread_time()
+        thread = scheduler.inspect(lambda core: time.thread_time()) - thread - native[0]
+        gc.enable()
+    return {
+        "submit": (submitted - begun) / count,
+        "result": (ended - submitted) / count,
+        "thread": thread / count,
+    }
+
+
+def on_cpu(setting: Setting, record: Record) -> None:
+    """Measure CPU time in Python, the variants in turn."""
+    count = setting.pick((2000, 10_000), (2000, 10_000), "count")
+    found: dict[str, list[float]] = {}
+    for _ in range(3):
+        for name in ("series", "one by one", "not memoized"):
+            with one_by_one() if name == "one by one" else native_seconds():
+                parts = python_seconds(count, 50e-6, name != "not memoized")
+            for part, seconds in parts.items():
+                found.setdefault(f"cpu/{name}/{part}", []).append(seconds)
+    for name, values in found.items():
+        record(name, values, "s/task", better="lower")
+
+
+@benchmark("sched-latency", figures=["cpu", "decision", "batch"])
+def run(setting: Setting, record: Record) -> None:
+    """Measure CPU time, and on a GPU decisions and batches."""
+    on_cpu(setting, record)
+    if not setting.on_gpu:
+        return
+    bench, x = Bench(), zeros("cuda", BLOCKS, np.int32)
+    rounds, longer = rounds_for(bench, x, 50e-6), rounds_for(bench, x, 2e-3)
+    many = setting.pick((0, 0), (500, 2000))
+    for name, times in {
+        "first-come/2 ms": decisions("first-come", x, longer, 2e-3, 200),
+        "first-come/50 us": decisions("first-come", x, rounds, 50e-6, many),
+        "lanes/2 ms": decisions("lanes", x, longer, 2e-3, 200),
+        "lanes/50 us": decisions("lanes", x, rounds, 50e-6, many),
+        "workers/2 ms": decisions(Workers(), x, longer, 2e-3, 200),
+        "idle for 0.2 ms": arrivals(x, rounds, 50e-6, 2e-4, 200),
+        "idle for 5 ms": arrivals(x, rounds, 50e-6, 5e-3, 100),
+    }.items():
+        record(f"decision/{name}/p50", float(np.median(times)), "s", better="lower")
+        record(f"decision/{name}/p99", float(np.quantile(times, 0.99)), "s", better="lower")
+    count = setting.pick((0, 0), (5000, 20_000))
+    found: dict[str, list[float]] = {}
+    for _ in range(3):
+        found.setdefault("plain", []).append(plain_seconds(bench, x, rounds, count) / count)
+        for policy in ("left-over", "lanes"):
+            with Scheduler("cuda", policy) as scheduler:
+                scheduled_seconds(scheduler, x, rounds, 8, None)
+                found.setdefault(policy, []).append(scheduled_seconds(scheduler, x, rounds, count, None) / count)
+    plain = record("batch/plain", found.pop("plain"), "s/kernel", better="lower")
+    for name, values in found.items():
+        record(f"batch/{name}", values, "s/kernel", better="lower", ceiling=("plain launches", plain))
