@@ -348,13 +348,15 @@ def ask(folder: Path, count: int, runs: int, least: float, is_cold: bool, record
         record(f"q{count - 1}/{'cold' if is_cold else 'warm'}/{what}", seconds[name], "s", better="lower", peers=peers)
 
 
-@benchmark("taxi", needs={"pyarrow", "polars"}, figures=["q0", "q5", "select"])
+@benchmark("taxi", needs={"pyarrow"}, figures=["q0", "q5", "select"])
 def run(setting: Setting, record: Record) -> None:
     """Ask Q0 and Q5."""
     with tempfile.TemporaryDirectory(dir=setting.options.get("folder")) as name:
         if setting.on_gpu:
             on_gpu(Path(name), setting, record)
             return
+        if not importlib.util.find_spec("polars"):
+            raise CannotRunError("needs the package polars")
         rows = setting.pick((1_000_000, 10_000_000), (1, 1), "rows")
         folder = Path(name) / str(rows)
         folder.mkdir()
