@@ -1,6 +1,6 @@
-"""Run a command beside processes that keep processors busy: ``python tools/busy.py 4 --times 3 -- make test``.
+"""Run a command on a machine with busy processors: ``python tools/busy.py 4 --times 3 -- make test``.
 
-The exit status is that of the first run that fails, or 0. The busy processes end with this one, however it ends.
+The exit status is the status of the first run that fails, or 0. The busy processes end with this one, however it ends.
 """
 
 from __future__ import annotations

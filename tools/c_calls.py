@@ -106,7 +106,7 @@ def _cycles(paths: list[Path]) -> Calls:
                 edges[file][homes[name]].add(name)
     groups = house.circles({file: set(targets) for file, targets in edges.items()})
     return {
-        file: {other: sorted(edges[file][other]) for other in sorted(edges[file]) if other in group}
+        file: {target: sorted(edges[file][target]) for target in sorted(edges[file]) if target in group}
         for group in groups
         for file in group
     }
@@ -114,27 +114,27 @@ def _cycles(paths: list[Path]) -> Calls:
 
 def _flat(calls: Calls) -> set[tuple[str, str, str]]:
     return {
-        (file, other, name) for file, targets in calls.items() for other, names in targets.items() for name in names
+        (file, target, name) for file, targets in calls.items() for target, names in targets.items() for name in names
     }
 
 
 def problems(found: Calls, record: Calls) -> list[str]:
     """Return a line for each difference from the recorded calls."""
     new, old = _flat(found), _flat(record)
-    lines = [f"{file} calls {name} of {other}, which closes a cycle" for file, other, name in sorted(new - old)]
-    lines += [
-        f"{file} does not call {name} of {other} in a cycle; run python -m tools.c_calls --update"
-        for file, other, name in sorted(old - new)
+    messages = [f"{file} calls {name} of {target}, which closes a cycle" for file, target, name in sorted(new - old)]
+    messages += [
+        f"{file} does not call {name} of {target} in a cycle; run python -m tools.c_calls --update"
+        for file, target, name in sorted(old - new)
     ]
-    return lines
+    return messages
 
 
 def shrunk(found: Calls, record: Calls) -> Calls:
     """Return the recorded calls without those that do not occur."""
-    kept: Calls = {}
-    for file, other, name in sorted(_flat(found) & _flat(record)):
-        kept.setdefault(file, {}).setdefault(other, []).append(name)
-    return kept
+    remaining: Calls = {}
+    for file, target, name in sorted(_flat(found) & _flat(record)):
+        remaining.setdefault(file, {}).setdefault(target, []).append(name)
+    return remaining
 
 
 def main() -> int:
@@ -147,9 +147,9 @@ def main() -> int:
     if update:
         record = shrunk(found, record)
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    lines = problems(found, record)
-    print("\n".join(lines) or f"{len(_flat(found))} calls close cycles, all of them recorded")
-    return int(bool(lines))
+    messages = problems(found, record)
+    print("\n".join(messages) or f"{len(_flat(found))} calls close cycles, all of them recorded")
+    return int(bool(messages))
 
 
 if __name__ == "__main__":

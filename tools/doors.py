@@ -23,14 +23,14 @@ from tools import house
 
 RECORD = Path(__file__).parents[1] / "tests" / "system" / "doors.json"
 MAX_NAMES = 30
-"""Names that a door exports at most."""
+"""Largest number of names that a door exports."""
 WIDER_ROOMS = {"targets": 60}
 """Rooms whose doors have another limit."""
 
 
 @dataclass
 class Doors:
-    """What crosses the boundaries of rooms.
+    """The imports that cross the boundaries of rooms.
 
     Attributes
     ----------
@@ -59,23 +59,23 @@ def limit(room: str) -> int:
 
 def read(modules: Iterable[house.Module]) -> Doors:
     """Read all imports of a package that cross the boundaries of its rooms."""
-    known = {module.name: module for module in modules}
-    package = min(known)
-    exports = {name.split(".")[1]: exported(module) for name, module in known.items() if name.count(".") == 1}
+    by_name = {module.name: module for module in modules}
+    package = min(by_name)
+    exports = {name.split(".")[1]: exported(module) for name, module in by_name.items() if name.count(".") == 1}
     listed = {room: set(names) for room, (_, names) in exports.items()}
     deep: dict[str, set[str]] = defaultdict(set)
-    for name, module in known.items():
-        here = name.split(".")[1] if "." in name else ""
+    for name, module in by_name.items():
+        own_room = name.split(".")[1] if "." in name else ""
         for used in module.imports:
             parts = used.name.split(".")
-            if parts[0] != package or len(parts) < 3 or parts[1] == here or parts[1] not in exports:
+            if parts[0] != package or len(parts) < 3 or parts[1] == own_room or parts[1] not in exports:
                 continue
             room, inner = parts[1], parts[2]
-            if f"{package}.{room}.{inner}" in known and not (len(parts) == 3 and inner in exports[room][0]):
+            if f"{package}.{room}.{inner}" in by_name and not (len(parts) == 3 and inner in exports[room][0]):
                 deep[name.partition(".")[2] or "__init__"].add(".".join(parts[1:]))
-            elif known[f"{package}.{room}"].path.name == "__init__.py":
+            elif by_name[f"{package}.{room}"].path.name == "__init__.py":
                 listed[room].add(inner)
-    return Doors(dict(deep), {room: len(names) for room, names in listed.items()}, set(known))
+    return Doors(dict(deep), {room: len(names) for room, names in listed.items()}, set(by_name))
 
 
 def exported(door: house.Module) -> tuple[set[str], list[str]]:
@@ -116,18 +116,18 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 def problems(found: Doors, record: dict[str, dict[str, list[str]] | dict[str, int]]) -> list[str]:
     """Return a line for each difference from the recorded exceptions."""
     deep, wide = record["imports"], record["widths"]
-    lines = []
+    messages = []
     for module in sorted(deep.keys() | found.deep.keys()):
         old, new = set(deep.get(module, ())), found.deep.get(module, set())
-        lines += [f"{module} imports {name}; import it from the door of {name.split('.')[0]}" for name in new - old]
-        lines += [f"{module} does not import {name}; run python -m tools.doors --update" for name in old - new]
+        messages += [f"{module} imports {name}; import it from the door of {name.split('.')[0]}" for name in new - old]
+        messages += [f"{module} does not import {name}; run python -m tools.doors --update" for name in old - new]
     for room in sorted(wide.keys() | found.wide.keys()):
         before, now = wide.get(room, limit(room)), found.widths.get(room, 0)
         if now > before:
-            lines.append(f"the door of {room} exports {now} names; at most {before} are allowed")
+            messages.append(f"the door of {room} exports {now} names; at most {before} are allowed")
         elif room in wide and now < before:
-            lines.append(f"the door of {room} exports {now} names, not {before}; run python -m tools.doors --update")
-    return lines
+            messages.append(f"the door of {room} exports {now} names, not {before}; run python -m tools.doors --update")
+    return messages
 
 
 def shrunk(found: Doors, record: dict[str, dict[str, list[str]] | dict[str, int]]) -> dict[str, dict[str, object]]:
@@ -140,12 +140,12 @@ def shrunk(found: Doors, record: dict[str, dict[str, list[str]] | dict[str, int]
     for module, names in deep.items():
         if not any(name.endswith(f".{module}") for name in found.modules) and module != "__init__":
             deleted[module.split(".")[0]].update(names)
-    kept = {
+    remaining = {
         module: sorted(names & (set(deep[module]) if module in deep else deleted[module.split(".")[0]]))
         for module, names in sorted(found.deep.items())
     }
     widths = {room: min(width, wide[room]) for room, width in sorted(found.wide.items()) if room in wide}
-    return {"imports": {module: names for module, names in kept.items() if names}, "widths": widths}
+    return {"imports": {module: names for module, names in remaining.items() if names}, "widths": widths}
 
 
 def main() -> int:
@@ -162,9 +162,9 @@ def main() -> int:
     if update:
         record = shrunk(found, record)
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    lines = problems(found, record)
-    print("\n".join(lines) or f"{sum(map(len, found.deep.values()))} imports bypass a door, all of them recorded")
-    return int(bool(lines))
+    messages = problems(found, record)
+    print("\n".join(messages) or f"{sum(map(len, found.deep.values()))} imports bypass a door, all of them recorded")
+    return int(bool(messages))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> list[house.Module]:
 
 
 def problems_of(copy: list[house.Module], planted: str = "", text: str = "") -> list[str]:
-    """Return what the check finds in a package, with a planted module, besides the exceptions that it lacks."""
+    """Return the messages about a package with a planted module, without messages about missing exceptions."""
     modules = copy
     if planted:
         path = copy[0].root / planted
@@ -29,8 +29,8 @@ def problems_of(copy: list[house.Module], planted: str = "", text: str = "") -> 
         path.write_text(text + "\n")
         modules = [*(module for module in copy if module.path != path), house.Module(path, copy[0].root)]
         path.unlink() if before is None else path.write_text(before)
-    lines = doors.problems(doors.read(modules), RECORD)
-    return [line for line in lines if "tools.doors --update" not in line]
+    messages = doors.problems(doors.read(modules), RECORD)
+    return [message for message in messages if "tools.doors --update" not in message]
 
 
 def test_imports_end_at_doors_and_doors_are_narrow() -> None:
@@ -83,10 +83,10 @@ def test_exceptions_that_do_not_occur_are_found_and_removed_but_none_is_added() 
         "imports": {"kv.a": ["nvme.b.c", "nvme.b.e"], "kv.deleted": ["array.x.y"], "cache.deleted": ["array.x.z"]},
         "widths": {"nvme": 41},
     }
-    lines = doors.problems(found, record)
-    assert "kv.a imports nvme.b.d; import it from the door of nvme" in lines
-    assert "kv.a does not import nvme.b.e; run python -m tools.doors --update" in lines
-    assert "the door of nvme exports 40 names, not 41; run python -m tools.doors --update" in lines
+    messages = doors.problems(found, record)
+    assert "kv.a imports nvme.b.d; import it from the door of nvme" in messages
+    assert "kv.a does not import nvme.b.e; run python -m tools.doors --update" in messages
+    assert "the door of nvme exports 40 names, not 41; run python -m tools.doors --update" in messages
     # kv.new may have been kv.deleted: it takes over that exception
     assert doors.shrunk(found, record) == {
         "imports": {"kv.a": ["nvme.b.c"], "kv.new": ["array.x.y"]},

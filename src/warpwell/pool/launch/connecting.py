@@ -11,7 +11,7 @@ from ..transport.transport import Transport
 from .lifeline import Lifeline
 
 TRANSPORT = "WARPWELL_POOL_TRANSPORT"
-"""``module:function``. The function gets the transport of a process and returns the one that is used in its place."""
+"""``module:function``. The function gets the transport of a process and returns its replacement."""
 
 joined = False
 """Whether this process is one of a job."""
@@ -63,7 +63,7 @@ def named_transport(name: str) -> Callable[[Transport], Transport]:
     Raises
     ------
     ArgumentError
-        If there is no such function.
+        If the module or the function does not exist.
     """
     module, _, function = name.partition(":")
     try:
