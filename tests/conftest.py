@@ -74,21 +74,6 @@ NATIVE = ("test_driver_", "test_run_cuda_program")
 """How the names of files begin whose tests build the driver layer."""
 WITHOUT_COMPILER = ("test_driver_hook", "test_driver_table")
 
-# Items that differ from others in one thing, width or sign, that some third kind shares: each is compiled anew.
-SLOW_ITEMS = {
-    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i2", "u1", "u4", "u8", "f4", "c8")),
-    *(f"test_additions_are_atomic[{dtype}]" for dtype in ("u4", "i8")),
-    "test_unaligned_items_may_straddle_pages[u2-5]",
-}
-# Besides, of mapped files, whose items are loads and stores of one machine instruction.
-SLOW_MAPPED = {
-    *(f"test_kernels_read_and_write_items[{dtype}]" for dtype in ("i4", "u2")),
-    "test_kernels_name_fields_of_records[host]",
-    "test_unaligned_items_may_straddle_pages[i8-3]",
-    "test_subscripts_of_several_dimensions[shape1-transfer3]",
-    "test_record_arrays_and_their_fields[shape0-False]",
-}
-
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> Iterator[None]:
@@ -182,6 +167,16 @@ def position(item: pytest.Item) -> tuple[bool, int]:
     return item.path.stem.endswith("_interp"), ORDER.index(item.path.relative_to(HERE).parts[0])
 
 
+def is_quick(item: pytest.Item) -> bool:
+    """Return False if `make test` leaves out this case of a parametrized test.
+
+    The marker `quick` names the cases that run, or `QUICK` of a class that inherits its tests: test -> cases.
+    """
+    marker = item.get_closest_marker("quick")
+    cases = marker.args if marker else getattr(getattr(item, "cls", None), "QUICK", {}).get(item.originalname)
+    return cases is None or (hasattr(item, "callspec") and item.callspec.id in cases)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=position)
@@ -190,9 +185,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         need = NEEDS.get(stem.rpartition("_")[2])
         if need is not None and not item.get_closest_marker("ptx"):
             item.add_marker(getattr(pytest.mark, need))
-        if item.path == HERE / "array" / "test_arrays.py":
-            if item.name in SLOW_ITEMS or ("TestMappedItems" in item.nodeid and item.name in SLOW_MAPPED):
-                item.add_marker(pytest.mark.slow)
+        if not is_quick(item):
+            item.add_marker(pytest.mark.slow)
         if stem.startswith(NATIVE) and stem not in WITHOUT_COMPILER and not can_compile():
             item.add_marker(pytest.mark.skip(reason="needs a C compiler"))
         if need == "gpu" and item.get_closest_marker("gpu") and gpu_count() == 0:

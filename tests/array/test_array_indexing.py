@@ -117,6 +117,7 @@ def test_what_is_no_index_is_refused() -> None:
 # -- what others write ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("storage")
 @pytest.mark.parametrize("tier", ["storage", "host"])
 def test_threads_that_set_different_columns_keep_each_others(tier: str, tmp_path: Path) -> None:
     with ww.create(tmp_path / "m.npy", (4, 16), np.int64, cache="64KiB", device="cpu", tier=tier) as a:
@@ -161,6 +162,7 @@ READS = {
 }
 
 
+@pytest.mark.quick("all")
 @pytest.mark.parametrize("what", READS)
 def test_reads_take_little_memory_beside_their_result(what: str, large: Any) -> None:
     tracemalloc.start()
@@ -180,6 +182,7 @@ def _model() -> Any:
     return raw
 
 
+@pytest.mark.slow
 def test_writes_take_little_memory(large: Any) -> None:
     rows = large.reshape(-1, 1024)
     tracemalloc.start()

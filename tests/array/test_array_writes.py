@@ -513,6 +513,7 @@ def test_a_forked_child_does_not_write_its_parents_changes(tmp_path: Path) -> No
     assert [np.load(tmp_path / f"{tier}.npy")[3] for tier in TIERS] == [9] * 4
 
 
+@pytest.mark.slow
 def test_a_daemon_that_writes_still_is_told(tmp_path: Path) -> None:
     for tier in TIERS:
         zeros(tmp_path / f"{tier}.npy")

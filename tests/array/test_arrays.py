@@ -1,15 +1,29 @@
 """Arrays on `cpu`: what holds on every device."""
 
+from typing import ClassVar
+
 from tests.harness.arrays.conformance import ArrayConformance
 from tests.harness.arrays.items import ItemConformance
+
+# Each type of item is compiled separately. All types run on `interp`.
+QUICK = {
+    "test_kernels_read_and_write_items": ("i8", "u2", "?"),
+    "test_unaligned_items_may_straddle_pages": ("f4-1",),
+    "test_kernels_name_fields_of_records": ("storage",),
+    "test_subscripts_of_several_dimensions": ("shape1-transfer3",),
+    "test_additions_are_atomic": ("i8", "f4"),
+    "test_record_arrays_and_their_fields": ("shape0-True",),
+}
 
 
 class TestArrays(ArrayConformance):
     DEVICE = "cpu"
     SCALE = 8
+    QUICK: ClassVar = QUICK
 
 
 class TestMappedItems(ItemConformance):
     DEVICE = "cpu"
     SCALE = 8
     TIER = "mapped"
+    QUICK: ClassVar = {name: () for name in QUICK} | {"test_kernels_read_and_write_items": ("i8",)}

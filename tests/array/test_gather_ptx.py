@@ -33,6 +33,7 @@ def test_the_look_acquires_the_word_before_the_owner() -> None:
     assert any(line.startswith("ld.relaxed.gpu") for line in lines[acquire:]), "the owner"
 
 
+@pytest.mark.quick("settle_rows")
 @pytest.mark.parametrize("kernel", [kernels.settle_rows, kernels.take_missing], ids=lambda k: k.__name__)
 def test_the_others_compile(kernel: ww.Kernel) -> None:
     assert text_of(kernel)

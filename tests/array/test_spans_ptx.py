@@ -70,6 +70,7 @@ def rows(a, out):
     out[0] = ww.fold(ww.add, 0, a, out[1] * n, out[2] * n)
 
 
+@pytest.mark.quick("{}-own")
 @pytest.mark.parametrize("fold", [fold_all, sum_all], ids=["own", "add"])
 @pytest.mark.parametrize("static", [{}, {"placed": True}, {"shift": 9}, {"hashed": True}], ids=str)
 def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object], fold: ww.Kernel) -> None:
@@ -95,6 +96,7 @@ def fold_together(a, out):
     out[0] = ww.fold_block(mix, 0, a, out[1], out[2])
 
 
+@pytest.mark.quick("{}")
 @pytest.mark.parametrize("static", [{}, {"hashed": True}], ids=str)
 def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, object]) -> None:
     text = run_cuda.ptx(fold_together, (view(shift=9, **static), np.zeros(4, np.int64)))
@@ -123,6 +125,7 @@ def change_together(a, out):
     ww.map_block(following, a, a, out[1], out[2])
 
 
+@pytest.mark.quick("9")
 @pytest.mark.parametrize("shift", [9, 12])
 def test_a_warp_stores_four_rows_between_two_fences(shift: int) -> None:
     text = run_cuda.ptx(change_together, (view(shift=shift), np.zeros(4, np.int64)))
@@ -148,11 +151,13 @@ def test_kernels_with_spans_may_use_more_registers() -> None:
     assert run_cuda.max_registers(ww.kernel(fold_all.function, max_registers=40)) == 40
 
 
+@pytest.mark.quick("table1")
 @pytest.mark.parametrize("table", [np.zeros(4, np.int64), view(hashed=True), view(cached=False)])
 def test_arrays_among_the_arguments_compile(table: object) -> None:
     assert run_cuda.ptx(by_tables, (view(), table, np.zeros(4), np.zeros(4, np.int64)))
 
 
+@pytest.mark.quick("numpy")
 @pytest.mark.parametrize("a", [view("<f4", 2, cached=False), np.zeros((3, 4), np.float32)], ids=["storage", "numpy"])
 def test_spans_in_memory_load_flat(a: object) -> None:
     text = run_cuda.ptx(rows, (a, np.zeros(4, np.int64)))

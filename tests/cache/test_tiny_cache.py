@@ -59,6 +59,7 @@ def model_of(start, index, amount):
     return a, sums
 
 
+@pytest.mark.quick("0-1-storage")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("tier", ["storage", "host-cached"])
 @pytest.mark.parametrize("frames", [1, *(pytest.param(few, marks=pytest.mark.slow) for few in (2, 3)), 7])

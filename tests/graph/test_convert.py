@@ -364,6 +364,7 @@ def test_a_graph_whose_files_do_not_fit_is_refused(tmp_path: Path) -> None:
             Graph.open(tmp_path / "graph.ww")
 
 
+@pytest.mark.quick("True")
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 @pytest.mark.parametrize("undirected", [False, True])
 def test_the_crawl_equals_scipy(tmp_path: Path, undirected: bool) -> None:

@@ -59,6 +59,7 @@ def test_edges_do_not_depend_on_the_number_of_threads(kind: str, monkeypatch: py
     assert many.shape == (20 << 16, 2)
 
 
+@pytest.mark.quick("kron")
 @pytest.mark.parametrize("kind", KINDS)
 def test_near_seeds_share_no_edges(kind: str) -> None:
     graphs = [all_edges(kind, 17, degree=4, seed=seed) for seed in (0, 1, 2)]

@@ -52,6 +52,7 @@ def directed(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return generate("urand", 10, tmp_path_factory.mktemp("urand") / "urand.ww", degree=3, undirected=False)
 
 
+@pytest.mark.quick("one page", "all")
 @pytest.mark.parametrize(
     ("cache", "page_size"),
     [(4096, 4096), (8192, 4096), (512, 512), (1024, 512), ("16KiB", 4096), ("1MiB", 4096)],
@@ -205,6 +206,7 @@ def test_no_gpu(kron: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
         bfs(kron, 0, device="cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CNR.exists(), reason="the web crawl is not part of the repository")
 def test_a_web_crawl(tmp_path: Path) -> None:
     crawl = convert(CNR, tmp_path / "cnr.ww")

@@ -79,6 +79,7 @@ def directed(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return generate("urand", 9, folder, degree=2, undirected=False, in_edges=True, weights="int32")
 
 
+@pytest.mark.quick("int32-storage", "int32-host")
 @pytest.mark.parametrize("tier", TIERS)
 def test_every_tier(kron: Graph, tier: str) -> None:
     source = int(np.argmax(np.diff(kron.load()[0])))
@@ -95,6 +96,7 @@ def test_every_tier(kron: Graph, tier: str) -> None:
         assert triangles(loaded).triangles == expected_triangles(kron)
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("undirected", [True, False])
 def test_levels_of_hundreds_of_pages(tmp_path: Path, undirected: bool) -> None:
     graph = generate("kron", 12, tmp_path / "kron.ww", degree=6, undirected=undirected, in_edges=True)
@@ -144,6 +146,7 @@ def test_any_delta(kron: Graph, delta: float) -> None:
     assert np.array_equal(found.distances, expected_distances(kron, 5))
 
 
+@pytest.mark.quick("host")
 @pytest.mark.parametrize("tier", ["storage", "host"])
 def test_buckets_of_vertices_without_edges(tmp_path: Path, tier: str) -> None:
     graph = made(tmp_path, [(0, 1, 1), (0, 2, 5), (0, 3, 9), (3, 4, 1), (3, 5, 7)], "int32")
@@ -164,6 +167,7 @@ def test_directed(directed: Graph) -> None:
     assert np.array_equal(bfs(directed, 7, device="cpu").levels, np.where(np.isinf(levels), -1, levels))
 
 
+@pytest.mark.slow
 def test_distances_of_more_than_four_bytes(tmp_path: Path) -> None:
     graph = made(tmp_path, [(v, v + 1, (1 << 31) - 2) for v in range(5)], "int32")
     found = sssp(graph, 0, device="cpu")

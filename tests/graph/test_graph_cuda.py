@@ -31,6 +31,7 @@ def pages() -> PageSetView:
     return PageSetView((True, 4), dict.fromkeys((name for name, _ in PageSetView.layout(None)), 0))
 
 
+@pytest.mark.slow
 @pytest.mark.ptx
 @pytest.mark.parametrize("full", [False, True], ids=["basic", "full"])
 def test_kernels_that_read_edges_compile(full: bool) -> None:
@@ -51,6 +52,7 @@ def test_kernels_that_read_edges_compile(full: bool) -> None:
         assert f"atom.relaxed.gpu.global{update}" in text if update[0] == "." else update in text
 
 
+@pytest.mark.slow
 @pytest.mark.ptx
 def test_kernels_on_vertices_and_edges_in_memory_compile() -> None:
     w, e = WORDS, edges(False, cached=False)

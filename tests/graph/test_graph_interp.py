@@ -76,6 +76,7 @@ def test_a_link_that_forgets_the_tree_that_came_first_is_found(monkeypatch: pyte
     assert unlinked(range(200))
 
 
+@pytest.mark.quick("512-0")
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3, 4))])
 @pytest.mark.parametrize("cache", [512, 1024])
 def test_search_and_components(graph: Graph, seed: int, cache: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ def many_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path.unlink()
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_load_that_is_broken_off_leaves_a_store_that_opens(
     many_rows: str, tmp_path: Path, number: signal.Signals

@@ -60,12 +60,14 @@ def show(outcome: object) -> str:
     return "\n".join([repr(outcome), *getattr(outcome, "details", [])])
 
 
+@pytest.mark.slow
 def test_random_kills_lose_nothing(memory):
     outcome = apart("random_kills(40, 1, memory)", memory)
     assert outcome.runs == 40 and outcome.interrupted > 0 and outcome.acknowledged > 0
     assert outcome.wrong == 0, show(outcome)
 
 
+@pytest.mark.slow
 def test_kills_at_every_call_lose_nothing(memory):
     outcome = apart("kills_at_every_call(2, memory)", memory, "short")
     assert outcome.runs > 100 and outcome.interrupted > outcome.runs - 10
@@ -78,6 +80,7 @@ def test_power_cuts_lose_nothing(memory):
     assert outcome.wrong == 0, show(outcome)
 
 
+@pytest.mark.quick("28")
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_failed_calls_lose_nothing(memory, short, code):
     outcome = failed_calls(4, memory, code)
@@ -108,6 +111,7 @@ class Forgetful(RecordingFiles):
             super().sync_folder(path)
 
 
+@pytest.mark.quick(".jnl")
 @pytest.mark.parametrize("forgets", [".val", ".jnl", ".snap", "MANIFEST.new", "/"])
 def test_a_forgotten_sync_is_found(memory, forgets):
     assert power_cuts(200, 6, memory, lambda folder: Forgetful(folder, forgets)).wrong > 0
@@ -128,6 +132,7 @@ def test_a_floor_before_the_journal_is_found(memory, monkeypatch):
     assert power_cuts(300, 7, memory).refused > 0
 
 
+@pytest.mark.slow
 def test_an_fsync_that_is_tried_again_is_found(memory, short, monkeypatch):
     def again(self, call):
         try:

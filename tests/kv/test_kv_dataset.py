@@ -213,6 +213,7 @@ def send_digest(dataset: Any, connection: Any) -> None:
         raise
 
 
+@pytest.mark.quick("fork")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_dataset_in_workers(store: Any, method: str) -> None:
     dataset = ww.kv.Dataset(store)

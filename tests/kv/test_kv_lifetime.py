@@ -239,6 +239,7 @@ def end(program: str, path: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.quick("end", "fork", "exception")
 @pytest.mark.parametrize(
     ("program", "status", "stored", "said"),
     [

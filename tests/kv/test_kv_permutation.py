@@ -69,6 +69,7 @@ def test_seeds_and_epochs_give_orders_of_their_own() -> None:
     assert len(orders) == 400
 
 
+@pytest.mark.quick("3")
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 def test_the_orders_of_few_positions_are_equally_frequent(size: int) -> None:
     trials, orders = 4000, math.factorial(size)

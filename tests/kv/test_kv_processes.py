@@ -133,6 +133,7 @@ def test_a_child_goes_on_with_what_was_there_at_the_fork(tmp_path: Path) -> None
     os.close(gone)
 
 
+@pytest.mark.slow
 def test_forks_beside_refreshes_and_reads(tmp_path: Path) -> None:
     path = tmp_path / "s.kv"
     writer = ww.kv.create(path, segment_bytes="64KiB", shards=[tmp_path / "one.kv", tmp_path / "two.kv"])
@@ -300,6 +301,7 @@ def look(dataset: Held, seed: int, connection: Any) -> None:
         raise
 
 
+@pytest.mark.quick("fork-True", "spawn-False")
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_right_values(path: Path, method: str, wrapped: bool) -> None:

@@ -110,6 +110,7 @@ def after(lines: list[str], k: int, starts: tuple[str, ...]) -> int:
     return next(i for i in range(k + 1, len(lines)) if lines[i].startswith(starts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "count"),
     [(batch.begin_rows, 2), (batch.finish_rows, 2), (batch.spread_rows, 1), (batch.settle, 3)],
@@ -123,6 +124,7 @@ def test_kernels_of_a_batch_compile(kernel: object, count: int) -> None:
     assert kernel is batch.settle or "vote.sync.ballot" in text
 
 
+@pytest.mark.quick("poll_one")
 @pytest.mark.parametrize("name", ["run", "submit_one", "poll_one", "size_one", "take_one"])
 def test_linked_functions_compile(name: str) -> None:
     text = linked(name)
@@ -132,6 +134,7 @@ def test_linked_functions_compile(name: str) -> None:
             assert statement in text
 
 
+@pytest.mark.quick("retrieve_rows-")
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
     [

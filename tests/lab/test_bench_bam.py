@@ -24,6 +24,7 @@ def picked(a, cache, order):
     return sums[0]
 
 
+@pytest.mark.quick("64")
 @pytest.mark.parametrize("slots", [64, 65, 40])
 def test_reads_with_few_slots(slots: int) -> None:
     # a thread references one page at a time, and there are up to 64 threads
@@ -37,6 +38,7 @@ def test_reads_with_few_slots(slots: int) -> None:
         assert cache.misses == 64 if slots >= 64 else cache.misses > 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [64, 33])
 def test_writes_come_back(slots: int) -> None:
     data = np.arange(ITEMS)

@@ -21,6 +21,7 @@ def wsg(path: Path, offsets, destinations, weights) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_graph_of_gap_is_ours(tmp_path: Path) -> None:
     path = wsg(tmp_path / "g.wsg", [0, 2, 3, 4], [1, 2, 0, 0], [5, 7, 5, 7])
     graph = graphs.taken(path, tmp_path / "g.ww", "kron", 2)

@@ -30,6 +30,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.quick("walk span")
 @pytest.mark.parametrize("name", KERNELS)
 def test_it_compiles(name: str) -> None:
     make, means, arguments = KERNELS[name]
@@ -41,6 +42,7 @@ def test_a_read_by_bam_adds_to_a_count_twice() -> None:
     assert text.count("atom.acq_rel.gpu.global.add.u64") == 2 and "bam_miss" in text
 
 
+@pytest.mark.slow
 def test_commands_and_flush_compile() -> None:
     assert run_cuda.ptx(commands._commands, (view(), ORDER, 0, 0, 0, 0, 0))
     assert run_cuda.ptx(bam._flush, (view(writable=True), 0))

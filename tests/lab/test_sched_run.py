@@ -273,6 +273,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_serving_until_a_signal(capsys: Capture, tmp_path: Path) -> None:
     socket, log, metrics = tmp_path / "run" / "s.sock", tmp_path / "l.jsonl", tmp_path / "m.prom"
     tenants = tmp_path / "tenants.json"

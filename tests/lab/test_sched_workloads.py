@@ -11,6 +11,7 @@ from warpwell.study.workloads.irregular import reached
 from warpwell.targets.blocks.launch import BlockLaunch
 
 
+@pytest.mark.quick("gemm", "bfs", "spmv")
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_results_are_numpys(name):
     app = make(name)

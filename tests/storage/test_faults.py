@@ -419,6 +419,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.quick("spin")
 @pytest.mark.parametrize("what", ["read", "spin", "flush"])
 def test_ctrl_c_ends_a_stuck_kernel(tmp_path: Path, what: str) -> None:
     script = tmp_path / "stuck.py"

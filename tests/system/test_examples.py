@@ -12,6 +12,7 @@ LARGE = {"graphsage": ("torch", "torch_geometric")}
 """What examples need that the tests' environment need not have."""
 
 
+@pytest.mark.quick("neighbor_mean")
 @pytest.mark.parametrize(
     "script",
     [path for path in sorted(EXAMPLES.glob("*/*.py")) if path.parent.name != "demo"],  # see test_demo.py

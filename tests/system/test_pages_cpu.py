@@ -11,6 +11,15 @@ from tests.harness.pages import QEMU, SERVICE, blocks, name, pages_with, program
 from tests.harness.until import until
 
 
+@pytest.mark.quick(
+    "README",
+    "docs/tutorial/1-first-kernel",
+    "docs/tutorial/2-larger-than-the-cache",
+    "docs/tutorial/3-graph",
+    "docs/how-to/gather-rows",
+    "docs/how-to/make-a-table",
+    "docs/how-to/share-a-cache",
+)
 @pytest.mark.parametrize("page", pages_with(None), ids=name)
 def test_the_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -22,6 +31,7 @@ def test_the_examples_of_a_page_run(
     assert capsys.readouterr().out or "print(" not in text
 
 
+@pytest.mark.slow
 @needs_qemu
 @pytest.mark.parametrize("page", pages_with(QEMU), ids=name)
 def test_examples_with_a_virtual_drive_run(
@@ -33,6 +43,7 @@ def test_examples_with_a_virtual_drive_run(
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with(SERVICE), ids=name)
 def test_examples_that_need_a_service_run_beside_one(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ import pytest
 from tests.harness.pages import AGENTS, blocks, name, pages_with, program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with(AGENTS), ids=name)
 def test_examples_that_need_agents_run_beside_some(page: Path, tmp_path: Path) -> None:
     needed = [block for block in blocks(page, "python") if block.needs in (None, AGENTS)]

@@ -196,6 +196,7 @@ def test_columns_that_are_refused(tmp_path: Path) -> None:
         assert t[1].arrow().to_pylist() == [2]
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("stream", [False, True])
 def test_hostile_words(tmp_path: Path, stream: bool) -> None:
     """In a process of its own: what goes wrong there could end this one."""
@@ -307,6 +308,7 @@ def test_a_table_that_is_closed_while_threads_use_it(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
+@pytest.mark.slow
 def test_more_files_than_the_limit_of_a_shell(tmp_path: Path) -> None:
     program = """if True:
         import resource, sys

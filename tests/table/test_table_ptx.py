@@ -12,6 +12,7 @@ from warpwell.targets.compiler import run_cuda
 pytestmark = pytest.mark.ptx
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("cached", [True, False])
 def test_filters_compile(cached):
     kind = ViewStatic("<i8", 1, cached, hashed=False, writable=False, full=False, aligned=True, stride=8, packed=True)

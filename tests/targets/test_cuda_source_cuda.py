@@ -183,6 +183,7 @@ def test_a_source_that_only_compiles_whole() -> None:
     assert caught.value.construct == "source"
 
 
+@pytest.mark.slow
 @only_compiled
 @with_headers
 def test_headers_macros_and_options() -> None:
@@ -204,6 +205,7 @@ def test_headers_macros_and_options() -> None:
     assert ".f64" in bodies["ww_workers_k"]
 
 
+@pytest.mark.slow
 @only_compiled
 @with_headers
 def test_a_grid_that_synchronizes_compiles_whole() -> None:

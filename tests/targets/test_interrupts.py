@@ -99,6 +99,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.npy"
 
 
+@pytest.mark.quick("misses-storage", "hits-storage")
 @pytest.mark.parametrize("tier", ["storage", "host-cached", "host"])
 @pytest.mark.parametrize("kernel", [read, hits], ids=["misses", "hits"])
 def test_a_kernel_over_storage(path: Path, kernel: ww.targets.Kernel, tier: str) -> None:
@@ -289,11 +290,13 @@ def test_two_end_a_program_whose_kernel_is_endless(tmp_path: Path) -> None:
         process.wait()
 
 
+@pytest.mark.slow
 def test_the_campaign(capsys: pytest.CaptureFixture[str]) -> None:
     assert interrupts.main(["--times", "3", "--seed", "5"]) == 0, capsys.readouterr().err
     assert "3 interrupts" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_campaign_finds_what_is_late_and_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = "import time\ntry:\n  print('READY', flush=True); time.sleep(9)\nexcept KeyboardInterrupt:\n  "
     late, wrong = begin + "time.sleep(1.2)", begin + "print('OUT')"

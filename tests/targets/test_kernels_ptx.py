@@ -108,6 +108,7 @@ FOUR = np.zeros(4, np.float32)
 WORD = np.int64(0)
 
 
+@pytest.mark.quick("read_one-arguments0-1", "write_all-arguments8-1", "flush_frames-arguments17-1")
 @pytest.mark.parametrize(
     ("kernel", "arguments", "dims"),
     [
@@ -160,6 +161,7 @@ def test_kernels_read_columns_and_do_not_write_them():
 LINKED = {"access", "hold", "let_go", "prefetch", "out_of_range"}
 
 
+@pytest.mark.quick()
 @pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["named", "others"])
 def test_linked_functions_compile_to_ptx_under_their_symbol(named):
     seam_for("cuda")
@@ -181,6 +183,7 @@ def _instructions(text: str) -> list[str]:
     return [line.strip() for line in body.splitlines()]
 
 
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("hashed", [False, True])
 def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(hashed):
     lines = _instructions(run_cuda.ptx(read_many, (view(hashed=hashed), OUT, WORD)))
@@ -231,6 +234,7 @@ def test_a_page_with_a_frame_of_its_own_is_acquired_once_or_never():
         assert before[branch].startswith("@%p"), "the word is left out where all pages are there"
 
 
+@pytest.mark.quick("None")
 @pytest.mark.parametrize("block", [None, 64])
 def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
     """Rows, additions and records among them; what is compiled without checks has none of this."""
@@ -250,6 +254,7 @@ def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
     assert checked.count("atom.acq_rel.gpu.global.cas.b64") >= 4
 
 
+@pytest.mark.slow
 def test_warp_statements_are_convergent():
     seam_for("cuda")
     from warpwell.targets.compiler.cuda_bodies import CudaSeam
@@ -260,6 +265,7 @@ def test_warp_statements_are_convergent():
         assert statement in text
 
 
+@pytest.mark.slow
 def test_the_fence_stands_between_the_barrier_and_the_first_store_of_a_fill():
     seam_for("cuda")
     from warpwell.targets.compiler.cuda_bodies import CudaSeam

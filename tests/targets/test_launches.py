@@ -54,6 +54,7 @@ FIRST = """
 """
 
 
+@pytest.mark.quick("cpu")
 @pytest.mark.parametrize("where", ["cpu", "interp", "scheduler", "pool"])
 def test_failed_may_be_the_first_thing_that_a_process_asks(tmp_path: Path, where: str) -> None:
     assert run(tmp_path, FIRST, where) == "[1.0, 1.0, 1.0, 1.0]\n"

@@ -58,6 +58,7 @@ def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
     assert {path.suffix for path in kept.parent.iterdir()} == {".o", ".lock"}
 
 
+@pytest.mark.quick("half")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -76,6 +77,7 @@ def test_a_damaged_file_is_compiled_again(tmp_path: Path, damage: bytes | None) 
     assert kept.stat().st_mode & 0o777 == 0o666 & ~UMASK
 
 
+@pytest.mark.quick("file")
 @pytest.mark.parametrize("there", ["file", "unwritable"])
 def test_a_cache_that_cannot_be_written(tmp_path: Path, there: str) -> None:
     folder = tmp_path / "cache"
