@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from warpwell._os import clock
 from warpwell.errors import ArgumentError, ClosedError
 from warpwell.pool.launch.connecting import TRANSPORT
 from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
@@ -207,6 +208,6 @@ class _Delayed(Transfer):
 
 
 def _occupy(link: Any, nbytes: int) -> int:
-    over = max(time.monotonic_ns(), int(link[loop.L_FREE // 8])) + nbytes * int(link[loop.L_COST // 8]) // 1000
+    over = max(clock.monotonic_ns(), int(link[loop.L_FREE // 8])) + nbytes * int(link[loop.L_COST // 8]) // 1000
     link[loop.L_FREE // 8] = over
     return over

@@ -39,6 +39,12 @@ for name in [name for name in os.environ if name.startswith("WARPWELL_") and nam
     del os.environ[name]
 os.environ["WARPWELL_QUIET"] = "1"  # what programs that are compiled for the first time say on standard error
 
+# The clock of timeouts can be advanced (tests/harness/clock.py), also that of the programs that a test starts.
+_clock = tempfile.NamedTemporaryFile(prefix="warpwell-clock-")
+_clock.write(bytes(8))
+_clock.flush()
+os.environ["WARPWELL_TEST_CLOCK"] = _clock.name
+
 # Nor is a home: compiled code stays in the checkout, and what schedulers learnt in an earlier run is forgotten.
 if not os.environ.get("WARPWELL_CACHE_DIR"):
     os.environ["WARPWELL_CACHE_DIR"] = str(HERE.parent / "build" / "cache")  # for workers and programs, too

@@ -9,6 +9,7 @@
 
 The folders, from the bottom up; each has a map of its files in its own docstring:
 
+    _os/         the clock of timeouts, which tests can advance
     errors/      the exceptions, and checks of options
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives

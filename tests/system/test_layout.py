@@ -11,7 +11,7 @@ import warpwell
 
 # A folder imports only from folders of a lower rank; folders of one rank not from each other.
 RANKS = (
-    ("errors",),
+    ("_os", "errors"),
     ("json_file", "libcuda", "registry", "replacing"),
     ("targets", "turns", "nvme", "driver"),
     ("queues", "pool"),

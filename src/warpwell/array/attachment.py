@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 from .. import errors
+from .._os import clock
 from ..cache import Cache
 from ..storage.file import FileMedium
 from ..storage.medium import Medium
@@ -273,7 +273,7 @@ class Attachment:
     def _end(self) -> None:
         """Wait until no launch uses the array, then refuse new ones."""
         self.cache.bulk.stop()
-        deadline = time.monotonic() + 2 * self.cache.timeout  # each wait of a launch is bounded by the time-out
+        deadline = clock.monotonic() + 2 * self.cache.timeout  # each wait of a launch is bounded by the time-out
         while True:
             with self.cache.lock:
                 running = self._running()
@@ -282,11 +282,11 @@ class Attachment:
                         self.cache.require_ended("close the array")
                     self._ending = True
                     return
-                if running > len(self._streams) or time.monotonic() > deadline:
+                if running > len(self._streams) or clock.monotonic() > deadline:
                     raise errors.SharingError(
                         f"{running} launches use array {self.name!r}: wait for them, then close the array"
                     )
-            time.sleep(1e-3)
+            clock.sleep(1e-3)
 
     # -- pages that the host holds --------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
 from ..storage.controller import HostThreads
@@ -222,7 +222,7 @@ class Cache:
             with contextlib.suppress(errors.WarpwellError, KeyError):  # told below, or another thread detaches it, too
                 if not self._closed and nsid in self._spaces and not self.process.forked:
                     self.bulk.stop()
-                    until = None if self._drain(nsid) else time.monotonic()
+                    until = None if self._drain(nsid) else clock.monotonic()
         finally:
             self._leave(nsid, until)
 
@@ -489,7 +489,7 @@ class Cache:
 
     def _reap(self, seconds: float = 0.0) -> None:
         """End the launches in streams that are done, waiting for them up to `seconds`; keep their errors."""
-        deadline = time.monotonic() + seconds
+        deadline = clock.monotonic() + seconds
         while True:
             going = self.launches.going()
             for launch in [one for one in going if one.done is not None and one.done()]:
@@ -505,9 +505,9 @@ class Cache:
                 error = self._error(latched)
                 if error is not None:
                     self._pending.append(({latched[1]}, error))
-            if not going or time.monotonic() >= deadline:
+            if not going or clock.monotonic() >= deadline:
                 return
-            time.sleep(1e-3)
+            clock.sleep(1e-3)
 
     def take_left(self, nsid: int | None = None) -> list[Exception]:
         """Return and remove the errors of launches in streams, of one array or of all."""
@@ -648,15 +648,15 @@ class Cache:
             if left == 0:
                 return
             if least < 0 or left < least:  # also after the first run, which may compile
-                least, attempts, deadline = left, 0, time.monotonic() + self.timeout
+                least, attempts, deadline = left, 0, clock.monotonic() + self.timeout
             if not self.pairs.in_use():
                 attempts += 1
                 continue
             # prefetched pages, and pages of commands that were given up, may be among them
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 raise self._silence(what)
             self.settle()
-            time.sleep(1e-3)
+            clock.sleep(1e-3)
         raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
 
     def run(self, kernel: Any, threads: int, nsid: int | None, *words: int, counts: bool = False) -> int:
@@ -722,11 +722,11 @@ class Cache:
             pages = space.base, space.base + space.pages
         deadline = until
         while self._core is not None and self.pairs.in_use(pages):
-            if self.lost() or (deadline is not None and time.monotonic() > deadline):
+            if self.lost() or (deadline is not None and clock.monotonic() > deadline):
                 return False
             self.settle()
-            deadline = deadline or time.monotonic() + self.timeout  # after the first, which may compile
-            time.sleep(1e-3)
+            deadline = deadline or clock.monotonic() + self.timeout  # after the first, which may compile
+            clock.sleep(1e-3)
         return True
 
     def _silence(self, what: str) -> Exception:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
 from ..storage.controller import Controller
 from ..storage.host_reads import HostReads
 from ..storage.serving import Server
@@ -104,7 +104,7 @@ class Ticket:
         """
         if not self.done and self._process != os.getpid():
             raise errors.ForkError("this prefetch was begun before the fork, and goes on in the parent: wait there")
-        return self._over.wait(timeout)
+        return clock.wait(self._over, timeout)
 
     def cancel(self) -> None:
         """Read no further pages; what has not come counts as dropped."""
@@ -406,9 +406,9 @@ class Bulk:
                     yield reads
                 finally:
                     reads.cancel()
-                    deadline = time.monotonic() + min(self._cache.timeout, GRACE)
-                    while reads.left() and time.monotonic() < deadline:
-                        time.sleep(1e-3)
+                    deadline = clock.monotonic() + min(self._cache.timeout, GRACE)
+                    while reads.left() and clock.monotonic() < deadline:
+                        clock.sleep(1e-3)
         finally:
             if reads.left():
                 _lost.append((self._staging, reads, into))
@@ -670,4 +670,4 @@ def _until(done: Callable[[], bool]) -> None:
     while not done():
         attempt += 1
         if attempt > 50:
-            time.sleep(min(20e-6 * (attempt - 50), 1e-4))
+            clock.sleep(min(20e-6 * (attempt - 50), 1e-4))

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
 from ..nvme import (
     ABORTED_BY_HOST,
     CAPACITY_EXCEEDED,
@@ -444,7 +445,7 @@ class DriveMedium(Medium):
         transport = self._drive.transport
         if not transport.alive() or not since.size:
             return IDLE_SECONDS if transport.lost is None else 0.0
-        age = (time.monotonic_ns() - int(since.min())) * 1e-9
+        age = (clock.monotonic_ns() - int(since.min())) * 1e-9
         if age > self.seconds:
             transport.lose(f"a command was not completed within {self.seconds:g} s", self._generation)
         elif age > QUIET_SECONDS:

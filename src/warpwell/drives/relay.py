@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import errors
+from .._os import clock
 from ..targets import (
     SYSTEM,
     backoff,
@@ -225,7 +226,7 @@ def require_processor() -> None:
 
 def clock_ns_after(nanoseconds: int) -> int:
     """Return a time of `clock_ns` that is so far ahead."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) + nanoseconds
+    return clock.monotonic_ns() + nanoseconds
 
 
 _leaked: list[Any] = []

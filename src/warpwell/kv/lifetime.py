@@ -25,13 +25,13 @@ import contextlib
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .. import errors
+from .._os import clock
 from ..targets import closing
 from ..targets.uninterrupted import uninterrupted
 from .device.engine import Engine
@@ -76,13 +76,13 @@ class Estate:
 
     def drop(self) -> None:
         """Close after the store was dropped."""
-        end = time.monotonic() + _DEVICE_SECONDS
-        while self.engine is not None and time.monotonic() < end:
+        end = clock.monotonic() + _DEVICE_SECONDS
+        while self.engine is not None and clock.monotonic() < end:
             try:
                 self.engine.close()
                 break
             except errors.SharingError:  # kernels are under way
-                time.sleep(0.01)
+                clock.sleep(0.01)
             except Exception:
                 break  # `give_back` meets the error again, and reports it
         self.give_back()
@@ -245,10 +245,10 @@ def _before_fork() -> None:
     shards = [shard for store in open_stores() if not store.writable for shard in store.folders()]
     if not shards:
         return
-    end = time.monotonic() + _SECONDS
+    end = clock.monotonic() + _SECONDS
     with uninterrupted():  # Python prints an exception that is raised here and goes on, with locks held
         for shard in sorted(shards, key=id):  # in one order: other threads may be forking, too
-            if shard.hold(max(0.0, end - time.monotonic())):
+            if shard.hold(max(0.0, end - clock.monotonic())):
                 _holding.shards.append(shard)
             else:
                 _holding.busy.add(id(shard))

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .._os import clock
 from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Allocator, Block, memory_for
@@ -303,12 +303,12 @@ class Controller:
                 ]
             )
 
-        deadline = time.monotonic() + seconds
+        deadline = clock.monotonic() + seconds
         before = [(seat, rounds(seat)) for seat in tuple(self._seats.taken)]
         while any(seat in self._seats.taken and rounds(seat) - begun < 2 for seat, begun in before):
-            if time.monotonic() > deadline:
+            if clock.monotonic() > deadline:
                 return False
-            time.sleep(5e-5)
+            clock.sleep(5e-5)
         return True
 
     def name(self, nsid: int) -> str:

@@ -7,7 +7,6 @@ deadline from the limits, and waits in a queue by deadline until it completes.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
 from ..nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
 from ..targets import (
     SYSTEM,
@@ -195,7 +195,7 @@ class Limits:
         words[N_PARTS], words[ROOM] = parts, IN_FLIGHT // parts
         words[PARTS], words[ENTRIES] = block.address + 8 * STATE_WORDS, entries.address
         words[BYTES_COST] = _cost(self.bandwidth / 512)
-        words[ORIGIN] = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        words[ORIGIN] = clock.monotonic_ns()
         for k, iops in enumerate((self.read_iops, self.write_iops)):
             lane = words[LANES + LANE_WORDS * k :]
             lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
@@ -287,14 +287,14 @@ class Latency(Wrapper):
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return bytes after the time that the drive would take."""
-        begin = time.monotonic()
+        begin = clock.monotonic()
         out = self.medium.read(offset, nbytes)
         self._wait(begin, nbytes, 0)
         return out
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
         """Write bytes; return after the time that the drive would take."""
-        begin = time.monotonic()
+        begin = clock.monotonic()
         self.medium.write(offset, data)
         self._wait(begin, data.nbytes, 1)
 
@@ -302,9 +302,9 @@ class Latency(Wrapper):
         """Sleep until the drive would complete a transfer that started at `begin`."""
         rate = self.limits.bandwidth
         seconds = self.limits.latency_us[lane] * 1e-6 + (nbytes / rate if rate else 0.0)
-        left = begin + seconds - time.monotonic()
+        left = begin + seconds - clock.monotonic()
         if left > 0:
-            time.sleep(left)
+            clock.sleep(left)
 
 
 class KeyValueLatency:

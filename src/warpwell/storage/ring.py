@@ -15,12 +15,12 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .._os import clock
 from ..nvme import FLUSH, READ
 from ..targets import (
     SYSTEM,
@@ -148,10 +148,10 @@ class Ring:
 
     def drain(self, complete: Any, seconds: float) -> None:
         """Wait until no command is in flight, calling `complete` meanwhile."""
-        deadline = time.monotonic() + seconds
-        while self.in_flight and time.monotonic() < deadline:
+        deadline = clock.monotonic() + seconds
+        while self.in_flight and clock.monotonic() < deadline:
             if complete() < 0:
-                time.sleep(0.0005)
+                clock.sleep(0.0005)
 
     def close(self) -> None:
         """Unmap the rings; if commands are in flight, the rings and the descriptor stay."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
+
+from .._os import clock
 
 MOST = 64
 """Up to so many threads controllers get more than one each."""
@@ -115,12 +116,12 @@ class ServicePool:
         """
         if self is not current():
             return True  # the threads are the parent's
-        deadline = time.monotonic() + seconds
+        deadline = clock.monotonic() + seconds
         with self._changed:
             if seats in self._offered:
                 self._offered.remove(seats)
-            while seats.taken and time.monotonic() < deadline:
-                self._left.wait(max(0.0, deadline - time.monotonic()))
+            while seats.taken and clock.monotonic() < deadline:
+                self._left.wait(clock.at_most(max(0.0, deadline - clock.monotonic())))
             return not seats.taken
 
     def _start(self) -> None:

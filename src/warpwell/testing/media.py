@@ -10,7 +10,6 @@ Needs pytest. A subclass in a test module is collected as it is::
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from .._os import clock
 from ..nvme import FLUSH, READ, WRITE
 from ..storage.medium import PENDING, Medium, python_functions
 from ..targets import (
@@ -265,7 +265,7 @@ def drive(
     table[:, 4] = UNANSWERED
     block.words[0] = len(requests)
     loop = _compiled()
-    until = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + int(seconds * 1e9)
+    until = clock.monotonic_ns() + int(seconds * 1e9)
     arguments = (native.start, native.complete, native.state, block.address, len(requests), tag, until)
     strays: list[int] = []
 

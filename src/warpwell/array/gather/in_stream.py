@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..._os import clock
 from ...targets import Block, memory_for
 from ...targets.launch_stream import LaunchStream
 from . import kernels
@@ -167,14 +167,14 @@ class InStream:
             It goes on in the process that this one was forked from.
         """
         require_begun_here(self._process)
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else clock.monotonic() + timeout
         spins = 0
         while not self.done:
             spins += 1
-            if deadline is not None and time.monotonic() > deadline:
+            if deadline is not None and clock.monotonic() > deadline:
                 return False
             if spins > 200:
-                time.sleep(min(20e-6 * (spins - 200), 1e-3))
+                clock.sleep(min(20e-6 * (spins - 200), 1e-3))
         return True
 
     def cancel(self) -> bool:

@@ -13,13 +13,13 @@ import atexit
 import ctypes
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ... import errors
+from ..._os import clock
 from ...storage import service_pool
 
 _END_SECONDS = 5.0
@@ -224,11 +224,11 @@ class Job:
 
 def _end() -> None:
     """Cancel all jobs and wait for them; what a job that does not end writes to is kept for good."""
-    deadline = time.monotonic() + _END_SECONDS
+    deadline = clock.monotonic() + _END_SECONDS
     for job in list(_live):
         job.cancel()
     for job in list(_live):
-        if not job.wait(max(0.0, deadline - time.monotonic())):
+        if not job.wait(max(0.0, deadline - clock.monotonic())):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(job))
 
 

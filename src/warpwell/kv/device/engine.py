@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ..._os import clock
 from ...errors.options import checked_integer, checked_seconds
 from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ...queues import QueuePairs
@@ -405,9 +405,9 @@ class Engine:
 
     def quiet(self, seconds: float) -> bool:
         """Wait until no command id is in use; return False if some stay in use."""
-        end = time.monotonic() + seconds
+        end = clock.monotonic() + seconds
         while self.pairs.in_use():
-            if time.monotonic() > end:
+            if clock.monotonic() > end:
                 return False
             self.begin()
             try:
@@ -415,7 +415,7 @@ class Engine:
                 self.stream.wait((self,))
             finally:
                 self.end()
-            time.sleep(1e-3)
+            clock.sleep(1e-3)
         return True
 
     def close(self) -> None:

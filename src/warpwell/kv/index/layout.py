@@ -7,12 +7,12 @@ loads a pointer, follows it, and leaves. Replaced memory is freed once every rea
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
+from ..._os import clock
 from ...targets import SYSTEM, device, fetch_add, load_acquire, store_release
 from ...targets.memory import private_block
 from ..log.format import KEY_LEN_SHIFT, SEGMENT_SHIFT
@@ -177,12 +177,12 @@ class StoreState:
 
     def drain(self, seconds: float = 5.0) -> bool:
         """Wait until all retired memory is freed; return False if readers stay inside."""
-        end = time.monotonic() + seconds
+        end = clock.monotonic() + seconds
         pause = 1e-5
         while not self.collect():
-            if time.monotonic() > end:
+            if clock.monotonic() > end:
                 return False
-            time.sleep(pause)
+            clock.sleep(pause)
             pause = min(2 * pause, 0.01)
         return True
 

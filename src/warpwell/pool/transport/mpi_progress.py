@@ -9,13 +9,13 @@ from __future__ import annotations
 import ctypes
 import platform
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
+from ..._os import clock
 from ...errors import PoolError
 from ...errors.general import extra
 from ...targets.compiler.machine_code import machine_code
@@ -123,7 +123,7 @@ class Progress:
         g[loop.G_ROW_TABLE // 8] = self._table.address
         g[loop.G_INBOX // 8] = self._inbox.ctypes.data
         g[loop.G_INBOX_ROOM // 8] = len(self._inbox)
-        now = time.monotonic_ns()
+        now = clock.monotonic_ns()
         g[loop.G_WATCHED // 8] = now
         for k, rank in enumerate(self._ranks):
             p = self._peers[k]
@@ -210,11 +210,11 @@ class Progress:
     def lose(self, peer: int, reason: str) -> None:
         """Take a peer for lost as soon as nothing more comes of it."""
         self._ended.setdefault(peer, reason)
-        self._peer[peer][loop.P_ENDED // 8] = time.monotonic_ns()
+        self._peer[peer][loop.P_ENDED // 8] = clock.monotonic_ns()
 
     def stop(self, timeout: float) -> None:
         """Send what waits, let transfers end, say goodbye, all within `timeout` seconds, and end the thread."""
-        self._global[loop.G_CLOSE_BY // 8] = time.monotonic_ns() + int(timeout * 1e9)
+        self._global[loop.G_CLOSE_BY // 8] = clock.monotonic_ns() + int(timeout * 1e9)
         self.wake()
         self._thread.join(timeout + 5.0)
 

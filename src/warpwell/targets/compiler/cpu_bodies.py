@@ -24,7 +24,7 @@ from .compiled import before_loading, compile_native
 from .compiling import compiling
 from .ranges import bounded_ranges
 from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, symbol_of, to_bits
-from .symbols import COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
+from .symbols import CLOCK_OFFSET, COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
 
 
 class CpuSeam(Seam):
@@ -281,7 +281,12 @@ def _clock_ns(builder: Any, args: Any) -> Any:
     now = _external(builder, "clock_gettime", I32, I32, I64.as_pointer())
     builder.call(now, [I32(1), first])  # CLOCK_MONOTONIC
     seconds = builder.load(first)
-    return builder.add(builder.mul(seconds, I64(10**9)), builder.load(cgutils.gep_inbounds(builder, first, 1)))
+    time = builder.add(builder.mul(seconds, I64(10**9)), builder.load(cgutils.gep_inbounds(builder, first, 1)))
+    offset = builder.module.globals.get(CLOCK_OFFSET)
+    if offset is None:
+        offset = cgutils.add_global_variable(builder.module, I64, CLOCK_OFFSET)
+    offset.linkage = "external"
+    return builder.add(time, builder.load_atomic(offset, "monotonic", 8))
 
 
 seam.word(a.clock_ns, 0, _clock_ns)

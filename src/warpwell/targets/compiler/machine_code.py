@@ -23,7 +23,7 @@ from . import symbols
 from .code_cache import cache_folder, one_process, read_kept, write_kept
 
 _SYMBOL = "warpwell_function"
-_GIVEN = symbols.TLS_KEY, symbols.COPY  # LLVM knows them before code that names them is loaded
+_GIVEN = symbols.TLS_KEY, symbols.COPY, symbols.CLOCK_OFFSET  # LLVM knows them before code that names them is loaded
 _engines: list[Any] = []  # a thread may be in their code until the process ends
 
 

@@ -6,6 +6,8 @@ import ctypes
 
 import llvmlite.binding as llvm
 
+from ..._os import clock
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _tls_key, _seat_key = ctypes.c_uint32(), ctypes.c_uint32()
 TLS_KEY, SEAT_KEY = "warpwell_tls_key", "warpwell_seat_key"
@@ -16,6 +18,9 @@ for _made, _symbol in ((_tls_key, TLS_KEY), (_seat_key, SEAT_KEY)):
 COPY = "warpwell_copy"
 """The C library's memcpy, by a name of our own: a compiler that knows memcpy may read its source again, or later."""
 llvm.add_symbol(COPY, ctypes.cast(_libc.memcpy, ctypes.c_void_p).value)
+CLOCK_OFFSET = "warpwell_clock_offset"
+"""Nanoseconds that `clock_ns` adds to the monotonic clock: 0, except under test."""
+llvm.add_symbol(CLOCK_OFFSET, clock.offset_address())
 GUARDED_RANGES = "warpwell_guarded_ranges"
 
 

@@ -1,0 +1,4 @@
+"""What Warpwell needs of the operating system.
+
+- `clock.py`: the monotonic clock of timeouts, which tests can advance
+"""

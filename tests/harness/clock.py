@@ -1,0 +1,36 @@
+"""Let timeouts expire: `time_passes` advances the clock of Warpwell while a block runs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from warpwell._os import clock
+
+HANG_SECONDS = 120.0
+"""Limit of a wait that ends by itself unless something hangs. It prints stacks; no test depends on its length."""
+
+
+@contextlib.contextmanager
+def time_passes(seconds: float, when: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Advance the clock by `seconds` again and again while the block runs and `when` returns True.
+
+    Timeouts start anew after progress, so one advance may come too early.
+    """
+    over = threading.Event()
+
+    def advance() -> None:
+        while not over.is_set():
+            if when():
+                clock.advance(seconds)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=advance, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
