@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 
 from warpwell._os import clock
 
-HANG_SECONDS = 120.0
-"""Limit of a wait that ends by itself unless something hangs. It prints stacks; no test depends on its length."""
-
 
 @contextlib.contextmanager
 def time_passes(seconds: float, when: Callable[[], bool] = lambda: True) -> Iterator[None]:

@@ -2,3 +2,5 @@
 
 - `clock.py`: the monotonic clock of timeouts, which tests can advance
 """
+
+from . import clock
