@@ -3,4 +3,6 @@
 - `clock.py`: the monotonic clock of timeouts, which tests can advance
 """
 
-from . import clock
+from .clock import clock
+
+__all__ = ["clock"]

@@ -20,7 +20,7 @@ COPY = "warpwell_copy"
 llvm.add_symbol(COPY, ctypes.cast(_libc.memcpy, ctypes.c_void_p).value)
 CLOCK_OFFSET = "warpwell_clock_offset"
 """Nanoseconds that `clock_ns` adds to the monotonic clock: 0, except under test."""
-llvm.add_symbol(CLOCK_OFFSET, clock.offset_address())
+llvm.add_symbol(CLOCK_OFFSET, clock.offset_address)
 GUARDED_RANGES = "warpwell_guarded_ranges"
 
 
