@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import PAGE, add, read
+from tests.harness.clock import time_passes
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors, storage
@@ -18,10 +20,12 @@ from warpwell.queues import QueuePairs
 from warpwell.storage.controller import Controller
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import memory_for
+from warpwell.testing.gated import GatedMedium
 
 PER = PAGE // 8
 N = 64 * PER
-pytestmark = pytest.mark.timeout(120)
+TIMEOUT = 1000.0
+"""Seconds that pass on the clock of the test, not in real time."""
 
 
 @ww.kernel
@@ -41,7 +45,7 @@ class Watched(storage.RamMedium):
 
     def _nothing(self, *_: int) -> int:
         self.inside += 1
-        time.sleep(0.1)
+        time.sleep(0.01)
         self.inside -= 1
         return -1
 
@@ -56,10 +60,7 @@ def test_no_thread_is_left_in_a_medium() -> None:
     nsid = controller.attach(medium)
     with controller.active():
         for _ in range(3):
-            end = time.monotonic() + 30
-            while not medium.inside and time.monotonic() < end:
-                time.sleep(0.001)
-            assert medium.inside == 1
+            assert until(lambda: medium.inside == 1)
             controller.detach(nsid)
             assert medium.inside == 0
             nsid = controller.attach(medium)
@@ -72,19 +73,22 @@ def opened(cache: ww.Cache, medium: Any) -> ww.Array:
 
 def test_commands_in_flight_are_answered_though_others_use_the_cache() -> None:
     out, done = np.zeros(1, np.int64), np.zeros(3, np.int64)
-    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=5.0) as cache:
-        with opened(cache, storage.RamMedium(np.arange(N))) as first:  # compiles the kernels
-            ask_for[3](first, np.arange(3) * PER, done)
-            read[1](first, np.array([5]), out)
-        stays = opened(cache, storage.Faulty(storage.RamMedium(np.arange(N)), delay_us=1_800_000))
-        leaves = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=500_000.0))
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
+        gates = [GatedMedium(storage.RamMedium(np.arange(N))) for _ in range(2)]
+        stays, leaves = (opened(cache, gate) for gate in gates)
+        for gate in gates:
+            gate.hold()
         beside = threading.Thread(target=lambda: read[1](stays, np.array([9]), out))
         beside.start()
         ask_for[3](leaves, np.arange(3) * PER, done)
-        assert done.all() and cache.pairs.in_use() >= 3
-        leaves.close()
-        assert beside.is_alive()
-        beside.join(60)
+        assert done.all() and until(lambda: gates[0].held == 1 and gates[1].held >= 1)
+        closing = threading.Thread(target=leaves.close)
+        closing.start()
+        gates[1].release()
+        closing.join(HANG_SECONDS)
+        assert not closing.is_alive() and beside.is_alive() and gates[0].held == 1
+        gates[0].release()
+        beside.join(HANG_SECONDS)
         assert out[0] == 9
         other = opened(cache, storage.RamMedium(np.arange(N)))  # waits for all commands
         assert other[7] == 7
@@ -92,26 +96,23 @@ def test_commands_in_flight_are_answered_though_others_use_the_cache() -> None:
 
 def test_an_array_whose_drive_is_stalled_leaves_without_keeping_others_waiting() -> None:
     done, out = np.zeros(3, np.int64), np.zeros(1, np.int64)
-    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=3.0) as cache:
-        medium = storage.Faulty(storage.RamMedium(np.arange(N)))
+    with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
+        medium = GatedMedium(storage.RamMedium(np.arange(N)))
         stalled, well = opened(cache, medium), opened(cache, storage.RamMedium(np.arange(N)))
-        ask_for[3](well, np.arange(3) * PER, done)  # compiles the kernels
-        read[1](well, np.array([5]), out)
-        medium.stop()
+        medium.hold()
         ask_for[3](stalled, np.arange(3) * PER, done)
-        assert cache.pairs.in_use() >= 3
+        assert until(lambda: medium.held >= 1)
         closing = threading.Thread(target=stalled.close)
         closing.start()
-        begun, longest, launches = time.monotonic(), 0.0, 0
-        while closing.is_alive() and time.monotonic() < begun + 30:
-            before = time.monotonic()
-            read[1](well, np.array([launches % N]), out)
-            assert out[0] == launches % N
-            longest, launches = max(longest, time.monotonic() - before), launches + 1
-        closing.join(60)
-        assert time.monotonic() - begun > 2.5, "the drive was not stalled"
-        assert longest < 1.5 and launches > 3
-        medium.resume()
+        # The timeout of the stalled drive has not started to pass when these launches end.
+        for k in range(5):
+            read[1](well, np.array([k * PER]), out)
+            assert out[0] == k * PER
+        assert closing.is_alive()
+        with time_passes(TIMEOUT):
+            closing.join(HANG_SECONDS)
+        assert not closing.is_alive()
+        medium.release()
 
 
 def test_opening_an_array_raises_no_error_of_another() -> None:
@@ -142,7 +143,9 @@ def test_an_error_of_a_closed_array_is_not_that_of_the_next_one() -> None:
 
 def test_a_forked_child_waits_for_no_prefetch() -> None:
     with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu") as cache:
-        a = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=1_000_000.0))
+        medium = GatedMedium(storage.RamMedium(np.arange(N)))
+        a = opened(cache, medium)
+        medium.hold()
         ticket = a.prefetch()
         child = os.fork()
         if child == 0:
@@ -153,20 +156,21 @@ def test_a_forked_child_waits_for_no_prefetch() -> None:
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert ticket.wait(20) and ticket.came == ticket.pages
+        medium.release()
+        assert ticket.wait(HANG_SECONDS) and ticket.came == ticket.pages
 
 
 def test_pinned_pages_are_written_beside_a_prefetch() -> None:
     values = np.arange(N)
-    with ww.Cache(20 * (PAGE + 8), page_size=PAGE, device="cpu") as cache:
-        medium = storage.Latency(storage.RamMedium(values), latency_us=(300_000.0, 0.0))
+    with ww.Cache(20 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=1e6) as cache:
+        medium = storage.Latency(storage.RamMedium(values), latency_us=(0.1 * TIMEOUT * 1e6, 0.0))  # reads, writes
         a = ww.open(medium, "r+", dtype="i8", device="cpu", cache=cache)
-        a.pin(0, PER)
+        with time_passes(0.1 * TIMEOUT):
+            a.pin(0, PER)
         add[1](a, np.zeros(1, np.int64), np.full(1, 5))
         ticket = a.prefetch(10 * PER, 15 * PER)
-        end = time.monotonic() + 30
-        while not cache.bulk.commands and time.monotonic() < end:
-            time.sleep(1e-3)
+        assert until(lambda: cache.bulk.commands)
         a.flush()
         assert values[0] == 5 and not ticket.done
-        assert ticket.wait(20)
+        with time_passes(0.1 * TIMEOUT):
+            assert until(lambda: ticket.done)

@@ -3,6 +3,7 @@
 A subclass of a suite says how to make the thing that is tested. Files, suites first:
 
 - media.py             `MediumConformance`: every storage medium
+- gated.py             `GatedMedium`: commands wait until a test lets them complete
 - executors.py         `ExecutorConformance`: every executor of the scheduler
 - policies.py          `PolicyConformance`: every policy of the scheduler
 - qemu.py              `QemuDrive`: an NVMe drive that QEMU emulates
