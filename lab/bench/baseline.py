@@ -33,7 +33,7 @@ PLAN = {
         "sched-latency": 3,
     },
     "cuda": {
-        "readme": 2,
+        "readme": 1,
         "hits": 1,
         "misses": 1,
         "gather": 1,

@@ -266,6 +266,6 @@ def measure(nbytes: int, page_size: int, setting: Setting, record: Record) -> No
 @benchmark("hits", figures=["random", "hot", "sequential", "walk"])
 def run(setting: Setting, record: Record) -> None:
     """Measure with pages of 4 KiB and 512 B."""
-    nbytes = parse_size(setting.pick(("16MiB", "64MiB"), ("1GiB", "8GiB"), "frames"))
+    nbytes = parse_size(setting.pick(("16MiB", "64MiB"), ("4GiB", "8GiB"), "frames"))
     for page_size in setting.option("page-size", [4096, 512]):
         measure(1 << nbytes.bit_length() - 1, page_size, setting, record)

@@ -198,6 +198,6 @@ def measure(nbytes: int, page_size: int, run_bytes: int, setting: Setting, recor
 @benchmark("spans", figures=["4096B", "512B"])
 def run(setting: Setting, record: Record) -> None:
     """Measure pages of 4 KiB, and pages of 512 B in runs of 2 KiB."""
-    nbytes = parse_size(setting.pick(("16MiB", "16MiB"), ("1GiB", "8GiB"), "frames"))
+    nbytes = parse_size(setting.pick(("16MiB", "16MiB"), ("4GiB", "8GiB"), "frames"))
     for page_size, run_bytes in ((4096, 4096), (512, 2048)):
         measure(nbytes, page_size, run_bytes, setting, record)

@@ -283,8 +283,8 @@ def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict
     if (other := kvikio_seconds(path, columns)) is not None:
         peers.append(("KvikIO, columns", "installed", other))
     record(name, [one[0] for one in times[1:]], "s", better="lower", peers=peers)
-    amplification = read / (8 * len(NUMBERS) * max(1, len(chosen)))
-    record(f"{name}/amplification", amplification, "bytes read per byte", better="lower")
+    wanted = columns[0].nbytes + 8 * (len(NUMBERS) - 1) * len(chosen)
+    record(f"{name}/amplification", read / wanted, "bytes read per byte", better="lower")
 
 
 def kvikio_seconds(path: Path, columns: list[np.ndarray]) -> float | None:
