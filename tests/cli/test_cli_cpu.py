@@ -109,7 +109,8 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "default device" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("compiling", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiling", [False, True])
 def test_an_interrupt_ends_a_run(tmp_path: Path, compiling: bool) -> None:
     graph = generate("kron", 17, tmp_path / "kron.ww")
     source = int(np.argmax(np.diff(graph.load()[0])))

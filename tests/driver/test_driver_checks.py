@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver import faults, natives
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
 from warpwell.driver.server import DriverServer
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60
+SECONDS = HANG_SECONDS
 AREAS = ("graph_checks", "condition_checks", "capture_checks", "pool_checks", "row_checks", "hook_checks")
 
 

@@ -19,13 +19,13 @@ import pytest
 from tests.harness.driver import faults, natives
 from tests.harness.driver.hosts import Hosts, hosts
 from tests.harness.driver.raw import OPEN, Raw
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
 from lab.link import EmulatedLink
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 60.0
+SECONDS = HANG_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +93,11 @@ def nothing_is_left(job: Hosts, clients: int = 0) -> None:
 
 def test_random_programs_are_right_on_other_hosts() -> None:
     with hosts(build.build()) as job:
-        assert programs(job, 0, 24, "--threads", "2") == "24 programs are right\n"
+        assert programs(job, 0, 8, "--threads", "2") == "8 programs are right\n"
         nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_random_programs_are_right_where_all_is_scarce_and_one_device_is_here() -> None:
     with natives.changed(natives.TIGHT) as parts, hosts(parts, here=1) as job:
         assert programs(job, 100, 120, "--threads", "4") == "20 programs are right\n"
@@ -104,11 +105,13 @@ def test_random_programs_are_right_where_all_is_scarce_and_one_device_is_here() 
         nothing_is_left(job)
 
 
+@pytest.mark.slow
 def test_random_programs_are_right_over_a_slow_link() -> None:
     with hosts(build.build(), wrap=lambda transport: EmulatedLink(transport, 300e6, 1e-3)) as job:
         assert programs(job, 600, 604) == "4 programs are right\n"
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_host_that_is_stopped_loses_no_call() -> None:
     with natives.changed(natives.TIGHT) as parts, hosts(parts, 1) as job:
         assert backlog(job) == "right True\n"
@@ -118,7 +121,7 @@ def test_streams_of_other_hosts_that_never_become_ready_leave_others_alone() -> 
     with hosts(build.build()) as job:
         lines = said(job, "acts", "stuck_beside").splitlines()
     assert lines.pop() == "released True 0 260 {0}"
-    assert lines == ["beside [True, True, True] quick True still stuck True", "held back True"]
+    assert lines == ["beside [True, True, True] still stuck True", "held back True"]
 
 
 def test_a_worker_of_another_host_is_lost_and_replaced() -> None:
@@ -175,14 +178,14 @@ def loses(job: Hosts, rng: random.Random) -> None:
                 job.lose(rng.randrange(2))
             else:
                 job.near.close()
-            text = process.communicate(timeout=20)[0]
+            text = process.communicate(timeout=SECONDS)[0]
             assert what == "client" or (": 46\n" in text and process.returncode == 1), (what, text)
         finally:
             process.kill()
     nothing_is_left(job)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
 def test_whoever_is_lost_at_any_moment_no_program_hangs(seed: int) -> None:
     with hosts(build.build()) as job:
         loses(job, random.Random(seed))

@@ -42,12 +42,13 @@ def listed() -> dict[str, str]:
 def outcomes(server: DriverServer, output: Path) -> dict[str, str]:
     """Run all tests in a process that is a client of the server."""
     command = [sys.executable, "-m", "tests.harness.driver.numba_tests", str(output)]
-    done = subprocess.run(command, env=server.environ(), cwd=ROOT, timeout=110, capture_output=True, text=True)
+    done = subprocess.run(command, env=server.environ(), cwd=ROOT, timeout=250, capture_output=True, text=True)
     assert output.exists(), done.stderr[-3000:]
     found: dict[str, str] = json.loads(output.read_text())
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(missing()), reason=f"numba-cuda's tests need {', '.join(missing())}")
 def test_numbas_tests_pass_but_for_a_list(tmp_path: Path) -> None:
     with DriverServer(2, driver=build.build().fake) as server:

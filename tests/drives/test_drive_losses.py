@@ -56,7 +56,7 @@ def medium(qemu: QemuDrive) -> Iterator[DriveMedium]:
 # -- kills ------------------------------------------------------------------------------------------------------------
 
 
-WAYS = pytest.mark.parametrize("way", [by_medium, by_rings])
+WAYS = pytest.mark.parametrize("way", [pytest.param(by_medium, marks=pytest.mark.slow), by_rings])
 
 
 def kill_and_look(runs: int, seed: int, way: Opener) -> None:
@@ -68,7 +68,7 @@ def kill_and_look(runs: int, seed: int, way: Opener) -> None:
 
 @WAYS
 def test_kills_lose_nothing_that_was_flushed(way: Opener) -> None:
-    kill_and_look(15, seed=1, way=way)
+    kill_and_look(8, seed=1, way=way)
 
 
 @WAYS

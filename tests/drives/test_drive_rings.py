@@ -70,7 +70,10 @@ def on_disk(path) -> np.ndarray:
 # -- reading and writing ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("page", "block"), [(4096, 512), (8192, 4096), (65536, 512)])
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [(4096, 512), pytest.param(8192, 4096, marks=pytest.mark.slow), pytest.param(65536, 512, marks=pytest.mark.slow)],
+)
 def test_kernels_read_and_write(tmp_path, page: int, block: int) -> None:
     image = formatted(tmp_path / "disk")
     head = image.read_bytes()[:DATA_AT]
@@ -212,7 +215,7 @@ HARM = {
 }
 
 
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("harm", ["killed", *(pytest.param(key, marks=pytest.mark.slow) for key in list(HARM)[1:])])
 def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
     image = formatted(tmp_path / "disk")
     act, seconds = HARM[harm]
@@ -425,6 +428,7 @@ def test_a_relay_that_does_not_end_keeps_what_it_reads(tmp_path, monkeypatch) ->
         assert all(not one.address <= word < one.address + one.nbytes for one in taken for word in rings.flat)
 
 
+@pytest.mark.slow
 def test_threads_side_by_side(tmp_path) -> None:
     with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive) as a:
         failed: list[BaseException] = []

@@ -95,7 +95,7 @@ class FakeIpc:
 
     def cuIpcCloseMemHandle(self, address: int) -> int:
         size, name = self._mapped[address]
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while (self.folder / f"runs-{name}").exists() and time.monotonic() < until:
             time.sleep(0.01)  # as the driver waits for all that runs
         del self._mapped[address]
@@ -126,6 +126,9 @@ class FakeArray:
     def __getitem__(self, rows: slice) -> FakeArray:
         first, last, _ = rows.indices(self.shape[0])
         return FakeArray(self.address + first * self.dtype.itemsize, (last - first,), self.dtype)
+
+    def __setitem__(self, index: int, value: int) -> None:
+        ctypes.memmove(self.address + index * 8, int(value).to_bytes(8, "little"), 8)
 
     def numpy(self) -> NDArray[Any]:
         """Return a copy."""

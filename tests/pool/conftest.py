@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
@@ -43,14 +44,14 @@ Job = Callable[..., Ended]
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    """``job(ranks, program, *arguments, options=(), timeout=60)``: run a program of `programs/` on so many ranks.
+    """``job(ranks, program, *arguments, options=())``: run a program of `programs/` on so many ranks.
 
     Everything that the job started has ended afterwards.
     """
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        ranks: int, program: str, *arguments: str, options: tuple[str, ...] = TOLERANT, timeout: float = 60.0
+        ranks: int, program: str, *arguments: str, options: tuple[str, ...] = TOLERANT, timeout: float = HANG_SECONDS
     ) -> Ended:
         environment = {
             **os.environ,

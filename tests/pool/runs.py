@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.until import Stopwatch
+from tests.harness.until import HANG_SECONDS, Stopwatch
 
 from lab.campaigns.marked import MARK, command_of, marked
 
@@ -72,7 +72,7 @@ class Run:
                 return
             self._rest += more
 
-    def end(self, timeout: float = 60.0) -> int:
+    def end(self, timeout: float = HANG_SECONDS) -> int:
         """Wait for the end; return the exit status."""
         try:
             output, errors = self.process.communicate(timeout=timeout)

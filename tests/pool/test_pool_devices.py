@@ -450,7 +450,7 @@ def test_an_array_on_storage_is_opened_where_the_device_is(devices: Devices, tmp
     array.close()
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_random_programs(devices: Devices, threads: int) -> None:
     run(devices, 25, seed=3 + threads, threads=threads)
 

@@ -37,6 +37,7 @@ elif what == "file":
 """
 
 
+@pytest.mark.slow
 def test_jobs_with_cuda_programs_leave_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert pool_faults.main(["--jobs", "2", "--at-a-time", "2", "--driver", "fake", "--seed", "1"]) == 0
     assert "0 failures in 2 jobs, 1 of them interrupted" in capfd.readouterr().out

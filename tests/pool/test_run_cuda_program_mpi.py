@@ -101,7 +101,7 @@ def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: St
     until(lambda: not workers(mark))
 
 
-@pytest.mark.parametrize("away", [False, True], ids=["here", "away"])
+@pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "away"])
 def test_a_program_that_executes_another_keeps_its_devices(start: Start, tmp_path: Path, away: bool) -> None:
     environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake)}
     where = ["--agents", "2", "--target", "cpu"]
@@ -120,6 +120,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_SEED", "7")
 
 
+@pytest.mark.slow
 def test_random_programs_are_right_over_mpi_and_wait_for_a_late_communicator(delays: None) -> None:
     late = {"communicator_main.py": {"near.begin(tr": "threading.Event().wait(1.0)\n        near.begin(tr"}}
     assert over_mpi.programs(0, 20, "--threads", "2", changes=late, seconds=60) == "20 programs are right\n"

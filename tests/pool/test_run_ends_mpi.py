@@ -21,12 +21,12 @@ __all__ = ["start"]
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [
-        (["normal"], 0, ""),
+        pytest.param(["normal"], 0, "", marks=pytest.mark.slow),
         (["raise"], 1, "ValueError: on purpose"),
         (["exit", "3"], 3, ""),
         pytest.param(["message"], 1, "a message", marks=pytest.mark.slow),
         pytest.param(["_exit", "3"], 3, "", marks=pytest.mark.slow),
-        (["signal", "SIGKILL"], 137, ""),
+        pytest.param(["signal", "SIGKILL"], 137, "", marks=pytest.mark.slow),
         pytest.param(["signal", "SIGSEGV"], 139, "", marks=pytest.mark.slow),
     ],
 )
@@ -115,7 +115,9 @@ def test_an_interrupt_while_everybody_starts(start: Start) -> None:
     assert run.nothing_is_left() < 1.0
 
 
-@pytest.mark.parametrize("whom", ["application", "supervise", "launcher", "mpiexec"])
+@pytest.mark.parametrize(
+    "whom", ["application", pytest.param("supervise", marks=pytest.mark.slow), "launcher", "mpiexec"]
+)
 def test_somebody_is_killed(start: Start, whom: str) -> None:
     run = start("--agents", "2", ENDING, "wait")
     application, *_ = map(int, run.line("up"))
@@ -196,7 +198,7 @@ def test_without_fault_tolerance_a_lost_agent_ends_the_job(start: Start) -> None
     "what",
     [
         "kill-at-start",
-        "kill-before-mpi",
+        pytest.param("kill-before-mpi", marks=pytest.mark.slow),
         pytest.param("exit-at-start", marks=pytest.mark.slow),
         pytest.param("kill-in-mpi", marks=pytest.mark.slow),
         pytest.param("no-agent", marks=pytest.mark.slow),

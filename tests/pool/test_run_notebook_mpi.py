@@ -39,6 +39,7 @@ def test_interrupts_end_cells_and_nothing_else(start: Start) -> None:
     assert run.nothing_is_left() < 1.0
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_everybody_starts_is_none(start: Start) -> None:
     run = start(
         "--notebook", "--agents", "2", str(PROGRAMS / "ending.py"), "exit", "3", environ=planted("1:stop-before-mpi")

@@ -45,7 +45,7 @@ def under_run(start: Start, *arguments: str, text: str = "a line\n", folder: Pat
     [
         [str(PROGRAMS / "semantics.py"), "3", "-m", "--agents", "9"],
         pytest.param(["-m", "semantics", "0"], marks=pytest.mark.slow),
-        [str(PROGRAMS / "failing_program.py")],
+        pytest.param([str(PROGRAMS / "failing_program.py")], marks=pytest.mark.slow),
     ],
     ids=["file", "module", "traceback"],
 )

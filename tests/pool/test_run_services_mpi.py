@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from .runs import PROGRAMS, SOURCES, Start, start
 
 __all__ = ["start"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = {"services": 2, "placing": 2, "pool_matrix": 4}
-"""Programs that run in `make test`, and with how many agents: each compiles anew. Four are for `make thorough`."""
+QUICK = {"services": 2}
+"""Programs that run in `make test`, and with how many agents: each one compiles anew."""
 
 
 def under_python(program: Path, folder: Path) -> str:
@@ -21,7 +22,7 @@ def under_python(program: Path, folder: Path) -> str:
         capture_output=True,
         text=True,
         cwd=folder,
-        timeout=110,
+        timeout=HANG_SECONDS,
         env={**os.environ, "PYTHONPATH": str(SOURCES)},
     )
     assert done.returncode == 0, done.stderr
@@ -41,7 +42,7 @@ def under_python(program: Path, folder: Path) -> str:
 def test_the_same_as_under_python(start: Start, program: Path, agents: int, tmp_path: Path) -> None:
     expected = under_python(program, tmp_path)
     run = start("--agents", str(agents), str(program), folder=tmp_path)
-    assert run.end(110) == 0, run.errors
+    assert run.end() == 0, run.errors
     assert run.output == expected
     assert expected
     run.nothing_is_left()
@@ -49,6 +50,6 @@ def test_the_same_as_under_python(start: Start, program: Path, agents: int, tmp_
 
 def test_tasks_of_a_killed_agent_run_elsewhere(start: Start, tmp_path: Path) -> None:
     run = start("--agents", "2", str(PROGRAMS / "services_lost.py"), folder=tmp_path)
-    assert run.end(110) == 0, run.errors
+    assert run.end() == 0, run.errors
     assert run.output.splitlines() == ["lost TaskLostError", "moved [1, 2]", "array lost"]
     run.nothing_is_left()

@@ -23,7 +23,7 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
     ],
 )
 def test_all_checks_of_a_transport(job: Job, way: str, ranks: int, kind: str = "mpi") -> None:
-    ended = job(ranks, "checks.py", kind, options=WAYS[way], timeout=100)
+    ended = job(ranks, "checks.py", kind, options=WAYS[way])
     found = [json.loads(line) for line in ended.lines("check ")]
     assert not [failure for _, _, failure in found if failure], "\n".join(f[2] for f in found) + ended.errors
     assert {(rank, name) for rank, name, _ in found} == {
@@ -54,13 +54,12 @@ def test_all_checks_without_fault_tolerance(job: Job) -> None:
     ],
 )
 def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way: str, how: str) -> None:
-    ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way], timeout=100)
-    lines = [line.split(maxsplit=5) for line in ended.lines("survivor ")]
-    assert sorted(line[0] for line in lines) == ["0", "1"], ended
-    for _, copies, chunks, seconds, told, sent in lines:
-        assert (
-            int(copies) == 2 and int(chunks) > 0 and float(seconds) < 5.0 and told == "1" and "rank 2 is gone" in sent
-        )
+    ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way])
+    for rank in (0, 1):
+        report = tmp_path / f"survivor-{rank}"
+        assert report.exists(), ended
+        copies, told, sent = report.read_text().split(maxsplit=2)
+        assert (copies, told) == ("2", "[2]") and "rank 2 is gone" in sent
 
 
 def test_versions_that_differ_are_refused_on_both_sides(job: Job) -> None:
@@ -77,5 +76,5 @@ def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
 
 
 def test_a_program_that_forgets_to_close_ends_well(job: Job) -> None:
-    ended = job(3, "forgotten.py", timeout=100)
+    ended = job(3, "forgotten.py")
     assert ended.status == 0, ended

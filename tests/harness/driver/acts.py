@@ -326,7 +326,6 @@ def stuck_beside() -> None:
     for thread in threads:
         thread.start()
     time.sleep(0.2)
-    start = time.monotonic()
     good = [works(cuda), works(cuda, 1)]
     other = cuda.stream(NON_BLOCKING)
     event = cuda.event()
@@ -339,8 +338,7 @@ def stuck_beside() -> None:
     cuda.cuEventRecord(event, other)
     cuda.cuEventSynchronize(event)
     good.append(target.raw[: len(data)] == data)
-    quick = time.monotonic() - start < 20
-    say("beside", good, "quick", quick, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
+    say("beside", good, "still stuck", cuda.code("cuStreamQuery", stream) == 600)
     say("held back", not posted.is_set())
     one = (ctypes.c_uint32 * 1)(1)
     cuda.cuMemcpyHtoDAsync_v2(word, one, 4, other)

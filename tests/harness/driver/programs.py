@@ -521,6 +521,8 @@ class Program:
             if self.functions or "free_host" not in self.relies:  # they write as programs do: a free waits for copies
                 self.host_may_touch(memory, write=True)
                 self.cuda.use(memory.device)
+            elif self.relies == {"free_host"}:
+                self.late_copy(memory)
             self.say(f"freeHost({memory.address:#x})")
             memory.bytes.release()
             self.cuda.cuMemFreeHost(memory.address)
@@ -543,6 +545,13 @@ class Program:
             self.say(f"freeAsync({memory.address:#x}) in {stream.key}")
             self.cuda.cuMemFreeAsync(memory.address, stream.handle)
         self.new_memory(memory.device)
+
+    def late_copy(self, pinned: Memory) -> None:
+        """Begin a copy to pinned memory that ends long after the call that frees it."""
+        stream = next(one for one in self.streams if one.device == pinned.device and one.kind != "legacy")
+        source = next(one for one in self.memory if one.device == pinned.device and one.bytes is None)
+        self.cuda.launch(stream.device, stream.handle, "nap", 20_000)
+        self.copy_out(stream, source, pinned)
 
     def destroy(self, stream: Stream) -> None:
         """Destroy a stream whose work may go on, and make another."""

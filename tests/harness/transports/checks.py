@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.errors import ClosedError, DeviceLostError, PoolError, StallError
 from warpwell.pool.transport.bulk import Region, Transfer
 from warpwell.pool.transport.transport import OVERHEAD, WINDOW, Transport
 
-PATIENCE = 10.0
+PATIENCE = HANG_SECONDS
 """Seconds that a check waits for anything."""
 
 SIZES = (0, 1, 2, 31, 777, 4096, 32735, 32736, 32737, 65535, 65536, 65537, 200_001)
