@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.cli import main
 from warpwell.cli.output import Output, readable
@@ -29,13 +30,15 @@ slow = {{"numba", "llvmlite", "scipy", "matplotlib", "rich"}} & set(sys.modules)
 assert not slow, slow
 sys.exit(code)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == (2 if arguments[-1] == "nothing" else 0), done.stderr
     assert "warpwell" in done.stdout + done.stderr
 
 
 def test_run_as_a_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "warpwell", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "warpwell", "--version"], capture_output=True, text=True, timeout=HANG_SECONDS
+    )
     assert (done.returncode, done.stdout.split()[0]) == (0, "warpwell")
 
 
@@ -258,7 +261,7 @@ def test_variables_that_cannot_be_are_named(tmp_path: Path, variable: str, text:
         env={**os.environ, variable: text},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     assert f"ArgumentError: {variable} is {text!r}: give " in done.stderr
 

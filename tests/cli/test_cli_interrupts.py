@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS, until
 
 CHECKOUT = Path(__file__).parents[2]
-
-SOON = 5.0
-"""Seconds: it takes one on a free machine."""
 
 
 Begin = Callable[..., "subprocess.Popen[str]"]
@@ -63,24 +61,17 @@ def others(session: int) -> list[str]:
 def interrupt(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Press Ctrl-C; return what was written."""
     assert process.poll() is None, process.communicate()
-    began = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - began < SOON
+    out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 130, err
     assert "Traceback" not in err and err.endswith("warpwell: interrupted\n")
-    until = time.monotonic() + SOON
-    while others(process.pid):  # helpers of multiprocessing see the end of their pipes
-        assert time.monotonic() < until, others(process.pid)
-        time.sleep(0.02)
+    until(lambda: not others(process.pid))  # helpers of multiprocessing see the end of their pipes
     return out, err
 
 
-def wait_for(true: object, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 60
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < until and process.poll() is None, "it did not come that far"
-        time.sleep(0.02)
+def wait_for(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    until(lambda: true() or process.poll() is not None)
+    assert process.poll() is None, "the program has ended early"
 
 
 def test_simulations_of_four_policies(begin: Begin) -> None:
@@ -101,7 +92,7 @@ def test_a_simulation_whose_process_is_killed_says_so(begin: Begin) -> None:
 
     wait_for(lambda: len(runs()) >= 2, process)
     os.kill(int(max(runs(), key=int)), signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 2 and "ended without a result" in err
 
 
@@ -116,7 +107,7 @@ def test_a_service(begin: Begin, tmp_path: Path) -> None:
             interrupt(process)
         else:
             process.send_signal(number)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=HANG_SECONDS)
             assert process.returncode == code and err == ""
         if number != signal.SIGKILL:  # nor is anything left of the one that was killed
             assert [p.name for p in path.parent.iterdir()] == ["s.sock.lock"]
@@ -162,7 +153,7 @@ with scratch("held-") as folder:
         assert folder.exists()
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=HANG_SECONDS)
     assert not folder.exists()
     if handles:
         assert process.returncode == 130 and err == "warpwell: interrupted\n"

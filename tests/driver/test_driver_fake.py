@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver.build import build_fake
 from warpwell.driver import build
@@ -39,7 +40,7 @@ def run(fake: Path, text: str, **environment: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         env=known | {"FAKE": str(fake), "CUDA_MODULE_LOADING": "EAGER"} | environment,
     )
     assert done.returncode == 0, done.stderr
@@ -272,14 +273,16 @@ def test_the_companion_wheel_needs_no_compiler(tmp_path: Path, monkeypatch: pyte
     made = build.wheel(tmp_path / "wheels")
     site = tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run([*pip, "--target", str(site), str(made)], check=True, timeout=60)
+    subprocess.run([*pip, "--target", str(site), str(made)], check=True, timeout=HANG_SECONDS)
     found = f"import sys; sys.path.insert(0, {str(site)!r}); from warpwell.driver import build\n"
     show = found + "built = build.parts(); print(built.layer, built.worker)"
     environment = os.environ | {"PATH": "/nowhere", "WARPWELL_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("CC", None)
 
     def told(text: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=60)
+        return subprocess.run(
+            [sys.executable, "-c", text], capture_output=True, text=True, env=environment, timeout=HANG_SECONDS
+        )
 
     folder = site / "warpwell_driver"
     assert told(show).stdout.split() == [str(folder / "_driver.so"), str(folder / "ww_worker")]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.driver import hook
 
@@ -76,7 +77,9 @@ def said(tmp_path: Path, program: str, *paths: Path, layer: bool = True, hooked:
     if layer:
         environ["WARPWELL_CUDA"] = str(tmp_path)
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, timeout=60, stdout=-1, stderr=-2, text=True, check=False)
+    done = subprocess.run(
+        command, env=environ, cwd=tmp_path, timeout=HANG_SECONDS, stdout=-1, stderr=-2, text=True, check=False
+    )
     return done.stdout.splitlines()
 
 

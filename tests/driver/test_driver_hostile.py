@@ -8,7 +8,6 @@ import os
 import random
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -277,7 +276,6 @@ def test_nobody_changes_what_the_worker_says_or_the_size_of_memory(server: Drive
 
 
 def test_a_handshake_may_say_anything(server: DriverServer, witness: Raw) -> None:
-    started = time.monotonic()
     right = Raw.hello(OPEN)
     for packet, descriptors in [
         (b"", 0),
@@ -301,4 +299,3 @@ def test_a_handshake_may_say_anything(server: DriverServer, witness: Raw) -> Non
         raw.put(raw.alloc(64), bytes(64))
     for line in silent:
         line.close()
-    assert time.monotonic() - started < 20

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
 from warpwell.driver import generate
@@ -70,7 +71,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     files = [str(generate.NATIVE / f"layer_{name}.c") for name in ("image", "object", "range")]
     line = [*compiler(), "-std=gnu11", "-D_GNU_SOURCE", "-O1", "-shared", "-fPIC", "-pthread"]
     line += [f"-I{generate.NATIVE}", f"-I{folder}", *files, str(folder / "stub.c"), "-o", str(folder / "pieces.so")]
-    subprocess.run(line, check=True, timeout=120)
+    subprocess.run(line, check=True, timeout=HANG_SECONDS)
     library = ctypes.CDLL(str(folder / "pieces.so"))
     for name in ("device", "ranges", "streams", "ww_object_new", "ww_object", "ww_range_owner"):
         getattr(library, name).restype = ctypes.c_void_p
@@ -310,7 +311,7 @@ def test_a_program_without_a_server(tmp_path: Path) -> None:
             env=environ | more,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -339,7 +340,7 @@ def runs(program: str) -> None:
             env=server.environ(),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG_SECONDS,
             check=False,
         )
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
 from warpwell.driver.server import DriverServer
@@ -42,7 +43,7 @@ def listed() -> dict[str, str]:
 def outcomes(server: DriverServer, output: Path) -> dict[str, str]:
     """Run all tests in a process that is a client of the server."""
     command = [sys.executable, "-m", "tests.harness.driver.numba_tests", str(output)]
-    done = subprocess.run(command, env=server.environ(), cwd=ROOT, timeout=250, capture_output=True, text=True)
+    done = subprocess.run(command, env=server.environ(), cwd=ROOT, timeout=HANG_SECONDS, capture_output=True, text=True)
     assert output.exists(), done.stderr[-3000:]
     found: dict[str, str] = json.loads(output.read_text())
     return found

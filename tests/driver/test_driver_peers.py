@@ -94,7 +94,7 @@ def server() -> Iterator[DriverServer]:
 @pytest.mark.parametrize("act", RIGHT)
 def test_devices_use_each_others_memory_and_events(server: DriverServer, act: str) -> None:
     assert said(server, act) == RIGHT[act]
-    assert until(lambda: not server.workers, 5)
+    assert until(lambda: not server.workers)
 
 
 def test_devices_that_cannot_reach_each_other_say_so_and_copy_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_a_malformed_message_ends_the_link_alone(server: DriverServer, packet: b
         line.close()
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with mine, theirs:
-            assert until(lambda: raw.give(theirs.fileno()) == 0, 5)
+            assert until(lambda: raw.give(theirs.fileno()) == 0)
 
 
 def test_a_client_that_hears_nothing_of_its_link_waits_alone(server: DriverServer) -> None:
@@ -249,4 +249,4 @@ def test_a_client_that_hears_nothing_of_its_link_waits_alone(server: DriverServe
         line.close()
         assert raw.ask("ALLOC", struct.pack("=Q", 64))[0] == 0
         assert raw.deferred == (0, 0)
-    assert until(lambda: not server.workers, 5)
+    assert until(lambda: not server.workers)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver import natives
+from tests.harness.until import HANG_SECONDS
 
 from lab.driver import build
 from warpwell.driver.server import DriverServer
@@ -113,7 +114,9 @@ def test_a_program_asks_all_devices_before_the_first_answers(tmp_path: Path) -> 
     with DriverServer(1, driver=parts.fake, parts=parts) as one:
         with DriverServer(1, driver=parts.fake, parts=parts, folder=one.folder, first=1):
             command = [sys.executable, "-c", text]
-            out = subprocess.run(command, env=one.environ(), stdout=subprocess.PIPE, text=True, timeout=60).stdout
+            out = subprocess.run(
+                command, env=one.environ(), stdout=subprocess.PIPE, text=True, timeout=HANG_SECONDS
+            ).stdout
     assert out == "0 0 2\n"
 
 
@@ -132,12 +135,10 @@ def test_a_program_that_executes_another_leaves_no_worker(server: DriverServer, 
 def test_the_end_of_a_worker_ends_all_waits_and_a_reset_brings_another(server: DriverServer, start: Start) -> None:
     process = start(server, "waits")
     told(process, "waiting")
-    waits = time.monotonic()
     ours = [worker for worker in server.workers if "--ordinal\x000\x00" in Path(f"/proc/{worker}/cmdline").read_text()]
     assert len(ours) == 1
     os.kill(ours[0], signal.SIGKILL)
     lines = said(process)
-    assert time.monotonic() - waits < 10
     assert lines.pop(0).startswith("warpwell: device 0: its worker has ended")
     assert lines == ["codes False 1 True", "other device True", "after reset True True", "old handles True True"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.harness.driver.raw import DONE, FACTS, HELLO, OPEN, REFUSED, Lost, Raw
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 from lab.driver import build
 from warpwell.driver.environment import client_environ, without_layer
@@ -369,7 +369,9 @@ def test_what_a_killed_server_left_is_removed_by_the_next(server: DriverServer) 
         "import os; from warpwell.driver import server; from lab.driver import build\n"
         "print(server.DriverServer(1, driver=build.build().fake).folder, flush=True); os._exit(1)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=HANG_SECONDS
+    )
     left = Path(done.stdout.strip())
     assert left.is_dir()
     with DriverServer(1, driver=build.build().fake) as other:

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.arrays.kernels import read, write
 from tests.harness.drive_losses import Comeback
 from tests.harness.drives import needs_qemu
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -230,7 +230,7 @@ def test_threads_that_recover_and_launch_at_once(drive: Drive) -> None:
         assert until(lambda: drive.transport.lost is None and drive.transport.generation > k, seconds=20)
     done.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     assert not wrong
     for a in arrays:
         a.close()
@@ -243,11 +243,9 @@ def test_a_qemu_that_has_ended_does_not_come_back(qemu: QemuDrive, drive: Drive)
     with pytest.raises(errors.DriveLostError, match="not flushed"), opened(drive, "r+") as a:
         write[1](a, np.array([7]), np.array([70]))
         qemu.kill()
-        began = time.monotonic()
         for use in (lambda: values(a, np.array([ITEMS - 1])), a.recover, drive.recover, a.flush):
             with pytest.raises(errors.DriveLostError, match="its QEMU has ended"):
                 use()
-        assert time.monotonic() - began < 5
 
 
 def test_a_qemu_that_stands_still_comes_back_when_it_goes_on(qemu: QemuDrive, drive: Drive) -> None:

@@ -21,6 +21,7 @@ import pytest
 from tests.harness.arrays.kernels import read, write
 from tests.harness.fake_machine import FakeMachine
 from tests.harness.scripted_drive import ScriptedDrive
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -404,7 +405,7 @@ def test_rings_of_kernels_over_vfio(kernel: FakeVfio, monkeypatch: pytest.Monkey
     rows = np.random.default_rng(2).permutation(items.size)[:2000]
     out = np.zeros(rows.size, np.int64)
     with Drive(transport) as drive:
-        with ww.open(drive.namespace(1), "r+", device="cpu", cache="64KiB", page_size=4096, timeout=20.0) as a:
+        with ww.open(drive.namespace(1), "r+", device="cpu", cache="64KiB", page_size=4096, timeout=HANG_SECONDS) as a:
             assert a.cache.controller.relay is not None
             read[rows.size](a, rows, out)
             assert np.array_equal(out, rows)
@@ -425,5 +426,5 @@ def test_rings_of_kernels_over_vfio(kernel: FakeVfio, monkeypatch: pytest.Monkey
             assert np.array_equal(out, want[rows])
         assert np.array_equal(behind.engine.blocks[DATA_AT:].view(np.int64), want)
     behind.ends = True
-    behind.thread.join(5)
+    behind.thread.join(HANG_SECONDS)
     transport.arena.close()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
 from warpwell.testing import nbd
@@ -34,7 +35,7 @@ def disk(content: np.ndarray) -> Iterator[NbdServer]:
 
 
 def tool(*arguments: str) -> str:
-    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     return ran.stdout + ran.stderr
 
 

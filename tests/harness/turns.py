@@ -110,10 +110,9 @@ sys.stdin.readline()
 
 OTHER = """
 while sys.stdin.readline():
-    began = time.monotonic()
-    with ww.turn("other", device=D, priority={priority:d}, timeout=8):
+    with ww.turn("other", device=D, priority={priority:d}, timeout=100):
         pass
-    say(time.monotonic() - began)
+    say("done")
 """
 
 

@@ -78,7 +78,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
             output, errors = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             _end(process.pid)
-            output, errors = process.communicate(timeout=20)
+            output, errors = process.communicate(timeout=HANG_SECONDS)
             pytest.fail(f"the job did not end within {timeout} s\n{output}\n{errors}")
         return Ended(process.returncode, output, errors)
 

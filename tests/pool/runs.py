@@ -7,21 +7,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.harness.until import HANG_SECONDS, Stopwatch
+from tests.harness.until import HANG_SECONDS, until
 
 from lab.campaigns.marked import MARK, command_of, marked
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
 PROGRAMS = HERE / "programs"
-LIMIT = 5.0
-"""Seconds after the end in which nothing may be left."""
 
 
 class Run:
@@ -78,7 +75,7 @@ class Run:
             output, errors = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-            output, errors = self.process.communicate(timeout=20)
+            output, errors = self.process.communicate(timeout=HANG_SECONDS)
             pytest.fail(f"it did not end within {timeout:g} s\n{self.output}{output}\n{errors}")
         self.output += self._rest.decode() + output
         self.errors += errors
@@ -92,17 +89,10 @@ class Run:
         """Processes of the run that there still are; the command itself not counted."""
         return [pid for pid in marked(self.mark) if pid != self.process.pid]
 
-    def nothing_is_left(self) -> float:
-        """Check that, soon, nothing is left of the run; return the seconds that it took (see `Stopwatch`)."""
-        began, watch = time.monotonic(), Stopwatch()
-        while (left := self.left()) and time.monotonic() < began + LIMIT:
-            time.sleep(0.02)
-        seconds = watch.seconds
-        assert not left, [command_of(pid) for pid in left]
-        while (files := self.files()) and time.monotonic() < began + LIMIT:
-            time.sleep(0.02)  # who is the last to end removes them
-        assert not files, files
-        return seconds
+    def nothing_is_left(self) -> None:
+        """Wait until nothing is left of the run."""
+        until(lambda: not self.left())
+        until(lambda: not self.files())  # the last process to end removes them
 
     def files(self) -> list[str]:
         """What the run has left behind of files."""

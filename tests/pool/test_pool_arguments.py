@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.pool_agents import pool_of
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors
 from warpwell.pool.agent import code
@@ -196,7 +196,7 @@ def test_a_lost_agent_ends_a_result_that_is_on_its_way() -> None:
 
         agent.transport.put = never  # type: ignore[method-assign]
         result = devices[0].call(np.ones, ITEMS)
-        assert begun.wait(30)
+        assert begun.wait(HANG_SECONDS)
         with pytest.raises(errors.StallError):
             result.get(0.1)
         devices[0].caller.transport.lose(1, "as a test says")

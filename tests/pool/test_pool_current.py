@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -56,7 +57,7 @@ def test_launches_outside_of_blocks_are_the_first_devices(pool: Devices) -> None
 
 
 def test_each_thread_has_a_current_device_of_its_own(pool: Devices) -> None:
-    both, seen = threading.Barrier(2, timeout=30), []
+    both, seen = threading.Barrier(2, timeout=HANG_SECONDS), []
 
     def work(device: Any) -> None:
         with device:
@@ -70,7 +71,7 @@ def test_each_thread_has_a_current_device_of_its_own(pool: Devices) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     assert seen == [(True, True, 45)] * 2 and launches(pool) == [1, 1]
     assert ww.current_device() is pool[0]
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.harness.pool_programs import run
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -165,7 +168,7 @@ def test_opposite_copies_by_two_threads_do_not_wait_for_each_other(devices: Devi
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
     devices.synchronize(60)
     assert not failures
@@ -279,14 +282,19 @@ def nap(seconds: float) -> float:
     return seconds
 
 
-def test_a_stream_that_waits_holds_up_no_other(devices: Devices) -> None:
-    slow = devices[0].stream()
-    result = devices[0].call(nap, 1.2, stream=slow)
-    begun = time.monotonic()
+def wait_for_file(path: str) -> bool:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return True
+
+
+def test_a_stream_that_waits_holds_up_no_other(devices: Devices, tmp_path: Path) -> None:
+    slow, gate = devices[0].stream(), tmp_path / "gate"
+    result = devices[0].call(wait_for_file, str(gate), stream=slow)
     devices[0].zeros(3).copy_to_host()
-    assert time.monotonic() - begun < 1.1
     assert not result.done
-    assert result.get(30) == 1.2
+    gate.touch()
+    assert result.get(HANG_SECONDS)
 
 
 def test_events_across_devices(devices: Devices) -> None:
@@ -384,7 +392,7 @@ def test_many_threads_use_one_device(devices: Devices) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
     assert not failures
 
@@ -502,5 +510,5 @@ def test_a_program_may_end_with_buffers_and_work_left() -> None:
         "ww.devices()[0].call(time.sleep, 0.2, stream=stream)\n"
         "print(x.copy_to_host().sum())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert (done.returncode, done.stdout, done.stderr) == (0, "6.0\n", "")

@@ -19,7 +19,7 @@ import pytest
 from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import Pool, pool_of
 from tests.harness.pool_programs import run
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
@@ -238,7 +238,7 @@ def test_a_copy_that_is_given_up_writes_over_nothing_later(
         device.synchronize(30)
     number = new_id() + 1
     devices[1].copy(b, a, stream=stream)
-    assert begun.wait(10)
+    assert begun.wait(HANG_SECONDS)
     for device in devices:
         device.connection.tell(Op.CANCEL, number)
     b.fill(7, stream=stream)
@@ -257,7 +257,7 @@ def test_a_receiver_hears_of_a_sender_that_alone_was_told_to_give_up(agents: Poo
         device.synchronize(30)
     release = threading.Event()
     for k in (0, 1) if leader is None else (leader,):  # until then, neither side comes to the copy
-        both[k].lane(streams[k].channel.number).put(0, "wait", 0, 0, lambda lane: release.wait(10))
+        both[k].lane(streams[k].channel.number).put(0, "wait", 0, 0, lambda lane: release.wait(HANG_SECONDS))
     number = new_id() + 1
     devices[1].copy(b, a, stream=None if leader is None else streams[leader])
     devices[0].connection.tell(Op.CANCEL, number)
@@ -280,7 +280,7 @@ def test_nothing_is_written_once_a_copy_was_given_up(
 
     def slow(*given: Any) -> Any:
         begun.set()
-        go.wait(10)
+        go.wait(HANG_SECONDS)
         return real(*given)
 
     monkeypatch.setattr(HostInside, "open", slow)
@@ -290,7 +290,7 @@ def test_nothing_is_written_once_a_copy_was_given_up(
         device.synchronize(30)
     number = new_id() + 1
     devices[1].copy(b, a, stream=stream)
-    assert begun.wait(10)
+    assert begun.wait(HANG_SECONDS)
     for device in devices:
         device.connection.tell(Op.CANCEL, number)
         device.memory_info()  # it has heard that
@@ -412,7 +412,7 @@ def test_many_blocks_are_closed_by_few_threads(agents: Pool, monkeypatch: pytest
     for device in (one, two):
         device.synchronize(60)
     before, go = threading.active_count(), threading.Event()
-    monkeypatch.setattr(HostInside, "close", lambda self, opened: go.wait(10))
+    monkeypatch.setattr(HostInside, "close", lambda self, opened: go.wait(HANG_SECONDS))
     del buffers
     assert until(lambda: both[0].counts.get("RELEASE", 0) == 500)
     assert threading.active_count() <= before + 3

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from tests.harness.transports.conformance import TransportConformance
+from tests.harness.until import HANG_SECONDS
 
 from lab.link import LINK, EmulatedLink, main
 from warpwell.errors import ArgumentError, DeviceLostError
@@ -42,9 +43,9 @@ def test_slots_that_are_free_are_told_however_late_their_thread_is(ends: tuple[E
     get._wake = late
     for k in range(2):
         get.allow(k + 1)
-        get.wait(k + 1, 5.0)
+        get.wait(k + 1, HANG_SECONDS)
         assert sink.tolist() == source[4 * k : 4 * k + 4].tolist()
-    put.wait(2, 5.0)
+    put.wait(2, HANG_SECONDS)
     for end in ends:
         end.close()
 
@@ -61,11 +62,11 @@ def test_a_copy_takes_its_time_on_the_link(ends: tuple[EmulatedLink, EmulatedLin
         before = time.monotonic()
         gets = [second.get(0, tag, Region.over(sink, chunk=chunk)) for tag, sink in enumerate(sinks)]
         puts = [first.put(1, tag, Region.over(source, chunk=chunk)) for tag in range(count)]
-        gets[0].wait(1, 5.0)
+        gets[0].wait(1, HANG_SECONDS)
         early = time.monotonic() - before
         assert early > 5e-3
         for half in (*gets, *puts):
-            half.wait(half.chunks, 5.0)
+            half.wait(half.chunks, HANG_SECONDS)
         times[count].append(time.monotonic() - before)
         assert all(sink.all() for sink in sinks)
     for count, took in times.items():  # what else runs here only adds
@@ -80,7 +81,7 @@ def test_a_message_takes_its_time_and_many_share_the_latency(ends: tuple[Emulate
     before = time.monotonic()
     for number in range(20):
         first.send(1, bytes([number]))
-    assert [second.receive(5.0) for _ in range(20)] == [(0, bytes([number])) for number in range(20)]
+    assert [second.receive(HANG_SECONDS) for _ in range(20)] == [(0, bytes([number])) for number in range(20)]
     assert 5e-3 <= time.monotonic() - before < 80e-3
     for end in ends:
         end.close()
@@ -91,7 +92,7 @@ def test_a_loss_is_told_with_its_reason(ends: tuple[EmulatedLink, EmulatedLink])
     get = second.get(0, 1, Region.over(np.zeros(100, np.uint8)))
     threading.Timer(0.05, second.transport.lose, (0, "it fell over")).start()  # type: ignore[attr-defined]
     with pytest.raises(DeviceLostError, match="it fell over"):
-        get.wait(1, 5.0)
+        get.wait(1, HANG_SECONDS)
     for end in ends:
         end.close()
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.pool_agents import pool_of
+from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
@@ -134,7 +135,7 @@ def test_a_reply_that_several_wait_for() -> None:
     reply.when_come(lambda: 1 / 0)  # whoever answers goes on
     reply.come(7, None)
     for thread in threads:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     assert found == [7] * 4 and reply.done and reply.get("it") == 7
     for seconds in (0.0, -0.5, -1.0):
         with pytest.raises(errors.StallError):
@@ -184,7 +185,7 @@ def test_streams_that_begin_and_end_while_their_device_is_synchronized(agents: t
             del results[: len(there)]
     finally:
         sys.setswitchinterval(interval)
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     device.synchronize(30)
     assert list(agent.lanes) == [0]
 

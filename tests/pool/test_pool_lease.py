@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -62,14 +63,14 @@ def test_a_waiting_request_is_ended_by_a_loss(devices: Devices) -> None:
 
     def wait() -> None:
         try:
-            devices.lease(3, timeout=30)
+            devices.lease(3, timeout=HANG_SECONDS)
         except errors.PoolError as error:
             failed.append(error)
 
     thread = threading.Thread(target=wait)
     thread.start()
     devices[2].caller.transport.lose(devices[2].connection.rank, "killed")  # type: ignore[attr-defined]
-    thread.join(10)
+    thread.join(HANG_SECONDS)
     assert failed and "lost" in str(failed[0])
     held.release()
 
@@ -81,7 +82,7 @@ def test_threads_share_fairly(devices: Devices) -> None:
 
     def work(k: int, count: int) -> None:
         while not stop.is_set():
-            with devices.lease(count, timeout=30) as lease:
+            with devices.lease(count, timeout=HANG_SECONDS) as lease:
                 assert len(lease) == count
                 got[k] += 1
                 stop.wait(0.002)
@@ -91,10 +92,10 @@ def test_threads_share_fairly(devices: Devices) -> None:
     for thread in threads:
         thread.start()
     for _ in range(120):
-        assert most.acquire(timeout=20)
+        assert most.acquire(timeout=HANG_SECONDS)
     stop.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG_SECONDS)
     assert min(got) >= 10  # also the one that needs all of them
 
 

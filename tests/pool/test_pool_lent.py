@@ -55,7 +55,7 @@ def test_arrays_that_are_dropped(agents: tuple[Devices, list[Agent]]) -> None:
         del source  # the copy may not have begun
     assert [float(b.copy_to_host()[-1]) for b in buffers] == [0, 1, 2, 3, 4]
     gc.collect()
-    until(lambda: mappings(first) == 0, 30)
+    until(lambda: mappings(first) == 0)
 
 
 def test_what_cannot_be_mapped_is_sent(agents: tuple[Devices, list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:

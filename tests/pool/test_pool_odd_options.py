@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,12 +90,10 @@ def test_more_than_any_device_has_room_for(devices: Devices) -> None:
 
 
 def test_what_cannot_be_used_ends_the_devices_that_were_begun_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = time.monotonic()
     with pytest.raises(errors.ArgumentError, match="target 'tpu'"):
         Devices(targets=["cpu", "tpu"])
     monkeypatch.setenv("WARPWELL_POOL_CHUNK", "abc")
     before = {thread for thread in threading.enumerate() if thread.name.startswith("warpwell agent")}
     with pytest.raises(errors.ArgumentError, match="WARPWELL_POOL_CHUNK is 'abc'"):
         Devices(targets=["cpu", "cpu"])
-    assert time.monotonic() - begun < 4, "an agent that nobody ends is waited for, five seconds each"
     assert {thread for thread in threading.enumerate() if thread.name.startswith("warpwell agent")} == before

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell.pool.devices import Devices
@@ -87,7 +88,7 @@ def test_tasks_on_a_pool(devices: Devices) -> None:
     expected, found = np.arange(12), np.arange(12)
     three[1](expected, expected[4:], expected[8:], device="cpu")
     with ww.scheduler.Scheduler(devices=devices) as scheduler:
-        scheduler.submit(three[1], found, found[4:], found[8:]).result(30)
+        scheduler.submit(three[1], found, found[4:], found[8:]).result(HANG_SECONDS)
     assert found.tolist() == expected.tolist()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -172,7 +173,7 @@ def test_modules_of_the_user_travel_by_value(tmp_path: Path) -> None:
     )
     for program in (send, take):
         done = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=HANG_SECONDS
         )
         assert done.returncode == 0, done.stderr
     assert done.stdout == "10\n20\n"
@@ -238,5 +239,5 @@ def test_each_operation_that_an_agent_receives_has_one_handler() -> None:
 @pytest.mark.parametrize("program", ["agent.agent_main", "launch.application"])
 def test_a_process_of_a_job_tells_the_launcher_of_itself_before_it_loads_the_compiler(program: str) -> None:
     code = f"import sys, warpwell.pool.{program}; assert not {{'llvmlite', 'numba', 'mpi4py'}} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell
 from warpwell import errors, registry
@@ -69,11 +70,11 @@ def test_a_forked_child_imports_although_a_thread_was_importing(monkeypatch: pyt
     def hold() -> None:
         with registry.importing:
             held.set()
-            over.wait(20)
+            over.wait(HANG_SECONDS)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    held.wait(10)
+    held.wait(HANG_SECONDS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: it is what is tested
         child = os.fork()

@@ -2,10 +2,8 @@
 
 import json
 import socket
-import time
 
 import pytest
-from tests.harness.until import Stopwatch
 
 from warpwell.pool.launch import rendezvous
 
@@ -15,14 +13,9 @@ def test_who_does_not_read_is_told_nothing_more_but_heard(monkeypatch: pytest.Mo
     here, there = socket.socketpair()
     with here, there:
         connection = rendezvous.JobProcess(here)
-        began = time.monotonic()
         while not connection._broken:
             connection.tell(text="x" * 100_000)
-            assert time.monotonic() < began + 20
-        assert time.monotonic() - began >= 0.9
-        watch = Stopwatch()
         connection.tell(text="more")
-        assert watch.seconds < 0.5
         assert here.gettimeout() is None  # for the thread that reads
         there.sendall(json.dumps({"alive": True}).encode() + b"\n")
         assert connection.read() == {"alive": True}

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors
 from warpwell.pool.agent.memory import BufferView, DeviceMemory
@@ -217,16 +217,16 @@ def test_the_main_loop_does_not_wait_for_memory_that_is_being_opened(monkeypatch
 
     def slow(self: Any, block: Any) -> Any:
         entered.set()
-        leave.wait(10)
+        leave.wait(HANG_SECONDS)
         return block
 
     monkeypatch.setattr(HostInside, "open", slow)
     opening = threading.Thread(target=_quietly, args=(sharing.open, 2, offer))
     opening.start()
-    assert entered.wait(10)
+    assert entered.wait(HANG_SECONDS)
     told = threading.Thread(target=lambda: (sharing.released(2, 1), sharing.release(2, 1), sharing.lost(2)))
     told.start()
-    told.join(5)
+    told.join(HANG_SECONDS)
     waits = told.is_alive()
     leave.set()
     opening.join()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
@@ -158,9 +159,7 @@ def test_closing_beside_a_launch_of_another_stream(devices: Devices, path: Path)
     slow[64, stream](array, out, 1)
     stream.synchronize()  # it is compiled
     slow[64, stream](array, out, 1_000_000)
-    until = time.monotonic() + 30
-    while not any("slow" in lane["doing"] for lane in devices[0].ask()["lanes"].values()):
-        assert time.monotonic() < until
+    until(lambda: any("slow" in lane["doing"] for lane in devices[0].ask()["lanes"].values()))
     time.sleep(0.02)
     with pytest.raises(errors.RemoteError) as caught:
         array.close()

@@ -77,7 +77,7 @@ def test_a_stream_that_nobody_holds_ends(devices: Devices) -> None:
     assert len(device.ask()["lanes"]) == lanes + 1
     del stream
     gc.collect()
-    until(lambda: len(device.ask()["lanes"]) == lanes, 20)
+    until(lambda: len(device.ask()["lanes"]) == lanes)
     assert not x.copy_to_host().any()
 
 
@@ -87,7 +87,7 @@ def test_code_goes_when_nobody_has_it(devices: Devices) -> None:
         large = np.full(1000, k)
         assert devices[0].call(lambda: int(large.sum())).get(30) == 1000 * k
     gc.collect()
-    until(lambda: codes(devices) <= agent_codes + 1, 20)
+    until(lambda: codes(devices) <= agent_codes + 1)
 
 
 def codes(devices: Devices) -> int:

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import threading
-import time
 from collections import deque
 from random import Random
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.transports.conformance import TransportConformance
-from tests.harness.until import Stopwatch
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.errors import ArgumentError, ClosedError, DeviceLostError, PoolError, PoolVersionError
 from warpwell.pool.transport import mpi_loop
@@ -38,7 +37,7 @@ def test_a_lost_peer_fails_what_waits_for_it() -> None:
     first.on_lost(lambda peer, reason: told.append((peer, reason)))
     threading.Timer(0.05, first.lose, (1, "it fell over")).start()
     with pytest.raises(DeviceLostError, match="it fell over"):
-        get.wait(1, 5.0)
+        get.wait(1, HANG_SECONDS)
     with pytest.raises(DeviceLostError, match="rank 1 is gone: it fell over"):
         first.send(1, b"")
     assert get.done and told == [(1, "it fell over")] and first.lost() == {1: "it fell over"}
@@ -64,7 +63,7 @@ def test_sides_that_disagree_fail() -> None:
     get = second.get(0, 4, Region.over(np.zeros(9, np.uint8)))
     for half in (put, get):
         with pytest.raises(DeviceLostError, match="disagree"):
-            half.wait(1, 5.0)
+            half.wait(1, HANG_SECONDS)
     first.close()
     second.close()
 
@@ -187,14 +186,11 @@ def test_a_signal_wakes_and_a_change_is_never_missed() -> None:
     signal = Signal()
     seen = signal.value
     signal.raise_()
-    before, watch = time.monotonic(), Stopwatch()
-    signal.sleep(seen, 10.0)  # changed already
-    assert watch.seconds < 0.09
+    signal.sleep(seen, 1e6)  # changed already
     seen = signal.value
     threading.Timer(0.02, signal.raise_).start()
-    while signal.value == seen and time.monotonic() < before + 5:
-        signal.sleep(seen, 10.0)
-    assert signal.value != seen
+    while signal.value == seen:
+        signal.sleep(seen, 1e6)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.harness.until import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 BLOCKED = "import sys\nfor name in ('mpi4py', 'cloudpickle', 'openmpi', 'cupy'): sys.modules[name] = None\n"
 MORE = """
@@ -39,7 +41,7 @@ def test_the_program_of_the_page_about_clusters_without_the_extra(tmp_path: Path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=HANG_SECONDS,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )
     assert (done.returncode, done.stdout) == (0, "all 0\n"), done.stderr

@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 from warpwell.pool.launch.gpus import FOLDER
 
@@ -25,7 +25,7 @@ def under_python(*arguments: str, text: str = "a line\n", folder: Path = PROGRAM
         text=True,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(SOURCES), "PWD": str(folder)},
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -104,7 +104,7 @@ def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     )
     assert len(run.line("up")) == 4
     assert (run.end(), run.errors) == (4, "")
-    assert run.nothing_is_left() < 5.0
+    run.nothing_is_left()
 
 
 @pytest.mark.slow
@@ -119,24 +119,26 @@ def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> N
         "exit",
         environ=environ,
     )
-    assert run.end(20) == 2
+    assert run.end() == 2
     assert "agent 2 of 3 (device 1, on elsewhere)" in run.errors and "ssh elsewhere" in run.errors
-    assert run.nothing_is_left() < 5.0
+    run.nothing_is_left()
 
 
 def test_a_host_that_refuses_says_so(start: Start, tmp_path: Path) -> None:
     environ = fake_ssh(tmp_path, "echo refused >&2; exit 255")
     run = start("--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", environ=environ)
-    assert run.end(30) == 2
+    assert run.end() == 2
     assert "refused" in run.errors and "elsewhere" in run.errors
-    assert run.nothing_is_left() < 5.0
+    run.nothing_is_left()
 
 
 def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
     def warpwell(*arguments: str) -> str:
         environ = {**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(run.folder)}
         command = [sys.executable, "-m", "warpwell", *arguments]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environ, timeout=60).stdout
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=environ, timeout=HANG_SECONDS
+        ).stdout
 
     trace = tmp_path / "trace.json"
     run = start("--agents", "2", "--trace", str(trace), str(PROGRAMS / "ending.py"), "wait")
@@ -149,10 +151,8 @@ def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
     assert run.end() == 130
     calls = json.loads(trace.read_text())["devices"]
     assert [device["device"] for device in calls] == [0, 1]
-    began = time.monotonic()
     found = json.loads(warpwell("pool", "info", "--agents", "2", "--json"))["devices"]
     assert [device["device"] for device in found] == [0, 1] and found[1]["round_trip_us"] > 0
-    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_bad_input_ends_before_anything_starts(start: Start, arguments: list[str
     run = start(*arguments)
     assert run.end() == 2
     assert said in run.errors
-    assert run.nothing_is_left() < 1.0
+    run.nothing_is_left()
 
 
 def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.fake_gpu import FakeGpu, fake_executor
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -75,14 +75,12 @@ class TestCudaExecutorWithoutGpu(ExecutorConformance):
         task = Task("endless", 1, Profile(seconds=1e-6, source="predicted"), endless[1], (x,))
         job = Job(task, Request("endless", [task]), 0.0)
         executor.launch(job, Placement())
-        watchdog, until = Watchdog(0.3), time.monotonic() + 30
+        watchdog = Watchdog(0.3)
         while not watchdog.look([job], executor):
-            assert time.monotonic() < until
             executor.wait(executor.now() + 0.05)
             assert executor.poll() == []
         x[0] = 1
         while not executor.poll():
-            assert time.monotonic() < until
             executor.wait(executor.now() + 0.05)
         executor.close()
 
@@ -116,10 +114,8 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
     conformance = TestCudaExecutorWithoutGpu()
     first, second, late = (conformance.job(executor) for _ in range(3))
     executor.launch(first, Placement(workers=2))
-    until = time.monotonic() + 60
     ended: list[Any] = []
     while executor.progress(first) == 0 and not ended:  # compiled, in a thread of its own; it may end between two looks
-        assert time.monotonic() < until
         executor.wait(executor.now() + 1e-3)
         ended += executor.poll()
     urgent = conformance.job(executor)
@@ -129,7 +125,6 @@ def test_the_second_of_two_launches_waits_until_the_workers_of_the_first_have_be
     assert len(waited) == before  # who is more urgent does not wait
     executor.launch(second, Placement(workers=1))
     while len(ended) < 4:
-        assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)
         ended += executor.poll()
     assert all(event.error is None for event in ended)
@@ -144,9 +139,7 @@ def held(executor: Any) -> tuple[Job, Any]:
     task = Task("endless", launch.cut((x,), "cpu").blocks, launch=launch, arguments=(x,))
     job = Job(task, Request("endless", [task]), 0.0)
     executor.launch(job, Placement(workers=1))
-    until = time.monotonic() + 60
     while not executor.claimed(job):
-        assert time.monotonic() < until
         executor.wait(executor.now() + 1e-3)
         assert executor.poll() == []
     return job, x
@@ -154,9 +147,7 @@ def held(executor: Any) -> tuple[Job, Any]:
 
 def until_there_is_word(executor: Any, count: int) -> None:
     """Wait until `poll` would tell of so many events."""
-    limit = time.monotonic() + 60
     while len(executor._events) < count:
-        assert time.monotonic() < limit
         executor.wait(executor.now() + 1e-3)
 
 
@@ -186,18 +177,15 @@ def test_the_log_says_what_was_lost() -> None:
     gpu, x = FakeGpu(), np.zeros(2, np.int64)
     scheduler = Scheduler("cpu", executor=lambda: fake_executor_over(gpu), limit=1)
     running = scheduler.submit(endless[4096], x, name="running")
-    until = time.monotonic() + 60
-    while not scheduler.inspect(lambda core: running.job is not None and core.executor.claimed(running.job)):
-        assert time.monotonic() < until
+    until(lambda: scheduler.inspect(lambda core: running.job is not None and core.executor.claimed(running.job)))
     gpu.lose()
     with pytest.raises(errors.TaskLostError, match="was lost"):
-        running.result(60)
+        running.result(HANG_SECONDS)
     while scheduler.failure is None:  # it ends without being asked anything
-        assert time.monotonic() < until
         time.sleep(1e-3)
     assert "running" in {event.name for event in scheduler.log.events if event.kind == "lost"}
     scheduler.close()
-    gpu.lines._thread.join(20)
+    gpu.lines._thread.join(HANG_SECONDS)
     assert not gpu.lines._thread.is_alive()  # nobody closes a lost device
     x[0] = 1
     gpu.close()
@@ -255,7 +243,7 @@ def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None
     x = np.zeros(1000)
     with Scheduler("cpu", executor=CudaExecutor(gpu=FakeGpu()), tenants={"a": {"memory": 8000}, "b": 1}) as scheduler:
         for memory in (None, 0, 5):  # what is said to be less is not believed
-            scheduler.submit(add[1000], x, tenant="a", memory=memory).result(20)
+            scheduler.submit(add[1000], x, tenant="a", memory=memory).result(HANG_SECONDS)
             with pytest.raises(errors.TaskMemoryError, match="its tenant may hold 8000"):
                 scheduler.submit(add[1000], np.zeros(1001), tenant="a", memory=memory)
         with pytest.raises(errors.TaskMemoryError, match="8001 bytes"):
@@ -265,7 +253,7 @@ def test_memory_of_arrays_counts_for_their_tenant_and_where_it_is_once() -> None
         first = scheduler.submit(spin[4000], y[0:].reshape(-1), 2000)
         handles = [scheduler.submit(add[1000], x) for _ in range(5)]
         for handle in (first, *handles):
-            handle.result(20)
+            handle.result(HANG_SECONDS)
         kinds = [(e.kind, e.task) for e in scheduler.log.events if e.kind in ("launch", "end")]
         assert kinds.index(("launch", 1)) < kinds.index(("end", 0))  # together, on a device that has room for neither
     assert (x == 8).all()
@@ -276,19 +264,17 @@ def test_a_task_that_is_said_to_be_short_leaves_for_a_higher_priority() -> None:
     options: Any = {"kind": Kind.COMPUTE, "resident": 4}
     with Scheduler("cpu", executor=fake_executor(), tenants={"a": 1, "b": 1}) as scheduler:
         for n in (256, 2):
-            scheduler.submit(spin[n], np.zeros(256, np.int64), 1, tenant="a").result(20)  # compiled
+            scheduler.submit(spin[n], np.zeros(256, np.int64), 1, tenant="a").result(HANG_SECONDS)  # compiled
         n = 256 * 4000
         long = [
             scheduler.submit(spin[n], np.zeros(n, np.int64), 4000, tenant="b", profile=Profile(seconds=1e-6, **options))
             for _ in range(2)
         ]
-        until = time.monotonic() + 20
-        while not all(h.running() for h in long) and time.monotonic() < until:
-            time.sleep(1e-3)
+        until(lambda: all(h.running() for h in long))
         short = scheduler.submit(
             spin[256], np.zeros(256, np.int64), 10, tenant="a", priority=100, profile=Profile(seconds=1e-3, **options)
         )
-        short.result(20)
+        short.result(HANG_SECONDS)
         assert not any(h.done() for h in long)
         for handle in long:
             handle.cancel()
@@ -328,7 +314,7 @@ def test_a_kernel_that_is_wanted_to_be_measured_is(words: bool, placement: Place
     job.task.known = SimpleNamespace(wants=True)  # type: ignore[assignment]
     executor.launch(job, placement)
     (event,) = conformance.ends(executor, 1)
-    assert isinstance(event, Ended) and event.error is None and event.seconds is not None and 0 < event.seconds < 30
+    assert isinstance(event, Ended) and event.error is None and event.seconds is not None
     executor.close()
 
 
@@ -387,9 +373,7 @@ def test_nobody_looks_at_what_takes_long() -> None:
         watch(*given)
 
     executor._lines.watch = counted
-    until = time.monotonic() + 30
     while not executor._runs[job].runs:
-        assert time.monotonic() < until
         executor.wait(executor.now() + 1e-3)
         executor.poll()
     looks[0] = 0
@@ -397,7 +381,6 @@ def test_nobody_looks_at_what_takes_long() -> None:
     assert looks[0] == 1
     x[0] = 1
     while not executor.poll():
-        assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)
     executor.close()
 
@@ -409,7 +392,6 @@ def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile()
     stays, _ = conformance.stop(executor)  # so it is compiled, and begins when it is launched again
     turns = conformance.job(executor, rounds=10 * conformance.ROUNDS)
     ended: list[Any] = []
-    until = time.monotonic() + 60
     executor.launch(turns, Placement(workers=2))
     run = executor._runs[turns]
     assert conformance.until_some_are_done(executor, turns)
@@ -420,7 +402,6 @@ def test_workers_that_are_relieved_come_back_behind_those_that_began_meanwhile()
     assert (run.floor, run.top) == (3, 4)
     executor.resize(turns, None)
     while len(ended) < 2:
-        assert time.monotonic() < until
         executor.wait(executor.now() + 1e-2)
         ended += executor.poll()
     assert all(isinstance(event, Ended) and event.error is None for event in ended)
@@ -435,15 +416,11 @@ def test_the_end_of_a_kernel_that_is_relieved_when_it_has_ended_is_noticed() -> 
     conformance.stop(executor)  # so it is compiled, and begins when it is launched again
     job = conformance.job(executor)
     executor.launch(job, Placement(workers=2))
-    until = time.monotonic() + 60
     while executor._lines.news == executor._seen:
-        assert time.monotonic() < until
         time.sleep(1e-3)
     executor.resize(job, 1, younger=True)
-    began = time.monotonic()
-    executor.wait(executor.now() + 5.0)
+    executor.wait(executor.now() + 1e6)  # until there is news
     assert [type(event) for event in executor.poll()] == [Ended]
-    assert time.monotonic() < began + 4, "nobody looked until something else happened"
     executor.close()
 
 
@@ -454,12 +431,12 @@ def test_many_launches_that_are_alike_run_each_once_unless_they_are_cancelled() 
     with Scheduler("cpu", limit=1, executor=CudaExecutor(gpu=gpu)) as scheduler:
         for array in (x, y):
             for _ in range(8):
-                scheduler.submit(add[1000], array, **short).result(20)
+                scheduler.submit(add[1000], array, **short).result(HANG_SECONDS)
         handles = [scheduler.submit(add[1000], (x, y)[k // 50 % 2], **short) for k in range(400)]
         asked = [handle for k, handle in enumerate(handles) if k % 7 == 3 and handle.cancel()]
         for handle in handles:
             if handle not in asked:
-                handle.result(20)
+                handle.result(HANG_SECONDS)
         done = [handle for handle in handles if not handle.cancelled()]
         assert x.max() == x.min() == 8 + sum(handle.task.arguments[0] is x for handle in done)
         assert y.max() == y.min() == 8 + sum(handle.task.arguments[0] is y for handle in done)
@@ -482,7 +459,7 @@ def test_launches_are_alike_only_where_nothing_but_their_number_differs() -> Non
 
         def pattern(launch: Any = add[1000], *args: Any, **options: Any) -> Any:
             handle = scheduler.submit(launch, *(args or (x,)), **{"profile": Profile(seconds=1e-3), **options})
-            handle.result(20)
+            handle.result(HANG_SECONDS)
             return handle.task.pattern
 
         first = pattern()
@@ -515,7 +492,7 @@ def test_callbacks_submit_in_order_whether_they_are_alike_or_not() -> None:
     x, made = np.zeros(1000), []
     with Scheduler("cpu", executor=fake_executor()) as scheduler:
         for _ in range(2):
-            scheduler.submit(add[1000], x).result(20)
+            scheduler.submit(add[1000], x).result(HANG_SECONDS)
 
         def more(_: Any) -> None:
             made.append(scheduler.submit(add[1000], x))
@@ -525,7 +502,7 @@ def test_callbacks_submit_in_order_whether_they_are_alike_or_not() -> None:
         before.add_done_callback(more)
         until(lambda: len(made) == 2)
         for handle in made:
-            handle.result(20)
+            handle.result(HANG_SECONDS)
     assert made[0].task.pattern is not None is made[1].task.pattern
     assert made[0].task.number < made[1].task.number
 
@@ -546,11 +523,11 @@ def test_a_policy_that_fails_at_many_that_are_alike_leaves_nobody_waiting() -> N
     scheduler = Scheduler("cpu", policy, executor=fake_executor())
     pair: list[Any] = []
     for its in (short := {"profile": Profile(seconds=1e-3)}), {**short, "name": "other"}:
-        scheduler.submit(add[1000], x, **its).result(20)
+        scheduler.submit(add[1000], x, **its).result(HANG_SECONDS)
         pair.append(its)
     held, free = threading.Event(), threading.Event()
-    scheduler.submit(add[1000], x, memory=9000).add_done_callback(lambda _: held.set() or free.wait(20))
-    assert held.wait(20)
+    scheduler.submit(add[1000], x, memory=9000).add_done_callback(lambda _: held.set() or free.wait(HANG_SECONDS))
+    assert held.wait(HANG_SECONDS)
     handles = [scheduler.submit(add[1000], x, **pair[k // 3]) for k in range(6)]
     asked = ThreadPoolExecutor(1).submit(scheduler.inspect, lambda core: core.limit)
     until(lambda: scheduler._dispatcher._calls.qsize() == 3)  # two series, and who asks
@@ -558,8 +535,8 @@ def test_a_policy_that_fails_at_many_that_are_alike_leaves_nobody_waiting() -> N
     free.set()
     for handle in handles:
         with pytest.raises((errors.TaskLostError, errors.SchedulerError), match="a policy broke"):
-            handle.result(5)
-    assert asked.result(5) == 2  # it was taken out with them
+            handle.result(HANG_SECONDS)
+    assert asked.result(HANG_SECONDS) == 2  # it was taken out with them
     scheduler.close()
 
 
@@ -653,9 +630,7 @@ def test_what_left_a_train_of_its_like_may_come_again_as_workers() -> None:
     found: dict[Job, Ended | Stopped] = {}
 
     def wait_for(*jobs: Job) -> None:
-        until = time.monotonic() + 20
         while not all(job in found for job in jobs):
-            assert time.monotonic() < until
             executor.wait(executor.now() + 0.01)
             found.update((event.job, event) for event in executor.poll())
 
@@ -863,7 +838,7 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
     records = executor._records
     count = free_records(records)
     x[0] = 1
-    until(lambda: executor.poll() or executor._runs[third].rows == 1, 30)  # that there is left
+    until(lambda: executor.poll() or executor._runs[third].rows == 1)  # that there is left
     executor.preempt(third)
     (event,) = executor.poll()
     assert event.job is third and isinstance(event, Stopped)

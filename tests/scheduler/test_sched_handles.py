@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.harness.ctrl_c import interrupted_everywhere
+from tests.harness.until import HANG_SECONDS
 
 from warpwell import errors
 from warpwell.scheduler import handle as handles_of
@@ -95,7 +96,7 @@ def test_a_callback_that_ends_its_thread_ends_no_other(kind: str, caplog: pytest
     made.add_done_callback(called.append)
     thread = threading.Thread(target=made.settle, args=[None])
     thread.start()
-    thread.join(20)
+    thread.join(HANG_SECONDS)
     assert called == [made] and len(caplog.records) == 4
     made = future(kind)
     made.add_done_callback(lambda _: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -113,7 +114,7 @@ def test_a_child_forked_while_others_come_to_wait_waits_for_its_own(kind: str, m
         if not found:
             thread = threading.Thread(target=forks)
             thread.start()
-            thread.join(60)
+            thread.join(HANG_SECONDS)
         return threading.Lock()
 
     def forks() -> None:
@@ -122,7 +123,7 @@ def test_a_child_forked_while_others_come_to_wait_waits_for_its_own(kind: str, m
             signal.alarm(30)  # ends it if it waits for ever
             own = future(kind)
             threading.Timer(0.05, own.settle, [None]).start()
-            os._exit(0 if own.result(20) is None else 1)
+            os._exit(0 if own.result(HANG_SECONDS) is None else 1)
 
     monkeypatch.setattr(handles_of, "threading", SimpleNamespace(**{**vars(threading), "Lock": lock}))
     with pytest.raises(TimeoutError):
@@ -193,7 +194,7 @@ def test_who_comes_to_wait_at_the_end_hears_of_it(when: str, kind: str) -> None:
 
     def comes() -> None:
         made.add_done_callback(called.append)
-        for waits in (lambda: made.result(10), lambda: wait([made], timeout=10).done or 1 / 0):
+        for waits in (lambda: made.result(HANG_SECONDS), lambda: wait([made], timeout=HANG_SECONDS).done or 1 / 0):
             threads.append(threading.Thread(target=lambda waits=waits: ended.append(waits())))
             threads[-1].start()
         while when == "before" and len(made._own_waiters or ()) < 1:  # the second waits, and the first one does soon
@@ -202,7 +203,7 @@ def test_who_comes_to_wait_at_the_end_hears_of_it(when: str, kind: str) -> None:
     watched.comes = {when: comes}
     made.settle(None)
     for thread in threads:
-        thread.join(20)
+        thread.join(HANG_SECONDS)
     assert called == [made] and len(ended) == 2 and not watched.comes
 
 
@@ -247,9 +248,9 @@ def test_who_is_interrupted_while_it_comes_to_wait_keeps_nobody_from_the_end(kin
     others = [in_a_thread(wait, [made], 20), in_a_thread(made.add_done_callback, called.append)]
     others.append(in_a_thread(made.settle, None))
     for thread in others:
-        thread.join(20)
+        thread.join(HANG_SECONDS)
     assert not any(thread.is_alive() for thread in others) and called == [made]
-    assert wait([made], 20).done == {made} and made.result(20) is None
+    assert wait([made], 20).done == {made} and made.result(HANG_SECONDS) is None
 
 
 @kinds
@@ -259,8 +260,8 @@ def test_ctrl_c_wherever_it_comes_keeps_nobody_from_the_end(kind: str) -> None:
     def ends() -> None:
         thread = threading.Thread(target=made[0].settle, args=[None])
         thread.start()
-        thread.join(20)
-        assert not thread.is_alive() and made[0].result(20) is None
+        thread.join(HANG_SECONDS)
+        assert not thread.is_alive() and made[0].result(HANG_SECONDS) is None
         made[0] = future(kind)
 
     assert interrupted_everywhere(lambda: wait([made[0]], timeout=1e-3), ends) > 20
@@ -285,16 +286,16 @@ def test_the_end_may_come_while_who_waits_makes_what_it_waits_for(kind: str) -> 
             if name == "_event":
                 thread = threading.Thread(target=settles, args=(self,), kwargs={"cancelled": self.cancelled_then})
                 thread.start()
-                thread.join(10)
+                thread.join(HANG_SECONDS)
             return made
 
     def ends() -> Any:
         return Ends(Runner(), "task") if kind == "one" else series(Ends)[1]
 
     made = ends()
-    assert made.result(10) is None and failed == []
+    assert made.result(HANG_SECONDS) is None and failed == []
     made = ends()
     made.cancelled_then = True
     with pytest.raises(CancelledError):
-        made.result(10)
+        made.result(HANG_SECONDS)
     assert failed == []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.harness.alone import alone_times
 from tests.harness.fake_gpu import fake_executor
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell import errors
@@ -93,18 +94,19 @@ def test_a_scheduler_as_in_the_how_to_measures_the_first_kernel():
         arrays = [np.zeros(256 * 40) for _ in range(12)]
         handles = [scheduler.submit(add[x.size], x) for x in arrays]
         for handle in handles:
-            handle.result(60)
+            handle.result(HANG_SECONDS)
     assert all((x == 1).all() for x in arrays)
     rules = [e.why["rule"] for e in scheduler.log if e.kind == "launch"]
     assert rules[0] == "unknown" and "unknown" not in rules[1:], "the first one is measured, then all are known"
     assert {h.task.profile.source for h in handles[1:]} == {"measured"}
 
 
+@pytest.mark.timing
 def test_the_cpu_measures_what_runs_alone_without_compiling_it(tmp_path):
     kernel = load(tmp_path, "fresh", f"x[i] += {time.time_ns()}")  # nobody has compiled it
     with Scheduler("cpu") as scheduler:
         began = time.perf_counter()
-        scheduler.submit(kernel[1000], np.zeros(1000)).result(60)
+        scheduler.submit(kernel[1000], np.zeros(1000)).result(HANG_SECONDS)
         whole = time.perf_counter() - began
         ((_, seconds),) = alone_times(scheduler.log)
         task = scheduler.task(kernel[1000], np.zeros(1000))
@@ -116,7 +118,7 @@ def test_the_cpu_measures_what_runs_alone_without_compiling_it(tmp_path):
 def test_two_tenants_kernels_of_one_name_are_two(tmp_path):
     quick, slow = load(tmp_path, "quick", "x[i] += 1"), load(tmp_path, "slow", "x[i] = x[i] * 0.5")
     with Scheduler("cpu") as scheduler:
-        scheduler.submit(quick[1000], np.zeros(1000), tenant="a").result(60)
+        scheduler.submit(quick[1000], np.zeros(1000), tenant="a").result(HANG_SECONDS)
         assert scheduler.task(quick[1000], np.zeros(1000), tenant="a").profile.source == "measured"
         assert scheduler.task(slow[1000], np.zeros(1000), tenant="b").profile.source == "cold"
 
@@ -281,7 +283,7 @@ def test_many_threads_ask_while_one_teaches():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_SECONDS)
     assert not failures and not any(t.is_alive() for t in threads)
 
 
@@ -293,7 +295,7 @@ def test_a_learner_that_saves_begins_with_what_was_measured_before(tmp_path, mon
     monkeypatch.setattr("warpwell.scheduler.predict.history.default_path", lambda device: kept)
     first = Learner(saves=True)
     with Scheduler("cpu", executor=CpuExecutor, analyzer=first) as scheduler:
-        scheduler.submit(add[1000], np.zeros(1000)).result(60)
+        scheduler.submit(add[1000], np.zeros(1000)).result(HANG_SECONDS)
     first.save()
     (path,) = (tmp_path / "warpwell" / "scheduler").iterdir()
     assert [s["kernel"].split("@")[0] for s in json.loads(path.read_text())["samples"]] == ["add"]
@@ -311,14 +313,14 @@ def test_a_scheduler_keeps_what_it_learnt_with_no_set_up(tmp_path, monkeypatch):
     monkeypatch.setattr("warpwell.scheduler.predict.history.default_path", lambda device: tmp_path / "device.json")
     with Scheduler("cpu") as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
-        scheduler.submit(add[1000], np.zeros(1000)).result(60)
+        scheduler.submit(add[1000], np.zeros(1000)).result(HANG_SECONDS)
     with Scheduler("cpu") as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "measured"
     (tmp_path / "device.json").unlink()
     (tmp_path / "device.json").mkdir()  # cannot be written: nothing is kept, and nobody is told
     with Scheduler("cpu") as scheduler:
         assert scheduler.task(add[1000], np.zeros(1000)).profile.source == "cold"
-        scheduler.submit(add[1000], np.zeros(1000)).result(60)
+        scheduler.submit(add[1000], np.zeros(1000)).result(HANG_SECONDS)
 
 
 # -- what a scheduler leaves ----------------------------------------------------------------------------------
@@ -332,19 +334,19 @@ def test_the_log_of_a_scheduler_is_bounded_and_a_log_of_ones_own_keeps_all():
     few = Log(kinds=("end",), most=8)
     with Scheduler("cpu", log=few) as scheduler:
         for _ in range(20):
-            scheduler.submit(add[8], np.zeros(8)).result(60)
+            scheduler.submit(add[8], np.zeros(8)).result(HANG_SECONDS)
     assert {e.kind for e in few} == {"end"} and len(few) <= 9 and few.dropped == 20 - len(few)
 
 
 def test_a_scheduler_that_is_dropped_is_freed():
     scheduler = Scheduler("cpu")
-    scheduler.submit(add[1000], np.zeros(1000)).result(60)
+    scheduler.submit(add[1000], np.zeros(1000)).result(HANG_SECONDS)
     dispatcher = scheduler._dispatcher
     parts = [weakref.ref(p) for p in (dispatcher, dispatcher.core, scheduler._analyzer, scheduler.log)]
     thread = dispatcher._thread
     del scheduler, dispatcher
     gc.collect()
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
     del thread
     gc.collect()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.fake_gpu import fake_executor
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -85,15 +85,15 @@ def test_each_task_runs_once_or_was_cancelled(policy: str, seed: int) -> None:
     with Scheduler("cpu", policy, limit=1 + seed % 2, executor=fake_executor()) as scheduler:
         for array in arrays:
             for _ in range(3):
-                scheduler.submit(count[300], array, 0).result(30)
+                scheduler.submit(count[300], array, 0).result(HANG_SECONDS)
         clients = [Client(scheduler, arrays, 10 * seed + k) for k in range(3)]
         for client in clients:
-            client.thread.join(60)
-        until(lambda: all(client.called == client.asked for client in clients), 30)
+            client.thread.join(HANG_SECONDS)
+        until(lambda: all(client.called == client.asked for client in clients))
         done = [0] * len(arrays)
         for which, handle in [entry for client in clients for entry in client.handles]:
             try:
-                handle.result(30)
+                handle.result(HANG_SECONDS)
             except CancelledError:
                 continue
             done[which] += 1
@@ -106,8 +106,8 @@ def test_tasks_with_equal_numbers_of_numpy_are_alike() -> None:
     array, going = np.zeros(300), threading.Event()
     with Scheduler("cpu", limit=1, executor=fake_executor()) as scheduler:
         for _ in range(2):
-            scheduler.submit(count[300], array, np.int64(1)).result(30)
-        scheduler._dispatcher._calls_back(lambda: going.wait(30))
+            scheduler.submit(count[300], array, np.int64(1)).result(HANG_SECONDS)
+        scheduler._dispatcher._calls_back(lambda: going.wait(HANG_SECONDS))
         handles = [scheduler.submit(count[300], array, np.int64(1)) for _ in range(2)]
         other = scheduler.submit(count[300], array, np.int64(2))
         assert all(isinstance(its, SeriesHandle) for its in handles) and not isinstance(other, SeriesHandle)
@@ -124,13 +124,13 @@ def test_what_was_taken_in_is_in_the_log_of_a_scheduler_that_fails() -> None:
     array, going = np.zeros(300), threading.Event()
     scheduler = Scheduler("cpu", limit=1, executor=fake_executor())
     for _ in range(2):
-        scheduler.submit(count[300], array, 1).result(30)
-    scheduler._dispatcher._calls_back(lambda: going.wait(30))
+        scheduler.submit(count[300], array, 1).result(HANG_SECONDS)
+    scheduler._dispatcher._calls_back(lambda: going.wait(HANG_SECONDS))
     handle = scheduler.submit(count[300], array, 1)
     scheduler._dispatcher._calls_back(fail)
     going.set()
     with pytest.raises(errors.TaskLostError, match="as a policy may"):
-        handle.result(30)
+        handle.result(HANG_SECONDS)
     scheduler.close()
     assert [event.kind for event in scheduler.log].count("arrive") == 3
 
@@ -151,16 +151,16 @@ def test_a_callback_may_cancel_the_last_of_its_series() -> None:
     array, policy, going = np.zeros(300), Some(), threading.Event()
     with Scheduler("cpu", policy, limit=1, executor=fake_executor()) as scheduler:
         for _ in range(2):  # from the second one on they are alike
-            scheduler.submit(count[300], array, 1).result(30)
-        scheduler._dispatcher._calls_back(lambda: going.wait(30))  # nothing is taken in meanwhile
+            scheduler.submit(count[300], array, 1).result(HANG_SECONDS)
+        scheduler._dispatcher._calls_back(lambda: going.wait(HANG_SECONDS))  # nothing is taken in meanwhile
         first, last = (scheduler.submit(count[300], array, 1) for _ in range(2))
         assert isinstance(first, SeriesHandle) and first._series is last._series  # type: ignore[attr-defined]
         first.add_done_callback(lambda _: last.cancel())
         going.set()
-        first.result(30)
-        until(last.cancelled, 30)
+        first.result(HANG_SECONDS)
+        until(last.cancelled)
         policy.left = 1
-        scheduler.submit(count[300], array, 1, priority=1).result(30)
+        scheduler.submit(count[300], array, 1, priority=1).result(HANG_SECONDS)
     assert scheduler.failure is None and (array == 4).all()
 
 
@@ -170,9 +170,9 @@ def test_the_words_of_arguments_are_asked_for_once(monkeypatch: pytest.MonkeyPat
     arrays, launch = [np.zeros(300) for _ in range(2)], count[300]
     with Scheduler("cpu", executor=fake_executor()) as scheduler:
         for array in arrays * 3:  # like the last but one
-            scheduler.submit(launch, array, 1).result(30)
+            scheduler.submit(launch, array, 1).result(HANG_SECONDS)
         for priority in (0, 1):  # like the last one, and like it but for an option
-            scheduler.submit(launch, arrays[1], 1, priority=priority).result(30)
+            scheduler.submit(launch, arrays[1], 1, priority=priority).result(HANG_SECONDS)
     assert len(asked) == 8
 
 
@@ -185,4 +185,4 @@ def test_ctrl_c_while_a_scheduler_is_made_leaves_no_thread() -> None:
     with pytest.raises(KeyboardInterrupt):
         Scheduler("cpu", analyzer=Interrupted(), executor=fake_executor())
     gc.collect()
-    until(lambda: not [its for its in set(threading.enumerate()) - before if its.name == "warpwell-scheduler"], 30)
+    until(lambda: not [its for its in set(threading.enumerate()) - before if its.name == "warpwell-scheduler"])

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.harness import turns
 from tests.harness.turns import HOLDS, OTHER, WAITS, Gpu, rows, waiting
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -27,13 +27,13 @@ from warpwell.cli.main import main
 from warpwell.turns import choice, gpu_work, lease, operate, seat
 from warpwell.turns.board import GRANT, HOLDER, PRIORITY, SINCE, SLOTS, USE, Board
 
-LONG = 30.0
+LONG = HANG_SECONDS
 folder, name, start = turns.folder, turns.name, turns.start
 
 
-def free(name: str, timeout: float = LONG) -> None:
+def free(name: str) -> None:
     """Take a turn: the lease is nobody's, or comes."""
-    with ww.turn("check", device=name, timeout=timeout):
+    with ww.turn("check", device=name, timeout=LONG):
         pass
 
 
@@ -68,11 +68,10 @@ def test_a_holder_between_two_turns_hands_over(start: Any, name: str) -> None:
 
 
 def test_a_killed_holder_frees_the_lease_at_once(start: Any, name: str) -> None:
+    operate.limit(name, hold=3600.0)
     holder, waiter = start.holder(), start.waiter()
     holder.send(signal.SIGKILL)
-    began = time.monotonic()
     assert waiter.hears() == "inside"
-    assert time.monotonic() - began < 2.0  # far below choice.HOLD
     waiter.tell()
     assert "holder" not in rows(name)
 
@@ -82,7 +81,7 @@ def test_a_killed_waiter_is_forgotten(start: Any, name: str) -> None:
         waiter = start.waiter(priority=5)
         waiter.send(signal.SIGKILL)
         waiter.process.wait(LONG)
-    free(name, 2.0)
+    free(name)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "between"])
@@ -111,6 +110,7 @@ def test_a_stopped_waiter_lets_others_pass(start: Any, name: str) -> None:
     assert second.hears() == "inside"
 
 
+@pytest.mark.timing
 def test_a_stopped_waiter_is_waited_for_once_only(start: Any, name: str) -> None:
     with ww.turn("here", device=name):
         waiter = start.waiter(priority=5)
@@ -153,6 +153,7 @@ sys.stdin.readline()
 
 @pytest.mark.parametrize("meets", [False, True])
 def test_an_interrupt_at_any_point_leaves_no_lease_behind(start: Any, name: str, meets: bool) -> None:
+    operate.limit(name, hold=3600.0)
     other = start(OTHER.format(priority=meets))
     with ww.turn("here", device=name):
         mine = seat.seat_of(name)
@@ -171,7 +172,7 @@ def test_an_interrupt_at_any_point_leaves_no_lease_behind(start: Any, name: str,
         assert mine.depth == 0 and not mine.inside, where
         other.tell()
         for _ in [*told, 1]:
-            assert float(other.hears() or "inf") < 5.0, where  # far below choice.HOLD
+            assert other.hears() == "done", where
         told.clear()
 
 
@@ -207,12 +208,10 @@ def test_a_pause_lets_a_higher_priority_in_and_no_lower_one(start: Any, name: st
 def test_a_holder_that_does_not_come_back_hands_over_whatever_its_priority(
     start: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sooner than those who wait would look."""
+    """Without waiting until those who wait look."""
     with ww.turn("here", device=name, priority=3):
-        waiter = start.waiter(priority=-3, before="from warpwell.turns import seat\nseat.LOOK = 20.0\n")
-    began = time.monotonic()
+        waiter = start.waiter(priority=-3, before="from warpwell.turns import seat\nseat.LOOK = 3600.0\n")
     assert waiter.hears() == "inside"
-    assert time.monotonic() - began < 5
 
 
 def test_a_loop_of_higher_priority_keeps_the_lease_between_its_turns(start: Any, name: str) -> None:
@@ -328,6 +327,7 @@ sys.stdin.readline()
     assert rows(name)["parent"]["turns"] == 1
 
 
+@pytest.mark.timing
 def test_time_is_shared_whatever_the_length_of_turns(start: Any, name: str) -> None:
     code = """
 end = time.monotonic() + 2.0
@@ -340,7 +340,7 @@ sys.stdin.readline()
     programs = [start(code.format(tenant=t, seconds=s)) for t, s in (("short", 0.002), ("long", 0.03))]
     for program in programs:
         assert program.hears() == "ready"
-    until(lambda: all(rows(name).get(t, {}).get("used", 0) > 0.5 for t in ("short", "long")), 20)
+    until(lambda: all(rows(name).get(t, {}).get("used", 0) > 0.5 for t in ("short", "long")))
     used = {t: rows(name)[t]["used"] for t in ("short", "long")}
     assert 0.5 < used["short"] / used["long"] < 2.0
 
@@ -492,7 +492,7 @@ def test_limits_of_a_program_that_was_killed_are_not_taken_for_the_operators(nam
         pass
     operate.limit(hold=3)
     code = "import os\nfrom warpwell.turns.operate import limited\nwith limited(hold=2): os._exit(0)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_SECONDS)
     assert hold(name) == 2
     with operate.limited(hold=1):
         assert hold(name) == 1
@@ -513,7 +513,10 @@ def test_end_ends_a_tenant(start: Any, name: str, who: str) -> None:
 
 def answer(*command: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "warpwell", "sched", *command, "--json"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "warpwell", "sched", *command, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert not done.returncode, done.stderr
     return dict(json.loads(done.stdout))
@@ -639,7 +642,7 @@ def test_devices_as_pytorch_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_framework_needs_no_compiler_here() -> None:
     code = "import sys, warpwell as ww\nwith ww.turn(device='none'): pass\n"
     code += "assert not {'numpy', 'numba', 'torch'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=HANG_SECONDS)
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from tests.harness import turns
 from tests.harness.turns import OTHER, WAITS, Gpu, rows, waiting
-from tests.harness.until import until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
 from warpwell.turns import ahead, board, gpu_work, operate, seat
 
-LONG = 30.0
+LONG = HANG_SECONDS
 folder, name, start = turns.folder, turns.name, turns.start
 
 
@@ -109,15 +109,18 @@ def state(name: str) -> int:
     return mine(name).station.board.words[mine(name)._at + board.STATE]
 
 
-def test_work_goes_on_while_the_host_only_enqueues(gpu: Stream, name: str) -> None:
-    began = time.monotonic()
+def test_work_goes_on_while_the_host_only_enqueues(gpu: Stream, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "HOST", LONG)
+    operate.limit(name, hold=3600.0)
+    busy = threading.Event()
+    gpu.did.put(lambda: busy.wait(LONG))  # the host does not wait for the kernels
     for _ in range(5):
         with ww.turn("here", device=name, ahead=True) as its:
-            gpu.kernel(0.02)
+            gpu.kernel(0.0)
             its.pause()
-            gpu.kernel(0.02)
-    assert mine(name).depth == 0
-    assert time.monotonic() - began < 0.15  # the host did not wait for the kernels
+            gpu.kernel(0.0)
+    assert mine(name).depth == 0 and not gpu.ended
+    busy.set()
     until(lambda: len(gpu.ended) == 10)
     until(lambda: rows(name)["here"]["state"] == "holds")
     assert rows(name)["here"]["turns"] == 5
@@ -132,9 +135,7 @@ class Meeting:
         inside = threading.Event()
         threading.Thread(target=lambda: inside.set() if self.waiter.hears() == "inside" else None, daemon=True).start()
         self.parts = 0
-        began = time.monotonic()
         while not inside.is_set():
-            assert time.monotonic() - began < 5.0  # below choice.HOLD
             enqueue(gpu, its, 2e-3)
             self.parts += 1
         self.gpu, self.done = gpu, len(gpu.ended)
@@ -145,7 +146,7 @@ class Meeting:
 
     def leave(self) -> None:
         self.waiter.tell()
-        until(lambda: len(self.gpu.ended) == self.parts + 5, 5.0)
+        until(lambda: len(self.gpu.ended) == self.parts + 5)
 
 
 @pytest.fixture(params=["keeper", "other"])
@@ -181,7 +182,7 @@ def test_a_keeper_that_is_late_does_not_open_the_gate_of_a_lease_that_is_gone(
     opened = []
     monkeypatch.setattr(ahead._Gate, "open", lambda self, opened_=True: opened.append(opened_ and late.is_set()))
     its.station.board.ring(its.slot)
-    assert late.wait(5.0)
+    assert late.wait(HANG_SECONDS)
     time.sleep(0.05)
     assert not any(opened)
 
@@ -207,10 +208,8 @@ def test_an_equal_waits_for_the_quantum_and_then_comes_in(
         until(lambda: "waiter" in rows(name) or not enqueue(gpu, its, 1e-3))
         inside = threading.Event()
         threading.Thread(target=lambda: (waiter.hears(), waiter.hears(), inside.set()), daemon=True).start()
-        began = time.monotonic()
-        while not inside.is_set() and time.monotonic() - began < 5.0:
+        while not inside.is_set():
             enqueue(gpu, its, 1e-3) if mine(name)._gate.gates - mine(name)._gate.passed() < 5 else time.sleep(1e-3)
-        assert inside.is_set()
         waiter.tell()
 
 
@@ -301,7 +300,7 @@ def test_threads_of_one_process_take_a_lease_away_one_at_a_time(name: str, monke
             met.append(its.words[board.EPOCH])
             asks = threading.Thread(target=two._ask, args=(now, since))
             asks.start()
-            asks.join(5.0)
+            asks.join(HANG_SECONDS)
             met.append(its.words[board.EPOCH])
         return True
 
@@ -317,7 +316,7 @@ def test_gates_open_when_the_program_ends(gpu: Stream, name: str, start: Any, mo
     with ww.turn("here", device=name, ahead=True) as its:
         met = Meeting(gpu, name, start, its)
     mine(name).finish()
-    until(lambda: len(gpu.ended) == met.parts + 5, 5.0)  # though the other is inside
+    until(lambda: len(gpu.ended) == met.parts + 5)  # though the other is inside
     met.waiter.tell()
     until(lambda: mine(name).station.seat is mine(name) and not mine(name).inside)
     assert state(name) == board.IDLE  # so nobody shuts it again
@@ -333,14 +332,14 @@ def test_a_gate_that_was_shut_after_its_program_gave_up_is_opened(
         other, its = seat.Seat(mine(name).station), mine(name).station.board
         its.flag(other.slot, True)
         its.ring(mine(name).slot)
-        assert offers.wait(5.0)
+        assert offers.wait(HANG_SECONDS)
         mine(name)._gate.fail()
         assert not its.shut(mine(name).slot, its.words[board.EPOCH], 0.0)  # it had seen AHEAD before
         mine(name)._gate.enqueue(0)
         gpu.kernel(0.0)
         until(lambda: its.stands(mine(name).slot))
         other._overtake(mine(name).slot)
-        until(lambda: len(gpu.ended) == 1, 5.0)
+        until(lambda: len(gpu.ended) == 1)
         its.flag(other.slot, False)
 
 
@@ -373,7 +372,7 @@ def test_another_kind_of_turn_does_not_wait_for_a_context_that_failed(gpu: Strea
     gpu.status = 700
     gpu.cuCtxSynchronize = lambda: 700  # type: ignore[method-assign]
     done = threading.Event()
-    threading.Thread(target=lambda: (done.wait(5.0) or stuck.set(), None), daemon=True).start()
+    threading.Thread(target=lambda: (done.wait(HANG_SECONDS) or stuck.set(), None), daemon=True).start()
     with ww.turn("here", device=name):
         done.set()
         assert not stuck.is_set()
@@ -394,7 +393,7 @@ def test_turns_in_another_stream_begin_when_those_before_have_ended(
     with ww.turn("here", device=name, ahead=True, stream=2):
         second.kernel(0.0)
     until(lambda: second.did.empty() and len(gpu.ended) == 1)
-    until(lambda: not mine(name)._gate.pending(), 5.0)
+    until(lambda: not mine(name)._gate.pending())
     second.closed.set()
     second.did.put(lambda: None)
 
@@ -464,7 +463,7 @@ def test_a_thread_may_take_both_kinds_of_turns(gpu: Stream, name: str, monkeypat
         until(lambda: gpu.did.empty() and not mine(name)._gate.pending(), LONG)
         return 0
 
-    began = time.monotonic()
+    operate.limit(name, hold=3600.0)
     with ww.turn("here", device=name):
         pass
     monkeypatch.setattr(gpu, "cuCtxSynchronize", synchronize, raising=False)
@@ -474,13 +473,13 @@ def test_a_thread_may_take_both_kinds_of_turns(gpu: Stream, name: str, monkeypat
         with ww.turn("here", device=name):  # has its work behind that of the other turn
             done = len(gpu.ended)
     assert done == 3
-    assert time.monotonic() - began < 5.0  # below choice.HOLD
 
 
 def test_an_interrupt_at_any_point_leaves_no_gate_shut(
     gpu: Stream, name: str, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "CLOSE", 0.0)
+    operate.limit(name, hold=3600.0)
     other = start(OTHER.format(priority=0))
 
     def one_turn() -> None:
@@ -493,5 +492,5 @@ def test_an_interrupt_at_any_point_leaves_no_gate_shut(
     for where in turns.interruptions(one_turn):
         assert mine(name).depth == 0, where
         other.tell()
-        assert float(other.hears() or "inf") < 5.0, where  # far below choice.HOLD
+        assert other.hears() == "done", where
     until(lambda: not mine(name)._gate.pending())
