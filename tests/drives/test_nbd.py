@@ -8,12 +8,11 @@ import shutil
 import socket
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors
 from warpwell.testing import nbd
@@ -83,9 +82,7 @@ class Raw:
     def close(self, disk: NbdServer) -> None:
         """End as a killed process does."""
         self.socket.close()
-        deadline = time.monotonic() + 5
-        while disk.losses == 0 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: disk.losses)
         disk.wait_alone()
 
 
@@ -129,9 +126,7 @@ def test_a_killed_client_loses_what_it_did_not_flush(disk: NbdServer, content: n
     options = [word for command in commands for word in ("-c", command)]
     program = ["qemu-io", "-t", "writeback", "-f", "raw", *options, disk.url]
     with subprocess.Popen(program, stdout=subprocess.DEVNULL) as client:
-        deadline = time.monotonic() + 10
-        while disk.requests[nbd.WRITE] < 3 and time.monotonic() < deadline:
-            time.sleep(0.001)
+        until(lambda: disk.requests[nbd.WRITE] >= 3)
         client.kill()
     disk.wait_alone()
     assert disk.losses == 1 and disk.unflushed == 0

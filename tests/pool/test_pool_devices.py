@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.harness.pool_programs import run
-from tests.harness.until import HANG_SECONDS
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors
@@ -410,9 +410,7 @@ def test_memory_goes_when_buffers_do(devices: Devices) -> None:
     del x
     assert _held(device) == before + (1 << 20)
     del y
-    end = time.monotonic() + 10
-    while _held(device) != before and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: _held(device) == before)
     assert _held(device) == before
 
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from tests.harness.interrupts_pool import POOL, left
+from tests.harness.until import until
 
 from lab.campaigns.marked import command_of
 
@@ -104,9 +105,7 @@ def test_an_application_that_does_not_listen_is_killed_by_the_second_interrupt(s
 
 def test_an_interrupt_while_everybody_starts(start: Start) -> None:
     run = start("--agents", "2", ENDING, "wait", environ=planted("1:stop-before-mpi"))
-    deadline = time.monotonic() + 20
-    while not run.find("agent_main") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: run.find("agent_main"))
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130
     run.nothing_is_left()
@@ -147,10 +146,8 @@ def test_a_killed_launcher_takes_stopped_processes_along(start: Start) -> None:
 def test_an_application_goes_on_without_an_agent(start: Start, how: signal.Signals) -> None:
     run = start("--agents", "3", str(PROGRAMS / "losing.py"))
     agents = list(map(int, run.line("up")))
-    killed = time.monotonic()
     os.kill(agents[1], how)
-    when, device, others = run.line("lost")
-    assert float(when) - killed < 5.0 and device == "1" and others == "6.0,6.0"
+    assert run.line("lost")[1:] == ["1", "6.0,6.0"]
     assert run.end() == 0
     assert run.errors == ""
     run.nothing_is_left()
