@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from tests.harness.drives import needs_qemu
+from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 from warpwell import errors, nvme
@@ -303,7 +303,7 @@ def test_a_drive_that_stops_is_lost_and_comes_back_late(tmp_path: Path) -> None:
     """What it was told to read arrives when it goes on, in memory that waits for that."""
     image = tmp_path / "image.raw"
     image.write_bytes(b"\xee" * (1 << 20))
-    with QemuDrive([QemuNamespace(path=image)], seconds=0.3) as qemu:
+    with QemuDrive([QemuNamespace(path=image)], seconds=HANG_SECONDS) as qemu:
         drive = qemu.open()
         space = drive.namespace(1)
         space.read(0, 1)
@@ -311,12 +311,14 @@ def test_a_drive_that_stops_is_lost_and_comes_back_late(tmp_path: Path) -> None:
         block = drive.arena.allocate(1 << 16)
         address = block.address
         qemu.stop()
+        set_timeout(drive, 0.3)
         with pytest.raises(errors.DriveLostError, match=r"not answered for 0.3 s"):
             run(queue, nvme.READ, 1, prp1=address, cdw12=7)
         every_call_raises(drive, "not answered")
         block.free()
         fresh = [drive.arena.allocate(1 << 16) for _ in range(4)]
         qemu.cont()
+        set_timeout(drive, HANG_SECONDS)
         until(lambda: (testing_qemu._state(f"/proc/{qemu.pid}/stat") or "T") not in "Tt")
         until(lambda: (view_of(address, 4096, np.uint8) == 0xEE).all())  # late
         assert all(one.address != address and not one.words.any() for one in fresh)
@@ -337,12 +339,12 @@ def on_disk(disk: NbdServer) -> QemuNamespace:
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_read_in_flight_ends_before_a_reset_does(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Disabling waits for what is in flight; where that does not end, QEMU does."""
-    monkeypatch.setattr("warpwell.drives.drive.COMMAND_SECONDS", 0.2)
     with NbdServer(np.full(1 << 20, 0xEE, np.uint8)) as disk, QemuDrive([on_disk(disk)], seconds=1) as qemu:
         drive = qemu.open()
         space = drive.namespace(1)
         space.flush()
         disk.answering.clear()
+        monkeypatch.setattr("warpwell.drives.drive.COMMAND_SECONDS", 0.2)
         with pytest.raises(errors.DriveLostError, match=r"read was not completed within 0.2 s.*\(queue 1, read\)"):
             space.read(0, 8)
         with drive.io() as (_, buffer):
@@ -365,9 +367,10 @@ def test_a_read_in_flight_ends_before_a_reset_does(answers: bool, monkeypatch: p
 
 
 def test_a_drive_that_stops_for_good_is_killed() -> None:
-    with QemuDrive(seconds=0.2) as qemu:
+    with QemuDrive(seconds=HANG_SECONDS) as qemu:
         drive = qemu.open()
         qemu.stop()
+        set_timeout(drive, 0.2)
         drive.close()
         assert not qemu.running
 
@@ -427,10 +430,11 @@ def test_native_stores_and_registers_share_the_socket(drive: Drive) -> None:
 
 
 def test_stores_to_a_stopped_drive_end_at_64_and_lose_it() -> None:
-    with QemuDrive(seconds=0.3) as qemu, qemu.open() as drive:
+    with QemuDrive(seconds=HANG_SECONDS) as qemu, qemu.open() as drive:
         store = native_store(drive)
         drive.transport.read32(reg.VS)  # nothing is owed
         qemu.stop()
+        set_timeout(drive, 0.3)
         done = 0
         while store(reg.INTMS, 0) == 0:
             done += 1
@@ -622,10 +626,11 @@ def test_nothing_is_left_behind() -> None:
         pass  # threads that live as long as the process were started
     before, threads = resources(), set(threading.enumerate())
     for leave in (lambda q: None, QemuDrive.kill, QemuDrive.stop):
-        with QemuDrive(seconds=0.2) as qemu, qemu.open() as drive:
+        with QemuDrive(seconds=HANG_SECONDS) as qemu, qemu.open() as drive:
             drive.namespace(1).read(0, 1)
             pid = qemu.pid
             leave(qemu)
+            set_timeout(drive, 0.2)
         assert not Path(f"/proc/{pid}").exists()
     for options in ({"options": {"bogus": 1}}, {"namespaces": [QemuNamespace(path="/nonexistent")]}):
         with pytest.raises(errors.DriveLostError, match=r"QEMU has ended.* it said: .*(bogus|No such file)"):

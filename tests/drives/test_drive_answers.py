@@ -34,7 +34,7 @@ def wire() -> ScriptedDrive:
 
 @pytest.fixture
 def medium(wire: ScriptedDrive) -> Iterator[DriveMedium]:
-    with Drive(wire) as opened, DriveMedium(opened.namespace(1), queues=2, seconds=0.3) as made:
+    with Drive(wire) as opened, DriveMedium(opened.namespace(1), queues=2, seconds=HANG_SECONDS) as made:
         yield made
 
 
@@ -122,6 +122,7 @@ def stale_phase(answer: np.ndarray) -> bool:
 def test_a_completion_that_does_not_come_is_a_time_out(wire: ScriptedDrive, medium: DriveMedium, bend) -> None:
     buffer = HostBytes(512)
     wire.bend = bend
+    medium.seconds = 0.3
     assert drive(medium, [(READ, 0, 512, buffer.address)] * 40) == [ABORTED_BY_HOST] * 40
     with pytest.raises(errors.DriveLostError, match=r"not completed within 0\.3 s"):
         raise medium.failure() or AssertionError

@@ -12,7 +12,7 @@ import pytest
 from tests.harness import drive_losses
 from tests.harness.arrays import kernels
 from tests.harness.drive_losses import Campaign, Opener, by_medium, by_rings
-from tests.harness.drives import needs_qemu
+from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -43,13 +43,13 @@ def disk(content: np.ndarray) -> Iterator[NbdServer]:
 
 @pytest.fixture
 def qemu(disk: NbdServer) -> Iterator[QemuDrive]:
-    with QemuDrive([QemuNamespace(backend=disk.backend)], seconds=0.5) as made:
+    with QemuDrive([QemuNamespace(backend=disk.backend)], seconds=HANG_SECONDS) as made:
         yield made
 
 
 @pytest.fixture
 def medium(qemu: QemuDrive) -> Iterator[DriveMedium]:
-    with qemu.open() as opened, DriveMedium(opened.namespace(1), seconds=1.0) as made:
+    with qemu.open() as opened, DriveMedium(opened.namespace(1), seconds=HANG_SECONDS) as made:
         yield made
 
 
@@ -85,7 +85,7 @@ def test_a_sync_without_flush_is_found(monkeypatch: pytest.MonkeyPatch, way: Ope
 
 def test_a_kill_ends_a_launch_that_waits_for_a_silent_disk(disk: NbdServer, qemu: QemuDrive) -> None:
     """Nothing is stored to a register meanwhile: only the watch can see that QEMU has ended."""
-    with qemu.open() as opened, DriveMedium(opened.namespace(1), seconds=60) as medium:
+    with qemu.open() as opened, DriveMedium(opened.namespace(1), seconds=HANG_SECONDS) as medium:
         with ww.open(medium, **drive_losses.OPTIONS) as array:
             index = np.arange(0, 65536, 512)
             out = np.zeros(index.size, np.int64)
@@ -111,6 +111,8 @@ def test_a_drive_that_comes_back_late_writes_to_quarantined_memory_alone(
 ) -> None:
     buffers = [HostBytes(8192) for _ in range(40)]
     disk.answering.clear()
+    medium.seconds = 1.0
+    set_timeout(medium.namespace.drive, 0.5)
     threading.Timer(0.1, qemu.stop).start()
     requests = [(READ, 8192 * k, 8192, b.address) for k, b in enumerate(buffers)]
     assert drive(medium, requests) == [ABORTED_BY_HOST] * 40

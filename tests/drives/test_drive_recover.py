@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read, write
 from tests.harness.drive_losses import Comeback
-from tests.harness.drives import needs_qemu
+from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -37,7 +37,7 @@ def qemu(tmp_path) -> Iterator[QemuDrive]:
     image.write_bytes(head_of(DATA.shape, DATA.dtype) + DATA.tobytes() + bytes(1 << 16))
     second = tmp_path / "second"
     second.write_bytes(image.read_bytes())
-    with QemuDrive([QemuNamespace(path=image), QemuNamespace(path=second)], seconds=0.5, queues=6) as made:
+    with QemuDrive([QemuNamespace(path=image), QemuNamespace(path=second)], seconds=HANG_SECONDS, queues=6) as made:
         yield made
 
 
@@ -227,7 +227,7 @@ def test_threads_that_recover_and_launch_at_once(drive: Drive) -> None:
             drive.transport.set_bus_master(False)
         else:
             drive.transport.write32(reg.CC, 0)
-        assert until(lambda: drive.transport.lost is None and drive.transport.generation > k, seconds=20)
+        assert until(lambda: drive.transport.lost is None and drive.transport.generation > k)
     done.set()
     for thread in threads:
         thread.join(HANG_SECONDS)
@@ -252,9 +252,11 @@ def test_a_qemu_that_stands_still_comes_back_when_it_goes_on(qemu: QemuDrive, dr
     with opened(drive, "r+") as a:
         write[1](a, np.array([7]), np.array([70]))
         qemu.stop()
+        set_timeout(drive, 0.5)
         recoveries: list[Callable[[], object]] = [lambda: values(a, np.array([ITEMS - 1])), a.recover, a.recover]
         for use in recoveries:
             with pytest.raises(errors.DriveLostError, match="not answered"):
                 use()
         qemu.cont()
+        set_timeout(drive, HANG_SECONDS)
         assert a.recover() == [] and values(a, np.array([7, 8])).tolist() == [70, 8]

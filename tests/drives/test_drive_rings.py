@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read, write
-from tests.harness.drives import needs_qemu
+from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
@@ -38,7 +38,7 @@ def formatted(path, data=DATA, spare: int = 1 << 16):
     return path
 
 
-PATIENT = 20.0
+PATIENT = HANG_SECONDS
 """Seconds for which QEMU may be silent where nobody stops it: other tests run beside it."""
 
 
@@ -218,13 +218,14 @@ HARM = {
 @pytest.mark.parametrize("harm", ["killed", *(pytest.param(key, marks=pytest.mark.slow) for key in list(HARM)[1:])])
 def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
     image = formatted(tmp_path / "disk")
-    with drive_with(image, seconds=2.0) as (qemu, drive):
+    with drive_with(image, seconds=HANG_SECONDS) as (qemu, drive):
         a = opened(drive, cache="64KiB")
         gathered(a)  # compiled by now
         what: list[object] = []
         thread = in_background(a, what)
         time.sleep(0.3)
         HARM[harm](qemu, drive)
+        set_timeout(drive, 2.0)
         thread.join(HANG_SECONDS)
         (error,) = what
         assert isinstance(error, errors.DriveLostError), repr(error)
@@ -241,7 +242,7 @@ def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
 
 def test_late_data_meet_only_memory_that_nobody_has(tmp_path) -> None:
     image = formatted(tmp_path / "disk")
-    with QemuDrive([QemuNamespace(path=image)], arena="16MiB") as qemu:
+    with QemuDrive([QemuNamespace(path=image)], arena="16MiB", seconds=PATIENT) as qemu:
         drive = qemu.open()
         a = opened(drive, cache="64KiB")
         gathered(a)
@@ -249,6 +250,7 @@ def test_late_data_meet_only_memory_that_nobody_has(tmp_path) -> None:
         thread = in_background(a, what)
         time.sleep(0.2)
         qemu.stop()
+        set_timeout(drive, 2.0)
         thread.join(HANG_SECONDS)
         assert isinstance(what[-1], errors.DriveLostError)
         assert a.cache.pairs.in_use() > 0  # there is something to come late

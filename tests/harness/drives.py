@@ -2,6 +2,15 @@
 
 import pytest
 
+from warpwell.drives import qtest_store
+from warpwell.drives.drive import Drive
 from warpwell.testing.qemu import INSTALL, QemuDrive
 
 needs_qemu = pytest.mark.skipif(not QemuDrive.found(), reason=INSTALL)
+
+
+def set_timeout(drive: Drive, seconds: float) -> None:
+    """Set how long an open drive may be silent; before a test stops it, so that healthy commands never time out."""
+    transport = drive.transport
+    transport._seconds = seconds  # type: ignore[attr-defined]
+    transport._words[qtest_store.S_NANOSECONDS] = int(seconds * 1e9)  # type: ignore[attr-defined]
