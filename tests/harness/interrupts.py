@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import selectors
 import signal
 import subprocess
@@ -175,7 +176,6 @@ def run(what: str, times: int, seed: int) -> Outcome:
     """Interrupt a program so many times; return what was seen."""
     program, out = PROGRAMS[what], Outcome()
     chosen = random.Random(seed)
-    before = _shared_memory()
     while out.times < times and not out.faults:
         rounds = min(program.together, times - out.times)
         with tempfile.TemporaryDirectory(prefix="warpwell-interrupts-") as folder:
@@ -186,9 +186,6 @@ def run(what: str, times: int, seed: int) -> Outcome:
             left += interrupts_pool.left(Path(folder))
         if left:
             out.faults.append(f"files or processes were left: {left}")
-        # what another program makes at the moment is mapped, or gone, soon
-        if not _soon(lambda: all(map(_mapped, _shared_memory() - before))):
-            out.faults.append(f"shared memory was left: {sorted(_shared_memory() - before)}")
     return out
 
 
@@ -231,6 +228,8 @@ def _process(program: Program, rounds: int, chosen: random.Random, folder: Path,
         finally:
             if process.poll() is not None and not _soon(lambda: not _living(process.pid)):
                 out.faults.append("processes of it are left")
+            if process.poll() is not None and not _soon(lambda: not _shared_memory(process.pid)):
+                out.faults.append(f"shared memory was left: {_shared_memory(process.pid)}")
             _kill(process)
             os.unlink(errors.name)
 
@@ -316,18 +315,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _shared_memory() -> set[str]:
-    folder = Path("/dev/shm")
-    return {p.name for p in folder.iterdir() if p.name.startswith(("warpwell", "psm_"))} if folder.is_dir() else set()
-
-
-def _mapped(name: str) -> bool:
-    """Tell whether a process has shared memory of that name: then it is another program's."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            if name in maps.read_text(errors="replace"):
-                return True
-    return False
+def _shared_memory(pid: int) -> list[str]:
+    """Return names in shared memory that tell that a process made them."""
+    return [path.name for path in Path("/dev/shm").glob("warpwell*") if re.search(rf"-{pid}[0-9a-f]{{8}}$", path.name)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

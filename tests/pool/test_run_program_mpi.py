@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from tests.harness.until import HANG_SECONDS
 
+from warpwell.cli import main
 from warpwell.pool.launch.gpus import FOLDER
 
 from .runs import PROGRAMS, SOURCES, Start, start
 
 __all__ = ["start"]
+ENDING = str(PROGRAMS / "ending.py")
 
 
 def under_python(*arguments: str, text: str = "a line\n", folder: Path = PROGRAMS) -> tuple[int, str, str]:
@@ -68,9 +70,7 @@ def test_copies_that_nobody_takes_are_let_go(start: Start) -> None:
     assert run.output.splitlines() == [
         *["upload: True"] * 3,
         *["copy: True"] * 6,
-        "at once: True",
-        "kept: 0",
-        "interrupted: True",
+        "interrupted",
         "told: nobody",
         "the same tag: True",
     ]
@@ -99,9 +99,7 @@ def test_agents_of_other_hosts(start: Start, tmp_path: Path) -> None:
     Over sockets, because files in shared memory have names that are unique on one host.
     """
     environ = fake_ssh(tmp_path, 'while [ "${1#-}" != "$1" ]; do shift; done; shift; exec sh -c "$*"')
-    run = start(
-        "--tcp", "--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", "4", environ=environ
-    )
+    run = start("--tcp", "--hosts", "localhost:1,elsewhere:2", ENDING, "exit", "4", environ=environ)
     assert len(run.line("up")) == 4
     assert (run.end(), run.errors) == (4, "")
     run.nothing_is_left()
@@ -115,7 +113,7 @@ def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> N
         "localhost:1,elsewhere:2",
         "--start-timeout",
         "3",
-        str(PROGRAMS / "ending.py"),
+        ENDING,
         "exit",
         environ=environ,
     )
@@ -126,7 +124,7 @@ def test_a_host_that_does_not_answer_is_named(start: Start, tmp_path: Path) -> N
 
 def test_a_host_that_refuses_says_so(start: Start, tmp_path: Path) -> None:
     environ = fake_ssh(tmp_path, "echo refused >&2; exit 255")
-    run = start("--hosts", "localhost:1,elsewhere:2", str(PROGRAMS / "ending.py"), "exit", environ=environ)
+    run = start("--hosts", "localhost:1,elsewhere:2", ENDING, "exit", environ=environ)
     assert run.end() == 2
     assert "refused" in run.errors and "elsewhere" in run.errors
     run.nothing_is_left()
@@ -141,7 +139,7 @@ def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
         ).stdout
 
     trace = tmp_path / "trace.json"
-    run = start("--agents", "2", "--trace", str(trace), str(PROGRAMS / "ending.py"), "wait")
+    run = start("--agents", "2", "--trace", str(trace), ENDING, "wait")
     application, *agents = map(int, run.line("up"))
     found = json.loads(warpwell("pool", "top", "--json"))["agents"]
     assert [agent["pid"] for agent in found] == agents
@@ -158,18 +156,28 @@ def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--agents", "0", "x.py"], "give 1 or more"),
+        (["--agents", "0", "x.py"], "--agents 0: give 1 or more"),
+        (["--agents", "-1", "x.py"], "--agents -1: give 1 or more"),
         (["--agents", "2"], "name a program"),
         (["--agents", "2", "no-such-file.py"], "does not exist"),
         (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
-        (["--mpiexec", "/bin/true", str(PROGRAMS / "ending.py")], "neither"),
+        (["--mpiexec", "/bin/true", ENDING], "neither"),
+        (["--agents", "999", ENDING], "999 agents on this host, which has"),
+        (["--hosts", "elsewhere:999", ENDING], "999 agents on host elsewhere: each is a process, and 256 are the most"),
+        (["--agents", "2.5", ENDING], "invalid int value: '2.5'"),
+        (["--agents", "2", "--start-timeout", "nan", ENDING], "--start-timeout nan"),
+        (["--agents", "2", "--start-timeout", "inf", ENDING], "--start-timeout inf"),
     ],
 )
-def test_bad_input_ends_before_anything_starts(start: Start, arguments: list[str], said: str) -> None:
-    run = start(*arguments)
-    assert run.end() == 2
-    assert said in run.errors
-    run.nothing_is_left()
+def test_bad_input_ends_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    try:
+        status: object = main(["run", *arguments])
+    except SystemExit as error:  # of argparse
+        status = error.code
+    errors = capsys.readouterr().err
+    assert status == 2 and said in errors and len(errors) < 1000
 
 
 def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
@@ -179,7 +187,7 @@ def test_more_agents_than_gpus(start: Start, tmp_path: Path) -> None:
         "    import warpwell.pool.launch.gpus as gpus\n"
         "    gpus.list_gpus = lambda: ['GPU-0']\n"
     )
-    run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
+    run = start("--agents", "2", ENDING, environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
     assert "2 agents on this host, which has 1 GPU: start fewer, or use --share-gpu" in run.errors
 
@@ -197,29 +205,11 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
         [sys.executable, "-c", code], env={**os.environ, **environ}, stdout=subprocess.PIPE, stdin=subprocess.PIPE
     ) as other:
         assert other.stdout is not None and other.stdout.readline() == b"has\n"
-        run = start(str(PROGRAMS / "ending.py"), environ=environ)
+        run = start(ENDING, environ=environ)
         assert run.end() == 2
         assert f"has 1 GPU, of which GPU GPU-0 is process {other.pid} of user" in run.errors
         assert "--share-gpu" in run.errors
         other.kill()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--agents", "999"], "999 agents on this host, which has"),
-        (["--hosts", "elsewhere:999"], "999 agents on host elsewhere: each is a process, and 256 are the most without"),
-        (["--agents", "0"], "--agents 0: give 1 or more"),
-        (["--agents", "-1"], "--agents -1: give 1 or more"),
-        (["--agents", "2.5"], "invalid int value: '2.5'"),
-        (["--agents", "2", "--start-timeout", "nan"], "--start-timeout nan"),
-        (["--agents", "2", "--start-timeout", "inf"], "--start-timeout inf"),
-    ],
-)
-def test_numbers_that_cannot_be(start: Start, options: list[str], said: str) -> None:
-    run = start(*options, str(PROGRAMS / "ending.py"))
-    assert run.end() == 2
-    assert said in run.errors and len(run.errors) < 1000
 
 
 def test_without_mpi(start: Start, tmp_path: Path) -> None:
@@ -228,7 +218,7 @@ def test_without_mpi(start: Start, tmp_path: Path) -> None:
         "before = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'mpi4py' else before(name, *a)\n"
     )
-    run = start("--agents", "2", str(PROGRAMS / "ending.py"), environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
+    run = start("--agents", "2", ENDING, environ={"PYTHONPATH": f"{tmp_path}:{SOURCES}"})
     assert run.end() == 2
     assert "pip install -e '.[mpi]'" in run.errors
 

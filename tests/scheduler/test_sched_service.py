@@ -117,7 +117,7 @@ def kernels(script: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    made = Service(tmp_path_factory.mktemp("service") / "run" / "s.sock", device="cpu", stuck=4.0)
+    made = Service(tmp_path_factory.mktemp("service") / "run" / "s.sock", device="cpu")
     with made as started:
         yield started
         process = started.broker._owner.process
@@ -440,8 +440,12 @@ def test_a_kernel_that_takes_its_owner_down(service: Service, client: Client, ke
         assert np.array_equal(y, wanted)
 
 
-def test_a_kernel_that_is_stuck(service: Service, client: Client, kernels: Any) -> None:
-    with connect(service.path, tenant="other", timeout=HANG_SECONDS) as other:
+def test_a_kernel_that_is_stuck(tmp_path: Path, kernels: Any) -> None:
+    with (
+        Service(tmp_path / "run" / "s.sock", device="cpu", stuck=2.0) as service,
+        connect(service.path, timeout=HANG_SECONDS) as client,
+        connect(service.path, tenant="other", timeout=HANG_SECONDS) as other,
+    ):
         stuck = client.submit(kernels.forever[1], np.zeros(4, np.int64))
         until(stuck.running)
         before = client.status()

@@ -303,7 +303,7 @@ with ww.turn("parent", device=D):
     program.tell()
     assert [program.hears(), program.hears()] == ["out", "forked"]
     program.send(signal.SIGKILL)  # its child lives, and has no part of the lease
-    free(name, 5.0)
+    free(name)
 
 
 def test_a_child_leaves_the_block_of_a_turn_that_was_open_at_the_fork(start: Any, name: str) -> None:

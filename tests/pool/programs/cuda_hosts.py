@@ -43,7 +43,7 @@ for ordinal in range(count.value):
 print("right", *live(), flush=True)
 print("agents", len(ww.devices()), flush=True)
 for last in (3, 2):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while (code := copies(last)) == 0 and time.monotonic() < end:
         time.sleep(0.01)
     check(driver.cuDevicePrimaryCtxReset_v2(last))

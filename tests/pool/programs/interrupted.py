@@ -27,11 +27,10 @@ for call in (
         call()
         time.sleep(5)
     except KeyboardInterrupt:
-        begun = time.monotonic()
         timer.join()
     for device in (first, other):
         device.synchronize(30)
-        print(device.zeros(3).copy_to_host().sum(), time.monotonic() - begun < 5)
+        print(device.zeros(3).copy_to_host().sum())
 print("up", flush=True)
 while sys.argv[1] == "copies":
     other.to_device(array)

