@@ -96,7 +96,7 @@ def test_a_file_that_holds_no_model_is_refused(tmp_path, text) -> None:
 
 
 def test_a_file_that_is_not_there(tmp_path) -> None:
-    with pytest.raises(errors.MissingFileError, match="sched fit"):
+    with pytest.raises(errors.MissingFileError, match="give a cost model"):
         SourceModel.load(tmp_path / "none.json")
 
 

@@ -73,8 +73,8 @@ def test_all_that_the_table_names_is_there() -> None:
 
 GOOD = [
     "it",
-    "`core.py::Core.step`, `study/replay.py::replay`",
-    "`null/test_sched_source.py::test_what_is_gone_is_found`",
+    "`core.py::Core.step`, `core.py::Core`",
+    "`scheduler/test_sched_source.py::test_what_is_gone_is_found`",
 ]
 
 
@@ -85,8 +85,8 @@ GOOD = [
         (1, "`kern.py::Core.step`", "no file kern.py"),
         (1, "the core", "names no code"),
         (1, "`core.py::Core`, `Core.step`", "not `file.py::name`"),
-        (2, "`null/test_sched_source.py::test_what_was_renamed`", "has no test_what_was_renamed"),
-        (2, "`null/test_sched_source.py::problems`", "problems is no test"),
+        (2, "`scheduler/test_sched_source.py::test_what_was_renamed`", "has no test_what_was_renamed"),
+        (2, "`scheduler/test_sched_source.py::problems`", "problems is no test"),
         (2, "", "names no test"),
     ],
 )

@@ -129,7 +129,7 @@ class QemuDrive:
         serial: str = "warpwell",
         subsystem: bool = False,
         options: dict[str, Any] | None = None,
-        seconds: float = 2.0,
+        seconds: float = 60.0,
         binary: str | None = None,
     ) -> None:
         named = binary or os.environ.get(VARIABLE)
