@@ -13,6 +13,7 @@ drives/          NVMe drives for tests: QEMU, qtest, scripted controllers, a net
 kv/              YCSB workloads and other key-value systems
 link.py          a transport of the pool that is as slow as a network; link_loop.py: its native loop
 media/           emulated drives and fault injection, as storage media
+paper/           experiments of the source documents, and their shapes as checks
 sched/           scheduler studies: simulator, traces, workloads
 ===============  ===================================================================================
 """

@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     "campaign pool_faults": Command(
         "lab.campaigns.pool_faults:main", "kill, interrupt and starve jobs of warpwell run at random moments"
     ),
+    "paper": Command("lab.paper.command:main", "rerun the experiments of the source documents and compare shapes"),
     "run": Command("lab.link:main", "run warpwell run with emulated links between the agents"),
     "sched fit": Command("lab.sched.fit:main", "fit the cost formula and the predictor to measurements"),
     "sched run": Command("lab.sched.run:main", "run kernels under policies, on the CPU or a GPU, and compare"),
