@@ -22,8 +22,7 @@ from lab.bench.file import pump
 from lab.bench.timing import machine, save, table
 from warpwell.cache import parse_size
 from warpwell.drives import DriveMedium
-from warpwell.storage import FileMedium
-from warpwell.storage.medium import Medium
+from warpwell.storage import FileMedium, Medium
 from warpwell.targets import grid, kernel, memory_for
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import seam_for

@@ -25,7 +25,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.timing import machine, save, table
-from warpwell.pool.copy.plan import Tuning
+from warpwell.pool import Tuning
 
 PIPELINE = Tuning()
 LARGE = 256 << 20

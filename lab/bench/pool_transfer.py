@@ -82,7 +82,7 @@ def agent(link: float, latency: float, copy: float) -> None:
 
 def application(link: float, latency: float, copy: float, quick: bool) -> dict[str, Any]:
     import warpwell as ww
-    from warpwell.pool.copy.plan import Tuning
+    from warpwell.pool import Tuning
     from warpwell.pool.devices import Devices
 
     found: dict[str, Any] = {}

@@ -176,7 +176,7 @@ def by_block_length(bench: Bench, runs: int) -> list[list[Any]]:
 
 def latency(bench: Bench, copies: bool, counts: dict[float, int]) -> list[list[Any]]:
     """Return p50 and p99 of the time from setting the flag to all workers having left, less one block."""
-    from warpwell.targets.memory import memory_for
+    from warpwell.targets import memory_for
 
     stop = threading.Event()
 

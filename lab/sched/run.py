@@ -21,10 +21,9 @@ from warpwell.cli.arguments import json_option
 from warpwell.cli.output import Output, Report
 from warpwell.cli.sched.explain import views, write_views
 from warpwell.errors import ArgumentError, MissingFileError, SchedulerError
-from warpwell.scheduler import Core, Event, Log, Scheduler
+from warpwell.scheduler import Core, Event, Job, Log, Profile, Request, Scheduler, Task
 from warpwell.scheduler.executors import executor_of
 from warpwell.scheduler.report.timeline import require_pictures
-from warpwell.scheduler.task import Job, Profile, Request, Task
 from warpwell.study.experiment import chosen, log_path
 from warpwell.study.metrics import Metrics, measure
 from warpwell.study.replay import replay

@@ -99,7 +99,8 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
 def run(arguments: argparse.Namespace) -> int:
     """Run each policy, and show its figures."""
     from warpwell.cli.output import Output
-    from warpwell.scheduler.decision import SOURCE, SourceModel
+    from warpwell.scheduler import SourceModel
+    from warpwell.scheduler.decision import SOURCE
     from warpwell.study.experiment import ERROR, Experiment, chosen, log_path
     from warpwell.study.traces import CAPACITIES
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from .. import errors
 from .._os import clock
 from ..cache import Cache
-from ..storage.file import FileMedium
-from ..storage.medium import Medium
-from ..storage.ram import RamMedium
+from ..storage import FileMedium, Medium, RamMedium
 from ..targets import Block, closing
 from .header import Header
 from .in_memory import InMemory

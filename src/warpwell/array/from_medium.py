@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..targets import ALIGNMENT
 from ..targets.gpu.memory import address_of
-from ..targets.memory import ALIGNMENT
 
 LEAST = 1 << 20
 """Bytes below which kernels read them through the cache."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import errors
 from ..drives.superblock import BYTES, DATA_AT, Superblock
-from ..storage.medium import Medium
+from ..storage import Medium
 from .items import BFLOAT16, bfloat16_dtype
 
 

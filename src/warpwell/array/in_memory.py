@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..storage.medium import Medium
+from ..storage import Medium
 from ..targets import Allocator, Block
 
 _STEP = 16 << 20

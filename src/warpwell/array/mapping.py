@@ -9,7 +9,7 @@ import weakref
 
 from .. import errors
 from ..nvme import UNRECOVERED_READ_ERROR, WRITE_FAULT
-from ..storage.file import FileMedium
+from ..storage import FileMedium
 from ..targets import bus_error
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -14,13 +14,10 @@ from .. import errors
 from ..cache import Cache, parse_size
 from ..cache.cache import default_page_size, default_queues
 from ..cache.sizes import parse_page_size
-from ..drives import Namespace
+from ..drives import DriveMedium, Namespace, open_namespace
 from ..drives.controller import DriveController, DriveRings, NamespaceMedium
-from ..drives.medium import DriveMedium
-from ..drives.opened import open_namespace
 from ..replacing import NO_SPACE
-from ..storage.file import FileMedium
-from ..storage.medium import Medium
+from ..storage import FileMedium, Medium
 from ..storage.serving import Service
 from ..targets import closing, default_device
 from ..targets.gpu.device import require_gpu

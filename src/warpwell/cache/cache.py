@@ -16,8 +16,8 @@ from .. import errors
 from .._os import clock
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
+from ..storage import Medium
 from ..storage.controller import HostThreads
-from ..storage.medium import Medium
 from ..storage.serving import Rings, Server, Service
 from ..targets import Block, closing, default_device, memory_for
 from ..targets.fault import LaunchFlag, PlainFlag

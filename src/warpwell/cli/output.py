@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..cache.sizes import format_size
+from ..cache import format_size
 
 _COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
+from ..targets import ALIGNMENT, Allocator, Block, memory_for
 from ..targets.gpu.memory import pin
-from ..targets.memory import ALIGNMENT, Allocator, Block, memory_for, view_of
+from ..targets.memory import view_of
 
 LOWEST = 0x10_0000_0000
 """Where an arena lies if that is free: at 64 GiB, which every IOMMU reaches. Addresses that the kernel chooses have 47

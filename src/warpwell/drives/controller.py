@@ -24,12 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..nvme import READ, WRITE, describe
+from ..nvme import ABORTED_BY_HOST, READ, WRITE, describe
 from ..nvme.registers import completion_doorbell, submission_doorbell
-from ..nvme.status import ABORTED_BY_HOST
 from ..queues import QueuePairs
 from ..queues import layout as at
-from ..storage.medium import Medium, PythonMedium
+from ..storage import Medium, PythonMedium
 from ..storage.serving import Rings, Wire
 from ..targets import Allocator
 from .drive import LEAST_ENTRIES, Drive, Namespace

@@ -20,7 +20,7 @@ from ..nvme import COMMAND, FLUSH, READ, WRITE, admin, describe, identify, statu
 from ..nvme import registers as reg
 from ..nvme.identify import text_of
 from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
-from ..targets.memory import Block
+from ..targets import Block
 from ..targets.uninterrupted import interruptible
 from .host_queue import Answer, HostQueue
 from .transport import Transport

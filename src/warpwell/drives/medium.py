@@ -51,6 +51,7 @@ from ..nvme import (
 )
 from ..nvme.prp import PAGE
 from ..nvme.registers import completion_doorbell, submission_doorbell
+from ..storage import PENDING, Medium, NativeMedium
 from ..storage.commands import (
     R_BUFFER,
     R_EXTRA,
@@ -72,7 +73,7 @@ from ..storage.commands import (
     word,
     zero_fill,
 )
-from ..storage.medium import PENDING, Medium, NativeMedium, raw_bytes
+from ..storage.medium import raw_bytes
 from ..targets import (
     SYSTEM,
     Block,

@@ -34,7 +34,8 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..targets.memory import Block, private_block
+from ..targets import Block
+from ..targets.memory import private_block
 from . import qtest_store as at
 from .arena import DmaArena
 from .transport import Transport

@@ -28,9 +28,8 @@ import numpy as np
 from .. import errors
 from ..nvme.registers import ALL_ONES, CSTS, DOORBELLS
 from ..storage.commands import word
-from ..targets import SYSTEM, fence, store_relaxed_as
+from ..targets import SYSTEM, fence, native, store_relaxed_as
 from ..targets.memory import private_block
-from ..targets.native import native
 from .arena import DmaArena
 from .machine import VFIO_DRIVER, Machine, PciDrive
 from .transport import Transport

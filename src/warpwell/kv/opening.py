@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from .. import errors
-from ..cache.sizes import parse_size
+from ..cache import parse_size
 from ..errors.options import checked_callable, checked_flag, checked_path
 from ..targets import has_cuda
 from . import lifetime

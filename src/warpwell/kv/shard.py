@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..storage.medium import NativeMedium
+from ..storage import NativeMedium
 from .index.fetch import STALE
 from .index.index import Index
 from .index.layout import SIZE_MASK, StoreState

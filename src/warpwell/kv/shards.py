@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..storage.medium import NativeMedium
+from ..storage import NativeMedium
 from ..targets import device, i64, store_weak_as
 from .index.index import words_of
 from .index.layout import UINT8

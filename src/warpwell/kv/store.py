@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..cache.sizes import format_size
-from ..errors.options import checked_bytes, checked_callable, checked_integer, checked_share, checked_timeout
-from ..storage.medium import NativeMedium
+from ..cache import format_size
+from ..errors import checked_integer
+from ..errors.options import checked_bytes, checked_callable, checked_share, checked_timeout
+from ..storage import NativeMedium
 from . import lifetime
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix
 from .log.compaction import CompactionReport

@@ -27,7 +27,7 @@ from ..nvme import (
     STORE_IF_MISSING,
     WRITE_FAULT,
 )
-from ..storage.medium import NativeMedium
+from ..storage import NativeMedium
 from ..targets import memory_for
 from ..targets.memory import view_of
 from .index.index import WRITE_FUNCTIONS

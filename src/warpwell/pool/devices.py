@@ -19,10 +19,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors
+from ..targets import DeviceStruct, has_cuda
 from ..targets.arguments import is_argument
-from ..targets.gpu.device import has_cuda
 from ..targets.kernel import set_place
-from ..targets.struct import DeviceStruct
 from .agent.agent import Agent, start
 from .agent.protocol import Op
 from .agent.runtime import CpuRuntime, Runtime

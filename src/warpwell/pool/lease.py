@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 from .. import errors
-from ..errors.options import checked_integer, checked_timeout
+from ..errors import checked_integer
+from ..errors.options import checked_timeout
 from .device import Device
 from .transport.milestone import LOOK, limit
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors.options import checked_dtype, checked_shape
-from ..targets.gpu.device import has_cuda
+from ..targets import has_cuda
 from ..targets.gpu.memory import pin
 from .agent.protocol import new_id
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.array import Array
+from ..array import Array
 from ..array.on_storage import OnStorage
 from ..cache import Statistics
 from ..pool.device import Device

@@ -16,12 +16,10 @@ from .. import errors
 from ..pool.agent.code import Code
 from ..pool.agent.protocol import pack_arguments
 from ..pool.device import Buffer, Device
-from ..scheduler.events import Log
-from ..scheduler.handle import Handle
-from ..scheduler.policy import Policy, Rates
-from ..scheduler.scheduler import Scheduler, require_launch
-from ..scheduler.task import Profile, Request, Task, require_profile
-from ..scheduler.tenants import Tenant, read_tenants
+from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
+from ..scheduler.scheduler import require_launch
+from ..scheduler.task import require_profile
+from ..scheduler.tenants import read_tenants
 from ..targets import Launch
 from ..targets.arguments import viewed
 from ..targets.blocks.launch import BLOCK_INDICES

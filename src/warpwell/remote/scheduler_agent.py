@@ -10,10 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ..pool.agent import code
-from ..scheduler.core import Core
-from ..scheduler.executor import Executor
-from ..scheduler.scheduler import Scheduler
-from ..scheduler.task import State, Task
+from ..scheduler import Core, Executor, Scheduler, State, Task
 from ..targets import closing
 
 

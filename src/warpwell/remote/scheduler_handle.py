@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from ..pool.device import Device
-from ..scheduler.handle import Handle, Runner
-from ..scheduler.task import Task
+from ..scheduler import Handle, Task
+from ..scheduler.handle import Runner
 
 
 class PoolHandle(Handle):

@@ -17,7 +17,7 @@ from ..pool.agent.code import Code
 from ..pool.device import Device
 from ..pool.host_arrays import HostArrays
 from ..pool.result import CallResult
-from ..scheduler.task import Task
+from ..scheduler import Task
 from ..scheduler.tenants import Tenants
 from ..targets.source.cuda_source import CudaSource
 from .scheduler_handle import PoolHandle

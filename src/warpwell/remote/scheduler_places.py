@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import errors
 from ..pool.result import CallResult
-from ..scheduler.task import State, Task
+from ..scheduler import State, Task
 from ..targets import closing
 from .scheduler_handle import PoolHandle
 from .scheduler_member import Member, Unit

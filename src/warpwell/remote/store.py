@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import errors
+from ..kv import Schema, Store, StoreStatistics
 from ..kv.keys import as_key, shown
-from ..kv.schema import Schema
-from ..kv.store import Store, StoreStatistics
 from ..pool.device import Device
 from .stand_in import RemoteResource, forwarded
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from .. import errors
 from ..libcuda import driver
-from ..targets import Launch
+from ..targets import Block, Launch, memory_for
 from ..targets.blocks.control import CONTROL_WORDS, fresh
 from ..targets.fault import LaunchFlag
-from ..targets.memory import Block, memory_for
 
 WHY = "it is a function or a graph, not a kernel of Warpwell"
 _THREADS = 256

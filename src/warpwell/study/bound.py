@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import errors
-from ..scheduler.task import Task
+from ..scheduler import Task
 
 if TYPE_CHECKING:
     from .rates import Matrix

@@ -8,7 +8,8 @@ from typing import Any
 
 from .. import errors
 from ..json_file import read_json
-from ..scheduler.executor import Capacity, Machine
+from ..scheduler import Capacity
+from ..scheduler.executor import Machine
 from ..scheduler.predict.peaks import machine_for
 from ..scheduler.predict.sample import Sample, sized
 

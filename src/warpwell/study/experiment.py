@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors
-from ..scheduler.core import Core
-from ..scheduler.decision import SOURCE, SourceModel
-from ..scheduler.events import Log
-from ..scheduler.executor import Capacity
-from ..scheduler.policies import POLICIES, policy
+from ..scheduler import POLICIES, Capacity, Core, Log, SourceModel
+from ..scheduler.decision import SOURCE
+from ..scheduler.policies import policy
 from .metrics import NEEDED
 from .rates import rates
 from .replay import ReplayResult, replay

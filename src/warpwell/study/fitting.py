@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..scheduler.decision import SOURCE, SourceModel
-from ..scheduler.events import Log
-from ..scheduler.task import Kind
+from ..scheduler import Kind, Log, SourceModel
+from ..scheduler.decision import SOURCE
 from .traces import rows
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..scheduler.events import Event
-from ..scheduler.task import DONE, Job, Kind, Request, State, Task
+from ..scheduler import Event, Job, Kind, Request, State, Task
+from ..scheduler.task import DONE
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import errors
 from ..json_file import read_json
-from ..scheduler.executor import Capacity
+from ..scheduler import Capacity, Kind, Profile
 from ..scheduler.predict.rates import (
     BESIDE_MEMORY,
     MEMORY_BY_PROCESSORS,
@@ -26,7 +26,6 @@ from ..scheduler.predict.rates import (
     composed,
 )
 from ..scheduler.residency import REMEMBERED, ResidentKernel
-from ..scheduler.task import Kind, Profile
 
 NAMES = ("class", "maxmin", "matrix")
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from .. import errors
-from ..scheduler.core import Core
-from ..scheduler.events import Log
-from ..scheduler.task import Job, Request, Task
+from ..scheduler import Core, Job, Log, Request, Task
 from .metrics import Metrics, measure
 from .simulator import Simulator
 

@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .. import errors
-from ..scheduler.decision import SourceModel
-from ..scheduler.executor import Capacity, Ended, Executor, Stopped
+from ..scheduler import Capacity, Ended, Executor, Job, Kind, Placement, Profile, SourceModel, Stopped, Task
 from ..scheduler.predict.rates import RateModel, class_of
 from ..scheduler.residency import ResidentKernel, Shape, fit, shape_of
-from ..scheduler.task import Job, Kind, Placement, Profile, Task
 
 NEVER = math.inf
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from .._os import clock
 from ..nvme import FLUSH, READ, WRITE
-from ..storage.medium import PENDING, Medium, python_functions
+from ..storage import PENDING, Medium
+from ..storage.medium import python_functions
 from ..targets import (
     SYSTEM,
     backoff,

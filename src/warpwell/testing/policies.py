@@ -18,8 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from .. import errors
-from ..scheduler import Capacity, Ended, Job, Kind, Policy, Profile, Request, State, Stopped, Task
-from ..scheduler.core import Core
+from ..scheduler import Capacity, Core, Ended, Job, Kind, Policy, Profile, Request, State, Stopped, Task
 from ..scheduler.predict.rates import ClassTable
 from ..study.simulator import Simulator
 

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
-from ..cache.sizes import parse_size
+from ..cache import parse_size
 from ..drives import DmaArena, Drive, QtestTransport
 from ..drives.qtest import ARENA_SLOT, NVME_SLOT
 

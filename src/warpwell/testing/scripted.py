@@ -45,7 +45,7 @@ from ..nvme import (
 )
 from ..queues import QueuePairs
 from ..queues import layout as at
-from ..storage.medium import Medium, PythonMedium
+from ..storage import Medium, PythonMedium
 from ..storage.serving import Rings, Wire
 from ..targets import Allocator
 

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..errors.options import checked_flag, checked_integer
+from ..errors import checked_integer
+from ..errors.options import checked_flag
 from ..graph import Graph
 from ..kv import Permutation
 from .source import FileSource

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors, table
-from ..array import Array
+from ..array import Array, open_array
 from ..array.gather import gather
-from ..array.opening import open_array
 from ..errors.options import checked_path
-from ..table.reading import Reads
-from ..table.take import Taken
+from ..table import Reads, Taken
 from ..table.take import take as take_columns
 
 

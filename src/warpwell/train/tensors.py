@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..array.device_array import DeviceArray
+from ..array import DeviceArray
 from ..array.items import is_bits
 from ..errors.general import extra
 from .dataset import Records

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cache import parse_size
-from ...storage.file import FileMedium
+from ...storage import FileMedium
 from .memory import RowCopy
 
 DEFAULT = 16 << 10

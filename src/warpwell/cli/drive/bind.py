@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import pwd
 
-from ...drives.binding import bind
-from ...drives.machine import Machine
+from ...drives import Machine, bind
 from ...errors import ArgumentError
 from ..output import Output
 from .list import described

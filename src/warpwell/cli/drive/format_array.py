@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array.header import check_dtype
-from ...cache.sizes import format_size
-from ...drives.formatting import format_array, require_empty
-from ...drives.opened import open_namespace
+from ...cache import format_size
+from ...drives import format_array, open_namespace
+from ...drives.formatting import require_empty
 from ...errors import ArgumentError, FormatError, MissingFileError
 from ..output import Output
 

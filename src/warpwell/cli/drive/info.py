@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ...cache.sizes import format_size
-from ...drives.binding import refusals
-from ...drives.drive import Drive
-from ...drives.machine import VFIO_DRIVER, Machine, PciDrive
+from ...cache import format_size
+from ...drives import Drive, Machine, PciDrive, VfioTransport, refusals
+from ...drives.machine import VFIO_DRIVER
 from ...drives.superblock import BYTES, Superblock
-from ...drives.vfio import VfioTransport
 from ...errors import DriveError, FormatError
 from ..output import Output
 from .list import described

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from ...cache.sizes import format_size
-from ...drives.binding import refusals
-from ...drives.machine import KERNEL_DRIVER, VFIO_DRIVER, Machine, PciDrive
+from ...cache import format_size
+from ...drives import Machine, PciDrive, refusals
+from ...drives.machine import KERNEL_DRIVER, VFIO_DRIVER
 from ..output import Output
 
 

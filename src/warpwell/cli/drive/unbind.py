@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ...drives.binding import unbind
-from ...drives.machine import Machine
+from ...drives import Machine, unbind
 from ..output import Output
 from .list import described
 

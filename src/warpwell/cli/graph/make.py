@@ -6,7 +6,7 @@ import argparse
 import time
 import warnings
 
-from ...cache.sizes import parse_size
+from ...cache import parse_size
 from ...graph import convert, generate
 from ..output import Output
 from .info import described

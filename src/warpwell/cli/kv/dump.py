@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ... import kv
-from ...cache.sizes import format_size
+from ...cache import format_size
 from ...errors import ArgumentError, MissingFileError
 from ...kv.convert.exporters import to_folder, to_npz
 from ...replacing import replacing

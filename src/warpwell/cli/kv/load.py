@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 from ... import kv
-from ...cache.sizes import parse_size
+from ...cache import parse_size
 from ...errors import ArgumentError, CorruptionError, SchemaError, StoreVersionError, WarpwellError
+from ...kv import Schema
 from ...kv.convert.importers import LoadReport, Progress, RecordSource, load, open_source
 from ...kv.opening import put_aside
-from ...kv.schema import Schema, as_schema
+from ...kv.schema import as_schema
 from ...replacing import beside
 from ..output import Output
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ...cache.sizes import format_size
+from ...cache import format_size
 from ...errors import PoolError
 from ...pool.launch.launcher import Launcher
 from ..output import Output

@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from ...cache.sizes import format_size
+from ...cache import format_size
 from ...errors import ArgumentError, PoolError
 from ...pool.launch.job_files import jobs
 from ...pool.launch.rendezvous import ask_job

@@ -7,9 +7,10 @@ import sys
 import textwrap
 from typing import Any
 
-from ...cache.sizes import format_size
+from ...cache import format_size
 from ...errors import ArgumentError
-from ...scheduler.events import KINDS, Event, Log
+from ...scheduler import Event, Log
+from ...scheduler.events import KINDS
 from ...scheduler.report.explain import QUIET, sentences
 from ...scheduler.report.prometheus import LogMetrics, write_text
 from ...scheduler.report.timeline import draw, write_trace

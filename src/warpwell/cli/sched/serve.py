@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...cache.sizes import parse_size
+from ...cache import parse_size
 from ...errors import ArgumentError, SchedulerError, ServiceError
 from ...json_file import read_json
 from ...turns.choice import HOLD
@@ -229,7 +229,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
     """Ask a service; write its log and print its metrics, if wanted."""
-    from ...scheduler.service.client import connect
+    from ...scheduler import connect
 
     client = connect(arguments.socket)
     try:

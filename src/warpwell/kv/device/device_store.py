@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import errors
-from ...storage.medium import NativeMedium
+from ...storage import NativeMedium
 from ...targets.fault import LaunchFlag
 from .. import lifetime
 from ..schema import Schema

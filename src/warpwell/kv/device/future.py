@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
-from ...array.device_array import DeviceArray
+from ...array import DeviceArray
 from ...targets import Block
 from ..keys import Keys, as_keys
 from ..schema import Schema

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors.options import checked_flag, checked_integer
+from ...errors import checked_integer
+from ...errors.options import checked_flag
 from ...targets import closing
 from ..keys import Keys, as_keys
 from ..store import HostFuture

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors.options import checked_integer
-from ...targets.device import device
+from ...errors import checked_integer
+from ...targets import device
 
 ROUNDS = 16
 """Rounds of the network; with 12 and more no bias shows over all orders of up to 6 positions (60,000 seeds)."""

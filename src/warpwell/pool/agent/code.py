@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ...targets import Kernel
+from ...targets import device as mark_device
 from ...targets.compiler.bytecode import cloudpickle, names_of
-from ...targets.device import device as mark_device
 from ...targets.device import is_device
-from ...targets.kernel import Kernel
 from ...targets.source.cuda_source import CudaSource
 
 _lock = threading.RLock()  # what is pickled may call a device, and so pickle

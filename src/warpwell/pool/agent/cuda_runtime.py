@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ...targets import Launch
 from ...targets.arguments import is_argument
 from ...targets.arrays import to_host
 from ...targets.compiler.run_cuda import asks_flag, keep, start
@@ -21,7 +22,6 @@ from ...targets.fault import LaunchFlag, share_fault_page
 from ...targets.gpu.device import GpuDevice
 from ...targets.gpu.memory import as_array, pin, pinned
 from ...targets.gpu.memory_pool import ImportedPool, MemoryPool, PoolMemory
-from ...targets.kernel import Launch
 from ...targets.source.cuda_source import SourceLaunch
 from ..copy.neighbour import Neighbour, blocks, this_process
 from .runtime import Runtime

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from ...array import Array, open_array
 from ...errors import ArgumentError
-from ...storage import Latency, Medium, RamMedium, Striped
-from ...storage.file import FileMedium
-from ...storage.latency import DriveRates, rates_of
+from ...storage import DriveRates, FileMedium, Latency, Medium, RamMedium, Striped
+from ...storage.latency import rates_of
 
 STRIPE = 1 << 16
 """Bytes of a stripe of several drives."""

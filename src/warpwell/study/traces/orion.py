@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import errors
-from ...scheduler.executor import Capacity
-from ...scheduler.task import Kind, Profile
+from ...scheduler import Capacity, Kind, Profile
 from . import rows
 from .trace import TracedApplication, TracedKernel
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ... import errors
-from ...scheduler.executor import Capacity
+from ...scheduler import Capacity
 from . import orion, rows, synthetic, table
 from .arrivals import arrivals
 from .trace import Arrival, Arrivals, Trace, compose, select

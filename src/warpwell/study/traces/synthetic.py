@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ... import errors
-from ...scheduler.executor import Capacity
-from ...scheduler.task import Kind, Profile
+from ...scheduler import Capacity, Kind, Profile
 from .trace import Arrivals, TracedApplication, TracedKernel
 
 CAPACITY = Capacity()

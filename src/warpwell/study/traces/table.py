@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
-from ...scheduler.executor import Capacity
-from ...scheduler.task import Kind, Profile
+from ...scheduler import Capacity, Kind, Profile
 from . import rows
 from .trace import Arrival, Trace, TracedApplication, TracedKernel
 

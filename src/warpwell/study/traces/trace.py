@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...scheduler.executor import Capacity
-from ...scheduler.task import Profile, Request, Task
+from ...scheduler import Capacity, Profile, Request, Task
 
 MEDIAN_OF_ABSOLUTE = 0.6745
 """Median of the absolute value of a normal variable of deviation 1."""

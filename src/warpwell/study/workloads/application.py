@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ... import errors
-from ...scheduler.task import Kind, Profile, Request, Task
+from ...scheduler import Kind, Profile, Request, Task
 from ...targets import Launch
 from ...targets.arrays import to_device, to_host, zeros
 

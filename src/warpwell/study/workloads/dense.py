@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ...scheduler.task import Kind
+from ...scheduler import Kind
 from ...targets import grid, kernel
 from .application import Built, Inputs, Step, Workload, geometric
 

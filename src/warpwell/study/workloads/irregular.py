@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...scheduler.task import Kind
+from ...scheduler import Kind
 from ...targets import grid, i64, kernel
 from .application import Built, Inputs, Step, Workload, geometric
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...scheduler.task import Kind
+from ...scheduler import Kind
 from ...targets import device, grid, kernel
 from .application import Built, Inputs, Step, Workload, geometric
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...scheduler.task import Kind
+from ...scheduler import Kind
 from ...targets import grid, kernel
 from .application import Built, Inputs, Step, Workload, geometric
 

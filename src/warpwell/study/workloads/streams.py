@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ...scheduler.task import Kind
+from ...scheduler import Kind
 from ...targets import device, grid, kernel
 from .application import Built, Inputs, Step, Workload, geometric
 
