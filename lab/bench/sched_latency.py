@@ -21,12 +21,10 @@ import numpy as np
 
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made, spin
-from warpwell.scheduler import Decision, Kind, Launch, Profile, Scheduler, View
+from warpwell.scheduler import Decision, Handle, Kind, Launch, Profile, Request, Scheduler, View
 from warpwell.scheduler.dispatcher import Dispatcher
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
-from warpwell.scheduler.handle import Handle
 from warpwell.scheduler.policies.order import FirstCome
-from warpwell.scheduler.task import Request
 from warpwell.scheduler.waiting import Waiting
 from warpwell.targets.arrays import zeros
 from warpwell.targets.gpu.lines import Line, Lines

@@ -27,8 +27,7 @@ from lab.bench import sched_peers
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
-from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
-from warpwell.scheduler.core import Core
+from warpwell.scheduler import Capacity, Core, Kind, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.rates import ClassTable

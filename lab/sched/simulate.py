@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.cli import parser_of, run_command
+from warpwell._check import checked_number
 from warpwell.cli.arguments import json_option
 from warpwell.errors import ArgumentError, SchedulerError
-from warpwell.errors.options import checked_number
 from warpwell.targets.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:

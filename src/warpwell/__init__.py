@@ -10,7 +10,8 @@
 The folders, from the bottom up; each has a map of its files in its own docstring:
 
     _os/         the clock of timeouts, which tests can advance
-    errors/      the exceptions, and checks of options
+    errors/      the exceptions
+    _check       checks of options
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives
     registry     names of what upper folders add to lower ones: services

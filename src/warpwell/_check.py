@@ -14,13 +14,18 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from .general import ArgumentError, DTypeError
+from .errors import ArgumentError, DTypeError
 
 if TYPE_CHECKING:
     import numpy as np
 
 LONGEST = 1e9
 """The longest time-out in seconds: in nanoseconds it fits into 64 bits."""
+
+
+def extra(name: str) -> str:
+    """Return how to install an extra of Warpwell, for messages: its name, and the command in a checkout."""
+    return f"Warpwell's extra [{name}] (in a checkout: pip install -e '.[{name}]')"
 
 
 def checked_integer(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.errors.general import extra
+from warpwell._check import extra
 
 SCHEMA = {"x": ("uint8", (8, 8)), "y": ("int64", ()), "id": ("int64", ())}
 HIDDEN = 32

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from lab.cli import parser_of, run_command
+from warpwell._check import checked_integer
 from warpwell.cache import parse_size
 from warpwell.cache.sizes import parse_page_size
 from warpwell.cli.arguments import json_option
 from warpwell.cli.output import Output
 from warpwell.drives import Namespace, open_namespace
-from warpwell.errors import ArgumentError, checked_integer
+from warpwell.errors import ArgumentError
 from warpwell.study.bench.drives import drive_reads
 from warpwell.testing.qemu import QemuDrive
 

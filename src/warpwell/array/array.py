@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_integer
 from ..cache import Cache, Statistics, Ticket
 from ..cache.written import joined
 from ..targets.arrays import to_host
@@ -82,7 +83,7 @@ class Array(OnStorage):
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
         given = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        wanted = tuple(errors.checked_integer(n, "each extent of a shape", least=-1) for n in given)
+        wanted = tuple(checked_integer(n, "each extent of a shape", least=-1) for n in given)
         known = math.prod(n for n in wanted if n != -1)
         if wanted.count(-1) == 1 and known > 0:
             wanted = tuple(self.size // known if n == -1 else n for n in wanted)

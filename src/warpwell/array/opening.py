@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .._check import checked_integer
 from ..cache import Cache, parse_size
 from ..cache.cache import default_page_size, default_queues
 from ..cache.sizes import parse_page_size
@@ -441,14 +442,14 @@ def _extents(shape: Any) -> tuple[int, ...]:
             name="shape",
         )
     given = shape if isinstance(shape, tuple | list) else (shape,)
-    return tuple(errors.checked_integer(n, "each extent of a shape", least=0) for n in given)
+    return tuple(checked_integer(n, "each extent of a shape", least=0) for n in given)
 
 
 def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> Header:
     if dtype is None:
         raise errors.ArgumentError(f"{name} is raw data: pass dtype= (and shape=)")
     checked = check_dtype(dtype, name)
-    errors.checked_integer(offset, "offset", least=0)
+    checked_integer(offset, "offset", least=0)
     if offset > size:
         raise errors.ArgumentError(f"offset {offset} is outside of {name}, which has {size} bytes")
     if shape is None:

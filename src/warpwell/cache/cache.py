@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_integer, checked_seconds
 from .._os import clock
 from ..queues import QueuePairs
 from ..queues.layout import MERGE_MAX
@@ -114,13 +115,13 @@ class Cache:
             )
         if stats not in ("basic", "full"):
             raise errors.ArgumentError(f'stats is "basic" or "full", not {stats!r}')
-        if errors.checked_integer(merge, "merge") not in (1, 2, 4, MERGE_MAX):
+        if checked_integer(merge, "merge") not in (1, 2, 4, MERGE_MAX):
             raise errors.ArgumentError(f"merge is 1, 2, 4 or {MERGE_MAX} pages, not {merge!r}")
         for option, given, most in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
             if given is not None:
-                errors.checked_integer(given, option, most=most)
+                checked_integer(given, option, most=most)
         self.full = stats == "full"
-        self.timeout = errors.checked_seconds(timeout, "timeout")
+        self.timeout = checked_seconds(timeout, "timeout")
         self.merge = merge
         on_gpu = self.device == "cuda"
         self._queues = queues or default_queues(self.device)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
-from ..storage.controller import Controller
+from ..storage import Controller
 from ..storage.host_reads import HostReads
 from ..storage.serving import Server
 from ..targets import Allocator, Block

@@ -9,7 +9,7 @@ import platform
 import sys
 from typing import Any
 
-from ..errors.general import extra
+from .._check import extra
 from ..storage.ring import allowed
 from ..targets import default_device
 from ..targets.compiler.code_cache import cache_folder

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
+from .._check import checked_integer
 from ..targets import ALIGNMENT, Allocator, Block, memory_for
 from ..targets.gpu.memory import pin
 from ..targets.memory import view_of
@@ -68,7 +69,7 @@ class DmaArena:
     """
 
     def __init__(self, nbytes: int, *, ranges: Sequence[tuple[int, int]] = ((LOWEST, (1 << 46) - 1),)) -> None:
-        if errors.checked_integer(nbytes, "arena", least=1 << 16) & (nbytes - 1):
+        if checked_integer(nbytes, "arena", least=1 << 16) & (nbytes - 1):
             raise errors.ArgumentError(f"an arena of {nbytes} bytes: take a power of two", name="arena")
         self.nbytes = nbytes
         self.fd = os.memfd_create("warpwell-dma", os.MFD_CLOEXEC)

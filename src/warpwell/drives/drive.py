@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_integer
 from ..nvme import COMMAND, FLUSH, READ, WRITE, admin, describe, identify, status_dnr, status_sct
 from ..nvme import registers as reg
 from ..nvme.identify import text_of
@@ -106,7 +107,7 @@ class Drive:
     """
 
     def __init__(self, transport: Transport, *, queues: int = MOST_QUEUES) -> None:
-        errors.checked_integer(queues, "queues", most=65535)
+        checked_integer(queues, "queues", most=65535)
         self.transport = transport
         self.address = transport.address
         self.arena = transport.arena
@@ -503,7 +504,7 @@ class Drive:
         DriveError
             There is none of this id, or Warpwell cannot use its format.
         """
-        return Namespace(self, errors.checked_integer(nsid, "namespace", most=0xFFFFFFFE))
+        return Namespace(self, checked_integer(nsid, "namespace", most=0xFFFFFFFE))
 
     @contextlib.contextmanager
     def io(self, generation: int | None = None) -> Iterator[tuple[HostQueue, Block]]:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_integer, checked_seconds
 from .._os import clock
 from ..nvme import (
     ABORTED_BY_HOST,
@@ -230,10 +231,10 @@ class DriveMedium(Medium):
                 f"{type(namespace).__name__} is no namespace: pass drive.namespace(1)", name="namespace"
             )
         drive = namespace.drive
-        errors.checked_integer(queues, "queues", most=64)
-        if errors.checked_integer(depth, "depth", least=4, most=4096) & (depth - 1):
+        checked_integer(queues, "queues", most=64)
+        if checked_integer(depth, "depth", least=4, most=4096) & (depth - 1):
             raise errors.ArgumentError(f"queues of {depth} entries: a power of two", name="depth")
-        self.seconds = errors.checked_seconds(seconds, "seconds")
+        self.seconds = checked_seconds(seconds, "seconds")
         if writable and not namespace.writable:
             raise errors.ReadOnlyError(f"{namespace.name} is write-protected: leave writable out")
         self.namespace = namespace

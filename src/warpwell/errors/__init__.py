@@ -52,14 +52,13 @@ in that launch returns 0, and Python raises a `KernelError` when the launch has 
 The message says what happened and what to do next; the attributes say the same to programs. An attribute is None if its
 value is not known.
 
-The classes are in five files, and the checks that raise most of them in a sixth::
+The classes are in five files::
 
     general.py    arguments, files, stores, devices
     kernel.py     errors that device code latched
     drive.py      NVMe controllers
     scheduler.py  tasks that share a device
     pool.py       the devices of a pool
-    options.py    checks of options: integers, seconds, paths, shapes
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ from .kernel import (
     PinError,
     StallError,
 )
-from .options import checked_integer, checked_seconds
 from .pool import (
     AgentError,
     CodeError,

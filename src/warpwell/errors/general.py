@@ -11,11 +11,6 @@ import os
 # dictionary.
 
 
-def extra(name: str) -> str:
-    """Return how to install an extra of Warpwell, for messages: its name, and the command in a checkout."""
-    return f"Warpwell's extra [{name}] (in a checkout: pip install -e '.[{name}]')"
-
-
 class WarpwellError(Exception):
     """Base of every exception that Warpwell raises.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..errors.options import checked_bytes
+from .._check import checked_bytes
 from ..nvme import MAX_KEY_BYTES as MAX_KEY
 from .log.format import INTEGER
 

@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from .. import errors
+from .._check import checked_callable, checked_flag, checked_path, extra
 from ..cache import parse_size
-from ..errors.options import checked_callable, checked_flag, checked_path
 from ..targets import has_cuda
 from . import lifetime
 from .device.device_store import DeviceStore, MakeMedium
@@ -300,9 +300,7 @@ def _device(name: str) -> str:
     on_gpu = name == "cuda" or name.startswith("cuda:")
     if name in ("cpu", "interp") or on_gpu:
         if on_gpu and not has_cuda():
-            raise errors.DeviceNotFoundError(
-                f'device "{name}" needs an NVIDIA GPU and {errors.general.extra("cuda")}: use "cpu"'
-            )
+            raise errors.DeviceNotFoundError(f'device "{name}" needs an NVIDIA GPU and {extra("cuda")}: use "cpu"')
         return name
     raise errors.ArgumentError(f'device {name!r} is unknown: choose "cpu", "cuda", "cuda:1" or "interp"', name="device")
 

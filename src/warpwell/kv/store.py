@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_bytes, checked_callable, checked_integer, checked_share, checked_timeout
 from ..cache import format_size
-from ..errors import checked_integer
-from ..errors.options import checked_bytes, checked_callable, checked_share, checked_timeout
 from ..storage import NativeMedium
 from . import lifetime
 from .keys import INT_KEY, Key, Keys, as_key, as_keys, in_order, is_integer, shown, with_prefix

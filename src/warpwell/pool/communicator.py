@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ..errors.general import extra
+from .._check import extra
 
 
 @cache

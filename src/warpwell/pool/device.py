@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .. import errors, registry
-from ..errors import checked_integer
-from ..errors.options import checked_dtype, checked_shape, checked_timeout
+from .._check import checked_dtype, checked_integer, checked_shape, checked_timeout
 from ..targets import Launch
 from ..targets.arguments import is_argument, viewed
 from ..targets.source.cuda_source import CudaSource

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 from .. import errors
-from ..errors import checked_integer
-from ..errors.options import checked_timeout
+from .._check import checked_integer, checked_timeout
 from .device import Device
 from .transport.milestone import LOOK, limit
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..errors.options import checked_dtype, checked_shape
+from .._check import checked_dtype, checked_shape
 from ..targets import has_cuda
 from ..targets.gpu.memory import pin
 from .agent.protocol import new_id

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors.options import checked_timeout
+from .._check import checked_timeout
 from .agent import code
 from .channel import Channel
 from .reply import Answer, Reply

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from .. import errors
+from .._check import checked_integer
 from .admission import Admission
 from .events import Log, Many
 from .executor import Ended, EndedAlike, Executor, Stopped
@@ -88,7 +89,7 @@ class Core:
         learner: Learner | None = None,
         trusts: bool = True,
     ) -> None:
-        limit = errors.checked_integer(limit, "limit")
+        limit = checked_integer(limit, "limit")
         if isinstance(policy, str):
             from .policies import policy as named
 

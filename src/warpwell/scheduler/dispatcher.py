@@ -21,6 +21,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from .. import errors
+from .._check import checked_seconds
 from .core import Core
 from .events import Log
 from .executor import Executor
@@ -69,7 +70,7 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds = None if seconds is None else errors.checked_seconds(seconds, "stuck_after")
+        self.seconds = seconds = None if seconds is None else checked_seconds(seconds, "stuck_after")
         self.due = None if seconds is None else 0.0
         self._seen: dict[Job, tuple[tuple[int, int], float]] = {}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .. import errors
+from .._check import checked_integer
 
 KEPT = 16_384
 """Events that a scheduler keeps by default: some five thousand tasks, ten megabytes."""
@@ -131,7 +132,7 @@ class Log:
         self._noted: list[Event | tuple[Any, ...] | Many] = []
         self._count = 0
         self.dropped = 0
-        self.most = None if most is None else errors.checked_integer(most, "most")
+        self.most = None if most is None else checked_integer(most, "most")
         self._full = math.inf if self.most is None else self.most + max(1, self.most >> 3)
         self.kinds = frozenset(KINDS) if kinds is None else kinds
         self.about: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from .. import errors
+from .._check import checked_seconds
 from .task import Job, State, Task
 
 ENDED = (State.DONE, State.FAILED, State.CANCELLED)
@@ -333,4 +334,4 @@ def _seconds(timeout: float | None) -> float | None:
         return None
     if isinstance(timeout, int | float) and timeout <= 0:
         return 0.0
-    return errors.checked_seconds(timeout, "timeout")
+    return checked_seconds(timeout, "timeout")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import errors
-from ..errors import checked_integer
-from ..errors.options import LONGEST, checked_number, shown
+from .._check import LONGEST, checked_integer, checked_number, shown
 
 MOST = 2**63 - 1
 """The largest whole number: policies, logs and services reckon with 64 bits."""

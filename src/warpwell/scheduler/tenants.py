@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from .. import errors
+from .._check import checked_integer
 from .executor import Capacity, Ended, Stopped
 from .residency import resident_alone
 from .task import MOST, Job, Task
@@ -73,9 +74,7 @@ class Tenant:
                     f"{field} of tenant {self.name!r} is {value!r:.40}: give {wanted}", name=field
                 )
         for name, least in (("priority", -MOST), ("ceiling", 0)):
-            value = errors.checked_integer(
-                getattr(self, name), name, least=least, most=MOST, of=f"tenant {self.name!r}"
-            )
+            value = checked_integer(getattr(self, name), name, least=least, most=MOST, of=f"tenant {self.name!r}")
             object.__setattr__(self, name, value)
 
     def settings(self) -> dict[str, Any]:

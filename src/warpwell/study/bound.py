@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import errors
+from .._check import extra
 from ..scheduler import Task
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def bound(tasks: Iterable[Task], pairs: Matrix) -> float:
     try:
         from scipy.optimize import linprog  # an extra
     except ImportError as error:
-        raise errors.ArgumentError(f"the fluid bound needs SciPy: install {errors.general.extra('demo')}") from error
+        raise errors.ArgumentError(f"the fluid bound needs SciPy: install {extra('demo')}") from error
     work: dict[str, float] = {}
     for task in tasks:
         if task.profile.seconds is None:

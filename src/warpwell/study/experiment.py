@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors
+from .._check import checked_integer, checked_seconds
 from ..scheduler import POLICIES, Capacity, Core, Log, SourceModel
 from ..scheduler.decision import SOURCE
 from ..scheduler.policies import policy
@@ -61,8 +62,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if not 0 <= self.error < float("inf"):
             raise errors.ArgumentError(f"error of predictions is {self.error}: give 0 or more", name="error")
-        errors.checked_integer(self.limit, "limit")
-        errors.checked_seconds(self.host, "host", zero=True, most=1.0)
+        checked_integer(self.limit, "limit")
+        checked_seconds(self.host, "host", zero=True, most=1.0)
 
     def capacity(self, workload: Trace) -> Capacity:
         """Return the simulated device."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from .._check import checked_callable, checked_path
 from ..errors import DTypeError, FormatError, MediumError, WarpwellError
-from ..errors.options import checked_callable, checked_path
 from ..graph.npy import HEADER_BYTES
 from ..kv.log.checksum import crc32c
 from ..kv.log.verify import Problem

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, FormatError, SchemaError, SharingError, checked_seconds
-from ..errors.options import checked_callable, checked_flag, checked_path
+from .._check import checked_callable, checked_flag, checked_path, checked_seconds
+from ..errors import ArgumentError, FormatError, SchemaError, SharingError
 from ..graph.folder import new_folder, sync_names
 from ..kv.log.checksum import crc32c
 from ..replacing import remove, replacing, storage_full

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .._check import extra
 from ..errors import ArgumentError
-from ..errors.general import extra
 
 _loaded: list[Any] = []
 

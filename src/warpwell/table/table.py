@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from .._check import checked_integer, checked_path
 from ..array import Array
-from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError, checked_integer
-from ..errors.options import checked_path
+from ..errors import ArgumentError, ClosedError, FormatError, MissingFileError, SharingError
 from .arrow_ipc import ArrowFile
 from .column import Column, ColumnRun, bounds
 from .extent import Extent

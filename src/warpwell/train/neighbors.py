@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..errors import checked_integer
-from ..errors.options import checked_flag
+from .._check import checked_flag, checked_integer
 from ..graph import Graph
 from ..kv import Permutation
 from .source import FileSource

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors, table
+from .._check import checked_path
 from ..array import Array, open_array
 from ..array.gather import gather
-from ..errors.options import checked_path
 from ..table import Reads, Taken
 from ..table.take import take as take_columns
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import extra
 from ..array import DeviceArray
 from ..array.items import is_bits
-from ..errors.general import extra
 from .dataset import Records
 
 

@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from .. import errors
-from ..errors import checked_integer
-from ..errors.options import checked_timeout
+from .._check import checked_integer, checked_timeout
 from .ahead import AheadSeat, gates
 from .board import Board
 from .gpu_work import NO_GPU, current_context, device_name, handles

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import errors
-from ..errors import checked_integer, checked_seconds
+from .._check import checked_integer, checked_seconds
 from ..replacing import replacing
 from .board import EPOCH, HOLDER, INSIDE, LIMITS, PRIORITY, SINCE, SLOTS, STATE, TURNS, USE, WAITING, Board, folder
 from .choice import CEILING, FILE, HOLD, Limits

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors import checked_integer
+from ..._check import checked_integer
 from ...targets.launch_stream import LaunchStream, stream_on
 from ..array import Array
 from .future import Gather, begin, by_stream, check, crew_for, gather, new_result, numbers_of

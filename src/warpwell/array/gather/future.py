@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors.options import checked_timeout
+from ..._check import checked_timeout
 from ...targets.arrays import empty
 from ...targets.fault import LaunchFlag
 from ...targets.launch_stream import LaunchStream, handle_of, stream_of

@@ -7,7 +7,8 @@ import math
 from typing import Any
 
 from ... import table
-from ...errors import DTypeError, checked_integer
+from ..._check import checked_integer
+from ...errors import DTypeError
 from ..output import Output
 from .arguments import names
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ... import table
-from ...errors import ArgumentError, checked_integer
+from ..._check import checked_integer
+from ...errors import ArgumentError
 from ...replacing import replacing, storage_full
 from ...table import ColumnReads, Matches, Table, Taken
 from ..arguments import new_file

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._check import extra
 from ...errors import ArgumentError, FormatError, KeyLengthError, ValueSizeError
-from ...errors.general import extra
 from ..keys import MAX_KEY
 from ..log.format import MAX_VALUE
 

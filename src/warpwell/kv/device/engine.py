@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ..._check import checked_integer, checked_seconds
 from ..._os import clock
-from ...errors.options import checked_integer, checked_seconds
 from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ...queues import QueuePairs
-from ...storage import Controller
-from ...storage.controller import MAX_WEIGHT, service_threads
-from ...storage.medium import NativeMedium
+from ...storage import Controller, NativeMedium, service_threads
+from ...storage.controller import MAX_WEIGHT
 from ...storage.serve import MAX_PORTS
 from ...targets import Block, memory_for
 from ...targets.fault import LaunchFlag

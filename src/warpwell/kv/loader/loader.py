@@ -27,8 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors import checked_integer
-from ...errors.options import checked_flag
+from ..._check import checked_flag, checked_integer
 from ...targets import closing
 from ..keys import Keys, as_keys
 from ..store import HostFuture

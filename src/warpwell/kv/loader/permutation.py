@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors import checked_integer
+from ..._check import checked_integer
 from ...targets import device
 
 ROUNDS = 16

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from ... import errors
-from ...errors import checked_integer
+from ..._check import checked_integer
 from ..transport.bulk import MAX_CHUNK
 
 CHUNK = 2 << 20

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..._check import extra
 from ...errors import AgentError
-from ...errors.general import extra
 from ..several import several
 from . import cuda_programs, lifeline
 from .gpus import assign

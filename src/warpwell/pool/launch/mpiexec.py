@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..._check import extra
 from ...errors import AgentError
-from ...errors.general import extra
 
 _VERSION_SECONDS = 20.0
 

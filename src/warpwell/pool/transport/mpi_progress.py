@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from ..._check import extra
 from ..._os import clock
 from ...errors import PoolError
-from ...errors.general import extra
 from ...targets.compiler.machine_code import machine_code
 from . import mpi_loop as loop
 from .bulk import RUNNING, Transfer

@@ -40,6 +40,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
+from ..._check import checked_integer, checked_seconds
 from ...targets.blocks import cpu as workers
 from ...targets.blocks.control import CURSOR, DONE, NEVER, STOP, TARGET
 from ...targets.blocks.launch import BlockLaunch
@@ -179,9 +180,9 @@ class CpuExecutor(BlockExecutor[CpuRun]):
     """
 
     def __init__(self, threads: int | None = None, *, memory: int | None = None, patience: float = 10.0) -> None:
-        threads = None if threads is None else errors.checked_integer(threads, "threads")
-        memory = None if memory is None else errors.checked_integer(memory, "memory", least=0)
-        patience = errors.checked_seconds(patience, "patience")
+        threads = None if threads is None else checked_integer(threads, "threads")
+        memory = None if memory is None else checked_integer(memory, "memory", least=0)
+        patience = checked_seconds(patience, "patience")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or THREADS_PER_CORE * cores
         processors = min(cores, self.threads)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ... import errors
+from ..._check import extra
 from ..events import Event, Log
 
 MICROSECONDS = 1e6
@@ -148,7 +149,7 @@ def require_pictures() -> None:
     try:
         importlib.import_module("matplotlib.figure")  # optional, and slow
     except ImportError:
-        message = f"a picture needs matplotlib: install {errors.general.extra('demo')}"
+        message = f"a picture needs matplotlib: install {extra('demo')}"
         raise errors.ArgumentError(message, name="picture") from None
 
 

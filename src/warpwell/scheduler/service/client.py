@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...errors.options import shown
+from ..._check import checked_seconds, shown
 from ...targets.arguments import viewed
 from ...targets.arguments.overlaps import overlap
 from ...targets.arrays import at_address
@@ -88,7 +88,7 @@ class Client:
                 "the service's owner imports this file for its kernels, and cannot be its own client: put what the "
                 "file runs under if __name__ == '__main__'"
             )
-        timeout = errors.checked_seconds(timeout, "timeout")
+        timeout = checked_seconds(timeout, "timeout")
         self.path = address.checked_path(path)
         self._lock = threading.Lock()
         self._call_numbers = itertools.count(1)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import errors
+from ..._check import extra
 
 _thread = threading.local()
 """The GPU that `GpuDevice.enter` made the calling thread's."""
@@ -84,8 +85,7 @@ def require_gpu() -> None:
         )
     if not has_cuda():
         raise errors.DeviceNotFoundError(
-            f"no GPU is usable here: install the driver and {errors.general.extra('cuda')}, see `warpwell info`, or "
-            "take device cpu",
+            f"no GPU is usable here: install the driver and {extra('cuda')}, see `warpwell info`, or take device cpu",
             device="cuda",
         )
     check_fork()

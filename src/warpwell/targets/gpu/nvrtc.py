@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
+from ..._check import extra
 
 
 class SourceError(Exception):
@@ -44,7 +45,7 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
         from cuda.bindings import nvrtc
     except ImportError as missing:
         raise errors.ArgumentError(
-            f"CUDA C++ source needs NVRTC, which is not installed: install {errors.general.extra('cuda')}"
+            f"CUDA C++ source needs NVRTC, which is not installed: install {extra('cuda')}"
         ) from missing
 
     def call(function: Any, *args: Any) -> Any:
