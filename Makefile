@@ -1,5 +1,5 @@
-# make demo | check | format | test | test-loaded | test-cost | coverage | docs | dist | thorough | bench | interleavings
-#     | driver-wheel | lock | clean
+# make demo | check | format | test | test-loaded | test-cost | coverage | docs | dist | thorough | sanitize | bench
+#     | interleavings | driver-wheel | lock | clean
 # Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
 # requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
 
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
 .PHONY: demo test test-loaded test-cost coverage test-gpu docs thorough bench interleavings driver-wheel lock clean
-.PHONY: check types lint formatting c-formatting spelling gauge layout format dist
+.PHONY: sanitize check types lint formatting c-formatting spelling gauge layout format dist
 .DEFAULT_GOAL := test
 
 demo: $(STAMP)
@@ -35,9 +35,20 @@ test: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m $(QUICK) $(TESTS) $(ARGS)
 
 # Timing tests have the machine to themselves; those that fail run once more.
-thorough: test
+thorough: test sanitize
 	$(PYTEST) $(PARALLEL) -m 'slow and not timing' $(TESTS) $(ARGS) $(OR_NONE)
 	$(PYTEST) -m timing $(TESTS) $(ARGS) $(OR_NONE) || $(PYTEST) -m timing --last-failed $(TESTS) $(ARGS)
+
+# The driver layer under AddressSanitizer and UndefinedBehaviorSanitizer, with gcc. The compiler itself runs without the
+# preloaded libraries. Python keeps memory until it exits, so leaks are not reported.
+SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1
+
+sanitize: export WARPWELL_CACHE_DIR = $(CURDIR)/build/sanitized
+sanitize: $(STAMP)
+	CFLAGS='$(SANITIZERS) -Werror' $(BIN)/python -m lab.driver.build
+	CFLAGS='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0:handle_segv=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	    LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	    $(PYTEST) $(PARALLEL) -m $(QUICK) tests/driver $(ARGS)
 
 test-loaded: $(STAMP)
 	$(BIN)/python tools/busy.py 4 --times 3 -- $(MAKE) test
