@@ -1,7 +1,8 @@
-"""Plant one violation of each gate in a clone of the checkout, and show that ``.ci/run`` fails and names the gate.
+"""Plant one violation of each gate in a clone of the checkout, and show that CI fails and names the gate.
 
-``python -m tools.plant_violations [GATE ...]`` clones HEAD, runs ``make check`` without a violation, then plants one
-violation after the other. It exits with status 1 if a gate misses its violation, or if another gate fails as well.
+``python -m tools.plant_violations`` clones HEAD and runs ``make check`` without a violation. Then it plants each
+violation alone and runs its gate, and finally it runs ``.ci/run`` with all violations. It exits with status 1 if a gate
+misses its violation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,68 +36,95 @@ class Violation:
 
 
 VIOLATIONS = {
-    "lint": Violation("tools/planted.py", f"{MODULE}import os\n"),
-    "formatting": Violation("tools/planted.py", f"{MODULE}numbers = [1,2]\n"),
-    "types": Violation("tools/planted.py", f'{MODULE}count: int = "text"\n'),
-    "spelling": Violation("tools/planted.py", '"""Rec' + 'ieve a message."""\n'),
-    "gauge": Violation("tools/planted.py", f"{MODULE}told = 1\nkept = 2\nits = 3\n"),
+    "lint": Violation("tools/planted_lint.py", f"{MODULE}import os\n"),
+    "formatting": Violation("tools/planted_formatting.py", f"{MODULE}numbers = [1,2]\n"),
+    "types": Violation("tools/planted_types.py", f'{MODULE}count: int = "text"\n'),
+    "spelling": Violation("tools/planted_spelling.py", '"""Rec' + 'ieve a message."""\n'),
+    "gauge": Violation("tools/planted_gauge.py", f"{MODULE}told = 1\nkept = 2\nits = 3\n"),
     "c-formatting": Violation("lab/driver/planted.c", "int  planted ;\n"),
     "layout": Violation(
-        "src/warpwell/errors/options.py",
+        "src/warpwell/errors/general.py",
         '\n\ndef _planted() -> object:\n    """Import a compiler."""\n    import numba\n\n    return numba.jit\n',
     ),
 }
 """Gate (a target of the Makefile) -> its violation."""
 
 
-def failed_gates(folder: Path, *command: str) -> tuple[int, list[str], str]:
-    """Run a command in the clone; return its status, the gates that failed according to make, and its output."""
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    gates = re.findall(r"^make\[\d\]: \*\*\* \[Makefile:\d+: ([\w-]+)\]", done.stdout, re.MULTILINE)
-    return done.returncode, [gate for gate in gates if gate != "check"], done.stdout
+class Clone:
+    """A clone of HEAD that uses the environment of the checkout.
+
+    Parameters
+    ----------
+    folder : Path
+        New folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        subprocess.run(["git", "clone", "--quiet", ROOT, folder], check=True)
+        (folder / ".venv").symlink_to(ROOT / ".venv")
+        # The environment is newer than these files, so make does not build it again.
+        subprocess.run(["touch", "-d", "2000-01-01", "requirements.lock", "pyproject.toml"], cwd=folder, check=True)
+
+    def run(self, *command: str) -> tuple[int, str]:
+        """Run a command on all files of the clone; return its status and its output."""
+        subprocess.run(["git", "add", "--all"], cwd=self.folder, check=True)
+        done = subprocess.run(
+            command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        return done.returncode, done.stdout
+
+    def plant(self, violation: Violation) -> None:
+        """Append the text of a violation."""
+        path = self.folder / violation.path
+        path.write_text((path.read_text() if path.exists() else "") + violation.text)
+
+    def reset(self) -> None:
+        """Remove all violations."""
+        subprocess.run(["git", "reset", "--quiet", "--hard"], cwd=self.folder, check=True)
 
 
-def evidence(output: str, path: str) -> str:
-    """Return the first line of the output that names the planted file, or the last lines without one."""
-    named = [line.strip() for line in output.splitlines() if Path(path).name in line and "git" not in line]
-    return named[0] if named else output[-500:]
+def failed_gates(output: str) -> list[str]:
+    """Return the gates that failed according to make."""
+    gates = re.findall(r"^make(?:\[\d\])?: \*\*\* \[Makefile:\d+: ([\w-]+)\]", output, re.MULTILINE)
+    return sorted(set(gates) - {"check"})
+
+
+def evidence(output: str, violation: Violation) -> str:
+    """Return the first line of the output that names the planted file, or an empty string."""
+    name = Path(violation.path).name
+    return next((line.strip() for line in output.splitlines() if name in line), "")
 
 
 def main() -> int:
-    """Plant the violations; return 1 if a gate does not behave as expected."""
+    """Plant the violations; return 1 if a gate misses its violation."""
     parser = argparse.ArgumentParser(description="Show that CI fails on a planted violation of each gate.")
-    parser.add_argument("gates", nargs="*", choices=[*VIOLATIONS, []], metavar="GATE", help=", ".join(VIOLATIONS))
-    gates = parser.parse_args().gates or list(VIOLATIONS)
-    wrong = 0
+    parser.parse_args()
+    missed = []
     with tempfile.TemporaryDirectory(prefix="warpwell-plant-") as temporary:
-        clone = Path(temporary) / "clone"
-        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-        (clone / ".venv").symlink_to(ROOT / ".venv")
-        subprocess.run(["touch", "-d", "2000-01-01", "requirements.lock", "pyproject.toml"], cwd=clone, check=True)
-        status, failed, output = failed_gates(clone, "make", "check")
-        print(f"without a violation: make check ended with status {status}, failed gates: {failed}", flush=True)
+        clone = Clone(Path(temporary) / "clone")
+        status, output = clone.run("make", "check")
+        print(f"make check without a violation: status {status}, failed gates: {failed_gates(output)}", flush=True)
         if status:
-            print(output[-3000:])
-            return 1
-        for gate in gates:
-            violation = VIOLATIONS[gate]
-            path = clone / violation.path
-            original = path.read_text() if path.exists() else None
-            path.write_text((original or "") + violation.text)
-            subprocess.run(["git", "add", "--all"], cwd=clone, check=True)
-            started = time.monotonic()
-            status, failed, output = failed_gates(clone, ".ci/run")
-            is_found = status != 0 and failed == [gate]
-            wrong += not is_found
-            summary = "found" if is_found else "MISSED"
-            print(f"{gate}: {summary}, .ci/run ended with status {status} after {time.monotonic() - started:.0f} s,")
-            print(f"    failed gates: {', '.join(failed)}; {evidence(output, violation.path)}", flush=True)
-            if original is None:
-                path.unlink()
-            else:
-                path.write_text(original)
-            subprocess.run(["git", "add", "--all"], cwd=clone, check=True)
-    return int(wrong > 0)
+            missed.append("check")
+        for gate, violation in VIOLATIONS.items():
+            clone.plant(violation)
+            status, output = clone.run("make", gate)
+            line = evidence(output, violation)
+            if not (status and line and failed_gates(output) == [gate]):
+                missed.append(gate)
+            print(f"make {gate}: status {status}: {line or output[-500:]}", flush=True)
+            clone.reset()
+        for violation in VIOLATIONS.values():
+            clone.plant(violation)
+        status, output = clone.run(".ci/run")
+        gates = failed_gates(output)
+        print(f".ci/run with all violations: status {status}, failed gates: {gates}")
+        print("\n".join(line for line in output.splitlines() if line.startswith(("make", "=="))))
+        if not status or gates != sorted(VIOLATIONS):
+            missed.append(".ci/run")
+    print(f"missed: {', '.join(missed) or 'nothing'}")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
