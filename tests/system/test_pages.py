@@ -16,6 +16,10 @@ import warpwell as ww
 from lab.commands import COMMANDS as LAB
 
 
+SUFFIXED = {f"test_x{suffix}.py" for suffix in ("", "_interp", "_cuda", "_ptx", "_mpi")}
+"""Patterns of file names in CONTRIBUTING.md."""
+
+
 def load(path: Path) -> ModuleType:
     """Import a file of docs/, which is no package."""
     spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
@@ -117,7 +121,7 @@ def test_drawings_are_those_of_their_script() -> None:
 @pytest.mark.parametrize("page", [each for each in PAGES if "results" not in each.parts], ids=name)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """A page names files by the ends of their paths: `cache/access.py`, `dispatcher.py`."""
-    kept = [path for top in ("src", "tests", "docs", "examples", "benchmarks") for path in (ROOT / top).rglob("*.py")]
-    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text())) - {"app.py", "first.py"}
+    kept = [path for top in ("src", "lab", "tests", "tools", "docs", "examples") for path in (ROOT / top).rglob("*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)`", page.read_text())) - {"app.py", "first.py", *SUFFIXED}
     missing = {each for each in named if not any(path.as_posix().endswith(f"/{each}") for path in kept)}
     assert not missing
