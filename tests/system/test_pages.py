@@ -15,7 +15,6 @@ from tests.harness.pages import AGENTS, GPU, PAGES, QEMU, ROOT, SERVICE, blocks,
 import warpwell as ww
 from lab.commands import COMMANDS as LAB
 
-
 SUFFIXED = {f"test_x{suffix}.py" for suffix in ("", "_interp", "_cuda", "_ptx", "_mpi")}
 """Patterns of file names in CONTRIBUTING.md."""
 
