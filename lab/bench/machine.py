@@ -20,10 +20,10 @@ BUSY_SHARE = 0.15
 
 def _cpu_model() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts_of_cores = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in facts_of_cores if line.startswith("model name")]
     return names[0] if names else platform.machine()
 
 
@@ -55,8 +55,7 @@ def _driver_version() -> str:
         text = Path("/proc/driver/nvidia/version").read_text()
     except OSError:
         return "unknown"
-    words = text.split()
-    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+    return next((word for word in text.split() if word[0].isdigit() and "." in word), "unknown")
 
 
 def facts() -> dict[str, Any]:
@@ -111,18 +110,18 @@ def _own_seconds() -> float:
 
 
 class Load:
-    """What other programs use of the machine, from the creation of the object on."""
+    """The share of the machine that other programs use, from the creation of the object on."""
 
     def __init__(self) -> None:
-        self._begun = time.perf_counter(), _cpu_seconds(), _own_seconds()
+        self._start = time.perf_counter(), _cpu_seconds(), _own_seconds()
 
     def is_busy(self) -> bool:
         """Return True if other programs, or the hypervisor, took more than `BUSY_SHARE` of the cores."""
-        begun, (busy, steal), own = self._begun
+        start, (busy, steal), own = self._start
         (busy_now, steal_now), own_now = _cpu_seconds(), _own_seconds()
-        elapsed = max(1e-3, time.perf_counter() - begun)
-        others = (busy_now - busy) - (own_now - own) + (steal_now - steal)
-        return others / elapsed > BUSY_SHARE * (os.cpu_count() or 1)
+        elapsed = max(1e-3, time.perf_counter() - start)
+        foreign = (busy_now - busy) - (own_now - own) + (steal_now - steal)
+        return foreign / elapsed > BUSY_SHARE * (os.cpu_count() or 1)
 
 
 def is_loaded() -> bool:

@@ -40,8 +40,8 @@ def table(result: schema.Result) -> list[str]:
             ]
         )
     used = [k for k in range(len(head)) if k < 2 or any(row[k] for row in rows)]
-    lines = ["| " + " | ".join(row[k] for k in used) + " |" for row in [head, *rows]]
-    return [lines[0], "|" + "---|" * len(used), *lines[1:]]
+    formatted = ["| " + " | ".join(row[k] for k in used) + " |" for row in [head, *rows]]
+    return [formatted[0], "|" + "---|" * len(used), *formatted[1:]]
 
 
 def section(name: str, results: list[schema.Result]) -> list[str]:
@@ -49,28 +49,28 @@ def section(name: str, results: list[schema.Result]) -> list[str]:
     facts = results[0]["machine"]
     parts = [facts.get("gpu"), f"{facts['cores']} cores of {facts['cpu']}" if facts.get("cpu") else None]
     versions = [f"{key} {facts[key]}" for key in ("python", "numpy", "numba", "numba_cuda") if facts.get(key)]
-    lines = [f"## {name}", "", f"{'; '.join(filter(None, [*parts, ', '.join(versions)]))}.", ""]
+    content = [f"## {name}", "", f"{'; '.join(filter(None, [*parts, ', '.join(versions)]))}.", ""]
     order = [*BENCHMARKS, *sorted(r["benchmark"] for r in results if r["benchmark"] not in BENCHMARKS)]
     for result in sorted(results, key=lambda r: order.index(r["benchmark"])):
-        what = BENCHMARKS.get(result["benchmark"], ("", ""))[1]
+        purpose = BENCHMARKS.get(result["benchmark"], ("", ""))[1]
         emulated = result["machine"].get("emulated") or []
         notes = [f"{result['date']}, commit {result['commit']}"]
         notes += ["little data"] if result["options"].get("quick") else []
         notes += [f"emulated: {', '.join(emulated)}"] if emulated else []
-        title = f"### {result['benchmark']}" + (f": {what}" if what else "")
-        lines += [title, "", f"{'; '.join(notes)}.", "", *table(result), ""]
-    return lines
+        title = f"### {result['benchmark']}" + (f": {purpose}" if purpose else "")
+        content += [title, "", f"{'; '.join(notes)}.", "", *table(result), ""]
+    return content
 
 
 def render(folder: Path = RESULTS) -> str:
     """Return the page."""
     introduction = folder / "introduction.md"
-    lines = [introduction.read_text(encoding="utf-8").rstrip() if introduction.exists() else "# Figures", ""]
+    content = [introduction.read_text(encoding="utf-8").rstrip() if introduction.exists() else "# Figures", ""]
     for path in sorted(p for p in folder.iterdir() if p.is_dir()):
         results = schema.read(path)
         if results:
-            lines += section(path.name, results)
-    return "\n".join(lines).rstrip() + "\n"
+            content += section(path.name, results)
+    return "\n".join(content).rstrip() + "\n"
 
 
 def main(argv: list[str]) -> int:

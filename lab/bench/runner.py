@@ -42,8 +42,8 @@ def _needs_package(name: str) -> Callable[[], str | None]:
 
 
 def _needs_mpi() -> str | None:
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = importlib.util.find_spec("mpi4py") and (beside.exists() or shutil.which("mpiexec"))
+    bundled = Path(sys.executable).parent / "mpiexec"
+    found = importlib.util.find_spec("mpi4py") and (bundled.exists() or shutil.which("mpiexec"))
     return None if found else "needs mpi4py and mpiexec"
 
 
@@ -54,7 +54,7 @@ NEEDS: dict[str, Callable[[], str | None]] = {
     "pyarrow": _needs_package("pyarrow"),
     "polars": _needs_package("polars"),
 }
-"""What a benchmark may need: a function returns the reason if it is missing."""
+"""Requirements of benchmarks; each function returns the reason if its requirement is missing."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark: its function, what it needs, and patterns of its figures."""
+    """A benchmark: its function, its requirements, and patterns of its figures."""
 
     name: str
     run: Callable[[Setting, Record], None]
@@ -297,9 +297,9 @@ def measure(name: str, setting: Setting, repeat: int = 1, *, loaded: bool | None
     CannotRunError
     """
     busy = machine.is_loaded() if loaded is None else loaded
-    begun, load_ = time.perf_counter(), machine.Load()
+    start, load_ = time.perf_counter(), machine.Load()
     answers = [run_once(name, setting) for _ in range(repeat)]
-    return result_of(name, setting, answers, busy=busy or load_.is_busy(), seconds=time.perf_counter() - begun)
+    return result_of(name, setting, answers, busy=busy or load_.is_busy(), seconds=time.perf_counter() - start)
 
 
 def default_device() -> str:

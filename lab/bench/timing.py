@@ -21,15 +21,15 @@ def kernel_times(
 ) -> list[float]:
     """Return the seconds of `runs` launches with `n` threads after one that compiles.
 
-    On a GPU the times are those of events around the kernel, and the controllers of `arrays` keep running. On a CPU
+    On a GPU, events around the kernel measure the times, and the controllers of `arrays` keep running. On a CPU
     the clock is read around the whole launch.
     """
     times = []
     if device != "cuda":
         for _ in range(runs + 1):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             kernel[n](*args, device=device)
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
         return times[1:]
     from numba import cuda
 
@@ -74,9 +74,9 @@ def call_times(call: Callable[[], object], runs: int = 3, before: Callable[[], o
     times = []
     for _ in range(runs + 1):
         before()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         call()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return times[1:]
 
 
@@ -88,11 +88,11 @@ def alternate(
     for k in range(runs + 1):
         for name, call in calls.items():
             finish()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             call()
             finish()
             if k:
-                times[name].append(time.perf_counter() - begun)
+                times[name].append(time.perf_counter() - started)
     return times
 
 

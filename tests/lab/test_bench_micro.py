@@ -12,8 +12,8 @@ TINY = {"bytes": "512KiB", "runs": "1", "threads": "8", "service-threads": "1"}
 
 def measured(names: str, **options: str) -> runner.Record:
     record = runner.Record("micro")
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    micro.run.run(runner.Setting("cpu", True, TINY | given | {"names": names}), record)
+    values = {name.replace("_", "-"): value for name, value in options.items()}
+    micro.run.run(runner.Setting("cpu", True, TINY | values | {"names": names}), record)
     return record
 
 
@@ -51,7 +51,9 @@ def test_media(medium: str, drives: str) -> None:
 
 def test_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     same = figures.same
-    monkeypatch.setattr("warpwell.study.bench.reads.same", lambda what, found, wanted: same(what, found + 1, wanted))
+    monkeypatch.setattr(
+        "warpwell.study.bench.reads.same", lambda name, found, expected: same(name, found + 1, expected)
+    )
     with pytest.raises(WarpwellError, match="wrong"):
         measured("reduction")
 

@@ -610,11 +610,11 @@ class Program:
                     others = [one for one in self.streams if one.device == device and one.kind != "free"]
                     self.copy_in(self.random.choice([stream, *others]), memory, written)
             case 20 if pinned:
-                one = self.random.choice(pinned)
-                self.compare(one)
-                self.rewrite(one)
+                block = self.random.choice(pinned)
+                self.compare(block)
+                self.rewrite(block)
             case 22 | 23 if self.recorder:
-                other = self.random.choice([one for one in own if one is not memory] or [memory])
+                other = self.random.choice([block for block in own if block is not memory] or [memory])
                 if other is not memory:
                     self.rows(stream, *self.random.choice([(memory, other), (other, memory)]))
             case 24 | 25 | 26 | 27 if self.recorder:

@@ -375,7 +375,7 @@ def the_memory_of_a_finished_copy_is_let_go(party: Party) -> None:
             half.wait(1, PATIENCE)
         held += [weakref.ref(source), weakref.ref(sink)]
     del source, sink, halves, half
-    while any(memory() is not None for memory in held):  # at the latest until the next copy, which does not come
+    while any(memory() is not None for memory in held):  # the next copy would release them, but none follows
         got = party.transport.receive(0.01)
         if got is not None:
             party.keep(*got)
