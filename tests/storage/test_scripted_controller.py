@@ -5,22 +5,26 @@ Nothing hangs, and no byte changes but those of the pages that were asked for.
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read, write
+from tests.harness.clock import time_passes
 
 import warpwell as ww
 from warpwell import errors
+from warpwell._os import clock
 from warpwell.queues import layout as at
 from warpwell.testing.scripted import Answer, ScriptedController
 
 N = 1 << 15
 """Items of the namespace."""
 PAGE = 4096
+TIMEOUT = 1000.0
+"""Seconds that pass on the clock of the test, not in real time."""
 
 
 @contextmanager
@@ -30,15 +34,20 @@ def opened(
     *,
     mode: str = "r",
     page: int = PAGE,
-    timeout: float = 1.0,
+    timeout: float = TIMEOUT,
     frames: int = 4,
 ) -> Iterator[tuple[ScriptedController, ww.Array]]:
+    closing = threading.Event()
     with (
         ScriptedController(8 * N, script, always) as drive,
+        time_passes(TIMEOUT, closing.is_set),  # closing waits for commands without an answer
         ww.Cache(frames * (page + 8), page_size=page, device="cpu", service=drive, timeout=timeout) as cache,
         ww.open(drive.namespace, mode, dtype=np.int64, cache=cache, name="scripted/1") as array,
     ):
-        yield drive, array
+        try:
+            yield drive, array
+        finally:
+            closing.set()
 
 
 def values(array: ww.Array, rows: np.ndarray) -> np.ndarray:
@@ -78,11 +87,10 @@ def test_lists_of_pages_say_where_data_are(page: int) -> None:
 def test_a_completion_that_answers_nothing_ends_the_launch(answer: Answer, said: str) -> None:
     with opened({3: answer}) as (_, array):
         pairs = array.cache.pairs
-        before = time.monotonic()
         with pytest.raises(errors.DriveLostError, match=said) as caught:
             for k in range(3):
                 values(array, rows_of_pages(8) + k * 8 * PAGE // 8)
-        assert time.monotonic() - before < 5 and "scripted/1" in str(caught.value)
+        assert "scripted/1" in str(caught.value)
         states = np.concatenate([pairs._id_records(k)[:, at.ID_STATE] for k in range(pairs.count)])
         assert set((states & at.KIND).tolist()) <= {at.FREE, at.ASYNC, at.ORPHAN, at.ORPHAN | at.FOUND}
         with pytest.raises(errors.DriveLostError, match=said):
@@ -113,26 +121,24 @@ def test_a_write_that_fails_names_the_page_and_stays_in_the_cache() -> None:
 
 @pytest.mark.parametrize("answer", [Answer(times=0), Answer(stale=True)], ids=["silent", "of an old phase"])
 def test_a_command_without_an_answer_stalls_the_launch(answer: Answer) -> None:
-    with opened(always=answer, timeout=0.5) as (_, array):
-        with pytest.raises(errors.StallError, match="scripted/1"):
+    with opened(always=answer) as (_, array):
+        with time_passes(TIMEOUT), pytest.raises(errors.StallError, match="scripted/1"):
             values(array, rows_of_pages(3))
         assert array.cache.pairs.in_use() > 0
 
 
 def test_an_error_does_not_keep_others_waiting_for_a_silent_controller() -> None:
-    with opened({0: Answer(status=0x281)}, Answer(times=0), timeout=0.5) as (_, array):
-        before = time.monotonic()
+    with opened({0: Answer(status=0x281)}, Answer(times=0), timeout=5.0) as (_, array):
         with pytest.raises(errors.MediumError, match="unrecovered read error"):
             values(array, rows_of_pages(4))
-        assert time.monotonic() - before < 10
 
 
 def test_a_late_answer_frees_what_it_held() -> None:
-    with opened({0: Answer(seconds=1.0)}, timeout=0.4) as (_, array):
-        with pytest.raises(errors.StallError):
+    with opened({0: Answer(seconds=1e9)}) as (_, array):
+        with time_passes(TIMEOUT), pytest.raises(errors.StallError):
             values(array, np.array([9]))
         assert array.cache.pairs.in_use() == 1
-        time.sleep(1.0)
+        clock.advance(1e9)
         assert values(array, np.array([9, 9 + PAGE])).tolist() == [9, 9 + PAGE]
         array.cache.settle()
         assert array.cache.pairs.in_use() == 0
@@ -147,18 +153,16 @@ def test_any_head_below_the_depth_is_harmless() -> None:
 
 
 def test_a_head_that_stands_is_a_loss_when_a_thread_has_waited_for_its_turn() -> None:
-    with opened(always=Answer(sqhd=0), timeout=1.0) as (_, array):
+    with opened(always=Answer(sqhd=0), timeout=5.0) as (_, array):
         with pytest.raises(errors.DriveLostError, match="submission queue head stands"):
             for k in range(10):
                 values(array, rows_of_pages(32) + k)
 
 
 def test_a_process_that_dies_ends_the_launch_at_once_and_another_takes_its_rings() -> None:
-    with opened({2: Answer(dies=True)}, timeout=30.0) as (_, array):
-        before = time.monotonic()
+    with opened({2: Answer(dies=True)}) as (_, array):
         with pytest.raises(errors.DriveLostError, match="ended with status 3"):
             values(array, rows_of_pages(4))
-        assert time.monotonic() - before < 10
         with pytest.raises(errors.DriveLostError):
             values(array, np.array([1]))
         assert array.recover() == []

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
 from ..drives import DmaArena
 from ..nvme import (
     FLUSH,
@@ -51,8 +52,8 @@ from ..targets import Allocator
 
 BLOCK_SHIFT = 9
 ARENA = 16 << 20
-SECONDS = 5.0
-"""Bound of waits for the process: that it begins, and that it ends."""
+HANG_SECONDS = 120.0
+"""Limit of waits for the start and the end of the process. It only ends hangs."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class ScriptedController:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(given).encode() + b"\n")
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], SECONDS)
+        ready, _, _ = select.select([process.stdout], [], [], HANG_SECONDS)
         if not ready or process.stdout.readline() != b"ready\n":
             self.stop()
             raise errors.DriveError("the process of the scripted controller did not begin")
@@ -164,7 +165,7 @@ class ScriptedController:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait(SECONDS)
+            process.wait(HANG_SECONDS)
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     with contextlib.suppress(OSError):
@@ -279,7 +280,7 @@ class _Drive:
             while queue.head != self._word(queue.tail_doorbell) & (self._depth - 1):
                 self._fetch(queue)
                 busy = True
-        now = time.monotonic()
+        now = clock.monotonic()
         for entry in [late for late in self._late if late[0] <= now]:
             self._late.remove(entry)
             self._post(*entry[1:])
@@ -296,7 +297,7 @@ class _Drive:
         status = answer.status or self._carry_out(words)
         answer = Answer(**asdict(answer) | {"status": status})
         if answer.seconds:
-            self._late.append((time.monotonic() + answer.seconds, queue, word0_cid(words[0]), answer))
+            self._late.append((clock.monotonic() + answer.seconds, queue, word0_cid(words[0]), answer))
         else:
             self._post(queue, word0_cid(words[0]), answer)
 
