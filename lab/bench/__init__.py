@@ -9,6 +9,7 @@ compare.py       compares results, or two revisions that run alternately
 baseline.py      records the figures that later runs are compared with
 page.py          writes docs/figures.md from the stored results
 timing.py        times of kernels
+micro/           micro-benchmarks with ceilings, compared with the protocol of BaM
 ===============  ==================================================================================================
 
 A result is ``lab/results/MACHINE/BENCHMARK.json``. The modules named in `SCRIPTS` still have their own options and
@@ -17,7 +18,7 @@ print tables.
 
 BENCHMARKS = {
     "micro": (
-        "micro",
+        "micro.run",
         "reads, writes and sums of the BaM paper, with ceilings",
     ),
     "readme": ("readme", "CPU seconds of the README kernel, from an empty cache and from a filled one"),

@@ -12,12 +12,12 @@ import functools
 import numpy as np
 
 import warpwell as ww
+from lab.bench.micro.bam import BamCache, bam_read
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates, registers_per_thread
 from warpwell.cache import parse_size
 from warpwell.cache.partition import ResidentPool
 from warpwell.storage import Medium, NativeMedium
-from warpwell.study.bench.bam import BamCache, bam_read
 from warpwell.targets import (
     activemask,
     device,

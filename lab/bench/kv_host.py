@@ -19,9 +19,9 @@ import numpy as np
 
 from lab.bench.runner import Record, Setting, benchmark
 from lab.kv import systems as kv_systems
-from warpwell.study.ycsb import NAMES, Requests, YcsbWorkload, record_keys
-from warpwell.study.ycsb_run import GROUP, load_records
-from warpwell.study.ycsb_run import run as run_ycsb
+from lab.kv.ycsb import NAMES, Requests, YcsbWorkload, record_keys
+from lab.kv.ycsb_run import GROUP, load_records
+from lab.kv.ycsb_run import run as run_ycsb
 
 CACHE_BYTES = 2 << 30
 PACKAGES = {"Warpwell": "warpwell", "LMDB": "lmdb", "RocksDB": "rocksdict"}

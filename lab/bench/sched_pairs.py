@@ -14,8 +14,8 @@ from typing import Any
 
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.timing import machine, save, table
-from warpwell.study.rates import Matrix, Pair
-from warpwell.study.workloads import WORKLOADS, make
+from lab.sched.rates import Matrix, Pair
+from lab.sched.workloads import WORKLOADS, make
 from warpwell.targets.blocks.control import CONTROL_WORDS, DONE, NEVER, STOP, fresh
 
 KERNELS = {

@@ -161,7 +161,7 @@ def peer(name: str, bench: Any, made: Any, dry: bool) -> Iterator[Any]:
 
 
 def figures(times: Sequence[Played], seconds: dict[str, float]) -> list[float]:
-    """Return STP and ANTT, as `study/metrics.py` has them, from the seconds of each kernel alone."""
+    """Return STP and ANTT, as `lab/sched/metrics.py` has them, from the seconds of each kernel alone."""
     makespan = max(end for _, _, end in times) - min(at for _, at, _ in times)
     ratios = [(end - at) / seconds[name] for name, at, end in times]
     return [sum(seconds[name] for name, _, _ in times) / makespan, sum(ratios) / len(ratios)]

@@ -31,10 +31,6 @@ from warpwell.scheduler import Capacity, Core, Kind, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.rates import Matrix, Pair
-from warpwell.study.replay import ReplayResult, replay
-from warpwell.study.simulator import HostDelays, Simulator
-from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 
 ONE = np.float32(1)

@@ -1,4 +1,4 @@
-"""Warpwell, LMDB and RocksDB behind one face (`warpwell.study.ycsb_run.System`), each used as its documents advise.
+"""Warpwell, LMDB and RocksDB behind one face (`lab.kv.ycsb_run.System`), each used as its documents advise.
 
 `row_bytes` is given where `get_array` is called: it returns the values of a batch as one array [N, row_bytes].
 """

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.bench.micro.ceilings import _medium_rate, medium_rate
+from lab.bench.micro.commands import _Raw, rate_of
+from lab.bench.micro.setting import Setting as BenchSetting
 from warpwell import graph as wg
 from warpwell.nvme import READ, WRITE
 from warpwell.storage import Medium, RamMedium
-from warpwell.study.bench.ceilings import _medium_rate, medium_rate
-from warpwell.study.bench.commands import _Raw, rate_of
-from warpwell.study.bench.setting import Setting as BenchSetting
 
 from . import shapes
 from .drives import P5800X, items, opened, replicated, slowed, striped

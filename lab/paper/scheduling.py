@@ -9,17 +9,17 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from lab.sched.experiment import Experiment as Simulation
+from lab.sched.fitting import fit, read_log
+from lab.sched.replay import replay
+from lab.sched.simulator import Simulator
+from lab.sched.traces import Recipe
 from warpwell.scheduler import Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel, worth
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.experiment import Experiment as Simulation
-from warpwell.study.fitting import fit, read_log
-from warpwell.study.replay import replay
-from warpwell.study.simulator import Simulator
-from warpwell.study.traces import Recipe
 
 from . import shapes
 from .experiment import Document, Experiment, Outcome, Setting, Unavailable

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
-    from warpwell.study.fitting import fit, read_csv, read_kernels, read_log
+    from lab.sched.fitting import fit, read_csv, read_kernels, read_log
 
     kernels = read_kernels(arguments.kernels) if arguments.kernels else None
     rows = []
@@ -76,10 +76,10 @@ def _costs(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _predictor(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
+    from lab.sched.counts import read_counts
     from warpwell.scheduler.predict.history import History
     from warpwell.scheduler.predict.predictor import Predictor
     from warpwell.scheduler.predict.sample import Sample
-    from warpwell.study.counts import read_counts
 
     samples, device = read_counts(arguments.counts)
     history = History.load(arguments.device or device, arguments.history)

@@ -24,9 +24,9 @@ from warpwell.targets.uninterrupted import uninterrupted
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, ForkServerProcess
 
+    from lab.sched.experiment import Experiment
+    from lab.sched.traces import Trace
     from warpwell.cli.output import Output
-    from warpwell.study.experiment import Experiment
-    from warpwell.study.traces import Trace
 
 _SLOW = ("lanes", "source")
 """Policies that think longest, the longest first."""
@@ -82,7 +82,7 @@ def trace_options(parser: argparse.ArgumentParser) -> None:
 
 def recipe_of(arguments: argparse.Namespace) -> Any:
     """Return the `Recipe` of the options."""
-    from warpwell.study.traces import Recipe
+    from lab.sched.traces import Recipe
 
     return Recipe(
         arguments.trace,
@@ -98,11 +98,13 @@ def recipe_of(arguments: argparse.Namespace) -> Any:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run each policy, and show its figures."""
+    from lab.sched.experiment import ERROR, Experiment, chosen, log_path
+    from lab.sched.traces import CAPACITIES
     from warpwell.cli.output import Output
     from warpwell.scheduler import SourceModel
     from warpwell.scheduler.decision import SOURCE
-    from warpwell.study.experiment import ERROR, Experiment, chosen, log_path
-    from warpwell.study.traces import CAPACITIES
+    from lab.sched.experiment import ERROR, Experiment, chosen, log_path
+    from lab.sched.traces import CAPACITIES
 
     output = Output(arguments.json)
     began = time.perf_counter()
@@ -155,7 +157,7 @@ def _all(
     report: Callable[[int], object],
 ) -> dict[str, dict[str, Any]]:
     """Run the policies, in several processes where that helps; return metrics in the order of the names."""
-    from warpwell.study.experiment import run_to_dict
+    from lab.sched.experiment import run_to_dict
 
     found: dict[str, dict[str, Any]] = {}
     report(0)
@@ -195,7 +197,7 @@ def _all(
 def _run_one(parent: Connection) -> None:
     """Run a policy and send its metrics, or its error (a process of its own, which ends with the command)."""
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    from warpwell.study.experiment import run_to_dict
+    from lab.sched.experiment import run_to_dict
 
     try:
         experiment, name, workload, log = parent.recv()
@@ -249,7 +251,7 @@ def _forks() -> ForkServerContext:
     is faster than to free what that made.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warpwell.study.experiment"])
+    context.set_forkserver_preload(["lab.sched.experiment"])
     resource_tracker.ensure_running()  # which would let signals through while the other is started
     # the server that starts here, and its forks, never get Ctrl-C of a terminal: it is for the command
     with _uninterrupted():

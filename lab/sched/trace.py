@@ -23,8 +23,8 @@ def main(argv: list[str]) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the files, and describe the workload."""
+    from lab.sched.traces import table as tables
     from warpwell.cli.output import Output
-    from warpwell.study.traces import table as tables
 
     from .simulate import _finite
 

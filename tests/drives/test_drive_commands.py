@@ -17,7 +17,6 @@ from warpwell.cli.drive.info import of_itself
 from warpwell.drives import Namespace
 from warpwell.drives.superblock import NPY_AT
 from warpwell.errors import WarpwellError
-from warpwell.study.bench.drives import drive_reads
 from warpwell.testing.qemu import QemuDrive
 
 pytestmark = needs_qemu

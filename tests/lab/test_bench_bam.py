@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab.bench.micro import kernels
+from lab.bench.micro.bam import BamCache
 from warpwell.errors import WarpwellError
 from warpwell.storage import RamMedium
-from warpwell.study.bench import kernels
-from warpwell.study.bench.bam import BamCache
 
 ITEMS, THREADS = 64 * 512, 64
 

@@ -3,9 +3,9 @@
 import pytest
 
 from lab.bench import micro, runner
+from lab.bench.micro import BENCHMARKS, figures, kernels
+from lab.bench.micro.setting import Setting
 from warpwell.errors import ArgumentError, WarpwellError
-from warpwell.study.bench import BENCHMARKS, figures, kernels
-from warpwell.study.bench.setting import Setting
 
 TINY = {"bytes": "512KiB", "runs": "1", "threads": "8", "service-threads": "1"}
 
@@ -52,7 +52,7 @@ def test_media(medium: str, drives: str) -> None:
 def test_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     same = figures.same
     monkeypatch.setattr(
-        "warpwell.study.bench.reads.same", lambda name, found, expected: same(name, found + 1, expected)
+        "lab.bench.micro.reads.same", lambda name, found, expected: same(name, found + 1, expected)
     )
     with pytest.raises(WarpwellError, match="wrong"):
         measured("reduction")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.bench.micro import bam, commands, kernels
 from warpwell.array.view import ArrayView, ViewStatic
-from warpwell.study.bench import bam, commands, kernels
 from warpwell.targets.compiler import run_cuda
 
 pytestmark = pytest.mark.ptx

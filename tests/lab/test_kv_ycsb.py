@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from warpwell.errors import ArgumentError, FormatError, MissingFileError
-from warpwell.study.distributions import (
+from lab.kv.distributions import (
     SCRAMBLED_ITEMS,
     SCRAMBLED_ZETA,
     Latest,
@@ -19,7 +18,8 @@ from warpwell.study.distributions import (
     fnv_hash,
     zeta,
 )
-from warpwell.study.ycsb import INSERT, NAMES, READ, READ_MODIFY_WRITE, UPDATE, Requests, YcsbWorkload, parse_properties
+from lab.kv.ycsb import INSERT, NAMES, READ, READ_MODIFY_WRITE, UPDATE, Requests, YcsbWorkload, parse_properties
+from warpwell.errors import ArgumentError, FormatError, MissingFileError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "ycsb_workloads.tar.gz"
 DRAWS = 200_000

@@ -2,13 +2,13 @@
 
 import pytest
 
+from lab.sched.bound import bound
+from lab.sched.rates import Matrix, Pair
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Capacity, Job, Kind, Placement, Profile, Request, Task
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.residency import ResidentKernel
-from warpwell.study.bound import bound
-from warpwell.study.rates import Matrix, Pair
-from warpwell.study.simulator import Simulator
 
 CAPACITY = Capacity()
 

@@ -19,11 +19,6 @@ from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.predict.sample import Sample, kind_of
 from warpwell.scheduler.task import Kind
-from warpwell.study.counts import read_counts
-from warpwell.study.fitting import Preemption, fit, read_csv, read_kernels, read_log
-from warpwell.study.rates import Matrix
-from warpwell.study.replay import replay
-from warpwell.study.simulator import Simulator
 
 RESULTS = Path(__file__).parents[2] / "lab" / "results" / "h200" / "sched"
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.sched.rates import Matrix, MaxMin, Pair, fill, rates
+from lab.sched.replay import replay
+from lab.sched.simulator import RELIEVED, HostDelays, Simulator
 from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Placement, Profile, Request, State, Stopped, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.rates import BESIDE_MEMORY, ClassTable
-from warpwell.study.rates import Matrix, MaxMin, Pair, fill, rates
-from warpwell.study.replay import replay
-from warpwell.study.simulator import RELIEVED, HostDelays, Simulator
 
 FULL = 8 * 132
 MEMORY = Profile(kind=Kind.MEMORY, seconds=1e-3, miss_rate=0.8)

@@ -1,8 +1,8 @@
 """The simulator does what every executor does."""
 
+from lab.sched.simulator import HostDelays, Simulator
 from warpwell.scheduler import Kind, Profile, Task
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.simulator import HostDelays, Simulator
 from warpwell.testing.executors import ExecutorConformance
 
 

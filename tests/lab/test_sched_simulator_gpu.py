@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from lab.sched.rates import Matrix, Pair
+from lab.sched.replay import replay
+from lab.sched.simulator import HostDelays, Simulator
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies import POLICIES
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.rates import Matrix, Pair
-from warpwell.study.replay import replay
-from warpwell.study.simulator import HostDelays, Simulator
 
 RESULTS = Path(__file__).parents[2] / "lab" / "results" / "h200" / "sched"
 DECISION = 5

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from warpwell import errors
-from warpwell.scheduler import Kind, Profile
-from warpwell.study.traces import (
+from lab.sched.traces import (
     Arrival,
     Arrivals,
     Recipe,
@@ -26,6 +24,8 @@ from warpwell.study.traces import (
     synthetic,
     table,
 )
+from warpwell import errors
+from warpwell.scheduler import Kind, Profile
 
 ORION = """Name,Profile,Memory_footprint,SM_usage,Duration
 Conv,1,0,98,100480

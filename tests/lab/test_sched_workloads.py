@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab.sched.workloads import WORKLOADS, Step, make
+from lab.sched.workloads.irregular import reached
 from warpwell import errors
 from warpwell.scheduler import Kind
-from warpwell.study.workloads import WORKLOADS, Step, make
-from warpwell.study.workloads.irregular import reached
 from warpwell.targets.blocks.launch import BlockLaunch
 
 

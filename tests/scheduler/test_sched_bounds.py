@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from lab.sched import rates
+from lab.sched.rates import Matrix, Pair
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Kind, Profile, Request, Task, residency, tenants
 from warpwell.scheduler.core import Core
@@ -15,9 +18,6 @@ from warpwell.scheduler.policies import POLICIES, live
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.report.prometheus import OTHERS, TENANTS, LogMetrics
 from warpwell.scheduler.tenants import Tenants
-from warpwell.study import rates
-from warpwell.study.rates import Matrix, Pair
-from warpwell.study.simulator import Simulator
 
 
 def events(count: int) -> list[Event]:

@@ -8,8 +8,6 @@ from lab.commands import main
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.events import Log
 from warpwell.scheduler.policies import POLICIES
-from warpwell.study.experiment import Experiment, chosen, run_to_dict
-from warpwell.study.traces import Recipe
 
 SMALL = ["--kernels", "120", "--processes", "1"]
 

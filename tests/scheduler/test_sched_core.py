@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.scripted_executor import ScriptedExecutor
 
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import (
     Capacity,
@@ -31,7 +32,6 @@ from warpwell.scheduler.series import Series
 from warpwell.scheduler.task import Pattern
 from warpwell.scheduler.tenants import Tenant, Tenants
 from warpwell.scheduler.waiting import Waiting
-from warpwell.study.simulator import Simulator
 
 SMALL = Capacity(memory=100)
 

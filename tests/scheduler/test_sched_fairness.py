@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Capacity, Ended, Job, Kind, Profile, Request, Task
 from warpwell.scheduler.admission import Admission
@@ -15,7 +16,6 @@ from warpwell.scheduler.policies.sharing import rest_of
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import Placement, State
 from warpwell.scheduler.tenants import Tenant, Tenants
-from warpwell.study.simulator import Simulator
 
 CAPACITY = Capacity()
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab.sched.workloads import WORKLOADS, make
 from warpwell import errors
 from warpwell.scheduler import Ended, Job, Kind, Log, Placement, Profile, Request, Scheduler, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
-from warpwell.study.workloads import WORKLOADS, make
 from warpwell.targets.arrays import to_host, zeros
 from warpwell.targets.block import barrier, block_index, thread_index
 from warpwell.targets.blocks.launch import BlockLaunch

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
+from lab.sched.conformance import task as said
+from lab.sched.rates import Matrix, Pair
+from lab.sched.replay import replay
+from lab.sched.simulator import NO_DELAYS, HostDelays, Simulator
 from warpwell.scheduler import Capacity, Kind, Request, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.policies.lanes import Lanes, _work
 from warpwell.scheduler.policies.live import Live, _key
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.task import State
-from warpwell.study.rates import Matrix, Pair
-from warpwell.study.replay import replay
-from warpwell.study.simulator import NO_DELAYS, HostDelays, Simulator
-from warpwell.testing.policies import task as said
 
 CAPACITY = Capacity()
 M, C = Kind.MEMORY, Kind.COMPUTE

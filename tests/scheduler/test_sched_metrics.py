@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.sched.metrics import jain, measure, turnaround
+from lab.sched.replay import replay
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Event, Job, Kind, Log, Policy, Profile, Request, State, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.metrics import jain, measure, turnaround
-from warpwell.study.replay import replay
-from warpwell.study.simulator import Simulator
 
 
 def done(request, index, arrival, ended):

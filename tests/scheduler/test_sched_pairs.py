@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile, Request, Task
 from warpwell.scheduler.core import Core
@@ -15,7 +16,6 @@ from warpwell.scheduler.predict.learner import Known, Learner
 from warpwell.scheduler.predict.pairs import Pairs
 from warpwell.scheduler.predict.rates import ClassTable
 from warpwell.scheduler.predict.sample import Sample
-from warpwell.study.simulator import Simulator
 
 KEY = ("stream@1 {}", "logistic@2 {}")
 

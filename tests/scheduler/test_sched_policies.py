@@ -6,6 +6,8 @@ import weakref
 import pytest
 from tests.harness.scripted_executor import ScriptedExecutor
 
+from lab.sched.conformance import CAPACITY, PolicyConformance, task
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Job, Kind, Launch, Placement, Policy, Preempt, Request, State
 from warpwell.scheduler.core import Core
@@ -13,8 +15,6 @@ from warpwell.scheduler.policies import POLICIES, policy
 from warpwell.scheduler.policies.order import FirstCome, LeftOver
 from warpwell.scheduler.policies.sharing import quota, rank
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.study.simulator import Simulator
-from warpwell.testing.policies import CAPACITY, PolicyConformance, task
 
 M, C = Kind.MEMORY, Kind.COMPUTE
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.alone import alone_times
 
+from lab.sched.workloads import make
 from warpwell import errors, kernel
 from warpwell.scheduler.events import Event
 from warpwell.scheduler.executor import Capacity, Machine
@@ -21,7 +22,6 @@ from warpwell.scheduler.predict.peaks import machine_for
 from warpwell.scheduler.predict.predictor import Predictor
 from warpwell.scheduler.predict.sample import Sample, kind_of, sized
 from warpwell.scheduler.task import Kind, Task
-from warpwell.study.workloads import make
 
 
 def truth(name, n, *, moving=True, seconds=True):

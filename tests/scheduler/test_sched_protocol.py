@@ -322,11 +322,11 @@ def test_references_that_are_none(named: dict[str, Any]) -> None:
 
 
 def test_who_may_launch_what() -> None:
-    named = {"module": "warpwell.study.workloads.dense", "name": "gemm"}
-    assert references.allowed(named, ["warpwell.study.workloads.dense"])
-    assert references.allowed(named, ["warpwell.study.*"]) and references.allowed(named, ["x", "warpwell.*"])
-    assert not references.allowed(named, ["warpwell.study.workloads", "warpwell.study.work", "dense"])
-    assert not references.allowed(named, ["warpwell.study.work.*", "warpwell.study.workloads.dense.*"])
+    named = {"module": "lab.sched.workloads.dense", "name": "gemm"}
+    assert references.allowed(named, ["lab.sched.workloads.dense"])
+    assert references.allowed(named, ["lab.sched.*"]) and references.allowed(named, ["x", "lab.*"])
+    assert not references.allowed(named, ["lab.sched.workloads", "lab.sched.work", "dense"])
+    assert not references.allowed(named, ["lab.sched.work.*", "lab.sched.workloads.dense.*"])
     assert not references.allowed({"path": "/warpwell.py", "name": "gemm"}, ["warpwell.*", "/warpwell.py"])
     main = {"module": "ourlab.kernels.__main__", "name": "x"}  # importing it runs a program
     assert not references.allowed(main, ["ourlab.kernels", "ourlab.kernels.*", "ourlab.*"])

@@ -1037,8 +1037,8 @@ def test_an_analyzer_says_what_is_known_of_a_task():
 
 
 def test_a_simulation_runs_behind_the_same_interface():
+    from lab.sched.simulator import Simulator
     from warpwell.scheduler.predict.rates import ClassTable
-    from warpwell.study.simulator import Simulator
 
     simulator = Simulator(ClassTable(), capacity=Capacity())
     with Scheduler("cpu", "first-come", executor=simulator) as scheduler:

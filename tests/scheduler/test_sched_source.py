@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scheduler.md"
 TITLE = "## The source, element by element"
-CODE = (ROOT / "src/warpwell/scheduler", ROOT / "src/warpwell")
+CODE = (ROOT / "src/warpwell/scheduler", ROOT / "src/warpwell", ROOT)
 TESTS = (ROOT / "tests", ROOT / "src")
 
 

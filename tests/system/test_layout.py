@@ -23,7 +23,6 @@ RANKS = (
     ("table",),
     ("train",),
     ("remote",),
-    ("study",),
     ("testing",),
     ("cli",),
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lab.bench.micro.drives import drive_reads
 from lab.cli import parser_of, run_command
 from warpwell._check import checked_integer
 from warpwell.cache import parse_size
@@ -16,7 +17,7 @@ from warpwell.cli.arguments import json_option
 from warpwell.cli.output import Output
 from warpwell.drives import Namespace, open_namespace
 from warpwell.errors import ArgumentError
-from warpwell.study.bench.drives import drive_reads
+from lab.bench.micro.drives import drive_reads
 from warpwell.testing.qemu import QemuDrive
 
 

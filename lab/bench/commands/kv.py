@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.cli import parser_of, run_command
+from lab.kv.distributions import Items
+from lab.kv.ycsb import Requests, YcsbWorkload
+from lab.kv.ycsb_run import GROUP, YcsbResult, load_records
+from lab.kv.ycsb_run import run as run_workload
 from warpwell import kv
 from warpwell.cli.arguments import json_option
 from warpwell.cli.interrupt import scratch
 from warpwell.cli.output import Output
 from warpwell.errors import ArgumentError, SchemaError
-from warpwell.study.distributions import Items
-from warpwell.study.ycsb import Requests, YcsbWorkload
-from warpwell.study.ycsb_run import GROUP, YcsbResult, load_records
-from warpwell.study.ycsb_run import run as run_workload
 
 _DEFAULT_SIZE = 100_000
 _LARGEST_BATCH = 1 << 20

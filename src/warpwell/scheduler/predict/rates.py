@@ -1,6 +1,6 @@
 """Rates: how fast kernels run together, as their normalized IPC (ipc_shared / ipc_alone).
 
-`ClassTable` goes by class alone; `warpwell.study.rates` has others, for simulations. All take the order of residency
+`ClassTable` goes by class alone; simulations may bring others. All take the order of residency
 into account: the hardware behaves as if the oldest resident warps issue first, so a memory-intensive kernel
 that was launched before a compute-intensive one keeps its rate, and one launched after it starves. An executor, a log
 and an output name the model that they used.

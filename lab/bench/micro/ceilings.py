@@ -1,0 +1,140 @@
+"""What bounds a benchmark, measured beside it: a medium's own reads and writes, NumPy, a pinned copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warpwell.errors import WarpwellError
+from warpwell.nvme import READ, WRITE
+from warpwell.storage import PENDING, Medium
+from warpwell.targets import (
+    DEVICE,
+    backoff,
+    call_native,
+    clock_ns,
+    fetch_add,
+    grid,
+    kernel,
+    load_acquire,
+    memory_for,
+    store_relaxed,
+    store_release,
+)
+
+from .figures import seconds
+from .setting import Setting
+
+IN_FLIGHT = 256
+"""Commands of a thread that may be pending at a time."""
+PATIENCE = 30 * 10**9
+"""Nanoseconds without a completion after which a medium is given up."""
+
+
+@kernel
+def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_flight, threads, failed):
+    """Give a medium the commands of pages `order`, each thread its share; wait until all are done."""
+    t = grid(1)
+    k = t
+    slot = 0
+    idle = 0
+    waiting = 1
+    since = clock_ns()
+    while k < order.size or waiting != 0:
+        waiting = 0
+        if k < order.size:
+            tag = t * in_flight + slot
+            if load_acquire(flags + 8 * tag, DEVICE) == 0:
+                store_relaxed(flags + 8 * tag, 1, DEVICE)
+                status = call_native(start, state, opcode, order[k] * nbytes, nbytes, buffers + tag * nbytes, tag)
+                if status != PENDING:
+                    store_relaxed(flags + 8 * tag, 0, DEVICE)
+                    if status != 0:
+                        fetch_add(failed, 1, DEVICE)
+                k += threads
+            slot = (slot + 1) & (in_flight - 1)
+        else:
+            for other in range(in_flight):
+                waiting += load_acquire(flags + 8 * (t * in_flight + other), DEVICE)
+        if complete != 0:
+            done = call_native(complete, state, 0, 0, 0, 0, 0)
+            if done >= 0:
+                idle = 0
+                since = clock_ns()
+                if done & 0xFFFF != 0:
+                    fetch_add(failed, 1, DEVICE)
+                store_release(flags + 8 * (done >> 16), 0, DEVICE)
+            else:
+                if waiting != 0:
+                    backoff(idle)
+                idle += 1
+                if idle & 1023 == 0 and clock_ns() - since > PATIENCE:
+                    fetch_add(failed, 1, DEVICE)
+                    return
+
+
+def medium_rate(setting: Setting, data: NDArray[Any], pages: NDArray[np.int64], *, write: bool = False) -> float:
+    """Return the pages a second of a setting's medium, to which native threads give commands of pages and no more.
+
+    It is a medium of its own: commands of others must not be taken for these.
+    """
+    with setting.medium_of(data, writable=write) as medium:
+        return _medium_rate(setting, medium, pages, write)
+
+
+def _medium_rate(setting: Setting, medium: Medium, pages: NDArray[np.int64], write: bool) -> float:
+    nbytes, threads = setting.page_size, setting.service_threads
+    native = medium.native()
+    if native is None:
+        raise WarpwellError(f"{medium.description} is written in Python: its own rate cannot be measured")
+    in_flight = IN_FLIGHT if native.complete else 1
+    host = memory_for("cpu")
+    buffers = host.allocate(threads * in_flight * nbytes + 4096)
+    flags = host.allocate(8 * (threads * in_flight + 1))
+    failed = flags.address + 8 * threads * in_flight
+    base = -(-buffers.address // 4096) * 4096
+
+    def launch(opcode: int) -> None:
+        _commands[threads](
+            native.start,
+            native.complete,
+            native.state,
+            opcode,
+            pages,
+            nbytes,
+            base,
+            flags.address,
+            in_flight,
+            threads,
+            failed,
+            device="cpu",
+        )
+
+    times = seconds(lambda: launch(WRITE if write else READ), setting.runs)
+    if flags.words[threads * in_flight]:
+        raise WarpwellError(f"commands of {medium.description} failed, or were not answered in {PATIENCE / 1e9:g} s")
+    return len(pages) / times
+
+
+def copy_rate(device: str, nbytes: int, runs: int) -> float:
+    """Return the bytes a second of a copy: from pinned host memory to a GPU, or within the host."""
+    if device != "cuda":
+        source, into = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+        return nbytes / seconds(lambda: np.copyto(into, source), runs)
+    from warpwell.targets.gpu.device import GpuDevice
+
+    gpu, shared, there = GpuDevice(), memory_for(device).allocate_shared(nbytes), memory_for(device).allocate(nbytes)
+    stream = gpu.new_stream()
+
+    def copy() -> None:
+        gpu.to_gpu(stream, there.address, shared.address, nbytes)
+        gpu.synchronize(stream)
+
+    return nbytes / seconds(copy, runs)
+
+
+def numpy_rate(call: Any, nbytes: int, runs: int) -> float:
+    """Return the bytes a second of a NumPy call over `nbytes` bytes."""
+    return nbytes / seconds(call, runs)

@@ -1,0 +1,321 @@
+"""YCSB: ``YcsbWorkload`` (property files, or built in) and ``Requests`` (the operations drawn from one)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warpwell.errors import ArgumentError, FormatError, MissingFileError
+
+from .distributions import Distribution, Items, Latest, ScrambledZipfian, Uniform, fnv_hash
+
+#: Kinds of operations, as they stand in `Operations.kinds`. There is no scan: a hash index has no order.
+READ, UPDATE, INSERT, READ_MODIFY_WRITE = range(4)
+KIND_NAMES = ("read", "update", "insert", "read-modify-write")
+
+DISTRIBUTIONS = ("zipfian", "latest", "uniform")
+NAMES = ("ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-f")
+
+_LONGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class YcsbWorkload:
+    """What a YCSB property file says.
+
+    Attributes
+    ----------
+    name : str
+        ``"ycsb-a"`` or the name of the file.
+    records : int
+        Records before the run (``recordcount``).
+    operations : int
+        Operations of the run (``operationcount``).
+    read, update, insert, read_modify_write : float
+        How often each comes, in any unit: YCSB divides by their sum.
+    distribution : {"zipfian", "latest", "uniform"}
+        Which record an operation wants. "zipfian" scatters its hot records, as YCSB does.
+    value_bytes : int
+        Size of a record, ``fieldcount`` times ``fieldlength``. A record is one value here, read and written whole.
+    """
+
+    name: str
+    records: int = 1000
+    operations: int = 1000
+    read: float = 0.95
+    update: float = 0.05
+    insert: float = 0.0
+    read_modify_write: float = 0.0
+    distribution: str = "uniform"
+    value_bytes: int = 1000
+
+    @classmethod
+    def named(cls, name: str, properties: str | Path | None = None) -> YcsbWorkload:
+        """Return one of the core workloads.
+
+        Parameters
+        ----------
+        name : str
+            ``"ycsb-a"``, b, c, d or f.
+        properties : path-like, optional
+            YCSB's file for it, or the folder or tar archive where it lies as ``workloada`` and so on. What is built
+            in says the same as the files of YCSB.
+
+        Raises
+        ------
+        ArgumentError
+            There is no such workload, or it scans (``"ycsb-e"``).
+        MissingFileError, FormatError
+            As for `read_file`.
+        """
+        if name == "ycsb-e":
+            raise _no_scans("ycsb-e")
+        if name not in NAMES:
+            raise ArgumentError(f"there is no workload {name!r}: choose one of {', '.join(NAMES)}", name="workload")
+        if properties is None:
+            return _BUILT_IN[name]
+        return cls.from_properties(name, read_file(properties, f"workload{name[-1]}"), str(properties))
+
+    @classmethod
+    def from_properties(cls, name: str, properties: dict[str, str], path: str) -> YcsbWorkload:
+        """Return the workload that properties describe; YCSB's defaults where they say nothing.
+
+        Raises
+        ------
+        FormatError
+            A value that cannot be; names `path`.
+        ArgumentError
+            It scans.
+        """
+        take = _Taker(properties, path)
+        if take.number("scanproportion", 0.0):
+            raise _no_scans(path)
+        read, update = take.number("readproportion", 0.95), take.number("updateproportion", 0.05)
+        insert, modify = take.number("insertproportion", 0.0), take.number("readmodifywriteproportion", 0.0)
+        if not read + update + insert + modify > 0:
+            raise FormatError(f"{path}: no operation has a proportion above 0", path=path)
+        distribution = properties.get("requestdistribution", "uniform")
+        if distribution not in DISTRIBUTIONS:
+            known = ", ".join(DISTRIBUTIONS)
+            raise FormatError(f"{path}: requestdistribution={distribution} is not one of {known}", path=path)
+        if "recordcount" not in properties:
+            raise FormatError(f"{path}: recordcount is missing: is it a YCSB workload?", path=path)
+        return cls(
+            name,
+            take.whole("recordcount", 1000),
+            take.whole("operationcount", 1000),
+            read,
+            update,
+            insert,
+            modify,
+            distribution,
+            take.whole("fieldcount", 10) * take.whole("fieldlength", 100),
+        )
+
+    def sized(self, records: int | None, operations: int | None, value_bytes: int | None = None) -> YcsbWorkload:
+        """Return the same mix with other sizes; None leaves one as it is.
+
+        Raises
+        ------
+        ArgumentError
+            A size is not positive.
+        """
+        sizes = {"records": records, "operations": operations, "value_bytes": value_bytes}
+        for name, value in sizes.items():
+            if value is not None and value < 1:
+                raise ArgumentError(f"{name} {value}: take at least 1", name=name)
+        return dataclasses.replace(self, **{k: v for k, v in sizes.items() if v is not None})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations, in the order in which they are to happen.
+
+    Attributes
+    ----------
+    kinds : uint8 [N]
+        READ, UPDATE, INSERT or READ_MODIFY_WRITE.
+    keys : int64 [N]
+        The key of each.
+    """
+
+    kinds: NDArray[np.uint8]
+    keys: Items
+
+
+class Requests:
+    """The operations of a workload, drawn in order; the same seed draws the same.
+
+    Parameters
+    ----------
+    workload : YcsbWorkload
+        The mix.
+    seed : int, default 0
+        Another seed, another sequence.
+
+    Examples
+    --------
+    >>> requests = Requests(YcsbWorkload.named("ycsb-d"), seed=1)
+    >>> requests.load_keys(0, 2)
+    array([6284781860667377211, 8517097267634966620])
+    >>> [block.keys.size for block in requests.blocks(600)]
+    [600, 400]
+    """
+
+    def __init__(self, workload: YcsbWorkload, seed: int = 0) -> None:
+        self.workload = workload
+        self.records = workload.records
+        """Records that exist once all operations drawn so far are done."""
+        shares = np.array([workload.read, workload.update, workload.insert, workload.read_modify_write])
+        self._edges = np.cumsum(shares / shares.sum())[:-1]
+        self._random = np.random.default_rng(seed)
+        # YCSB expects twice the mean of inserts, so that the hot records are likely to stay the same
+        expected = int(workload.operations * workload.insert / shares.sum() * 2)
+        self._chooser = _chooser(workload.distribution, workload.records + expected)
+
+    def load_keys(self, begin: int, end: int) -> Items:
+        """Return the keys of records `begin` to `end` - 1, which are to be there before the operations."""
+        return record_keys(np.arange(begin, end, dtype=np.int64))
+
+    def blocks(self, size: int) -> Iterator[Operations]:
+        """Draw the operations of the workload, `size` at a time."""
+        for begin in range(0, self.workload.operations, size):
+            yield self.draw(min(size, self.workload.operations - begin))
+
+    def draw(self, count: int) -> Operations:
+        """Draw the next `count` operations."""
+        kinds = np.searchsorted(self._edges, self._random.random(count), side="right").astype(np.uint8)
+        inserts = kinds == INSERT
+        there = self.records + np.cumsum(inserts) - inserts  # before each operation
+        numbers = self._chooser.draw(there, self._random)
+        numbers[inserts] = there[inserts]
+        self.records += int(inserts.sum())
+        return Operations(kinds, record_keys(numbers))
+
+
+def record_keys(numbers: Items) -> Items:
+    """Return the keys of records: YCSB's hash of the number, as an 8-byte key in place of ``user`` and digits."""
+    return fnv_hash(numbers)
+
+
+def read_file(path: str | Path, member: str) -> dict[str, str]:
+    """Read a Java property file.
+
+    Parameters
+    ----------
+    path : path-like
+        The file, or the folder or tar archive that holds it.
+    member : str
+        Name of the file in a folder or an archive, at any depth.
+
+    Raises
+    ------
+    MissingFileError
+        No such file, or none of that name in the folder or archive.
+    FormatError
+        Not a property file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise MissingFileError(f"{path} does not exist: give a YCSB property file, or leave it out", path=path)
+    if path.is_dir():
+        found = sorted(p for p in path.rglob(member) if p.is_file())
+        if not found:
+            raise MissingFileError(f"{path} holds no file {member}", path=path)
+        path = found[0]
+    data = _from_archive(path, member) if tarfile.is_tarfile(path) else path.read_bytes()[: _LONGEST_FILE + 1]
+    if len(data) > _LONGEST_FILE or b"\0" in data:
+        raise FormatError(f"{path} is not a property file", path=path)
+    return parse_properties(data.decode("latin-1"), str(path))
+
+
+def parse_properties(text: str, path: str) -> dict[str, str]:
+    """Return the keys and values of a Java property file (comments, continued lines; no escapes).
+
+    Raises
+    ------
+    FormatError
+        A line without a value; names the line.
+    """
+    found: dict[str, str] = {}
+    joined = ""
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        first = not joined
+        line = joined + line.strip()
+        joined = ""
+        if not line or (first and line[0] in "#!"):
+            continue
+        if line.endswith("\\"):
+            joined = line[:-1]
+            continue
+        match = re.fullmatch(r"([^\s=:]+)\s*[=:\s]\s*(.*)", line)
+        if match is None:
+            raise FormatError(f"{path}, line {number}: {line!r} is not name=value", path=path)
+        found[match[1]] = match[2]
+    return found
+
+
+def _from_archive(path: Path, member: str) -> bytes:
+    with tarfile.open(path) as archive:
+        for entry in archive:
+            if entry.isfile() and Path(entry.name).name == member:
+                file = archive.extractfile(entry)
+                assert file is not None
+                return file.read(_LONGEST_FILE + 1)
+    raise MissingFileError(f"{path} holds no file {member}", path=path)
+
+
+def _chooser(distribution: str, items: int) -> Distribution:
+    if distribution == "zipfian":
+        return ScrambledZipfian(items)
+    return Latest() if distribution == "latest" else Uniform()
+
+
+def _no_scans(where: str) -> ArgumentError:
+    return ArgumentError(
+        f"{where} is not supported: it scans ranges of keys, and the index is a hash table, which has no order. "
+        f"Choose one of {', '.join(NAMES)}",
+        name="workload",
+    )
+
+
+class _Taker:
+    """Takes numbers out of properties."""
+
+    def __init__(self, properties: dict[str, str], path: str) -> None:
+        self.properties = properties
+        self.path = path
+
+    def number(self, name: str, default: float) -> float:
+        text = self.properties.get(name, default)
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise FormatError(f"{self.path}: {name}={text} is not a number from 0 up", path=self.path)
+        return value
+
+    def whole(self, name: str, default: int) -> int:
+        value = self.number(name, default)
+        if value != int(value) or value < 1:
+            raise FormatError(
+                f"{self.path}: {name}={self.properties[name]} is not a whole number from 1 up", path=self.path
+            )
+        return int(value)
+
+
+_BUILT_IN = {
+    "ycsb-a": YcsbWorkload("ycsb-a", read=0.5, update=0.5, distribution="zipfian"),
+    "ycsb-b": YcsbWorkload("ycsb-b", read=0.95, update=0.05, distribution="zipfian"),
+    "ycsb-c": YcsbWorkload("ycsb-c", read=1.0, update=0.0, distribution="zipfian"),
+    "ycsb-d": YcsbWorkload("ycsb-d", read=0.95, update=0.0, insert=0.05, distribution="latest"),
+    "ycsb-f": YcsbWorkload("ycsb-f", read=0.5, update=0.0, read_modify_write=0.5, distribution="zipfian"),
+}

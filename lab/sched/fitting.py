@@ -1,0 +1,265 @@
+"""Fits the source's cost and decay constants to measurements of preemptions, and says how well they fit."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from warpwell import errors
+from warpwell.scheduler import Kind, Log, SourceModel
+from warpwell.scheduler.decision import SOURCE
+from .traces import rows
+
+
+@dataclass(frozen=True)
+class Preemption:
+    """One measured preemption; fields that were not measured are None.
+
+    Attributes
+    ----------
+    nbytes : float or None
+        Registers and shared memory of the blocks that left one multiprocessor, in bytes.
+    miss_rate : float or None
+        Second-level cache misses of the kernel that stayed, 0 to 1.
+    cycles : float or None
+        How long it took.
+    kind : Kind or None
+        Class of the kernel that stayed.
+    decay : float or None
+        The part of its rate that this kernel kept meanwhile, 0 to 1.
+    """
+
+    nbytes: float | None = None
+    miss_rate: float | None = None
+    cycles: float | None = None
+    kind: Kind | None = None
+    decay: float | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted constants, and how well they fit.
+
+    Attributes
+    ----------
+    model : SourceModel
+        With the source's constants where nothing was measured; its `r2` is that of the costs.
+    costs, decays : int
+        Measurements of each.
+    r2_source : float or None
+        Coefficient of determination of the source's own constants on the same costs.
+    r2_decay : float or None
+        How much of the spread of decays the class explains.
+    fixed_cycles, r2_fixed : float or None
+        A constant time beside the formula, and the coefficient of determination with it: where blocks drain and
+        nothing is saved, the cost is mostly constant.
+    notes : list of str
+        Constants that the measurements do not determine.
+    """
+
+    model: SourceModel
+    costs: int
+    decays: int
+    r2_source: float | None = None
+    r2_decay: float | None = None
+    fixed_cycles: float | None = None
+    r2_fixed: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def fit(preemptions: Iterable[Preemption], origin: str = "measured") -> Fit:
+    """Fit ``cycles = (slope * miss_rate + base) * bytes`` by least squares, and the mean decay of each class.
+
+    Parameters
+    ----------
+    preemptions : iterable of Preemption
+    origin : str
+        Where they come from, for the model.
+
+    Raises
+    ------
+    ArgumentError
+        There is neither a cost nor a decay among them.
+    """
+    those = list(preemptions)
+    costs = [(p.nbytes, p.miss_rate, p.cycles) for p in those if None not in (p.nbytes, p.miss_rate, p.cycles)]
+    decays = [(p.kind, p.decay) for p in those if p.kind is not None and p.decay is not None]
+    if not costs and not decays:
+        raise errors.ArgumentError(
+            "no preemption with its cost (bytes, miss_rate, and cycles or seconds) or decay (kind and decay) was "
+            "measured: give a CSV with these columns, or a log of a run that preempted"
+        )
+    notes: list[str] = []
+    slope, base, r2 = SOURCE.slope, SOURCE.base, None
+    found: dict[str, float] = {}
+    if len(costs) >= 2:
+        slope, base, r2, found = _fit_costs(np.array(costs, float), notes)
+    elif costs:
+        notes.append("a single cost gives no slope: the source's slope is kept")
+    means, r2_decay = _fit_decays(decays, notes)
+    model = SourceModel(slope, base, means[Kind.MEMORY], means[Kind.COMPUTE], r2, origin)
+    return Fit(model, len(costs), len(decays), r2_decay=r2_decay, notes=notes, **found)
+
+
+def _fit_costs(costs: np.ndarray[Any, Any], notes: list[str]) -> tuple[float, float, float | None, dict[str, float]]:
+    nbytes, miss, cycles = costs.T
+    design = np.stack([miss * nbytes, nbytes], axis=1)
+    (slope, base), _ = _nonnegative(design, cycles)
+    if np.ptp(miss) < 1e-3:
+        # one miss rate alone gives the sum of both parts
+        total = float((nbytes @ cycles) / (nbytes @ nbytes))
+        share = SOURCE.slope * miss[0] / (SOURCE.slope * miss[0] + SOURCE.base)
+        slope = total * share / miss[0] if miss[0] > 0 else SOURCE.slope
+        base = total * (1 - share)
+        notes.append("all had one miss rate: slope and base are in the source's ratio")
+    r2 = _r2(cycles, design @ np.array([slope, base]))
+    found = {}
+    source = _r2(cycles, design @ np.array([SOURCE.slope, SOURCE.base]))
+    weights, predicted = _nonnegative(np.column_stack([design, np.ones(len(cycles))]), cycles)
+    better = _r2(cycles, predicted)
+    if r2 is None:
+        notes.append("all took the same time: no coefficient of determination")
+    if source is not None:
+        found["r2_source"] = source
+    if better is not None:
+        found |= {"fixed_cycles": float(weights[2]), "r2_fixed": better}
+    return float(slope), float(base), r2, found
+
+
+def _nonnegative(design: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Least squares with weights of 0 or more: of all subsets of columns, the one that fits best."""
+    scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
+    best: tuple[float, Any] = (math.inf, np.zeros(design.shape[1]))
+    for subset in range(1, 1 << design.shape[1]):
+        columns = [k for k in range(design.shape[1]) if subset >> k & 1]
+        solved = np.linalg.lstsq(design[:, columns] / scale[columns], y, rcond=None)[0] / scale[columns]
+        if (solved < 0).any():
+            continue
+        error = float(((design[:, columns] @ solved - y) ** 2).sum())
+        if error < best[0] * (1 - 1e-12):
+            weights = np.zeros(design.shape[1])
+            weights[columns] = solved
+            best = error, weights
+    return best[1], design @ best[1]
+
+
+def _r2(y: np.ndarray[Any, Any], predicted: np.ndarray[Any, Any]) -> float | None:
+    total = float(((y - y.mean()) ** 2).sum())
+    return None if total <= 0 else 1.0 - float(((y - predicted) ** 2).sum()) / total
+
+
+def _fit_decays(decays: Sequence[tuple[Kind, float]], notes: list[str]) -> tuple[dict[Kind, float], float | None]:
+    means = {Kind.MEMORY: SOURCE.memory_decay, Kind.COMPUTE: SOURCE.compute_decay}
+    rest = 0.0
+    for kind in means:
+        values = [value for of, value in decays if of is kind]
+        if not values:
+            notes.append(f"no decay of a {kind.value}-intensive kernel was measured: {means[kind]:g} is the source's")
+            continue
+        means[kind] = min(1.0, max(0.0, float(np.mean(values))))
+        rest += float(((np.array(values) - np.mean(values)) ** 2).sum())
+    everything = np.array([value for _, value in decays])
+    total = float(((everything - everything.mean()) ** 2).sum()) if decays else 0.0
+    return means, 1.0 - rest / total if total > 0 else None
+
+
+# -- input --------------------------------------------------------------------------------------------------
+
+
+def read_csv(path: str | os.PathLike[str], clock: float) -> list[Preemption]:
+    """Read measured preemptions from a CSV with a header.
+
+    Columns (others are ignored, cells may be empty): ``bytes``, or ``registers``, ``shared`` and ``blocks`` (bytes a
+    block, and blocks); ``miss_rate``; ``cycles``, or ``seconds``; ``kind`` (memory or compute) and ``decay``.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+    clock : float
+        Cycles a second, for ``seconds``.
+    """
+    names = set(rows.header_of(path))
+    if not ({"cycles", "seconds"} & names and "miss_rate" in names) and not {"kind", "decay"} <= names:
+        raise errors.FormatError(
+            f"{path} has columns {', '.join(sorted(names)) or 'none'}: it needs miss_rate, bytes and cycles (or "
+            "seconds), or kind and decay",
+            path=path,
+        )
+    with rows.opened(path) as text:
+        return [_preemption(row, clock) for row in rows.read(text, path, (), ignored=names)]
+
+
+def read_log(
+    path: str | os.PathLike[str], clock: float, kernels: Mapping[str, Mapping[str, float]] | None = None
+) -> list[Preemption]:
+    """Read the costs of preemptions from a log: the time from each "preempt" to its "stop".
+
+    How many bytes a multiprocessor had to save, and beside what miss rate, the event says (``saved`` in its `why`, from
+    the tasks' profiles); where a table of kernels is given, that does.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        What `Log.write` wrote.
+    clock : float
+        Cycles a second.
+    kernels : mapping, optional
+        ``bytes`` that a kernel holds on a multiprocessor, and its ``miss_rate``, by its name.
+    """
+    table = kernels or {}
+    names: dict[int, str] = {}
+    running: list[int] = []
+    asked: dict[int, tuple[float, float | None, float | None]] = {}
+    found = []
+    for event in Log.load(path):
+        names[event.task] = event.name
+        if event.kind == "launch":
+            running.append(event.task)
+        elif event.kind == "preempt":
+            stays = [names[n] for n in running if n != event.task]
+            misses = [table[name]["miss_rate"] for name in stays if name in table]
+            saved = {} if kernels else event.why.get("saved", {})
+            nbytes = saved.get("bytes", table.get(event.name, {}).get("bytes"))
+            miss = saved.get("miss_rate", max(misses, default=None))
+            asked[event.task] = event.time, nbytes, miss
+        elif event.kind in ("stop", "end", "fail", "cancel", "lost"):
+            running = [n for n in running if n != event.task]
+            begun = asked.pop(event.task, None)
+            if event.kind == "stop" and begun is not None:
+                found.append(Preemption(begun[1], begun[2], (event.time - begun[0]) * clock))
+    return found
+
+
+def read_kernels(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
+    """Read a CSV of kernels: ``name``, ``bytes`` and ``miss_rate``."""
+    columns = ("bytes", "miss_rate")
+    with rows.opened(path) as text:
+        return {
+            row["name"]: {k: row.number(k) if row.has(k) else 0.0 for k in columns}
+            for row in rows.read(text, path, ("name", *columns), ignored=rows.header_of(path))
+        }
+
+
+_NUMBERS = ("bytes", "registers", "shared", "blocks", "miss_rate", "cycles", "seconds", "decay")
+
+
+def _preemption(row: rows.Row, clock: float) -> Preemption:
+    most = {"miss_rate": 1.0, "decay": 1.0}
+    values = {n: row.number(n, most=most.get(n, math.inf)) if row.has(n) else None for n in _NUMBERS}
+    nbytes, registers, blocks = values["bytes"], values["registers"], values["blocks"]
+    if nbytes is None and registers is not None and blocks is not None:
+        nbytes = (registers + (values["shared"] or 0.0)) * blocks
+    cycles, seconds = values["cycles"], values["seconds"]
+    if cycles is None and seconds is not None:
+        cycles = seconds * clock
+    kind = None
+    if row.has("kind"):
+        kind = {k.value: k for k in Kind}.get(row["kind"].strip().lower())
+        if kind is None:
+            raise row.wrong("kind", "memory or compute")
+    return Preemption(nbytes, values["miss_rate"], cycles, kind, values["decay"])

@@ -1,0 +1,254 @@
+"""Trace: applications (chains of kernels) and when they arrive; it makes the requests of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from warpwell import errors
+from warpwell.scheduler import Capacity, Profile, Request, Task
+
+MEDIAN_OF_ABSOLUTE = 0.6745
+"""Median of the absolute value of a normal variable of deviation 1."""
+
+
+@dataclass(frozen=True)
+class TracedKernel:
+    """One kernel of an application; its fields are those of a `Task`.
+
+    Attributes
+    ----------
+    profile : Profile
+        What it is really like.
+    """
+
+    name: str
+    profile: Profile
+    blocks: int = 1
+    memory: int = 0
+    deadline: float | None = None
+    size: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TracedApplication:
+    """Kernels in the order in which they run, for example one inference of a model."""
+
+    name: str
+    kernels: tuple[TracedKernel, ...]
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time that its kernels take alone, one after the other."""
+        return math.fsum(kernel.profile.seconds or 0.0 for kernel in self.kernels)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """When requests arrive.
+
+    Attributes
+    ----------
+    name : str
+    times : array
+        Seconds, ascending, from 0; float64.
+    priorities : array or None
+        Priority of each, int64; None where the file tells nothing about it.
+    notes : dict
+        What had to be assumed, by field.
+    """
+
+    name: str
+    times: NDArray[np.float64]
+    priorities: NDArray[np.int64] | None = None
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request to come: which application, when (seconds), whose and how urgent."""
+
+    time: float
+    application: TracedApplication
+    tenant: str = "default"
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests to be made.
+
+    Attributes
+    ----------
+    name : str
+    arrivals : sequence of Arrival
+        In order of time.
+    capacity : Capacity
+        The device that its figures are from.
+    imputed : dict
+        Fields that the files do not have, and what was taken instead.
+    about : dict
+        What else to say about it, as plain data.
+    """
+
+    name: str
+    arrivals: Sequence[Arrival]
+    capacity: Capacity = field(default_factory=Capacity)
+    imputed: dict[str, str] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def kernels(self) -> int:
+        """Kernels of all requests."""
+        return sum(len(arrival.application.kernels) for arrival in self.arrivals)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time that all kernels take alone, one after the other."""
+        return math.fsum(arrival.application.seconds for arrival in self.arrivals)
+
+    @property
+    def load(self) -> float:
+        """`seconds` over the time between the first arrival and the last; inf where all arrive at once."""
+        span = self.arrivals[-1].time - self.arrivals[0].time
+        return self.seconds / span if span else math.inf
+
+    def requests(self, error: float = 0.0, seed: int = 0) -> tuple[list[Request], dict[Task, Profile]]:
+        """Make the requests of one run, and the true profiles of their tasks.
+
+        Parameters
+        ----------
+        error : float
+            Median relative error of predicted times (and instruction counts): each kernel of an application has a
+            factor of its own, lognormal, the same in all requests.
+        seed : int
+
+        Returns
+        -------
+        requests : list of Request
+            Their tasks have predicted profiles.
+        truth : dict
+            The true profile of each task; empty without errors.
+        """
+        random_ = random.Random(f"prediction {seed}")
+        sigma = math.log1p(error) / MEDIAN_OF_ABSOLUTE
+        predicted: dict[int, list[Profile]] = {}
+        requests = []
+        truth: dict[Task, Profile] = {}
+        for arrival in self.arrivals:
+            application = arrival.application
+            kernels = application.kernels
+            believed = predicted.get(id(application))
+            if believed is None:
+                believed = [_guess(kernel.profile, sigma, random_) for kernel in kernels]
+                predicted[id(application)] = believed
+            tasks = [
+                Task(
+                    kernel.name,
+                    kernel.blocks,
+                    profile,
+                    tenant=arrival.tenant,
+                    priority=arrival.priority,
+                    deadline=kernel.deadline,
+                    memory=kernel.memory,
+                    size=kernel.size,
+                )
+                for kernel, profile in zip(kernels, believed, strict=True)
+            ]
+            requests.append(Request(application.name, tasks, arrival.time))
+            if error:
+                truth.update(zip(tasks, [kernel.profile for kernel in kernels], strict=True))
+        return requests, truth
+
+
+def compose(
+    applications: Sequence[TracedApplication],
+    arrivals: Arrivals,
+    *,
+    kernels: int,
+    load: float,
+    seed: int,
+    urgent: float = 0.0,
+) -> list[Arrival]:
+    """Give each arrival an application, drawn at random with equal chances, and compress time to a load.
+
+    Parameters
+    ----------
+    applications : sequence of TracedApplication
+    arrivals : Arrivals
+    kernels : int
+        How many kernels to have at least: no more arrivals are taken than that needs.
+    load : float
+        Time that all kernels take alone over the time in which they arrive; inf: all arrive at once.
+    seed : int
+    urgent : float
+        Share of requests that have priority 1 instead of 0, where the arrivals have no priorities.
+
+    Raises
+    ------
+    ArgumentError
+        A parameter cannot be, or there are too few arrivals.
+    """
+    if kernels < 1:
+        raise errors.ArgumentError(f"{kernels} kernels: take at least one", name="kernels")
+    if not load > 0:
+        raise errors.ArgumentError(f"load is {load}: it must be positive", name="load")
+    if not 0 <= urgent <= 1:
+        raise errors.ArgumentError(f"share of urgent requests is {urgent}: it is a ratio, 0 to 1", name="urgent")
+    random_ = random.Random(f"arrivals {seed}")
+    chosen: list[tuple[TracedApplication, int]] = []
+    count = 0
+    for i in range(arrivals.times.size):
+        application = applications[random_.randrange(len(applications))]
+        priority = int(random_.random() < urgent)
+        if arrivals.priorities is not None:
+            priority = int(arrivals.priorities[i])
+        chosen.append((application, priority))
+        count += len(application.kernels)
+        if count >= kernels:
+            break
+    if count < kernels:
+        raise errors.ArgumentError(
+            f"{arrivals.name} has {len(chosen)} arrivals, which give {count} kernels: ask for no more", name="kernels"
+        )
+    total = math.fsum(application.seconds for application, _ in chosen)
+    times = arrivals.times[: len(chosen)] - arrivals.times[0]
+    span = float(times[-1])
+    scale = total / load / span if span > 0 and load < math.inf else 0.0
+    return [
+        Arrival(float(time) * scale, application, "default", priority)
+        for time, (application, priority) in zip(times, chosen, strict=True)
+    ]
+
+
+def select(applications: Sequence[TracedApplication], pattern: str) -> list[TracedApplication]:
+    """Return the applications whose name fits a pattern such as ``*_fwd``, or one of several divided by commas.
+
+    Raises
+    ------
+    ArgumentError
+        None does.
+    """
+    patterns = [part.strip() for part in pattern.split(",")]
+    found = [a for a in applications if any(fnmatchcase(a.name, part) for part in patterns)]
+    if not found:
+        names = ", ".join(a.name for a in applications)
+        raise errors.ArgumentError(f"no application is named like {pattern!r}: there are {names}", name="models")
+    return found
+
+
+def _guess(profile: Profile, sigma: float, random_: random.Random) -> Profile:
+    if not sigma or profile.seconds is None:
+        return profile
+    factor = math.exp(random_.gauss(0.0, sigma))
+    instructions = None if profile.instructions is None else profile.instructions * factor
+    return dataclasses.replace(profile, seconds=profile.seconds * factor, instructions=instructions, source="predicted")

@@ -1,0 +1,64 @@
+"""Workloads: PolyBench-style programs and a few more in Python, each with a NumPy reference.
+
+>>> from lab.sched.workloads import make
+>>> run = make("gemm", 48, "cpu")
+>>> for launch, arguments, size in run:
+...     launch(*arguments, device="cpu")
+>>> run.check() < 1e-4
+True
+
+=================  ======================================================================================
+application.py     a program, its launches, its input and the comparison with NumPy
+dense.py           matrix products: gemm, 2mm, correlation
+matrix_vector.py   atax, bicg, mvt
+stencils.py        conv2d, fdtd
+irregular.py       bfs, spmv
+streams.py         triad, black_scholes, nbody
+=================  ======================================================================================
+"""
+
+from __future__ import annotations
+
+from warpwell import errors
+
+from . import dense, irregular, matrix_vector, stencils, streams
+from .application import Application, Built, Inputs, Step, Workload, application
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for module in (dense, matrix_vector, stencils, irregular, streams)
+    for workload in module.WORKLOADS
+}
+"""Every workload by its name."""
+
+
+def make(name: str, size: int | None = None, device: str = "cpu", *, seed: int = 0) -> Application:
+    """Return a workload's launches for a size, with their arguments on a device.
+
+    Parameters
+    ----------
+    name : str
+        One of `WORKLOADS`.
+    size : int, optional
+        See the workload's ``about``; its ``small`` by default.
+    device : {"cpu", "cuda", "interp"}
+    seed : int
+        Of the random input.
+
+    Returns
+    -------
+    Application
+        A sequence of ``(launch, arguments, size features)``; `Application.check` compares with NumPy.
+
+    Raises
+    ------
+    ArgumentError
+        No workload has that name, or the size is below 1.
+    """
+    if name not in WORKLOADS:
+        raise errors.ArgumentError(f"workload {name!r} is unknown: choose one of {', '.join(WORKLOADS)}", name="name")
+    workload = WORKLOADS[name]
+    return application(workload, workload.small if size is None else size, device, seed)
+
+
+__all__ = ["WORKLOADS", "Application", "Built", "Inputs", "Step", "Workload", "make"]
