@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 import warpwell as ww
-from warpwell.storage import Latency, RamMedium
+from warpwell.storage import RamMedium
+from lab.media import Latency
 
 
 @ww.kernel

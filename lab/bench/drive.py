@@ -20,13 +20,13 @@ import numpy as np
 import warpwell as ww
 from lab.bench.file import pump
 from lab.bench.timing import machine, save, table
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell.cache import parse_size
 from warpwell.drives import DriveMedium
 from warpwell.storage import FileMedium, Medium
 from warpwell.targets import grid, kernel, memory_for
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import seam_for
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 PAGE = 4096
 ODD = 0x9E3779B1

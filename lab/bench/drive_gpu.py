@@ -8,7 +8,7 @@ turn, with pages of 4, 8 and 64 KiB (one data pointer, two, and a list of them):
 3. items written at random and flushed, compared in the image;
 4. the same random reads by our own controller on the image's file.
 
-A machine that has no QEMU: ``python -m tests.harness.qemu_pack build/qemu`` on one that has, then there
+A machine that has no QEMU: ``python -m lab.drives.qemu_pack build/qemu`` on one that has, then there
 ``WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python benchmarks/drive_gpu.py``. A rehearsal without a GPU:
 ``python benchmarks/drive_gpu.py --device cpu --quick``.
 """
@@ -25,11 +25,11 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.timing import machine, save, table
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell.cache import parse_size
 from warpwell.drives.superblock import DATA_AT, head_of
 from warpwell.storage import FileMedium
 from warpwell.targets import grid, kernel
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 PAGES = (4096, 8192, 65536)
 

@@ -25,7 +25,8 @@ from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
 from warpwell import graph as wg
 from warpwell.array import open_array
-from warpwell.storage import DRIVES, Latency, RamMedium, Striped
+from warpwell.storage import RamMedium, Striped
+from lab.media import DRIVES, Latency
 from warpwell.targets import grid, kernel, load_relaxed_as, memory_for
 
 DRIVE = DRIVES[0]

@@ -19,7 +19,7 @@ import numpy as np
 import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
-from warpwell.storage import KeyValueLatency
+from lab.media import KeyValueLatency
 from warpwell.targets import grid, kernel, memory_for, store_weak_as
 from warpwell.targets.launch_stream import stream_on
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
-from warpwell.storage import KeyValueLatency
+from lab.media import KeyValueLatency
 from warpwell.targets import backoff, clock_ns, grid, kernel
 
 from . import shapes

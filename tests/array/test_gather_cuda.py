@@ -12,7 +12,8 @@ from tests.harness.arrays.gathers import TIERS, GatherConformance
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.storage import Latency, RamMedium
+from warpwell.storage import RamMedium
+from lab.media import Latency
 
 
 class TestGathers(GatherConformance):

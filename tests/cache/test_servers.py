@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.scripted_drive import ScriptedDrive
 
+from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
 from warpwell.drives import Drive
 from warpwell.drives.controller import DriveRings, NamespaceMedium

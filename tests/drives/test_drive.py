@@ -19,14 +19,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
+from lab.drives import qemu as testing_qemu
+from lab.drives import qtest_store
+from lab.drives.nbd import NbdServer
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors, nvme
-from warpwell.drives import Drive, DriveMedium, HostQueue, Namespace, qtest_store
+from warpwell.drives import Drive, DriveMedium, HostQueue, Namespace
 from warpwell.nvme import COMMAND, admin, identify
 from warpwell.nvme import registers as reg
 from warpwell.targets.memory import view_of
-from warpwell.testing import qemu as testing_qemu
-from warpwell.testing.nbd import NbdServer
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 
@@ -766,7 +767,7 @@ def test_memory_that_somebody_has_outlives_the_drive() -> None:
 
 PROGRAM = """
 import os, sys, threading, time
-from warpwell.testing.qemu import QemuDrive
+from lab.drives.qemu import QemuDrive
 made = []
 thread = threading.Thread(target=lambda: made.append(QemuDrive()))
 thread.start(); thread.join()

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read
-from tests.harness.scripted_drive import ScriptedDrive
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
+from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
 from warpwell.drives import Drive, DriveMedium
 from warpwell.drives.medium import M_FIRST, Q_LOCK

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from tests.harness.drives import needs_qemu
 
+from lab.bench.micro.drives import drive_reads
 from lab.commands import main as lab
+from lab.drives.qemu import QemuDrive
 from warpwell.cli import main
 from warpwell.cli.drive.info import of_itself
 from warpwell.drives import Namespace
 from warpwell.drives.superblock import NPY_AT
 from warpwell.errors import WarpwellError
-from warpwell.testing.qemu import QemuDrive
 
 pytestmark = needs_qemu
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.harness.drives import needs_qemu
 
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors
 from warpwell.drives import Namespace, format_array
 from warpwell.drives.superblock import DATA_AT, NPY_AT, Superblock
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 

@@ -12,10 +12,10 @@ from scipy.sparse import csgraph, csr_array
 from tests.harness.drives import needs_qemu
 
 import warpwell as ww
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors
 from warpwell.drives import Drive, DriveMedium
 from warpwell.graph import Graph, LoadedGraph, bfs, connected_components, generate
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 SHAPES = {"interp": (6, 4), "cpu": (18, 16)}

@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from tests.harness import drive_losses
 from tests.harness.arrays import kernels
-from tests.harness.drive_losses import Campaign, Opener, by_medium, by_rings
 from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab.campaigns.drive_losses import Campaign, Opener, by_medium, by_rings
+from lab.drives import nbd
+from lab.drives.nbd import NbdServer
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors
 from warpwell.drives import DriveMedium
 from warpwell.drives.controller import NamespaceMedium
 from warpwell.nvme import ABORTED_BY_HOST, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT
 from warpwell.storage.groups import Replicated, Striped
-from warpwell.testing import nbd
 from warpwell.testing.media import FILL, HostBytes, drive
-from warpwell.testing.nbd import NbdServer
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 NBYTES = 1 << 20

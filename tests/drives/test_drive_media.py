@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tests.harness.drives import needs_qemu
 
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell.drives import Drive, DriveMedium
 from warpwell.nvme import READ, WRITE
 from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.medium import Medium
 from warpwell.testing.media import HostBytes, MediumConformance
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 

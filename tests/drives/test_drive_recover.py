@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read, write
-from tests.harness.drive_losses import Comeback
 from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab.campaigns.drive_losses import Comeback
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors
 from warpwell.cache import written
 from warpwell.drives import Drive, DriveMedium
 from warpwell.drives.controller import NamespaceMedium
 from warpwell.drives.superblock import head_of
 from warpwell.nvme import registers as reg
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 

@@ -15,15 +15,15 @@ from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab.drives.qemu import QemuDrive, QemuNamespace
+from lab.drives.qtest import NVME_SLOT
 from warpwell import errors
 from warpwell.array import opening
 from warpwell.drives import Drive, Namespace
 from warpwell.drives.controller import DriveRings
-from warpwell.drives.qtest import NVME_SLOT
 from warpwell.drives.relay import Relay
 from warpwell.drives.superblock import DATA_AT, head_of
 from warpwell.storage import RamMedium
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 pytestmark = needs_qemu
 

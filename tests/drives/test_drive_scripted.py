@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harness.scripted_drive import CAP, ScriptedDrive
 
+from lab.drives.scripted_drive import CAP, ScriptedDrive
 from warpwell import errors, nvme
 from warpwell.drives import DmaArena, Drive
 from warpwell.drives.controller import NamespaceMedium

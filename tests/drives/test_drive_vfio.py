@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read, write
 from tests.harness.fake_machine import FakeMachine
-from tests.harness.scripted_drive import ScriptedDrive
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
+from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
 from warpwell.drives import Drive, VfioTransport, open_namespace, vfio
 from warpwell.drives.superblock import DATA_AT, head_of

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.harness.guest.boot import CannotRun, Guest
+
+from lab.campaigns.guest.boot import CannotRun, Guest
 
 HERE = Path(__file__).parents[2]
 PROGRAM = HERE / "tests/harness/guest/program.py"

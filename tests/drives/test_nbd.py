@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tests.harness.until import HANG_SECONDS, until
 
+from lab.drives import nbd
+from lab.drives.nbd import SECTOR, NbdServer
 from warpwell import errors
-from warpwell.testing import nbd
-from warpwell.testing.nbd import SECTOR, NbdServer
 
 foreign = pytest.mark.skipif(shutil.which("qemu-io") is None, reason="no qemu-io: apt-get install qemu-utils")
 NBYTES = 1 << 20

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.harness.drives import needs_qemu
-from tests.harness.qemu_pack import pack
 
+from lab.drives.qemu import QemuDrive
+from lab.drives.qemu_pack import pack
 from warpwell import errors
-from warpwell.testing.qemu import QemuDrive
 
 pytestmark = needs_qemu
 

@@ -1,8 +1,8 @@
 """Kills of QEMU while kernels write to its drive: what a flush acknowledged stays, and launches end with an error.
 
-    python -m tests.harness.drive_losses --runs 200
+    python -m lab.campaigns.drive_losses --runs 200
 
-The drive lies on a disk with a volatile cache (`warpwell.testing.nbd`), which outlives QEMU: each kill drops a random
+The drive lies on a disk with a volatile cache (`lab.drives.nbd`), which outlives QEMU: each kill drops a random
 half of the sectors that were not flushed, and the next QEMU finds what is left. An item's value tells its index and the
 launch that stored it, so the content tells what was lost.
 """
@@ -24,12 +24,12 @@ import numpy as np
 from tests.harness.arrays import kernels
 
 import warpwell as ww
+from lab.drives.nbd import NbdServer
+from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors
 from warpwell.drives import Drive, DriveMedium, Namespace
 from warpwell.drives.superblock import head_of
 from warpwell.nvme import registers as reg
-from warpwell.testing.nbd import NbdServer
-from warpwell.testing.qemu import QemuDrive, QemuNamespace
 
 ITEMS = 1 << 15
 STORES = 150

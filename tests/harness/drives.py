@@ -2,9 +2,9 @@
 
 import pytest
 
-from warpwell.drives import qtest_store
+from lab.drives import qtest_store
+from lab.drives.qemu import INSTALL, QemuDrive
 from warpwell.drives.drive import Drive
-from warpwell.testing.qemu import INSTALL, QemuDrive
 
 needs_qemu = pytest.mark.skipif(not QemuDrive.found(), reason=INSTALL)
 

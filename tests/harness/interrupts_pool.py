@@ -1,4 +1,4 @@
-"""What `tests.harness.interrupts` runs for ``--what pool``: a program with two agents, and what is left of its job.
+"""What `lab.campaigns.interrupts` runs for ``--what pool``: a program with two agents, and what is left of its job.
 
 The program presses Ctrl-C itself, in copies, calls, launches and waits, and looks each time whether all devices can be
 used; then it says READY, and works on until it is interrupted from outside, which ends it.

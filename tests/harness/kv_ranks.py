@@ -2,7 +2,7 @@
 
 A trainer starts its ranks, joins their batches in the order of the ranks, learns from the whole, and writes a line
 for each step to a file. Now and then it saves weights and the loader's state. Started again after a kill, with any
-number of ranks, it goes on from there. `tests.harness.kv_training` starts trainers and kills them.
+number of ranks, it goes on from there. `lab.campaigns.kv_training` starts trainers and kills them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from warpwell import kv
 
 from .digits import Classifier
 
-MODULE = "tests.harness.kv_ranks"
+MODULE = "lab.campaigns.kv_ranks"
 CHECKPOINT = "checkpoint.npz"
 STEPS = "steps.txt"
 RANKS = "ranks.json"

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.harness.key_value_memory import KeyValueMemory, command_row, request_all
 
+from lab.media import KeyValueFaulty
+from lab.media import KeyValueLatency
 from warpwell import errors, nvme
 from warpwell.queues import QueuePairs
 from warpwell.storage import RamMedium
 from warpwell.storage.controller import MAX_WEIGHT, Controller
-from warpwell.storage.faulty import KeyValueFaulty
-from warpwell.storage.latency import KeyValueLatency
 from warpwell.targets import memory_for
 
 LIMIT = 20 * 10**9

@@ -10,10 +10,10 @@ import tempfile
 
 import pytest
 from tests.harness import kv_crash
-from tests.harness.crash.kv_flips import flip_campaign
-from tests.harness.crash.power import Disk, RecordingFiles
-from tests.harness.kv_crash import Counts, failed_calls, power_cuts
 
+from lab.campaigns.crash.kv_flips import flip_campaign
+from lab.campaigns.crash.power import Disk, RecordingFiles
+from lab.campaigns.kv_crash import Counts, failed_calls, power_cuts
 from warpwell.kv.log.files import Guard
 from warpwell.kv.log.floor import Floor
 from warpwell.kv.log.journal import Journal

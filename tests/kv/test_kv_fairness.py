@@ -9,6 +9,7 @@ import pytest
 from tests.harness.key_value_load import GOOD, NBYTES, OUTCOMES, fill_checked, keep_all_busy, one_beside_busy
 from tests.harness.key_value_memory import KeyValueMemory
 
+from lab.media import KeyValueLatency
 from warpwell import nvme
 from warpwell._os import clock
 from warpwell.queues import QueuePairs

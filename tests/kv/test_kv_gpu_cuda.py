@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from tests.harness import kv_device as load
 
+from lab.media import KeyValueFaulty
 from warpwell import errors, kv
-from warpwell.storage.faulty import KeyValueFaulty
 
 DEVICE = "cuda"
 KEYS = 2000

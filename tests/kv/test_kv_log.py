@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.crash.kv_load import Run, contents, index_of, padded, unpadded, write_script
 
+from lab.campaigns.crash.kv_load import Run, contents, index_of, padded, unpadded, write_script
 from warpwell import errors
 from warpwell.kv.log import segments
 from warpwell.kv.log.checksum import crc32c, crc32c_many

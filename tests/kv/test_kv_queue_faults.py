@@ -25,12 +25,12 @@ from tests.harness.key_value_load import (
 )
 from tests.harness.key_value_memory import KeyValueMemory, settle
 
+from lab.media import KeyValueFaulty
+from lab.media import KeyValueLatency
 from warpwell import errors
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS
 from warpwell.storage.controller import Controller
-from warpwell.storage.faulty import KeyValueFaulty
-from warpwell.storage.latency import KeyValueLatency
 from warpwell.targets import clock_ns, grid, kernel, memory_for
 
 pytestmark = pytest.mark.timing

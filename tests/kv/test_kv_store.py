@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tests.harness.kv_model import KvModel
 
 import warpwell as ww
+from lab.campaigns.kv_model import KvModel
 from warpwell import errors
 from warpwell.kv.log.files import Files
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.harness import kv_training
-from tests.harness.kv_ranks import Run, Step, steps_of
+
+from lab.campaigns.kv_ranks import Run, Step, steps_of
 
 
 @pytest.mark.slow

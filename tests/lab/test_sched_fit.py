@@ -10,6 +10,11 @@ import numpy as np
 import pytest
 
 from lab.sched import fit as sched_fit
+from lab.sched.counts import read_counts
+from lab.sched.fitting import Preemption, fit, read_csv, read_kernels, read_log
+from lab.sched.rates import Matrix
+from lab.sched.replay import replay
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Profile, Request, Task
 from warpwell.scheduler.core import Core

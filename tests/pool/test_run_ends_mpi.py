@@ -6,9 +6,9 @@ import signal
 import time
 
 import pytest
-from tests.harness.interrupts_pool import POOL, left
 from tests.harness.until import until
 
+from lab.campaigns.interrupts_pool import POOL, left
 from lab.campaigns.marked import command_of
 
 from .runs import PROGRAMS, Start, planted, start

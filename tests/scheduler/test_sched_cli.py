@@ -5,6 +5,8 @@ import json
 import pytest
 
 from lab.commands import main
+from lab.sched.experiment import Experiment, chosen, run_to_dict
+from lab.sched.traces import Recipe
 from warpwell.scheduler.decision import SourceModel
 from warpwell.scheduler.events import Log
 from warpwell.scheduler.policies import POLICIES

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lab.media import Faulty
+from lab.media import DRIVES, Latency, rates_of
 from warpwell import errors
 from warpwell.nvme import (
     CAPACITY_EXCEEDED,
@@ -24,10 +26,8 @@ from warpwell.nvme import (
 )
 from warpwell.storage import ring
 from warpwell.storage.commands import T_FREE, T_LOCK, SlotTable
-from warpwell.storage.faulty import Faulty
 from warpwell.storage.file import FileMedium, file_status
 from warpwell.storage.groups import Replicated, Striped
-from warpwell.storage.latency import DRIVES, Latency, rates_of
 from warpwell.storage.medium import Medium, PythonMedium
 from warpwell.storage.ram import RamMedium
 from warpwell.testing.media import UNANSWERED, HostBytes, MediumConformance, drive

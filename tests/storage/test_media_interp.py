@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from lab.media import Faulty
+from lab.media import Latency
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage import latency
-from warpwell.storage.faulty import Faulty
 from warpwell.storage.groups import Replicated, Striped
-from warpwell.storage.latency import Latency
 from warpwell.storage.medium import PENDING, Medium
 from warpwell.storage.ram import RamMedium
 from warpwell.targets import call_native, clock_ns, grid, memory_for

@@ -15,10 +15,10 @@ from tests.harness.arrays.kernels import read, write
 from tests.harness.clock import time_passes
 
 import warpwell as ww
+from lab.drives.scripted import Answer, ScriptedController
 from warpwell import errors
 from warpwell._os import clock
 from warpwell.queues import layout as at
-from warpwell.testing.scripted import Answer, ScriptedController
 
 N = 1 << 15
 """Items of the namespace."""

@@ -11,7 +11,8 @@ from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.storage import Faulty, RamMedium, service_pool
+from warpwell.storage import RamMedium, service_pool
+from lab.media import Faulty
 from warpwell.storage.medium import PythonMedium
 
 ITEMS = 2048

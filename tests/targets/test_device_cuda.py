@@ -9,7 +9,8 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
-from warpwell.storage import Faulty, RamMedium
+from warpwell.storage import RamMedium
+from lab.media import Faulty
 
 ITEMS = 1 << 14
 THREADS = 1024

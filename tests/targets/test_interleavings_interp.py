@@ -6,22 +6,22 @@
 import json
 
 import pytest
-from tests.harness.interleavings import FAULT_RUNS, SCENARIOS, explore, find, interleave, main
-from tests.harness.models.cache_model import CacheModel
-from tests.harness.models.drive_model import DriveModel
-from tests.harness.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
-from tests.harness.models.frame_model import FrameModel
-from tests.harness.models.gather_model import GatherModel
-from tests.harness.models.key_value_model import KeyValueModel
-from tests.harness.models.known_model import KnownModel
-from tests.harness.models.kv_device_model import StoreModel
-from tests.harness.models.loss_models import LiesModel, LossModel
-from tests.harness.models.pin_models import PinModel, ResidentModel
-from tests.harness.models.queue_model import QueueModel
-from tests.harness.models.recover_model import RecoverModel
-from tests.harness.models.ring_model import RingModel
-from tests.harness.models.span_model import SpanModel
 
+from lab.campaigns.interleavings import FAULT_RUNS, SCENARIOS, explore, find, interleave, main
+from lab.campaigns.models.cache_model import CacheModel
+from lab.campaigns.models.drive_model import DriveModel
+from lab.campaigns.models.faults_planted import FAULTS, HARMLESS, Edit, Fault, planted
+from lab.campaigns.models.frame_model import FrameModel
+from lab.campaigns.models.gather_model import GatherModel
+from lab.campaigns.models.key_value_model import KeyValueModel
+from lab.campaigns.models.known_model import KnownModel
+from lab.campaigns.models.kv_device_model import StoreModel
+from lab.campaigns.models.loss_models import LiesModel, LossModel
+from lab.campaigns.models.pin_models import PinModel, ResidentModel
+from lab.campaigns.models.queue_model import QueueModel
+from lab.campaigns.models.recover_model import RecoverModel
+from lab.campaigns.models.ring_model import RingModel
+from lab.campaigns.models.span_model import SpanModel
 from warpwell.cache import word
 
 SEEDS = {0: range(8)} | {k: range(8 + 50 * (k - 1), 8 + 50 * k) for k in range(1, 5)}

@@ -14,7 +14,8 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.cache.launches import CacheLaunch
 from warpwell.scheduler import Scheduler
-from warpwell.storage import Faulty, RamMedium
+from warpwell.storage import RamMedium
+from lab.media import Faulty
 from warpwell.targets.fault import LaunchFlag
 
 WAITING, OPEN = 0, 1

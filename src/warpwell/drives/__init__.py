@@ -4,8 +4,6 @@ Files, from memory and registers up to commands:
 
 - arena.py        `DmaArena`: memory that a controller reads and writes by itself
 - transport.py    the interface `Transport`: registers, addresses for a controller, loss
-- qtest.py        `QtestTransport`: the controller of a QEMU that runs no guest
-- qtest_store.py  stores to its registers by native threads
 - vfio.py         `VfioTransport`: a controller on the PCI bus, through the IOMMU
 - host_queue.py   `HostQueue`: a queue pair on which the host submits commands and polls for their completions
 - drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
@@ -31,6 +29,5 @@ from .host_queue import HostQueue
 from .machine import KernelNamespace, Machine, PciDrive
 from .medium import DriveMedium
 from .opened import open_namespace
-from .qtest import QtestTransport
 from .transport import Transport
 from .vfio import VfioTransport

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 from greenlet import getcurrent
-from tests.harness.scripted_drive import ScriptedDrive
 
+from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
 from warpwell.drives import Drive, controller, drive, host_queue, transport
 from warpwell.drives.controller import DriveController

@@ -28,10 +28,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
-from .._os import clock
-from ..drives import DmaArena
-from ..nvme import (
+from warpwell import errors
+from warpwell._os import clock
+from warpwell.drives import DmaArena
+from warpwell.nvme import (
     FLUSH,
     INVALID_FIELD,
     INVALID_NAMESPACE,
@@ -44,11 +44,11 @@ from ..nvme import (
     word0_opc,
     word6_nlb,
 )
-from ..queues import QueuePairs
-from ..queues import layout as at
-from ..storage import Medium, PythonMedium
-from ..storage.serving import Rings, Wire
-from ..targets import Allocator
+from warpwell.queues import QueuePairs
+from warpwell.queues import layout as at
+from warpwell.storage import Medium, PythonMedium
+from warpwell.storage.serving import Rings, Wire
+from warpwell.targets import Allocator
 
 BLOCK_SHIFT = 9
 ARENA = 16 << 20

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from .. import errors
-from ..cache import parse_size
+from warpwell import errors
+from warpwell.cache import parse_size
+
 from ..drives import DmaArena, Drive, QtestTransport
 from ..drives.qtest import ARENA_SLOT, NVME_SLOT
 

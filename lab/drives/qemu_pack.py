@@ -1,6 +1,6 @@
 """QEMU in a folder, for a machine that has none and cannot fetch it: the program, its libraries and what they load.
 
-    python -m tests.harness.qemu_pack build/qemu
+    python -m lab.drives.qemu_pack build/qemu
     WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python ...        # there; any Linux on x86-64 with /bin/sh
 
 The folder needs nothing of the machine: its own loader starts the program with its own libraries. Of QEMU's firmware
@@ -73,7 +73,7 @@ def libraries(file: Path) -> list[Path]:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.harness.qemu_pack",
+        prog="python -m lab.drives.qemu_pack",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -9,8 +9,18 @@ import ctypes
 
 import numpy as np
 
-from ..storage.commands import set_word, word
-from ..targets import SYSTEM, backoff, call_foreign, clock_ns, device, fence, load_relaxed_as, native, store_relaxed_as
+from warpwell.storage.commands import set_word, word
+from warpwell.targets import (
+    SYSTEM,
+    backoff,
+    call_foreign,
+    clock_ns,
+    device,
+    fence,
+    load_relaxed_as,
+    native,
+    store_relaxed_as,
+)
 
 MOST_OWED = 64
 """Requests that are not answered, at most."""

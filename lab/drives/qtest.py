@@ -33,12 +33,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import errors
-from ..targets import Block
-from ..targets.memory import private_block
+from warpwell import errors
+from warpwell.targets import Block
+from warpwell.targets.memory import private_block
+
 from . import qtest_store as at
-from .arena import DmaArena
-from .transport import Transport
 
 SECONDS = 2.0
 """How long one access waits."""
@@ -134,7 +133,7 @@ class QtestTransport(Transport):
         """Give registers and arena their addresses, as a machine's firmware does."""
         for slot, known in ((NVME_SLOT, NVME_IDS), (ARENA_SLOT, (ARENA_IDS,))):
             if (found := self._configuration(slot, 0)) not in known:
-                raise self.lose(f"slot {slot} of this QEMU holds device {found:#010x}: start it by warpwell.testing")
+                raise self.lose(f"slot {slot} of this QEMU holds device {found:#010x}: start it by lab.drives.qemu")
         for slot, register, value in (
             (NVME_SLOT, 0x10, BAR0),
             (NVME_SLOT, 0x14, 0),

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
-from ..storage.medium import raw_bytes
+from warpwell import errors
+from warpwell.storage.medium import raw_bytes
 
 SECTOR = 512
 """Bytes that a power loss keeps or drops together."""
