@@ -23,10 +23,10 @@ import numpy as np
 import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
+from lab.media import DRIVES, Latency
 from warpwell import graph as wg
 from warpwell.array import open_array
 from warpwell.storage import RamMedium, Striped
-from lab.media import DRIVES, Latency
 from warpwell.targets import grid, kernel, load_relaxed_as, memory_for
 
 DRIVE = DRIVES[0]

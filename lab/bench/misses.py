@@ -13,10 +13,9 @@ import numpy as np
 import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import call_times, kernel_times, rates
-from lab.media import rates_of
+from lab.media import Latency, rates_of
 from warpwell.cache import parse_size
 from warpwell.storage import Medium, RamMedium, Striped
-from lab.media import Latency
 from warpwell.targets import div, grid, kernel, lane_id, memory_for, store_weak_as, warp_size
 
 I8 = np.dtype(np.int64)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.media import DRIVES, Latency
 from warpwell.array import Array, open_array
 from warpwell.storage import Medium, RamMedium, Replicated, Striped
-from lab.media import DRIVES, Latency
 
 P5800X = DRIVES[0]
 """The drive of most of BaM's figures."""

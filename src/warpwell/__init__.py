@@ -32,7 +32,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     table/       tables: Arrow files in place, a folder of columns, conversion
     train/       rows and neighbourhoods for training: data sets, feature stores, samplers
     remote/      arrays, stores and schedulers on the devices of a pool
-    testing/     conformance suites for media, executors and policies of your own; drives for tests
+    testing/     conformance suites for media and executors of your own
     cli/         the `warpwell` command
 """
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab import media
 from warpwell import errors, storage
 from warpwell.targets import bounds
 from warpwell.targets.compiler.code_cache import cache_key
@@ -267,7 +268,7 @@ def until_failed(x, rounds):
 
 def test_what_failed_first_is_told() -> None:
     """Reads that failed give 0, and so do indices: what comes of that is not the error."""
-    medium = storage.Faulty(storage.RamMedium(np.full(1000, 100)), fail_ranges=[(0, 4096)])
+    medium = media.Faulty(storage.RamMedium(np.full(1000, 100)), fail_ranges=[(0, 4096)])
     out, x = np.zeros(2), np.zeros(100)
     with ww.open(medium, dtype="i8", device="cpu", cache="64KiB") as a:
         with pytest.raises(errors.MediumError):

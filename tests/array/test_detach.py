@@ -15,6 +15,7 @@ from tests.harness.clock import time_passes
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab import media
 from warpwell import errors, storage
 from warpwell.queues import QueuePairs
 from warpwell.storage.controller import Controller
@@ -117,7 +118,7 @@ def test_an_array_whose_drive_is_stalled_leaves_without_keeping_others_waiting()
 
 def test_opening_an_array_raises_no_error_of_another() -> None:
     with ww.Cache(100 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=3.0) as cache:
-        first = opened(cache, storage.Latency(storage.RamMedium(np.arange(N)), latency_us=200_000.0))
+        first = opened(cache, media.Latency(storage.RamMedium(np.arange(N)), latency_us=200_000.0))
         done = np.zeros(1, np.int64)
         ask_for[1](first, np.zeros(1, np.int64), done)
         assert cache.pairs.in_use()
@@ -163,7 +164,7 @@ def test_a_forked_child_waits_for_no_prefetch() -> None:
 def test_pinned_pages_are_written_beside_a_prefetch() -> None:
     values = np.arange(N)
     with ww.Cache(20 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=1e6) as cache:
-        medium = storage.Latency(storage.RamMedium(values), latency_us=(0.1 * TIMEOUT * 1e6, 0.0))  # reads, writes
+        medium = media.Latency(storage.RamMedium(values), latency_us=(0.1 * TIMEOUT * 1e6, 0.0))  # reads, writes
         a = ww.open(medium, "r+", dtype="i8", device="cpu", cache=cache)
         with time_passes(0.1 * TIMEOUT):
             a.pin(0, PER)

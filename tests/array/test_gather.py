@@ -25,6 +25,7 @@ from tests.harness.arrays.kernels import write
 from tests.harness.until import until
 
 import warpwell as ww
+from lab import media
 from warpwell import errors, storage
 from warpwell.array.gather import break_even, cached, future, in_stream, jobs, lists, memory, tensors
 from warpwell.cache import prefetch
@@ -471,7 +472,7 @@ def test_rows_of_any_medium(tmp_path: Path, kind: str) -> None:
         "ram": lambda: storage.RamMedium(model),
         "striped": lambda: storage.Striped([storage.RamMedium(one) for one in stripes], 512),
         "replicated": lambda: storage.Replicated([storage.FileMedium(tmp_path / f"{k}") for k in range(3)]),
-        "latency": lambda: storage.Latency(storage.FileMedium(tmp_path / "0"), latency_us=50.0),
+        "latency": lambda: media.Latency(storage.FileMedium(tmp_path / "0"), latency_us=50.0),
         "python": Whole,
     }
     rows = np.random.default_rng(2).integers(0, 1 << 12, 3000)
@@ -501,7 +502,7 @@ def test_full_statistics_count_what_is_gathered(tmp_path: Path) -> None:
 
 
 def test_a_failing_medium_raises_and_leaves_nothing(tmp_path: Path) -> None:
-    medium = storage.Faulty(storage.RamMedium(np.arange(100_000)), fail_ranges=[(204_800, 215_040)])
+    medium = media.Faulty(storage.RamMedium(np.arange(100_000)), fail_ranges=[(204_800, 215_040)])
     with ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE) as a:
         begun = ww.gather(a, np.arange(0, 100_000, 50))
         with pytest.raises(errors.MediumError, match="LBA"):
@@ -511,7 +512,7 @@ def test_a_failing_medium_raises_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None:
-    medium = storage.Faulty(storage.RamMedium(np.arange(100_000)), silent_after=3)
+    medium = media.Faulty(storage.RamMedium(np.arange(100_000)), silent_after=3)
     a = ww.open(medium, dtype="i8", device="cpu", cache="64KiB", page_size=PAGE, timeout=0.5)
     begun = ww.gather(a, np.arange(0, 100_000, 500))
     with pytest.raises(TimeoutError, match="wait longer"):

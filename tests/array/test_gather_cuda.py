@@ -11,9 +11,9 @@ import pytest
 from tests.harness.arrays.gathers import TIERS, GatherConformance
 
 import warpwell as ww
+from lab.media import Latency
 from warpwell import errors
 from warpwell.storage import RamMedium
-from lab.media import Latency
 
 
 class TestGathers(GatherConformance):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.harness.arrays.kernels import PAGE, add, read, write
 
 import warpwell as ww
+from lab import media
 from warpwell import errors, storage
 from warpwell.array import from_medium
 from warpwell.cache import prefetch
@@ -24,8 +25,8 @@ N = 400 * PER
 pytestmark = pytest.mark.timeout(120)
 
 
-def faulty(**faults: Any) -> storage.Faulty:
-    return storage.Faulty(storage.RamMedium(np.arange(N)), **faults)
+def faulty(**faults: Any) -> media.Faulty:
+    return media.Faulty(storage.RamMedium(np.arange(N)), **faults)
 
 
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:

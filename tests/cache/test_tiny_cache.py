@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab import media
 from warpwell import storage
 from warpwell.cache.access import access
 from warpwell.targets.compiler.compiled import compile_native
@@ -125,7 +126,7 @@ def ask_for(a):
 def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None:
     """They belong to other queues than the miss, and nobody else waits for them."""
     data = np.arange(64 * 64)
-    medium = storage.Faulty(storage.RamMedium(data), delay_us=50_000)
+    medium = media.Faulty(storage.RamMedium(data), delay_us=50_000)
     options = {"dtype": "i8", "device": "cpu", "page_size": PAGE, "timeout": 5.0}
     with ww.open(medium, cache=frames * (PAGE + 8), **options) as a:
         ask_for[frames](a)

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "lab" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 GPU = "a GPU"
 SERVICE = "a service, as started above"

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.harness.key_value_memory import KeyValueMemory, command_row, request_all
 
-from lab.media import KeyValueFaulty
-from lab.media import KeyValueLatency
+from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors, nvme
 from warpwell.queues import QueuePairs
 from warpwell.storage import RamMedium

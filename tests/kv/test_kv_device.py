@@ -20,10 +20,9 @@ from tests.harness import kv_device as load
 from tests.harness.clock import time_passes
 from tests.harness.until import HANG_SECONDS
 
-from lab.media import KeyValueFaulty
+from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors, kv
 from warpwell.kv.keys import as_key
-from lab.media import KeyValueLatency
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
 from warpwell.targets.compiler.run_cpu import THREADS

@@ -25,8 +25,7 @@ from tests.harness.key_value_load import (
 )
 from tests.harness.key_value_memory import KeyValueMemory, settle
 
-from lab.media import KeyValueFaulty
-from lab.media import KeyValueLatency
+from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_CQ_TAIL, P_SQ_HEAD, Q_WORDS

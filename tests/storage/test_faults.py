@@ -17,6 +17,7 @@ import pytest
 from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
+from lab import media
 from warpwell import errors, storage
 from warpwell.storage import service_pool
 from warpwell.targets import has_cuda
@@ -26,8 +27,8 @@ N = 400 * PAGE // 8
 pytestmark = pytest.mark.timeout(60)
 
 
-def faulty(data: Any = None, **faults: Any) -> storage.Faulty:
-    return storage.Faulty(storage.RamMedium(np.arange(N) if data is None else data), **faults)
+def faulty(data: Any = None, **faults: Any) -> media.Faulty:
+    return media.Faulty(storage.RamMedium(np.arange(N) if data is None else data), **faults)
 
 
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
@@ -387,6 +388,7 @@ STUCK = """
 import os, signal, sys, threading, time
 import numpy as np
 import warpwell as ww
+from lab import media
 from warpwell import storage
 from tests.harness.arrays.kernels import read
 
@@ -396,7 +398,7 @@ def spin(a, out):
     while not ww.failed():
         out[0] = a[i]
 
-medium = storage.Faulty(storage.RamMedium(np.arange(4096)))
+medium = media.Faulty(storage.RamMedium(np.arange(4096)))
 a = ww.open(medium, "r+", dtype="i8", device="cpu", cache=4096, page_size=512, timeout=600.0)
 out = np.zeros(64, np.int64)
 read[64](a, np.zeros(64, np.int64), out)

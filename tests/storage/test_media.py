@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.media import Faulty
-from lab.media import DRIVES, Latency, rates_of
+from lab.media import DRIVES, Faulty, Latency, rates_of
 from warpwell import errors
 from warpwell.nvme import (
     CAPACITY_EXCEEDED,

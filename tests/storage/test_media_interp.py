@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lab.media import Faulty
-from lab.media import Latency
+from lab.media import Faulty, Latency
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage import latency
 from warpwell.storage.groups import Replicated, Striped

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab.media import Latency
 from warpwell import errors
 from warpwell.nvme import CAPACITY_EXCEEDED, FLUSH, READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage import FileMedium, Striped, ring
-from lab.media import Latency
 from warpwell.storage.file import DIRECT_FD
 from warpwell.storage.medium import PENDING
 from warpwell.testing.media import HostBytes, drive

@@ -10,9 +10,9 @@ import pytest
 from tests.harness.until import until
 
 import warpwell as ww
+from lab.media import Faulty
 from warpwell import errors
 from warpwell.storage import RamMedium, service_pool
-from lab.media import Faulty
 from warpwell.storage.medium import PythonMedium
 
 ITEMS = 2048

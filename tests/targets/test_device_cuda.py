@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from lab.media import Faulty
 from warpwell import errors
 from warpwell.storage import RamMedium
-from lab.media import Faulty
 
 ITEMS = 1 << 14
 THREADS = 1024

@@ -17,6 +17,7 @@ from tests.harness import interrupts
 from tests.harness.until import Stopwatch, until
 
 import warpwell as ww
+from lab import media
 from warpwell import errors, storage
 
 MANY = 1 << 40
@@ -136,7 +137,7 @@ def test_a_medium_that_takes_long(medium: str) -> None:
             return super().read(offset, nbytes)
 
     base = np.arange(100_000)
-    chosen = storage.Latency(storage.RamMedium(base), latency_us=50_000) if medium == "slow" else Blocking(base)
+    chosen = media.Latency(storage.RamMedium(base), latency_us=50_000) if medium == "slow" else Blocking(base)
     out = np.zeros(64, np.int64)
     with ww.open(chosen, dtype="i8", device="cpu", cache="64KiB", timeout=60) as a:
         read[1](a, out)

@@ -11,11 +11,11 @@ from tests.harness.arrays.kernels import write
 from tests.harness.until import until
 
 import warpwell as ww
+from lab.media import Faulty
 from warpwell import errors
 from warpwell.cache.launches import CacheLaunch
 from warpwell.scheduler import Scheduler
 from warpwell.storage import RamMedium
-from lab.media import Faulty
 from warpwell.targets.fault import LaunchFlag
 
 WAITING, OPEN = 0, 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.media import DriveRates, rates_of
+from lab.media import DriveRates, Latency, rates_of
 from warpwell.array import Array, open_array
 from warpwell.errors import ArgumentError
 from warpwell.storage import DriveRates, FileMedium, Latency, Medium, RamMedium, Striped

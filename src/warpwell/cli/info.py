@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         "gpus": found,
         "processors": len(os.sched_getaffinity(0)),
         "compiled_code": str(cache_folder()),
-        "media": ["file", "ram", "striped", "replicated", "latency (emulated)", "faulty (emulated)"],
+        "media": ["file", "ram", "striped", "replicated"],
         "file_transfers": "io_uring" if (refused := allowed()) is None else f"pread, pwrite (no io_uring: {refused})",
         "missing": advice,
     }

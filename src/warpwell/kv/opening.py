@@ -140,7 +140,8 @@ def open_store(
     beside : DeviceStore, optional
         A store of the same folder on another device, whose controller serves this store's queues too.
     drive : callable, optional
-        Wraps a shard's native functions in an emulated drive (`warpwell.storage.KeyValueLatency`).
+        Called with the native functions (`NativeMedium`) of each shard; returns a wrapper with a method `native`, which
+        returns the functions to use in their place. For example, an emulated drive.
 
     Returns
     -------

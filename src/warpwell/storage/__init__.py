@@ -15,15 +15,11 @@ Files, in the order in which a command meets them:
 - ring.py         io_uring: many commands of a file in flight
 - page_cache.py   what the system's page cache holds of a file is copied from there
 - groups.py       `Striped` and `Replicated`: several media as one
-- latency.py      an emulated drive, of blocks or of keys and values; the known drives
-- faulty.py       injected faults, of blocks or of keys and values
 - commands.py     helpers of native media: slots of commands in flight, spin locks, state words
 """
 
 from .controller import Controller, service_threads
-from .faulty import Faulty, KeyValueFaulty
 from .file import FileMedium
 from .groups import Replicated, Striped
-from .latency import DRIVES, DriveRates, KeyValueLatency, Latency
 from .medium import PENDING, Medium, NativeMedium, PythonMedium
 from .ram import RamMedium

@@ -13,10 +13,10 @@ import pytest
 from tests.harness.arrays.kernels import write
 
 import warpwell as ww
+from lab.media import Faulty
 from warpwell import errors
 from warpwell.array.gather import frames, in_stream
 from warpwell.storage import RamMedium
-from lab.media import Faulty
 from warpwell.targets.arrays import to_host
 
 PAGE = 512

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
-from ..nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
-from ..targets import (
+from warpwell import errors
+from warpwell.nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
+from warpwell.storage.commands import keep_result, lock, results_table, set_word, take_result, unlock, word
+from warpwell.storage.medium import PENDING, Medium, NativeMedium, Wrapper, raw_bytes
+from warpwell.targets import (
     SYSTEM,
     call_native,
     clock_ns,
@@ -28,9 +30,8 @@ from ..targets import (
     rem,
     store_relaxed,
 )
-from .commands import keep_result, lock, results_table, set_word, take_result, unlock, word
+
 from .latency import Latency
-from .medium import PENDING, Medium, NativeMedium, Wrapper, raw_bytes
 
 START = 0
 COMPLETE = 1

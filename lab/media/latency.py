@@ -13,25 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import errors
-from .._os import clock
-from ..nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
-from ..targets import (
-    SYSTEM,
-    backoff,
-    call_native,
-    clock_ns,
-    compare_exchange,
-    device,
-    div,
-    exchange,
-    load_relaxed,
-    native,
-    seat,
-    store_relaxed,
-)
-from ..targets.memory import private_block
-from .commands import (
+from warpwell import errors
+from warpwell._os import clock
+from warpwell.nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
+from warpwell.storage.commands import (
     R_EXTRA,
     R_NBYTES,
     R_OP,
@@ -49,7 +34,22 @@ from .commands import (
     unlock,
     word,
 )
-from .medium import PENDING, Medium, NativeMedium, Wrapper
+from warpwell.storage.medium import PENDING, Medium, NativeMedium, Wrapper
+from warpwell.targets import (
+    SYSTEM,
+    backoff,
+    call_native,
+    clock_ns,
+    compare_exchange,
+    device,
+    div,
+    exchange,
+    load_relaxed,
+    native,
+    seat,
+    store_relaxed,
+)
+from warpwell.targets.memory import private_block
 
 # -- state: words that are only read, then what commands pass ------------------------------------------------------
 START = 0
