@@ -113,7 +113,7 @@ bench: $(STAMP)
 	$(BIN)/python -m lab bench --all --quick $(ARGS)
 
 interleavings: $(STAMP)
-	$(BIN)/python -m lab.campaigns.interleavings --runs 10000 $(ARGS)
+	$(BIN)/python -m lab campaign interleavings --runs 10000 $(ARGS)
 
 # Layer and worker for machines without a C compiler. With the package ziglang in .venv, for glibc 2.17 and newer.
 driver-wheel: $(STAMP)

@@ -40,6 +40,14 @@ COMMANDS: dict[str, Command] = {
     "bench kv": Command(
         "lab.bench.commands.kv:main", "measure operations per second and latencies of a store with YCSB"
     ),
+    "campaign drive_losses": Command("lab.campaigns.drive_losses:main", "kill QEMU while kernels write to its drive"),
+    "campaign interleavings": Command(
+        "lab.campaigns.interleavings:main", "run models on weak memory, in seeded orders"
+    ),
+    "campaign interrupts": Command("lab.campaigns.interrupts:main", "interrupt programs with Ctrl-C at random moments"),
+    "campaign kv_crash": Command("lab.campaigns.kv_crash:main", "kill writers of a store, cut power, flip bits"),
+    "campaign kv_model": Command("lab.campaigns.kv_model:main", "compare random operations on a store with a dict"),
+    "campaign kv_training": Command("lab.campaigns.kv_training:main", "train from a store through kills, and compare"),
     "campaign pool_faults": Command(
         "lab.campaigns.pool_faults:main", "kill, interrupt and starve jobs of warpwell run at random moments"
     ),

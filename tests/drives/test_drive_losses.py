@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.harness import drive_losses
 from tests.harness.arrays import kernels
 from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab.campaigns import drive_losses
 from lab.campaigns.drive_losses import Campaign, Opener, by_medium, by_rings
 from lab.drives import nbd
 from lab.drives.nbd import NbdServer

@@ -12,7 +12,7 @@ import pytest
 from lab.campaigns.guest.boot import CannotRun, Guest
 
 HERE = Path(__file__).parents[2]
-PROGRAM = HERE / "tests/harness/guest/program.py"
+PROGRAM = HERE / "lab/campaigns/guest/program.py"
 CHECKS = re.findall(r"^@check\ndef (\w+)", PROGRAM.read_text(), re.MULTILINE)
 
 VIRTUAL = (

@@ -9,8 +9,8 @@ import sys
 import tempfile
 
 import pytest
-from tests.harness import kv_crash
 
+from lab.campaigns import kv_crash
 from lab.campaigns.crash.kv_flips import flip_campaign
 from lab.campaigns.crash.power import Disk, RecordingFiles
 from lab.campaigns.kv_crash import Counts, failed_calls, power_cuts
@@ -39,7 +39,7 @@ def short(monkeypatch):
 APART = """
 import json, sys
 from dataclasses import asdict
-from tests.harness import kv_crash
+from lab.campaigns import kv_crash
 write = kv_crash.write_script
 if sys.argv[2] == "short":
     kv_crash.write_script = lambda seed, durability="commit": write(seed, 18, durability, keys=8)

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.harness import kv_training
 
+from lab.campaigns import kv_training
 from lab.campaigns.kv_ranks import Run, Step, steps_of
 
 

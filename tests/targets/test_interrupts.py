@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.harness import interrupts
 from tests.harness.until import Stopwatch, until
 
 import warpwell as ww
 from lab import media
+from lab.campaigns import interrupts
 from warpwell import errors, storage
 
 MANY = 1 << 40

@@ -1,7 +1,7 @@
 """Files: every system call of a store that changes the disk. Guard: stops writing after a failed one.
 
 Tests replace `Files` by one that kills the process at a call, fails the call, or withholds the bytes that the call
-would make durable (`lab.campaigns.crash.power`). Nothing else in this folder changes a file. A full disk leaves the log
+would make durable. Nothing else in this folder changes a file. A full disk leaves the log
 unchanged; after any other error the log accepts no more writes.
 """
 

@@ -1,6 +1,6 @@
 """Kills of QEMU while kernels write to its drive: what a flush acknowledged stays, and launches end with an error.
 
-    python -m lab.campaigns.drive_losses --runs 200
+    python -m lab campaign drive-losses --runs 200
 
 The drive lies on a disk with a volatile cache (`lab.drives.nbd`), which outlives QEMU: each kill drops a random
 half of the sectors that were not flushed, and the next QEMU finds what is left. An item's value tells its index and the
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tests.harness.arrays import kernels
 
 import warpwell as ww
 from lab.drives.nbd import NbdServer
@@ -38,6 +36,13 @@ OPTIONS: dict[str, Any] = {"dtype": "int64", "device": "cpu", "page_size": 4096,
 LONGEST = 0.12
 """Seconds from the first flush to the kill."""
 Opener = Callable[[Namespace], AbstractContextManager[Any]]
+
+
+@ww.kernel
+def write(a, index, values):
+    """Store `values` at `index`."""
+    i = ww.grid(1)
+    a[index[i]] = values[i]
 
 
 @dataclass
@@ -152,7 +157,7 @@ class Campaign:
         index = np.array(self._random.sample(range(ITEMS), STORES))
         self._last[index] = self._launch
         self.outcome.launches += 1
-        kernels.write[STORES](array, index, self._launch * ITEMS + index)
+        write[STORES](array, index, self._launch * ITEMS + index)
 
     def _flush(self, array: Any) -> None:
         array.flush()
@@ -228,7 +233,11 @@ class Comeback(Campaign):
 
 def main(arguments: list[str]) -> int:
     """Run a campaign, print what it saw, and return 1 if something was lost."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m lab campaign drive-losses",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rings", action="store_true", help="the drive serves the rings of kernels itself")
@@ -242,7 +251,3 @@ def main(arguments: list[str]) -> int:
         f"lost: {outcome.lost or 'nothing'}"
     )
     return 1 if outcome.lost else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Seeded interleavings of queues, cache and stores: ``python -m lab.campaigns.interleavings``.
+"""Seeded interleavings of queues, cache and stores: ``python -m lab campaign interleavings``.
 
 Each seed is one scenario and one interleaving on weak memory, and the same seed gives the same run. With
 ``--faults`` the planted faults are run instead, each until a seed finds it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -189,7 +188,7 @@ def _run_scenario(scenario: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _replay(outcome: Outcome) -> str:
-    return f"python -m lab.campaigns.interleavings --scenario {outcome.scenario} --replay {outcome.seed}"
+    return f"python -m lab campaign interleavings --scenario {outcome.scenario} --replay {outcome.seed}"
 
 
 def _run_replay(scenarios: Sequence[str], seed: int) -> int:
@@ -201,7 +200,7 @@ def _run_replay(scenarios: Sequence[str], seed: int) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return 1 where something was violated or a planted fault was not found."""
-    parser = argparse.ArgumentParser(prog="python -m lab.campaigns.interleavings", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab campaign interleavings", description=__doc__)
     whole: Callable[[str], int] = int
     parser.add_argument("--runs", type=whole, default=1000, help="interleavings of each scenario (1000)")
     parser.add_argument("--seed", type=whole, default=0, help="first seed (0; of faults: where they were found)")
@@ -223,7 +222,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(results, indent=2))
     return int(any(result["violations"] for result in results))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """Ctrl-C at random moments: programs that are interrupted must end within a second, and leave nothing.
 
-Run as ``python -m lab.campaigns.interrupts --what kernel --times 200 --seed 1``. A program of `PROGRAMS` runs in a
+Run as ``python -m lab campaign interrupts --what kernel --times 200 --seed 1``. A program of `PROGRAMS` runs in a
 process group of its own, in an empty folder. It prints READY before what may be interrupted. One that goes on prints
 OUT when it has caught the interrupt, and DONE when it has seen that everything can be used; another must end.
 """
@@ -322,7 +322,7 @@ def _shared_memory(pid: int) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the campaign; return 1 where something was wrong."""
-    parser = argparse.ArgumentParser(prog="python -m lab.campaigns.interrupts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab campaign interrupts", description=__doc__)
     parser.add_argument("--what", choices=sorted(PROGRAMS), default="kernel")
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
@@ -338,7 +338,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in found.faults:
         print(fault, file=sys.stderr)
     return 1 if found.faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

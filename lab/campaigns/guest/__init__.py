@@ -1,0 +1,1 @@
+"""A Linux guest: `boot` starts it, `program` runs in it."""

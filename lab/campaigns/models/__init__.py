@@ -1,0 +1,1 @@
+"""Models of concurrent parts for `interleavings`, one module each; `faults_planted` lists the planted faults."""
