@@ -935,7 +935,7 @@ def default_page_size(device: str, cache_bytes: int) -> int:
     """Return the bytes of a page, where none are given.
 
     On the CPU a page of 16 KiB takes hardly longer to come than one of 4 KiB, and a scan has a quarter of the misses
-    (`benchmarks/laptop.py`); in a small cache more frames count for more. A GPU waits for many pages at once.
+    (measured by the matrix benchmark); in a small cache more frames count for more. A GPU waits for many pages at once.
     """
     return 16384 if device == "cpu" and cache_bytes >= 1024 * 16384 else 4096
 

@@ -10,7 +10,7 @@ from ..._check import checked_integer
 from ..transport.bulk import MAX_CHUNK
 
 CHUNK = 2 << 20
-"""Bytes of a chunk: bandwidth has saturated there (benchmarks/pool_transfer.py)."""
+"""Bytes of a chunk: bandwidth has saturated there."""
 
 LEAST = 4096
 
