@@ -1,6 +1,6 @@
 """Kills of QEMU while kernels write to its drive: what a flush acknowledged stays, and launches end with an error.
 
-    python -m lab campaign drive-losses --runs 200
+    python -m lab campaign drive_losses --runs 200
 
 The drive lies on a disk with a volatile cache (`lab.drives.nbd`), which outlives QEMU: each kill drops a random
 half of the sectors that were not flushed, and the next QEMU finds what is left. An item's value tells its index and the
@@ -234,7 +234,7 @@ class Comeback(Campaign):
 def main(arguments: list[str]) -> int:
     """Run a campaign, print what it saw, and return 1 if something was lost."""
     parser = argparse.ArgumentParser(
-        prog="python -m lab campaign drive-losses",
+        prog="python -m lab campaign drive_losses",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

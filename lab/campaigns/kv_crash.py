@@ -1,4 +1,4 @@
-"""Crash campaigns on the log of key-value stores: ``python -m lab campaign kv-crash``.
+"""Crash campaigns on the log of key-value stores: ``python -m lab campaign kv_crash``.
 
 Kills at random moments, a kill at every system call, power cuts, failed calls, and flipped bits. The seed is
 printed, and the same seed gives the same scripts, cuts and flips (a random kill's moment is the machine's).
@@ -348,7 +348,7 @@ def _folder(base: str) -> Iterator[str]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run campaigns and print their outcomes; 1 if anything went wrong."""
-    parser = argparse.ArgumentParser(prog="python -m lab campaign kv-crash", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab campaign kv_crash", description=__doc__)
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="kills at random moments")
     parser.add_argument("--every-call", action="store_true", help="a kill before, within and after every call")
     parser.add_argument("--cuts", type=int, default=0, metavar="N", help="power cuts")

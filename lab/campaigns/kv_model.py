@@ -1,4 +1,4 @@
-"""Random operations on a store against a dict: ``python -m lab campaign kv-model --operations 1000000 --seed 1``.
+"""Random operations on a store against a dict: ``python -m lab campaign kv_model --operations 1000000 --seed 1``.
 
 One operation is one call of the store; whatever it answers is compared. Now and then everything is compared, the
 store is closed and opened again, left by an exception (then only what was committed counts), compacted, and looked
@@ -278,7 +278,7 @@ def _same(got: Any, expected: Any, what: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run from a command line; the exit code is 0 when all answers were right."""
-    parser = argparse.ArgumentParser(prog="python -m lab campaign kv-model", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab campaign kv_model", description=__doc__)
     parser.add_argument("--operations", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=None, help="left out: a new one")
     parser.add_argument("--durability", choices=sorted(set(DURABILITIES)), default=None)

@@ -1,4 +1,4 @@
-"""Training from a store against training from memory, through kills: ``python -m lab campaign kv-training``.
+"""Training from a store against training from memory, through kills: ``python -m lab campaign kv_training``.
 
 A network learns scikit-learn's digits. The losses of all steps, exact to the last bit, and the samples that every step
 learnt from, in order, are compared with those of a run in one process that has all digits in memory:
@@ -216,7 +216,7 @@ def _in(folder: Path, run: Run, **changes: Any) -> Run:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return 1 where two runs differ."""
-    parser = argparse.ArgumentParser(prog="python -m lab campaign kv-training", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab campaign kv_training", description=__doc__)
     whole: Any = int
     parser.add_argument("--ranks", type=whole, nargs="+", default=[1, 2, 4], help="numbers of ranks (1 2 4)")
     parser.add_argument("--kills", type=whole, default=9, help="kills in mid-epoch (9)")
