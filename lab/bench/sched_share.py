@@ -27,6 +27,10 @@ from lab.bench import sched_peers
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.sched_forms import Bench, Made
 from lab.bench.sched_pairs import SHARES, together
+from lab.sched.rates import Matrix, Pair
+from lab.sched.replay import ReplayResult, replay
+from lab.sched.simulator import HostDelays, Simulator
+from lab.sched.workloads import WORKLOADS, make
 from warpwell.scheduler import Capacity, Core, Kind, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.predict.learner import Learner

@@ -27,9 +27,9 @@ from typing import Any
 
 from warpwell import errors
 from warpwell.cache import parse_size
+from warpwell.drives import DmaArena, Drive
 
-from ..drives import DmaArena, Drive, QtestTransport
-from ..drives.qtest import ARENA_SLOT, NVME_SLOT
+from .qtest import ARENA_SLOT, NVME_SLOT, QtestTransport
 
 BINARY = "qemu-system-x86_64"
 VARIABLE = "WARPWELL_QEMU"

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from warpwell import errors
+from warpwell.drives import DmaArena, Transport
 from warpwell.targets import Block
 from warpwell.targets.memory import private_block
 

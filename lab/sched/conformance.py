@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lab.sched.simulator import Simulator
 from warpwell import errors
 from warpwell.scheduler import Capacity, Core, Ended, Job, Kind, Policy, Profile, Request, State, Stopped, Task
 from warpwell.scheduler.predict.rates import ClassTable
-from lab.sched.simulator import Simulator
 
 CAPACITY = Capacity(memory=1000)
 LIFE = re.compile(r"arrive( launch( resize)*( preempt stop)?)* (end|fail|cancel|preempt end)")

@@ -14,6 +14,7 @@ from warpwell._check import checked_integer, checked_seconds
 from warpwell.scheduler import POLICIES, Capacity, Core, Log, SourceModel
 from warpwell.scheduler.decision import SOURCE
 from warpwell.scheduler.policies import policy
+
 from .metrics import NEEDED
 from .rates import rates
 from .replay import ReplayResult, replay

@@ -13,6 +13,7 @@ import numpy as np
 from warpwell import errors
 from warpwell.scheduler import Kind, Log, SourceModel
 from warpwell.scheduler.decision import SOURCE
+
 from .traces import rows
 
 

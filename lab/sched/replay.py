@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from warpwell import errors
 from warpwell.scheduler import Core, Job, Log, Request, Task
+
 from .metrics import Metrics, measure
 from .simulator import Simulator
 

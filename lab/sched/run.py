@@ -28,10 +28,6 @@ from warpwell.errors import ArgumentError, MissingFileError, SchedulerError
 from warpwell.scheduler import Core, Event, Job, Log, Profile, Request, Scheduler, Task
 from warpwell.scheduler.executors import executor_of
 from warpwell.scheduler.report.timeline import require_pictures
-from lab.sched.experiment import chosen, log_path
-from lab.sched.metrics import Metrics, measure
-from lab.sched.replay import replay
-from lab.sched.workloads import WORKLOADS, Application, make
 from warpwell.targets import default_device
 
 _MIXES = {"cpu": "triad:2000000,gemm:256,mvt:1000,nbody:3000", "cuda": "triad,gemm,mvt,nbody"}

@@ -103,8 +103,6 @@ def run(arguments: argparse.Namespace) -> int:
     from warpwell.cli.output import Output
     from warpwell.scheduler import SourceModel
     from warpwell.scheduler.decision import SOURCE
-    from lab.sched.experiment import ERROR, Experiment, chosen, log_path
-    from lab.sched.traces import CAPACITIES
 
     output = Output(arguments.json)
     began = time.perf_counter()

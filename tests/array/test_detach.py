@@ -16,12 +16,12 @@ from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab import media
+from lab.media.gated import GatedMedium
 from warpwell import errors, storage
 from warpwell.queues import QueuePairs
 from warpwell.storage.controller import Controller
 from warpwell.storage.medium import NativeMedium
 from warpwell.targets import memory_for
-from warpwell.testing.gated import GatedMedium
 
 PER = PAGE // 8
 N = 64 * PER

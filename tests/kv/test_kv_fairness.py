@@ -17,7 +17,6 @@ from warpwell.queues.layout import P_BURST, P_COMMANDS, P_CQ_TAIL, P_SQ_DOORBELL
 from warpwell.queues.submission import field
 from warpwell.storage import arbitration
 from warpwell.storage.controller import Controller
-from warpwell.storage.latency import KeyValueLatency
 from warpwell.storage.serve import K_N_PORTS, port_of
 from warpwell.targets import SYSTEM, load_relaxed, memory_for, native, store_relaxed
 

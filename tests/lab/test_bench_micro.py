@@ -2,8 +2,9 @@
 
 import pytest
 
-from lab.bench import micro, runner
+from lab.bench import runner
 from lab.bench.micro import BENCHMARKS, figures, kernels
+from lab.bench.micro import run as micro
 from lab.bench.micro.setting import Setting
 from warpwell.errors import ArgumentError, WarpwellError
 
@@ -51,9 +52,7 @@ def test_media(medium: str, drives: str) -> None:
 
 def test_wrong_result_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     same = figures.same
-    monkeypatch.setattr(
-        "lab.bench.micro.reads.same", lambda name, found, expected: same(name, found + 1, expected)
-    )
+    monkeypatch.setattr("lab.bench.micro.reads.same", lambda name, found, expected: same(name, found + 1, expected))
     with pytest.raises(WarpwellError, match="wrong"):
         measured("reduction")
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from lab.media import Faulty, Latency
+from lab.media import Faulty, Latency, latency
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
-from warpwell.storage import latency
 from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.medium import PENDING, Medium
 from warpwell.storage.ram import RamMedium

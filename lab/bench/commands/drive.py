@@ -10,6 +10,7 @@ import numpy as np
 
 from lab.bench.micro.drives import drive_reads
 from lab.cli import parser_of, run_command
+from lab.drives.qemu import QemuDrive
 from warpwell._check import checked_integer
 from warpwell.cache import parse_size
 from warpwell.cache.sizes import parse_page_size
@@ -17,8 +18,6 @@ from warpwell.cli.arguments import json_option
 from warpwell.cli.output import Output
 from warpwell.drives import Namespace, open_namespace
 from warpwell.errors import ArgumentError
-from lab.bench.micro.drives import drive_reads
-from warpwell.testing.qemu import QemuDrive
 
 
 def main(argv: list[str]) -> int:

@@ -1,6 +1,7 @@
-"""Micro-benchmarks, each with its ceiling of the same run and BaM's protocol beside it .
+"""Micro-benchmarks, each with its ceiling of the same run and BaM's protocol beside it.
 
 ============  ===================================================================================
+run.py        the benchmark `micro`: all of them, or the named ones
 setting.py    `Setting`: options; arrays over the medium that they name
 figures.py    `Report`, `Row`: what was found; `same`, which ends a benchmark with a wrong result
 ceilings.py   rates that bound: a medium without queues and cache, copies, NumPy

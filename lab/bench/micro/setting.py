@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from lab.media import DriveRates, Latency, rates_of
 from warpwell.array import Array, open_array
 from warpwell.errors import ArgumentError
-from warpwell.storage import DriveRates, FileMedium, Latency, Medium, RamMedium, Striped
-from lab.media.latency import rates_of
+from warpwell.storage import FileMedium, Medium, RamMedium, Striped
 
 STRIPE = 1 << 16
 """Bytes of a stripe of several drives."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile
+
 from . import rows
 from .trace import TracedApplication, TracedKernel
 

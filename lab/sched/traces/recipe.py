@@ -7,6 +7,7 @@ from pathlib import Path
 
 from warpwell import errors
 from warpwell.scheduler import Capacity
+
 from . import orion, rows, synthetic, table
 from .arrivals import arrivals
 from .trace import Arrival, Arrivals, Trace, compose, select

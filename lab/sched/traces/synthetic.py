@@ -10,6 +10,7 @@ import numpy as np
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile
+
 from .trace import Arrivals, TracedApplication, TracedKernel
 
 CAPACITY = Capacity()

@@ -12,6 +12,7 @@ from typing import Any
 
 from warpwell import errors
 from warpwell.scheduler import Capacity, Kind, Profile
+
 from . import rows
 from .trace import Arrival, Trace, TracedApplication, TracedKernel
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from warpwell.scheduler import Kind
 from warpwell.targets import grid, kernel
+
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO = np.float32(0)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from warpwell.scheduler import Kind
 from warpwell.targets import grid, i64, kernel
+
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO = np.float32(0)

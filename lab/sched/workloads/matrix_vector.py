@@ -10,6 +10,7 @@ import numpy as np
 
 from warpwell.scheduler import Kind
 from warpwell.targets import device, grid, kernel
+
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO = np.float32(0)

@@ -6,6 +6,7 @@ import numpy as np
 
 from warpwell.scheduler import Kind
 from warpwell.targets import grid, kernel
+
 from .application import Built, Inputs, Step, Workload, geometric
 
 WEIGHTS = np.array([[0.2, -0.3, 0.4], [0.5, 0.6, 0.7], [-0.8, -0.9, 0.1]], np.float32)

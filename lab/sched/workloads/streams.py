@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from warpwell.scheduler import Kind
 from warpwell.targets import device, grid, kernel
+
 from .application import Built, Inputs, Step, Workload, geometric
 
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)

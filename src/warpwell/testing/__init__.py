@@ -3,6 +3,5 @@
 A subclass of a suite creates the object under test. Files:
 
 - media.py             `MediumConformance`: every storage medium
-- gated.py             `GatedMedium`: commands wait until a test lets them complete
 - executors.py         `ExecutorConformance`: every executor of the scheduler
 """

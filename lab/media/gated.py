@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..storage import Faulty, Medium
+from warpwell.storage import Medium
+
+from .faulty import Faulty
 
 
 class GatedMedium(Faulty):
