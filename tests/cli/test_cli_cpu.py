@@ -82,7 +82,10 @@ def test_paths_ranks_and_triangles(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "damping" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tier", ["mapped", "host-cached", "host", "device"])
+TIERS = ["mapped", *(pytest.param(tier, marks=pytest.mark.slow) for tier in ("host-cached", "host", "device"))]
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_other_tiers(ring: Path, capsys: pytest.CaptureFixture[str], tier: str) -> None:
     said = answer(capsys, "graph", "bfs", ring, "--source", 1100, "--device", "cpu", "--tier", tier)
     assert (said["tier"], said["reached"], said["depth"]) == (tier, 200, 100)

@@ -117,6 +117,7 @@ def test_a_worker_of_another_host_that_is_stopped_loses_no_call() -> None:
         assert backlog(job) == "right True\n"
 
 
+@pytest.mark.slow
 def test_streams_of_other_hosts_that_never_become_ready_leave_others_alone() -> None:
     with hosts(build.build()) as job:
         lines = said(job, "acts", "stuck_beside").splitlines()

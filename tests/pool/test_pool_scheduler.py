@@ -356,7 +356,7 @@ def test_what_fails_in_a_devices_thread_is_told_and_the_thread_goes_on(
         assert told == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 3))])
 def test_losses_at_random_moments(seed: int) -> None:
     """Every task with arrays of this process runs to its end, and what it wrote is as if it had run once."""
     random = np.random.default_rng(seed)

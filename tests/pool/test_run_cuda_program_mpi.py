@@ -101,6 +101,7 @@ def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: St
     until(lambda: not workers(mark))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("away", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["here", "away"])
 def test_a_program_that_executes_another_keeps_its_devices(start: Start, tmp_path: Path, away: bool) -> None:
     environ = {"WARPWELL_CUDA_DRIVER": str(build.build().fake)}

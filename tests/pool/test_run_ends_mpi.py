@@ -23,7 +23,7 @@ __all__ = ["start"]
     [
         pytest.param(["normal"], 0, "", marks=pytest.mark.slow),
         (["raise"], 1, "ValueError: on purpose"),
-        (["exit", "3"], 3, ""),
+        pytest.param(["exit", "3"], 3, "", marks=pytest.mark.slow),
         pytest.param(["message"], 1, "a message", marks=pytest.mark.slow),
         pytest.param(["_exit", "3"], 3, "", marks=pytest.mark.slow),
         pytest.param(["signal", "SIGKILL"], 137, "", marks=pytest.mark.slow),
@@ -93,6 +93,7 @@ def test_ctrl_c_at_random_moments(start: Start, seed: int) -> None:
     assert left(run.folder) == []
 
 
+@pytest.mark.slow
 def test_an_application_that_does_not_listen_is_killed_by_the_second_interrupt(start: Start) -> None:
     run = start("--agents", "2", ENDING, "deaf")
     run.line("deaf")

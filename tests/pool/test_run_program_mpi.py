@@ -57,6 +57,7 @@ def test_the_same_as_under_python(start: Start, arguments: list[str]) -> None:
     assert expected[1]
 
 
+@pytest.mark.slow
 def test_an_application_may_use_mpi_itself(start: Start) -> None:
     text = "import sys, warpwell as ww; c = ww.pool.communicator(); print(c.allreduce(5), c.size, sys.argv)"
     run = start("--agents", "2", "-c", text, "-x")
@@ -64,6 +65,7 @@ def test_an_application_may_use_mpi_itself(start: Start) -> None:
     assert run.output == "5 1 ['-c', '-x']\n"
 
 
+@pytest.mark.slow
 def test_copies_that_nobody_takes_are_let_go(start: Start) -> None:
     run = start("--agents", "2", str(PROGRAMS / "refused.py"))
     assert run.end() == 0, run.errors
@@ -130,26 +132,31 @@ def test_a_host_that_refuses_says_so(start: Start, tmp_path: Path) -> None:
     run.nothing_is_left()
 
 
-def test_info_top_and_trace(start: Start, tmp_path: Path) -> None:
-    def warpwell(*arguments: str) -> str:
-        environ = {**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(run.folder)}
-        command = [sys.executable, "-m", "warpwell", *arguments]
-        return subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, check=True, env=environ, timeout=HANG_SECONDS
-        ).stdout
+def warpwell(folder: Path, *arguments: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": str(SOURCES), "TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "warpwell", *arguments]
+    return subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=environ, timeout=HANG_SECONDS
+    ).stdout
 
+
+def test_top_and_trace(start: Start, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     run = start("--agents", "2", "--trace", str(trace), ENDING, "wait")
     application, *agents = map(int, run.line("up"))
-    found = json.loads(warpwell("pool", "top", "--json"))["agents"]
+    found = json.loads(warpwell(run.folder, "pool", "top", "--json"))["agents"]
     assert [agent["pid"] for agent in found] == agents
     assert all(agent["info"]["target"] for agent in found)
-    assert str(agents[1]) in warpwell("pool", "top")
+    assert str(agents[1]) in warpwell(run.folder, "pool", "top")
     os.kill(application, signal.SIGINT)
     assert run.end() == 130
     calls = json.loads(trace.read_text())["devices"]
     assert [device["device"] for device in calls] == [0, 1]
-    found = json.loads(warpwell("pool", "info", "--agents", "2", "--json"))["devices"]
+
+
+@pytest.mark.slow
+def test_info_starts_agents(tmp_path: Path) -> None:
+    found = json.loads(warpwell(tmp_path, "pool", "info", "--agents", "2", "--json"))["devices"]
     assert [device["device"] for device in found] == [0, 1] and found[1]["round_trip_us"] > 0
 
 

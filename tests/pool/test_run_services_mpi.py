@@ -12,8 +12,6 @@ from .runs import PROGRAMS, SOURCES, Start, start
 
 __all__ = ["start"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-QUICK = {"services": 2}
-"""Programs that run in `make test`, and with how many agents: each one compiles anew."""
 
 
 def under_python(program: Path, folder: Path) -> str:
@@ -29,14 +27,13 @@ def under_python(program: Path, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "agents"),
     [
-        pytest.param(
-            path, agents, marks=[] if agents == QUICK.get(path.stem) else pytest.mark.slow, id=f"{path.stem}-{agents}"
-        )
+        pytest.param(path, agents, id=f"{path.stem}-{agents}")
         for path in (PROGRAMS / "services.py", PROGRAMS / "placing.py", *sorted(EXAMPLES.glob("pool_*/*.py")))
-        for agents in sorted({QUICK.get(path.stem, 4), 4})
+        for agents in (2, 4)
     ],
 )
 def test_the_same_as_under_python(start: Start, program: Path, agents: int, tmp_path: Path) -> None:

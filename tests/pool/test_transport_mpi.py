@@ -15,10 +15,9 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
     ("way", "ranks"),
     [
         ("tcp", 3),
-        ("shared memory", 2),
         *[
             pytest.param(way, ranks, marks=pytest.mark.slow)
-            for way, ranks in (("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))
+            for way, ranks in (("shared memory", 2), ("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))
         ],
     ],
 )
@@ -42,16 +41,11 @@ def test_all_checks_without_fault_tolerance(job: Job) -> None:
     test_all_checks_of_a_transport(job, "without fault tolerance", 3)
 
 
+ENDS = [(way, how) for way in ("shared memory", "tcp") for how in ("kill", "exit", "stop")]
+
+
 @pytest.mark.parametrize(
-    ("way", "how"),
-    [
-        ("shared memory", "kill"),
-        ("tcp", "exit"),
-        *[
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("shared memory", "exit"), ("shared memory", "stop"), ("tcp", "kill"), ("tcp", "stop"))
-        ],
-    ],
+    ("way", "how"), [pytest.param(*case, marks=pytest.mark.slow if case != ("tcp", "exit") else ()) for case in ENDS]
 )
 def test_a_peer_that_dies_in_the_middle_of_copies(job: Job, tmp_path: Path, way: str, how: str) -> None:
     ended = job(3, "failing.py", how, str(tmp_path), options=WAYS[way])
@@ -75,6 +69,7 @@ def test_a_peer_that_does_not_come_is_named(job: Job) -> None:
     assert sorted(ended.lines("missing ")) == ["0 rank 2", "1 rank 2"], ended
 
 
+@pytest.mark.slow
 def test_a_program_that_forgets_to_close_ends_well(job: Job) -> None:
     ended = job(3, "forgotten.py")
     assert ended.status == 0, ended

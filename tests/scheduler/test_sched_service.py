@@ -430,6 +430,7 @@ def test_the_owner_killed_in_mid_task(client: Client, kernels: Any) -> None:
     assert kinds[-1] == "end" and kinds.count("launch") >= 2
 
 
+@pytest.mark.slow
 def test_a_kernel_that_takes_its_owner_down(service: Service, client: Client, kernels: Any) -> None:
     with connect(service.path, tenant="other", timeout=HANG_SECONDS) as other:
         handle, y, wanted = long_task(other, kernels)

@@ -19,7 +19,7 @@ from warpwell.pool.transport.transport import Transport
 
 from .checks import CHECKS, LAST, PATIENCE, Party
 
-COUNTS = (2, pytest.param(3, marks=pytest.mark.slow), 4)
+COUNTS = (2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow))
 """Numbers of ranks to test with."""
 
 
