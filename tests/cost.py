@@ -17,8 +17,6 @@ BUDGETS: dict[str, float] = {}
 """Room -> CPU seconds of its tests in ``make test`` with an empty compile cache."""
 TOLERANCE = 1.1
 
-PROCESSES = ("subprocess.Popen", "os.fork", "os.posix_spawn")
-
 
 class Recorder:
     """A pytest plugin. A row of a test has its CPU seconds, own and of children that ended, and what it started."""
@@ -31,7 +29,7 @@ class Recorder:
         sys.addaudithook(self._audit)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in PROCESSES:
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
             self._counts["processes"] += 1
         elif event == "time.sleep":
             self._counts["sleep"] += arguments[0]
