@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-BUDGETS: dict[str, float] = {}
+BUDGETS: dict[str, float] = {"turns": 8, "pool": 65, "scheduler": 65, "driver": 50, "drives": 36, "cli": 12}
 """Room -> CPU seconds of its tests in ``make test`` with an empty compile cache."""
 TOLERANCE = 1.1
 
@@ -80,6 +80,8 @@ class Recorder:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:  # this is a worker of pytest-xdist
             output["cost"] = self.rows
+        elif over_budget(sums(self.rows)):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         rooms = sums(self.rows)
@@ -93,11 +95,6 @@ class Recorder:
             terminalreporter.line(f"{room:10} {line}, budget {BUDGETS.get(room, 0):g}")
         for room in over_budget(rooms):
             terminalreporter.line(f"{room} exceeds its budget", red=True)
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_unconfigure(self, config: pytest.Config) -> None:
-        if not hasattr(config, "workeroutput") and (rooms := over_budget(sums(self.rows))):
-            pytest.exit(f"over budget: {', '.join(rooms)}", returncode=1)
 
 
 def sums(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
