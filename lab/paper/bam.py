@@ -263,8 +263,9 @@ def line_sizes(setting: Setting, document: Document) -> Outcome:
     sizes = (512, 4096, 8192)
     ratios: dict[tuple[str, int], list[float]] = {(name, size): [] for name in ("bfs", "cc") for size in sizes}
     for kind in LINE_SHAPES:
-        graph = _graph(kind, 14 if setting.quick else 16, setting.folder)
-        data, sources = np.load(graph.edges_path), _sources(graph, 2)
+        # lists of neighbors and cache keep their size in lines of 4 KiB: a larger graph would be another experiment
+        graph = _graph(kind, 14, setting.folder)
+        data, sources = np.load(graph.edges_path), _sources(graph, 2 if setting.quick else 6)
         seconds: dict[tuple[str, int], float] = {}
         for size in sizes:
             with Stored(graph, slowed(RamMedium(data), GRAPH_SLOWER), size) as stored:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import platform
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from .experiment import DISAGREES, FAILED, Experiment, Setting, carry_out, documents
 
@@ -45,15 +43,6 @@ def experiments(names: list[str]) -> list[Experiment]:
     return found
 
 
-def machine() -> dict[str, Any]:
-    """Return facts about this machine."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
-
-
 def main(argv: list[str]) -> int:
     """Run experiments, print the table, and return 1 if a shape disagrees or an experiment fails."""
     parser = argparse.ArgumentParser(
@@ -74,6 +63,7 @@ def main(argv: list[str]) -> int:
 
     from rich.console import Console
 
+    from ..bench.machine import facts
     from . import report
 
     results, began = [], time.perf_counter()
@@ -85,7 +75,7 @@ def main(argv: list[str]) -> int:
             print(f"[{seconds:6.1f} s] {experiment.name}: {results[-1].status}", file=sys.stderr, flush=True)
     report.print_table(results, Console(width=None if sys.stdout.isatty() else 160))
     if options.json:
-        report.write_json(options.json, results, machine())
+        report.write_json(options.json, results, facts())
     if options.page:
-        options.page.write_text(report.page(results, machine()), encoding="utf-8")
+        options.page.write_text(report.page(results, facts()), encoding="utf-8")
     return int(any(result.status in (DISAGREES, FAILED) for result in results))
