@@ -9,8 +9,8 @@ turn, with pages of 4, 8 and 64 KiB (one data pointer, two, and a list of them):
 4. the same random reads by our own controller on the image's file.
 
 A machine that has no QEMU: ``python -m lab.drives.qemu_pack build/qemu`` on one that has, then there
-``WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python benchmarks/drive_gpu.py``. A rehearsal without a GPU:
-``python benchmarks/drive_gpu.py --device cpu --quick``.
+``WARPWELL_QEMU=build/qemu/qemu-system-x86_64 python -m lab bench drive-gpu``. A rehearsal without a GPU:
+``python -m lab bench drive-gpu --device cpu --quick``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Unmodified CUDA programs through a worker beside the same programs with this machine's driver, in turns of one run.
 
-``python benchmarks/cuda_programs.py`` measures what calls cost, by a C program and by numba-cuda. With ``--seconds S``
+``python -m lab bench driver-calls`` measures what calls cost, by a C program and by numba-cuda. With ``--seconds S``
 it also runs three whole programs that work for about S seconds beside their start, and compares what they print: native
 first, and then the worker; in the next program and turn the other way round. With ``--devices 2`` both sides run at
 the same time on a GPU each, and then swapped. ``--beside lupine=FOLDER`` adds another ``libcuda.so.1``, that of a

@@ -80,7 +80,12 @@ def facts() -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> tuple[str, bool]:
-    """Return the abbreviated commit of a checkout and whether it has uncommitted changes; "unknown" without Git."""
+    """Return the abbreviated commit of a checkout and whether it has uncommitted changes; "unknown" without Git.
+
+    ``WARPWELL_COMMIT`` names the commit of a copy without the repository's history.
+    """
+    if name := os.environ.get("WARPWELL_COMMIT"):
+        return name, False
     try:
         name = subprocess.run(
             ["git", "rev-parse", "--short=8", "HEAD"], cwd=root, capture_output=True, text=True, check=True
@@ -89,7 +94,7 @@ def commit(root: Path = ROOT) -> tuple[str, bool]:
             ["git", "status", "--porcelain", "--untracked-files=no"], cwd=root, capture_output=True, text=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("WARPWELL_COMMIT", "unknown"), False
+        return "unknown", False
     return name, bool(status.strip())
 
 

@@ -4,8 +4,8 @@ A float32 matrix with rows of 1000 bytes. Kernels: norms of all rows, and sums o
 row, and the whole matrix as a NumPy array. Rows that are compared take turns, so that a load on the machine meets all
 of them; each shows its best time. Cold: the page cache is dropped before each run (as root).
 
-    python benchmarks/laptop.py --folder /data            # 2 GB
-    python benchmarks/laptop.py --bytes 256MiB --json laptop.json
+    python -m lab bench matrix --folder /data            # 2 GB
+    python -m lab bench matrix --bytes 256MiB --json laptop.json
 """
 
 from __future__ import annotations

@@ -12,9 +12,12 @@ PAGE = machine.ROOT / "docs" / "figures.md"
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, or more before the point."""
+    """Return a number with three digits and a decimal prefix."""
+    for scale, prefix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= scale:
+            return f"{value / (1e3 if scale == 1e4 else scale):.3g}{prefix}"
     if value and abs(value) < 1e-3:
-        return f"{value:.2e}"
+        return f"{value * 1e6:.3g} u" if abs(value) >= 1e-6 else f"{value:.2e}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 

@@ -1,6 +1,6 @@
 """The source's tables 1 and 2: matrix products and FFTs on a device of the pool, beside the same GPU used directly.
 
-Run it as ``warpwell run --agents 1 benchmarks/pool_tables.py``. The agent is another process on the same host, so the
+Run it as ``python -m lab bench pool-tables``. The agent is another process on the same host, so the
 link is MPI's shared memory. Each time is that of operands to the device, the computation, and the result back:
 
 - *local pinned*, *local pageable*: CuPy in this process, from pinned and from ordinary arrays;

@@ -1,6 +1,6 @@
 """Two GPUs of a pool from one process: copies between them, independent work on both, and work that exchanges data.
 
-Run it as ``warpwell run --agents 2 benchmarks/pool_two.py`` on a host with two GPUs. Copies go from agent to agent,
+Run it as ``python -m lab bench pool-two`` on a host with two GPUs. Copies go from agent to agent,
 two processes; beside them the peer copy of one process that has both GPUs. Breadth-first searches from many sources
 are independent; the subspace iteration multiplies half of a matrix on each GPU and exchanges the halves of its vectors.
 """

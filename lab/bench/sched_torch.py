@@ -5,7 +5,7 @@ sequence 512, bfloat16) answers batches that arrive at random; the latency of a 
 of a load have the same arrivals. Training takes a turn a step, and pauses at residual blocks: its host waits there
 while inference has the GPU, or goes on (ahead). Inference takes a turn a batch, with priority. ::
 
-    python3 benchmarks/sched_torch.py --seconds 8 --loads 0.1,0.2 --json torch.json
+    python -m lab bench sched-torch --seconds 8 --loads 0.1,0.2 --json torch.json
 
 Needs PyTorch and a GPU; ``--pretend`` sleeps in place of both, to try the benchmark itself.
 """

@@ -183,7 +183,7 @@ def measure(nbytes: int, page_size: int, run_bytes: int, setting: Setting, recor
         runs, warps = nbytes // run_bytes, threads // (32 if setting.on_gpu else 1)
         found: dict[str, float] = {}
         for name in [*RAW, *SPANS]:
-            k = make(RAW.get(name) or SPANS[name], setting.option("registers", 40))
+            k = make(RAW.get(name) or SPANS[name], setting.option("registers", 64))
             first = (a if name in SPANS else frames, *((out,) if name == "map out" else ()))
             args = (*first, runs, items, warps, sink.address)
             with seen_as(a, COMPLETE if name == "complete" else EVICTING):

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernels", metavar="FILE.csv", help="name, bytes, miss_rate of the kernels of a log")
     parser.add_argument("--clock", type=float, default=1.755e9, metavar="HZ", help="cycles a second (default 1.755e9)")
     parser.add_argument("--out", metavar="FILE.json", help="write the constants, for --model of other commands")
-    parser.add_argument("--counts", metavar="FILE.json", help="launches counted by benchmarks/sched_counts.py")
+    parser.add_argument("--counts", metavar="FILE.json", help="counted launches")
     parser.add_argument("--device", metavar="NAME", help="whose history the launches go to (default: as measured)")
     parser.add_argument("--history", metavar="FILE.json", help="where it is (default: the user's cache folder)")
     json_option(parser)

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     group.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
     what = "how fast kernels run together (default: class, or matrix where --matrix is given)"
     group.add_argument("--rates", choices=("class", "maxmin", "matrix"), help=what)
-    group.add_argument("--matrix", metavar="FILE.json", help="pairs measured by benchmarks/sched_pairs.py")
+    group.add_argument("--matrix", metavar="FILE.json", help="pairs measured by `python -m lab bench sched-pairs`")
     what = "switch: contexts are saved, as in the source; drain: blocks end, as on stock GPUs (default switch)"
     group.add_argument("--mode", choices=("switch", "drain"), default="switch", help=what)
     group.add_argument("--model", metavar="FILE.json", help="constants of the cost formula, from sched fit")

@@ -25,7 +25,7 @@ RELIEVED = 0.91
 
 On an H200 it had 0.77 with half of the device, in place of 0.84 where the memory-intensive one had begun first, and
 0.75 with a quarter, in place of 0.81. Why is not known: workers lie evenly, and 2 to 5 ms later it still had 0.84
-(docs/results/2026-11-28-h200-path.md).
+(lab/results/h200/sched).
 """
 
 

@@ -245,6 +245,10 @@ def test_page_shows_every_figure(tmp_path: Path) -> None:
     assert "| x | 2 | 1 to 3 | 1/s | 3 (missed) | 0.50 (copy) | Peer 1,234 |" in text and "| y | 5 |" in text
 
 
+def test_page_of_the_repository_is_up_to_date() -> None:
+    assert page.main(["--check"]) == 0
+
+
 # -- one benchmark ----------------------------------------------------------------------------------------------------
 
 
