@@ -6,8 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from warpwell.cli.arguments import program
-from warpwell.cli.main import execute
+from warpwell.cli._common import Parser, execute
 
 
 def parser_of(name: str, description: str) -> argparse.ArgumentParser:
@@ -20,8 +19,8 @@ def parser_of(name: str, description: str) -> argparse.ArgumentParser:
     description : str
         What the command does.
     """
-    parser = program(prog=f"python -m lab {name}", description=description)
-    parser.set_defaults(command=name.split()[-1])
+    parser = Parser(prog=f"python -m lab {name}", description=description)
+    parser.set_defaults(command=name)
     return parser
 
 

@@ -2,28 +2,13 @@
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
-from unittest import mock
 
-
-class _Caught(Exception):
-    """Carries the parser out of ``main``."""
+from warpwell.cli.main import build_parser
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser that ``warpwell`` uses, with those of all its commands."""
-    from warpwell.cli import main
-
-    def parse_args(self: argparse.ArgumentParser, *_: Any) -> None:
-        raise _Caught(self)
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", parse_args):
-        try:
-            main(["sched"])  # the commands of sched are loaded only where they are named
-        except _Caught as caught:
-            found: argparse.ArgumentParser = caught.args[0]
-            return found
-    raise RuntimeError("warpwell.cli.main parsed no arguments")
+    """Return the parser of ``warpwell`` with all its commands."""
+    return build_parser()
 
 
 def commands(under: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

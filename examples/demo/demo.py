@@ -20,12 +20,8 @@ from rich.syntax import Syntax
 
 from warpwell.cache import Statistics
 from warpwell.cache.sizes import format_size
-from warpwell.cli.arguments import new_file, program
-from warpwell.cli.graph.arguments import how_to_run
-from warpwell.cli.graph.run import describe, open_graph
-from warpwell.cli.interrupt import scratch
-from warpwell.cli.main import execute
-from warpwell.cli.output import Output
+from warpwell.cli._common import PLOT_SUFFIXES, Output, Parser, execute, new_file, output_of, scratch
+from warpwell.cli.graph import open_graph, run_options, run_values
 from warpwell.errors import ArgumentError, WarpwellError
 from warpwell.errors.general import extra
 from warpwell.graph import Graph, LoadedGraph, bfs, connected_components, generate
@@ -49,19 +45,18 @@ with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
 
 def main(argv: list[str] | None = None) -> int:
     """Run the demo with these arguments (of the process by default); return the exit code."""
-    parser = program(description=__doc__.partition("\n")[0])
+    parser = Parser(description=__doc__.partition("\n")[0])
     parser.add_argument("--scale", type=int, default=17, metavar="N", help="2**N vertices (default 17)")
     parser.add_argument("--out", default="demo.png", metavar="FILE", help="file of the plot (default demo.png)")
-    how_to_run(parser, cache="1MiB")
+    run_options(parser, cache="1MiB")
+    parser.set_defaults(command="demo")
     return execute(run, parser.parse_args(argv), own_process=argv is None)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo."""
-    output = Output(arguments.json)
-    picture = new_file(arguments.out, "--out")
-    if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ArgumentError(f"--out {picture}: give a name that ends in .png, .svg or .pdf")
+    output = output_of(arguments)
+    picture = new_file(arguments.out, "--out", PLOT_SUFFIXES)
     missing = [name for name in ("scipy", "matplotlib", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise ArgumentError(f"the demo needs {' and '.join(missing)}: install {extra('demo')}")
@@ -97,7 +92,6 @@ def run(arguments: argparse.Namespace) -> int:
         runs["training"] = vertex_table.learn(path, graph, columns)
         _draw(picture, runs, search.levels)
     values = {
-        "command": "demo",
         "verified": True,
         "picture": str(picture),
         "total_seconds": time.perf_counter() - started,
@@ -119,7 +113,7 @@ def _say(output: Output, text: str) -> None:
 
 
 def _run_values(loaded: LoadedGraph, seconds: float, stats: Statistics) -> dict[str, Any]:
-    values = describe(loaded, seconds, stats)
+    values = run_values(loaded, seconds, stats)
     del values["graph"]  # a temporary folder
     return values
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.cli import parser_of, run_command
-from warpwell.cli.arguments import json_option
-from warpwell.cli.output import Output, Report
+from warpwell.cli._common import Report, json_option, output_of
 from warpwell.errors import ArgumentError
 
 
@@ -36,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, and report how well it fits."""
-    output = Output(arguments.json)
+    output = output_of(arguments)
     if not arguments.measurements and arguments.counts is None:
         raise ArgumentError("nothing to fit: give files of preemptions, or --counts, or both")
     if not arguments.clock > 0:
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         with output.progress() as report:
             result["predictor"] = _predictor(arguments, report)
     if arguments.json:
-        output.result("", {"command": "fit", **result})
+        output.result("", result)
         return 0
     for title, values in result.items():
         output.result({"costs": "Cost and decay", "predictor": "Predictor"}[title], values)

@@ -21,9 +21,8 @@ from lab.sched.metrics import Metrics, measure
 from lab.sched.replay import replay
 from lab.sched.workloads import WORKLOADS, Application, make
 from warpwell.array.opening import require_device
-from warpwell.cli.arguments import json_option
-from warpwell.cli.output import Output, Report
-from warpwell.cli.sched.explain import views, write_views
+from warpwell.cli._common import Output, Report, json_option, output_of
+from warpwell.cli.sched import view_options, write_views
 from warpwell.errors import ArgumentError, MissingFileError, SchedulerError
 from warpwell.scheduler import Core, Event, Job, Log, Profile, Request, Scheduler, Task
 from warpwell.scheduler.executors import executor_of
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--limit", type=int, default=2, metavar="N", help="kernels that run at once (default 2)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of inputs, order and arrivals")
     parser.add_argument("--log", metavar="FILE", help="write the log, for sched explain")
-    views(parser)
+    view_options(parser)
     parser.epilog = "With several policies the names of files that are written get the policy's name."
     json_option(parser)
     return run_command(run, parser, argv)
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run under each policy and report. The exit code is 1 if a result is not what NumPy computes."""
-    output = Output(arguments.json)
+    output = output_of(arguments)
     device = arguments.device or default_device()
     if device not in ("cpu", "cuda"):
         raise ArgumentError(f"device {device!r} has no scheduler: use --device cpu or cuda", name="device")
@@ -176,7 +175,6 @@ def _mix(
         found[policy] = result.metrics()
         _write(arguments, log, policy, len(policies) > 1)
     values = {
-        "command": "run",
         "device": device,
         "seed": arguments.seed,
         "limit": arguments.limit,
@@ -259,7 +257,7 @@ def _file(
                 handle.result()
         found[policy] = measure(_jobs(handles), log)
         _write(arguments, log, policy, len(policies) > 1)
-    return {"command": "run", "device": device, "limit": arguments.limit, "file": arguments.file}, found, False
+    return {"device": device, "limit": arguments.limit, "file": arguments.file}, found, False
 
 
 def _handles(returned: Any, path: str) -> list[Future[Any]]:
@@ -303,7 +301,7 @@ def _submit_of(path: str) -> Callable[[Scheduler], Any]:
 
 
 def _print(output: Output, values: dict[str, Any], found: dict[str, Metrics]) -> None:
-    shown = {k: v for k, v in values.items() if k not in ("command", "alone_seconds") and v is not None}
+    shown = {k: v for k, v in values.items() if k not in ("alone_seconds",) and v is not None}
     for name, seconds in values.get("alone_seconds", {}).items():
         shown[f"{name} alone"] = f"{seconds * 1e3:.3f} ms"
     output.result("Run", shown)

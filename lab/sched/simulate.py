@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lab.cli import parser_of, run_command
 from warpwell._check import checked_number
-from warpwell.cli.arguments import json_option
+from warpwell.cli._common import Output, json_option, output_of
 from warpwell.errors import ArgumentError, SchedulerError
 from warpwell.targets.uninterrupted import uninterrupted
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from lab.sched.experiment import Experiment
     from lab.sched.traces import Trace
-    from warpwell.cli.output import Output
 
 _SLOW = ("lanes", "source")
 """Policies that think longest, the longest first."""
@@ -100,11 +99,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run each policy, and show its figures."""
     from lab.sched.experiment import ERROR, Experiment, chosen, log_path
     from lab.sched.traces import CAPACITIES
-    from warpwell.cli.output import Output
     from warpwell.scheduler import SourceModel
     from warpwell.scheduler.decision import SOURCE
 
-    output = Output(arguments.json)
+    output = output_of(arguments)
     began = time.perf_counter()
     names = chosen(arguments.policy)
     experiment = Experiment(
@@ -133,7 +131,6 @@ def run(arguments: argparse.Namespace) -> int:
     about = {**experiment.about(workload), "rates": next(iter(found.values()))["rates"]}
     seconds = time.perf_counter() - began
     values = {
-        "command": "simulate",
         **about,
         "seconds": seconds,
         "logs": [str(p) for p in logs.values()],

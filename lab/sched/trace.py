@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from lab.cli import parser_of, run_command
-from warpwell.cli.arguments import json_option
+from warpwell.cli._common import json_option, output_of
 
 from .simulate import recipe_of, trace_options
 
@@ -24,11 +24,10 @@ def main(argv: list[str]) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Read the files, and describe the workload."""
     from lab.sched.traces import table as tables
-    from warpwell.cli.output import Output
 
     from .simulate import _finite
 
-    output = Output(arguments.json)
+    output = output_of(arguments)
     workload = recipe_of(arguments).make()
     applications: dict[str, dict[str, Any]] = {}
     counts: dict[str, int] = defaultdict(int)
@@ -51,7 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         tables.write(workload, arguments.out)
     values = {
-        "command": "trace",
         "workload": workload.name,
         "requests": len(workload.arrivals),
         "kernels": workload.kernels,
@@ -65,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.result("", _finite({**values, "applications": applications}))
         return 0
-    shown = {k: v for k, v in values.items() if k not in ("command", "workload", "imputed") and v is not None}
+    shown = {k: v for k, v in values.items() if k not in ("workload", "imputed") and v is not None}
     shown = {k: ", ".join(v) if isinstance(v, list) else v for k, v in shown.items()}
     shown |= {f"imputed: {name}": text for name, text in workload.imputed.items()}
     output.result(workload.name, shown)

@@ -13,7 +13,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 from warpwell.cli import main
-from warpwell.cli.output import Output, readable
+from warpwell.cli._common import Output, readable
 from warpwell.graph import build
 
 
@@ -166,7 +166,7 @@ def test_an_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("warpwell.cli.graph.make.convert", interrupted)
+    monkeypatch.setattr("warpwell.graph.convert", interrupted)
     assert main(["graph", "convert", "a", "b"]) == 130
     assert capsys.readouterr().err == "warpwell: interrupted\n"
 
@@ -267,7 +267,7 @@ def test_variables_that_cannot_be_are_named(tmp_path: Path, variable: str, text:
 
 
 def test_top_tells_the_calls_a_second_of_cuda_programs_since_the_last_look(capsys: pytest.CaptureFixture[str]) -> None:
-    from warpwell.cli.pool.top import _print_programs
+    from warpwell.cli.pool import print_programs
 
     def agent(calls: int, seconds: float, pid: int | None) -> dict[str, Any]:
         program = {
@@ -282,8 +282,8 @@ def test_top_tells_the_calls_a_second_of_cuda_programs_since_the_last_look(capsy
         return {"host": "a", "info": {"programs": [program]}}
 
     silent = {"host": "b", "state": "silent"}
-    before = _print_programs(Output(False), [agent(1000, 2.0, 41), silent], {})
-    _print_programs(Output(False), [agent(4000, 3.0, None)], before)
+    before = print_programs(Output(False), [agent(1000, 2.0, 41), silent], {})
+    print_programs(Output(False), [agent(4000, 3.0, None)], before)
     said = capsys.readouterr().out
-    assert [word in said for word in ("app.py", "of another host", "5.0 MiB", "1,000", "500", "3,000")] == [True] * 6
-    assert _print_programs(Output(False), [silent], before) == {} and not capsys.readouterr().out
+    assert [word in said for word in ("app.py", "on another host", "5.0 MiB", "1,000", "500", "3,000")] == [True] * 6
+    assert print_programs(Output(False), [silent], before) == {} and not capsys.readouterr().out

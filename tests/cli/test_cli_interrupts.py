@@ -129,8 +129,8 @@ def test_what_holds_an_interrupt_up_is_ended_and_its_folder_removed(tmp_path: Pa
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from warpwell.cli.interrupt import end_soon, scratch
-end_soon()
+from warpwell.cli._common import exit_on_interrupt, scratch
+exit_on_interrupt()
 with scratch("held-") as folder:
     (folder / "file").touch()
     print(folder, flush=True)

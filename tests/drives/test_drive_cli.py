@@ -21,8 +21,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     made.add_drive(BOUND, 2, driver="vfio-pci", group=14)
     made.mount("/dev/nvme1n1", "/", "259:17")
     made.append("proc/swaps", "/dev/nvme1n1 partition 1000 0 -2")
-    for command in ("list", "info", "bind", "unbind"):
-        monkeypatch.setattr(f"warpwell.cli.drive.{command}.Machine", lambda: made)
+    monkeypatch.setattr("warpwell.drives.Machine", lambda: made)
     return made
 
 
@@ -55,7 +54,7 @@ def test_list_on_any_laptop(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_drives_it_is_said_what_can_be_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("warpwell.cli.drive.list.Machine", lambda: FakeMachine(tmp_path))
+    monkeypatch.setattr("warpwell.drives.Machine", lambda: FakeMachine(tmp_path))
     assert main(["drive", "list"]) == 0
     assert "docs/how-to/use-a-drive.md" in capsys.readouterr().out
     assert (Path(__file__).parents[2] / "docs/how-to/use-a-drive.md").exists()
@@ -76,7 +75,7 @@ def test_info_says_what_may_be_done(
 def test_bind_and_unbind(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(machine):
         assert main(["drive", "bind", "nvme0"]) == 0
-        assert "0000:01:00.0 is Warpwell's now (IOMMU group 12)" in capsys.readouterr().out
+        assert "0000:01:00.0 is bound for Warpwell (IOMMU group 12)" in capsys.readouterr().out
         assert machine.driver(FREE) == "vfio-pci"
         assert main(["drive", "unbind", FREE, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["driver"] == "nvme"

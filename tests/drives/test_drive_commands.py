@@ -15,7 +15,7 @@ from lab.bench.micro.drives import drive_reads
 from lab.commands import main as lab
 from lab.drives.qemu import QemuDrive
 from warpwell.cli import main
-from warpwell.cli.drive.info import of_itself
+from warpwell.cli.drive import describe_drive
 from warpwell.drives import Namespace
 from warpwell.drives.superblock import NPY_AT
 from warpwell.errors import WarpwellError
@@ -29,7 +29,7 @@ ITEMS = np.arange(12_000.0).reshape(120, 100)
 def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
     with QemuDrive(["8MiB"], serial="S1") as qemu, qemu.open() as drive:
         found = drive.namespace(1)
-        monkeypatch.setattr("warpwell.cli.drive.format_array.open_namespace", lambda name: (found, lambda: None))
+        monkeypatch.setattr("warpwell.drives.open_namespace", lambda name: (found, lambda: None))
         yield found
 
 
@@ -92,13 +92,13 @@ def test_bad_input(namespace: Namespace, capsys: pytest.CaptureFixture[str], opt
 
 
 def test_info_tells_what_lies_on_a_drive(namespace: Namespace) -> None:
-    told = of_itself(namespace.drive)
-    assert told["serial"] == "S1" and "no array of Warpwell's" in told["namespace 1"]
+    told = describe_drive(namespace.drive)
+    assert told["serial"] == "S1" and "no array of Warpwell" in told["namespace 1"]
     how = ["--yes-destroy-data", "S1/1", "--dtype", "int32", "--shape", "9"]
     assert main(["drive", "format-array", "01:00.0/1", *how]) == 0
-    assert "an array of 4.0 KiB" in of_itself(namespace.drive)["namespace 1"]
+    assert "an array of 4.0 KiB" in describe_drive(namespace.drive)["namespace 1"]
     namespace.write(0, np.frombuffer(b"WARPWELL" + bytes(504), np.uint8))
-    assert "damaged" in of_itself(namespace.drive)["namespace 1"]
+    assert "damaged" in describe_drive(namespace.drive)["namespace 1"]
 
 
 def test_bench_reads_a_virtual_drive(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
     said = capsys.readouterr()
     assert said.err == ""
     values: dict[str, Any] = json.loads(said.out)
-    assert values["command"] == arguments[0]
+    assert (values["schema"], values["command"]) == (1, "bench kv" if arguments[0] == "bench" else f"kv {arguments[0]}")
     return values
 
 
@@ -81,10 +81,10 @@ def arrays(tmp_path: Path) -> Path:
 
 def test_load_arrays(arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "again.kv")
-    assert said["schema"] == {"x": ["uint16", [2, 3]], "y": ["float64", []], "ok": ["bool", []]}
+    assert said["fields"] == {"x": ["uint16", [2, 3]], "y": ["float64", []], "ok": ["bool", []]}
     assert (said["format"], said["records"], said["records_read"]) == ("npz", 5000, 5000)
     said = answer(capsys, "load", tmp_path / "rows.npz", tmp_path / "x.kv", "--fields", "x,ok", "--durability", "none")
-    assert said["schema"] == {"x": ["uint16", [2, 3]], "ok": ["bool", []]}
+    assert said["fields"] == {"x": ["uint16", [2, 3]], "ok": ["bool", []]}
     with kv.open(tmp_path / "again.kv") as store, kv.open(tmp_path / "x.kv") as part:
         batch, found = store.get_many(np.arange(5001))
         assert found.tolist() == [True] * 5000 + [False]

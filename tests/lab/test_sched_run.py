@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lab.commands import main as lab
+from warpwell.cli import sched
 from warpwell.cli.main import main
-from warpwell.cli.sched import serve as sched_serve
 from warpwell.errors import ServiceError
 from warpwell.scheduler.events import Event, Log
 from warpwell.scheduler.service import service
@@ -321,7 +321,7 @@ def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeyp
         if len(waits) == 1:
             shutil.rmtree(tmp_path / "there")
         if len(waits) == 3:
-            raise sched_serve._Terminated
+            raise sched._Terminated
 
     class Fake:
         path = tmp_path / "s"
@@ -339,7 +339,7 @@ def test_metrics_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeyp
     code, out, err = called(capsys, "serve", "--metrics", str(path))
     assert code == 2 and "does not exist" in err and "Serving" not in out and not waits
     path.parent.mkdir()
-    monkeypatch.setattr(sched_serve.time, "sleep", wait)
+    monkeypatch.setattr(time, "sleep", wait)
     code, out, err = called(capsys, "serve", "--metrics", str(path))
     assert code == 0 and "Serving" in out and len(waits) == 3 and err.count("no metrics are written") == 1
     assert err.count("events are missing from") == 1
@@ -353,7 +353,7 @@ def test_a_service_gives_back_the_limits_of_turns(
 
     def wait(_: float) -> None:
         seen.append(json.loads((tmp_path / choice.FILE).read_text())["hold"])
-        raise sched_serve._Terminated
+        raise sched._Terminated
 
     class Fake:
         path = tmp_path / "s"
@@ -368,7 +368,7 @@ def test_a_service_gives_back_the_limits_of_turns(
     monkeypatch.setenv("WARPWELL_TURNS", str(tmp_path))
     monkeypatch.setattr(service, "Service", Fake)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sched_serve.time, "sleep", wait)
+    monkeypatch.setattr(time, "sleep", wait)
     assert called(capsys, "limit", "--hold", "3")[0] == 0
     tenants = tmp_path / "tenants.json"
     tenants.write_text('{"a": {"weight": 2}}')

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from warpwell.cli import main
-from warpwell.cli.main import _parser
-from warpwell.cli.pool.notebook import kernels_folder
+from warpwell.cli.main import build_parser
+from warpwell.pool.launch.kernel_spec import kernels_folder
 
 CPU = ("--target", "cpu")  # whatever GPUs there are
 KERNEL = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
@@ -102,8 +102,8 @@ def test_run_gets_the_options(
     words = [w for key, v in given.items() for w in [f"--{key.replace('_', '-')}", *[str(v)] * (v is not True)]]
     assert notebook(*words, *(() if "target" in given else CPU)) == 0
     argv = spec(jupyter / "warpwell")["argv"]
-    found = vars(_parser(sched=False).parse_args(argv[3:]))
-    default = vars(_parser(sched=False).parse_args(["run"]))
+    found = vars(build_parser().parse_args(argv[3:]))
+    default = vars(build_parser().parse_args(["run"]))
     assert found.pop("of_module") == KERNEL[1:]
     assert found.pop("notebook")
     for key in ("hostfile", "mpiexec"):  # a kernel is started in the folder of its notebook
@@ -125,8 +125,8 @@ def test_where_it_goes(jupyter: Path, tmp_path: Path) -> None:
     assert spec(tmp_path / "p" / "share" / "jupyter" / "kernels" / "warpwell")
     assert not jupyter.exists()
     place = ["pool", "notebook", "--sys-prefix"]
-    assert _parser(sched=False).parse_args(place).prefix == sys.prefix
-    assert _parser(sched=False).parse_args([*place[:2], "--user"]).prefix is None
+    assert build_parser().parse_args(place).prefix == sys.prefix
+    assert build_parser().parse_args([*place[:2], "--user"]).prefix is None
 
 
 def test_it_is_removed(jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_options_that_run_would_refuse(
 def test_more_agents_than_gpus(
     jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warpwell.cli.pool.run.list_gpus", lambda: ["GPU-0"])
+    monkeypatch.setattr("warpwell.pool.launch.gpus.list_gpus", lambda: ["GPU-0"])
     assert "has 1 GPU: start fewer, or use --share-gpu" in failing(capsys, "--agents", "2")
     assert not jupyter.exists()
 

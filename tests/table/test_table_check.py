@@ -80,7 +80,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
     said = capsys.readouterr()
     assert said.err == ""
     values: dict[str, Any] = json.loads(said.out)
-    assert values["command"] == arguments[0]
+    assert (values["schema"], values["command"]) == (1, f"table {arguments[0]}")
     return values
 
 

@@ -14,8 +14,7 @@ from lab.drives.qemu import QemuDrive
 from warpwell._check import checked_integer
 from warpwell.cache import parse_size
 from warpwell.cache.sizes import parse_page_size
-from warpwell.cli.arguments import json_option
-from warpwell.cli.output import Output
+from warpwell.cli._common import json_option, output_of
 from warpwell.drives import Namespace, open_namespace
 from warpwell.errors import ArgumentError
 
@@ -36,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure random reads."""
-    output = Output(arguments.json)
+    output = output_of(arguments)
     page = parse_page_size(arguments.page_size)
     nbytes = parse_size(arguments.bytes, "--bytes")
     runs = checked_integer(arguments.runs, "--runs", least=1)
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = drive_reads(namespace, page=page, nbytes=nbytes, runs=runs, report=report)
         name = namespace.name
     if arguments.json:
-        output.result("", {"command": "bench", "drive": name, "page_size": page, **found.as_dict()})
+        output.result("", {"drive": name, "page_size": page, **found.as_dict()})
         return 0
     output.table(
         f"random reads of {page} B from {name} ({found.where}), by kernels on cpu",

@@ -17,9 +17,7 @@ from lab.kv.ycsb import Requests, YcsbWorkload
 from lab.kv.ycsb_run import GROUP, YcsbResult, load_records
 from lab.kv.ycsb_run import run as run_workload
 from warpwell import kv
-from warpwell.cli.arguments import json_option
-from warpwell.cli.interrupt import scratch
-from warpwell.cli.output import Output
+from warpwell.cli._common import Output, json_option, output_of, scratch
 from warpwell.errors import ArgumentError, SchemaError
 
 _DEFAULT_SIZE = 100_000
@@ -100,7 +98,7 @@ def main(argv: list[str]) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a workload and report operations per second and latencies."""
-    output = Output(arguments.json)
+    output = output_of(arguments)
     workload = YcsbWorkload.named(arguments.workload, arguments.properties)
     size = _DEFAULT_SIZE if arguments.properties is None else None
     workload = workload.sized(
@@ -163,7 +161,6 @@ def _values(arguments: argparse.Namespace, workload: YcsbWorkload, result: YcsbR
         for name, taken in result.latencies.items()
     }
     return {
-        "command": "bench",
         "workload": workload.name,
         "store": arguments.store or "temporary",
         "records": workload.records,
@@ -181,7 +178,7 @@ def _values(arguments: argparse.Namespace, workload: YcsbWorkload, result: YcsbR
 
 
 def _print(output: Output, values: dict[str, Any], result: YcsbResult) -> None:
-    shown = {k: v for k, v in values.items() if k not in ("command", "latencies", "workload", "store")}
+    shown = {k: v for k, v in values.items() if k not in ("latencies", "workload", "store")}
     output.result(f"{values['workload']} on {values['store']}", shown)
     unit = "call" if values["batch"] == 1 else f"call of up to {values['batch']}"
     rows = [(name, f"{t.count:,}", f"{t.p50:.1f}", f"{t.p99:.1f}") for name, t in result.latencies.items()]

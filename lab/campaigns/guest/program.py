@@ -28,12 +28,13 @@ import numpy.random
 
 from warpwell import errors
 from warpwell.cli import main as warpwell_command
-from warpwell.cli.output import Output
+from warpwell.cli._common import Output
 from warpwell.drives import Drive, Machine, VfioTransport, bind, open_namespace, unbind
 from warpwell.nvme.registers import CSTS
 
-for verb in ("list", "info", "bind", "unbind", "format_array"):
-    importlib.import_module(f"warpwell.cli.drive.{verb}")  # what is imported here is packed
+# Commands import these when they run; modules that are imported here are packed.
+for module in ("binding", "drive", "formatting", "machine", "opened", "superblock", "vfio"):
+    importlib.import_module(f"warpwell.drives.{module}")
 with Output(as_json=True).progress():
     pass  # for what rich imports then
 
@@ -271,7 +272,7 @@ def bound_by_the_command() -> str:
     assert "free to bind" in said
     said += command("drive", "bind", FREE)
     assert MACHINE.driver(FREE) == "vfio-pci"
-    own = json.loads(command("drive", "info", FREE, "--json"))["of_itself"]
+    own = json.loads(command("drive", "info", FREE, "--json"))["identity"]
     assert own["serial"] == "free" and f"no array of Warpwell's: nvme:{FREE}/1" in own["namespace 1"]
     return said
 

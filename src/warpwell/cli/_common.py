@@ -1,21 +1,159 @@
-"""``Output``: results on stdout as a table or JSON, progress and notes on stderr."""
+"""Shared parts of commands: parsers and options, output as a table or JSON, and the handling of errors and Ctrl-C."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import datetime
-import json
+import os
+import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from ..errors import ArgumentError, MissingFileError, WarpwellError
 
-from ..cache import format_size
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DAMAGED = 1
+"""Exit code if a command found damaged data, or wrong results."""
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+CLEANUP_SECONDS = 0.6
+"""How long an interrupted command may clean up before its process exits."""
+
+SCHEMA = 1
+"""Version of the JSON that commands print."""
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+Commands = argparse._SubParsersAction  # the type of add_subparsers(), for which argparse has no public name
+Run = Callable[[argparse.Namespace], int]
+Report = Callable[[str, int, int], None]
+
+# -- parsers -----------------------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose commands report unknown arguments with their own usage, not with that of ``warpwell``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_formatter, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parse arguments; exit if one is unknown."""
+        arguments, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return arguments, unknown
+
+
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Return the formatter of help: with colors on a terminal, and elsewhere plain, which needs 40 ms less."""
+    if not sys.stdout.isatty():
+        return argparse.HelpFormatter(prog)
+    from rich_argparse import RichHelpFormatter
+
+    class Formatter(RichHelpFormatter):
+        group_name_formatter = staticmethod(str)
+        text_markup = help_markup = False  # [brackets] in help are text
+
+    return Formatter(prog)
+
+
+def add_group(commands: Commands[Any], name: str, text: str) -> Commands[Any]:
+    """Add a group of commands; return where its commands are added."""
+    group = commands.add_parser(name, help=text, description=_sentence(text))
+    verbs: Commands[Any] = group.add_subparsers(metavar="COMMAND", required=True)
+    return verbs
+
+
+def add_command(
+    commands: Commands[Any], name: str, run: Run, text: str, description: str = ""
+) -> argparse.ArgumentParser:
+    """Add a command.
+
+    Parameters
+    ----------
+    commands
+        The result of `add_subparsers` or `add_group`.
+    name : str
+    run : callable
+        Takes the parsed arguments and returns the exit code.
+    text : str
+        Effect of the command: lower case, imperative, without a period.
+    description : str, optional
+        More sentences for the help of the command; default `text`.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description or _sentence(text))
+    parser.set_defaults(run=run, command=parser.prog.partition(" ")[2])
+    return parser
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def json_option(parser: argparse._ActionsContainer) -> None:
+    """Add ``--json``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object, without progress")
+
+
+def device_option(parser: argparse._ActionsContainer, choices: Sequence[str] = ("cpu", "cuda", "interp")) -> None:
+    """Add ``--device``."""
+    parser.add_argument(
+        "--device", choices=choices, help="where kernels run (default: cuda if there is a GPU, else cpu)"
+    )
+
+
+def cache_option(parser: argparse._ActionsContainer, value: str | None = None, text: str = "256MiB") -> None:
+    """Add ``--cache`` with a default value, which the help describes as `text`."""
+    parser.add_argument("--cache", default=value, metavar="SIZE", help=f"size of the page cache (default: {text})")
+
+
+def page_size_option(parser: argparse._ActionsContainer, value: str | None = None, text: str = "4KiB") -> None:
+    """Add ``--page-size`` with a default value, which the help describes as `text`."""
+    parser.add_argument("--page-size", default=value, metavar="SIZE", help=f"size of a page (default: {text})")
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names in an option such as ``A,B``, or None."""
+    return None if text is None else [name for name in text.split(",") if name]
+
+
+def new_file(name: str, option: str, suffixes: Sequence[str] = ()) -> Path:
+    """Return the path of a file to write, checked before any work is done.
+
+    Parameters
+    ----------
+    name : str
+    option : str
+        The option with this name, for messages.
+    suffixes : sequence of str
+        The suffixes that are allowed; default: any.
+
+    Raises
+    ------
+    ArgumentError
+        The path is a folder, or has another suffix.
+    MissingFileError
+        The folder of the file does not exist.
+    """
+    path = Path(name)
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ArgumentError(f"{option} {name} must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{option} {name}: the folder {path.parent} does not exist; create it first", path=name)
+    if path.is_dir():
+        raise ArgumentError(f"{option} {name} is a folder; give the name of a file")
+    return path
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
 
 _COMPILE_NOTICE_SECONDS = 1.0
 _STAGES = {
@@ -35,41 +173,60 @@ _STAGES = {
 }
 
 _SIZES = {"bytes", "memory"}
-_NUMBERS = {"pid", "seed", "source"}
-"""Words of keys whose integers are names: they are printed without separators of thousands."""
-
-Report = Callable[[str, int, int], None]
+_IDENTIFIERS = {"pid", "seed", "source"}
+"""Parts of keys whose integers are identifiers, printed without thousands separators."""
 
 
 class Output:
-    """Where a command prints.
+    """Results on stdout as a table or JSON, progress and notes on stderr.
 
     Parameters
     ----------
     as_json : bool
-        One JSON object instead of tables; no progress and no notes.
+        Print one JSON object instead of tables, without progress and notes.
+    command : str
+        The command, for the JSON object.
     """
 
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
+    def __init__(self, as_json: bool = False, command: str = "") -> None:
+        self.as_json, self.command = as_json, command
         self.screen = _console(soft_wrap=True)
         self.notes = _console(stderr=True)
 
-    def result(self, title: str, values: dict[str, Any]) -> None:
-        """Print the result of a command."""
+    def print_json(self, values: dict[str, Any]) -> bool:
+        """Print values as JSON and return True, or return False without ``--json``."""
         if self.as_json:
-            json.dump(values, sys.stdout)
+            import json
+
+            json.dump({"schema": SCHEMA, "command": self.command, **values}, sys.stdout)
             sys.stdout.write("\n")
+        return self.as_json
+
+    def result(self, title: str, values: dict[str, Any], shown: dict[str, Any] | None = None) -> None:
+        """Print the values of a result as JSON, or as a table with a row for each.
+
+        Parameters
+        ----------
+        title : str
+        values : dict
+        shown : dict, optional
+            Replaces values in the table. None removes a value.
+        """
+        if self.print_json(values):
             return
+        from rich.table import Table
+
         table = Table(title=title, show_header=False, title_justify="left")
         table.add_column(style="bold")
         table.add_column(overflow="fold")
-        for key, value in values.items():
-            table.add_row(key.replace("_", " "), readable(key, value))
+        hidden = {key for key, value in (shown or {}).items() if value is None}
+        for key, value in {**values, **(shown or {})}.items():
+            if key not in hidden:
+                table.add_row(key.replace("_", " "), readable(key, value))
         self.screen.print(table)
 
     def table(self, title: str, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[str] = ()) -> None:
-        """Print a table as wide as its figures need: in a file, or a narrow terminal, they would be cut.
+        """Print a table that is as wide as its cells, so that none is cut in a file or a narrow terminal.
 
         Parameters
         ----------
@@ -78,8 +235,11 @@ class Output:
             Heads of the columns.
         rows : iterable of sequences of str
         left : sequence of str
-            Heads of the columns of text, which start at the left, beside the first column; figures end at the right.
+            Heads of columns of text, which are aligned left like the first column. Numbers are aligned right.
         """
+        from rich.measure import Measurement
+        from rich.table import Table
+
         table = Table(title=title, title_justify="left")
         for head in heads:
             table.add_column(head, justify="left" if head in (heads[0], *left) else "right", no_wrap=True)
@@ -92,23 +252,26 @@ class Output:
     def progress(self) -> Iterator[Report]:
         """Yield a function that shows progress: ``report(stage, done, total)``; a total of 0 is unknown.
 
-        Nothing is shown with JSON, or if stderr is not a terminal. But a compilation that takes over a second is
-        announced on any stderr, because nothing else would explain the wait.
+        Nothing is shown with JSON, or if stderr is not a terminal. A compilation of more than a second is announced on
+        any stderr, because nothing else explains the wait.
         """
-        notice: threading.Timer | None = None
+        import threading
+
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         from ..targets.compiler import compiling as launches
 
-        launches.enabled = False  # the stage says it
-        words = TextColumn("{task.description}", markup=False)
+        launches.enabled = False  # the stage names the compilation
         bar = Progress(
             SpinnerColumn(),
-            words,
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TimeElapsedColumn(),
             console=self.notes,
             transient=True,
             disable=self.as_json or not self.notes.is_terminal,
         )
+        notice: threading.Timer | None = None
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:
@@ -118,7 +281,7 @@ class Output:
                     notice.cancel()
                     notice = None
                 if done == 0 and not self.as_json:
-                    notice = threading.Timer(_COMPILE_NOTICE_SECONDS, self._announce)
+                    notice = threading.Timer(_COMPILE_NOTICE_SECONDS, self._announce_compilation)
                     notice.daemon = True
                     notice.start()
             name = _STAGES.get(stage, stage)
@@ -136,28 +299,159 @@ class Output:
             if notice is not None:
                 notice.cancel()
 
-    def _announce(self) -> None:
+    def _announce_compilation(self) -> None:
         self.notes.print("compiling kernels for this machine; they are kept for the next time ...")
 
 
+def output_of(arguments: argparse.Namespace) -> Output:
+    """Return the output of a command with the option ``--json``."""
+    return Output(arguments.json, arguments.command)
+
+
 def _console(**options: Any) -> Console:
-    # names of files, tasks and devices are text: [brackets] are no markup in them, and :words: no pictures
+    from rich.console import Console
+
+    # names of files, tasks and devices are text: [brackets] and :colons: are not markup
     return Console(highlight=False, markup=False, emoji=False, **options)
 
 
 def readable(key: str, value: Any) -> str:
-    """Return a value of a result for people; its key tells the unit."""
+    """Return a value of a result as text; its key determines the unit."""
+    from ..cache import format_size
+
     if value is None:
         return "not counted"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "uptime":
+        import datetime
+
         return f"{datetime.timedelta(seconds=int(value))} (h:mm:ss)"
-    words = set(key.split("_"))
-    if isinstance(value, int) and words & _SIZES:
+    parts = set(key.split("_"))
+    if isinstance(value, int) and parts & _SIZES:
         return f"{format_size(value)} ({value:,})"
-    if isinstance(value, int) and not words & _NUMBERS:
+    if isinstance(value, int) and not parts & _IDENTIFIERS:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.3f}"
     return str(value)
+
+
+def print_problems(output: Output, problems: Iterable[Any], lost: str = "") -> None:
+    """Print damage, a line for each problem; `lost` is printed after the key of a value."""
+    for problem in problems:
+        offset = "" if problem.offset is None else f", byte {problem.offset:,}"
+        key = "" if problem.key is None else f" (key {describe_key(problem.key)}{lost})"
+        output.screen.print(f"{problem.path}{offset}: {problem.what}{key}")
+
+
+def problem_values(problem: Any) -> dict[str, object]:
+    """Return a problem for JSON."""
+    from ..kv.keys import as_key
+
+    key = None if problem.key is None else as_key(problem.key).hex()
+    return {"path": problem.path, "offset": problem.offset, "what": problem.what, "key_hex": key}
+
+
+def describe_key(key: int | bytes) -> str:
+    """Return the key of a store as text."""
+    if isinstance(key, int):
+        return str(key)
+    text = key.decode("utf-8", "replace")
+    return text if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
+
+
+# -- errors and interrupts ---------------------------------------------------------------------------------------------
+
+
+def execute(run: Run, arguments: argparse.Namespace, own_process: bool) -> int:
+    """Run a command; report its errors on stderr, and return the exit code.
+
+    Parameters
+    ----------
+    run : callable
+        Takes the arguments and returns the exit code.
+    arguments : Namespace
+    own_process : bool
+        Whether Ctrl-C ends this process. False if the caller continues, or the command handles Ctrl-C itself.
+    """
+    if own_process:
+        exit_on_interrupt()
+    try:
+        code = run(arguments)
+        sys.stdout.flush()
+        return code
+    except WarpwellError as error:
+        return _report_error(str(error))
+    except BrokenPipeError:
+        # the reader of the output has exited; Python would report that again when it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        path = f"{error.filename}: " if error.filename else ""
+        return _report_error(f"{path}{error.strerror or error}. Check the path and its permissions.")
+    except MemoryError as error:
+        return _report_error(f"out of memory ({error}); use a smaller --cache, a smaller input or --tier storage")
+    except KeyboardInterrupt:
+        print("warpwell: interrupted", file=sys.stderr, flush=True)
+        if own_process:
+            _exit_after_interrupt()
+        return INTERRUPTED
+
+
+def _report_error(message: str) -> int:
+    print(f"warpwell: error: {message}", file=sys.stderr)
+    return BAD_INPUT
+
+
+@contextlib.contextmanager
+def scratch(prefix: str) -> Iterator[Path]:
+    """Yield a temporary folder that is removed after the block, or when an interrupt ends the process in it."""
+    import tempfile
+
+    from ..replacing import unfinished
+
+    with tempfile.TemporaryDirectory(prefix=prefix) as name:
+        folder = Path(name)
+        unfinished.add(folder)
+        try:
+            yield folder
+        finally:
+            unfinished.discard(folder)
+
+
+def exit_on_interrupt() -> None:
+    """Exit `CLEANUP_SECONDS` after Ctrl-C, unless KeyboardInterrupt has ended the process before.
+
+    Python raises KeyboardInterrupt between two lines of its own code, so compiling, sorting or waiting for a device
+    delays it. The files are then as after a kill: stores and graphs are complete, or absent.
+    """
+    import threading
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=_watch_interrupts, args=(reading,), name="warpwell-interrupt", daemon=True).start()
+
+
+def _exit_after_interrupt() -> NoReturn:
+    """Run exit handlers and exit, without freeing objects, which may take seconds."""
+    import atexit
+
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(INTERRUPTED)
+
+
+def _watch_interrupts(reading: int) -> None:
+    import time
+
+    from ..replacing import remove, unfinished
+
+    while signal.SIGINT not in os.read(reading, 64):
+        pass
+    time.sleep(CLEANUP_SECONDS)
+    for path in list(unfinished):
+        remove(path)
+    os.write(2, b"warpwell: interrupted\n")
+    os._exit(INTERRUPTED)

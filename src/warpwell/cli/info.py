@@ -1,20 +1,13 @@
-"""``warpwell info``: devices, versions, and what is missing."""
+"""``warpwell info``: devices, versions, and how to install what is missing."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
-import platform
 import sys
 from typing import Any
 
-from .._check import extra
-from ..storage.ring import allowed
-from ..targets import default_device
-from ..targets.compiler.code_cache import cache_folder
-from ..targets.gpu.device import gpus
-from .output import Output
+from ._common import Commands, add_command, json_option, output_of
 
 _PACKAGES = {
     "numpy": None,
@@ -29,20 +22,34 @@ _PACKAGES = {
     "mpi4py": "mpi",
     "cloudpickle": "mpi",
 }
-"""Packages, and the extra of Warpwell that brings each."""
+"""Packages, and the extra of Warpwell that installs each."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``info``."""
+    json_option(add_command(commands, "info", info, "show devices, versions, and how to install what is missing"))
+
+
+def info(arguments: argparse.Namespace) -> int:
     """Print devices and versions, and how to install what is missing."""
+    import platform
+
+    from .._check import extra
+    from ..storage.ring import allowed
+    from ..targets import default_device
+    from ..targets.compiler.code_cache import cache_folder
+    from ..targets.gpu.device import gpus
+
     found = gpus()
-    versions: dict[str, str | None] = {name: _version(name) for name in _PACKAGES}
+    versions = {name: _version(name) for name in _PACKAGES}
     advice = [
-        f"{name}: install {extra(brings)}"
+        f"{name}: install {extra(extra_name)}"
         for name, version in versions.items()
-        if version is None and (brings := _PACKAGES[name]) is not None
+        if version is None and (extra_name := _PACKAGES[name]) is not None
     ]
     if not found and versions["numba-cuda"] is not None:
-        advice.append("GPU: none is seen; check the driver with nvidia-smi. Everything runs on device cpu too")
+        advice.append("GPU: none is visible; check the driver with nvidia-smi. Everything runs on device cpu too")
+    refused = allowed()
     values: dict[str, Any] = {
         "warpwell": sys.modules["warpwell"].__version__,
         "python": platform.python_version(),
@@ -53,25 +60,23 @@ def run(arguments: argparse.Namespace) -> int:
         "processors": len(os.sched_getaffinity(0)),
         "compiled_code": str(cache_folder()),
         "media": ["file", "ram", "striped", "replicated"],
-        "file_transfers": "io_uring" if (refused := allowed()) is None else f"pread, pwrite (no io_uring: {refused})",
+        "file_transfers": "io_uring" if refused is None else f"pread, pwrite (no io_uring: {refused})",
         "missing": advice,
     }
-    output = Output(arguments.json)
-    if not arguments.json:
-        values["devices"] = ", ".join(values["devices"])
-        values["gpus"] = (
-            "\n".join(
-                f"{g['name']}, compute capability {g['compute_capability']}, {g['memory'] >> 30} GiB" for g in found
-            )
-            or "none"
-        )
-        values["media"] = ", ".join(values["media"])
-        values["missing"] = "\n".join(advice) or "nothing"
-    output.result("Warpwell", values)
+    gpu_names = [f"{g['name']}, compute capability {g['compute_capability']}, {g['memory'] >> 30} GiB" for g in found]
+    shown = {
+        "devices": ", ".join(values["devices"]),
+        "gpus": "\n".join(gpu_names) or "none",
+        "media": ", ".join(values["media"]),
+        "missing": "\n".join(advice) or "nothing",
+    }
+    output_of(arguments).result("Warpwell", values, shown)
     return 0
 
 
 def _version(package: str) -> str | None:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

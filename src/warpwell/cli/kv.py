@@ -1,142 +1,472 @@
-"""``warpwell kv get``."""
+"""``warpwell kv``: fills, reads and checks key-value stores."""
 
 from __future__ import annotations
 
 import argparse
-import base64
-import re
+import contextlib
+import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from ..errors import ArgumentError, KeyLengthError, MissingFileError
+from ._common import (
+    DAMAGED,
+    Commands,
+    Output,
+    Report,
+    Run,
+    add_command,
+    add_group,
+    describe_key,
+    json_option,
+    new_file,
+    output_of,
+    print_problems,
+    problem_values,
+    split_names,
+)
 
-from ... import kv
-from ...errors import ArgumentError, KeyLengthError, KeyMissingError
-from ...kv.keys import as_key
-from ..arguments import new_file
-from ..output import Output
+if TYPE_CHECKING:
+    from ..kv import Schema, Store
+    from ..kv.convert.importers import LoadReport, RecordSource
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Write a value: raw, or as a table or JSON where it has fields."""
-    output = Output(arguments.json)
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``kv`` and its commands."""
+    verbs = add_group(commands, "kv", "fill, read and check key-value stores")
+    _add_load(verbs)
+
+    parser = _store_command(verbs, "get", get, "write the value of a key to stdout")
+    parser.add_argument("key", metavar="KEY", help="an integer (8-byte key) or text")
+    text = "type of KEY (default: an integer if KEY looks like one and is a key, else text)"
+    parser.add_argument("--type", choices=("auto", "int", "text", "hex"), default="auto", help=text)
+    parser.add_argument("--field", metavar="NAME", help="write only this field, as raw items")
+    parser.add_argument("--out", metavar="FILE", help="write to a file instead")
+
+    parser = _store_command(verbs, "dump", dump, "write all records to a folder or a .npz file")
+    parser.add_argument("out", metavar="OUT", help="NAME.npz, or a folder (a file per value, or a .npy per field)")
+    parser.add_argument("--prefix", default="", metavar="TEXT", help="write only keys that begin with TEXT")
+    text = "how to name files in a folder (default: the first type that fits all keys)"
+    parser.add_argument("--names", choices=("auto", "text", "int", "hex"), default="auto", help=text)
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+
+    _store_command(verbs, "stats", stats, "show the size and the schema of a store")
+
+    _store_command(verbs, "verify", verify, "read and check all data (exit code 1: some is damaged)")
+
+    text = "copy the undamaged records of a damaged store into a new one (exit code 1: some are lost)"
+    parser = _store_command(verbs, "salvage", salvage, text)
+    parser.add_argument("target", metavar="NEW", help="folder of the new store; STORE is only read")
+
+    parser = _store_command(verbs, "compact", compact, "free the space of replaced and deleted values")
+    text = "rewrite value files with at least this share of dead bytes (default: 0.5)"
+    parser.add_argument("--threshold", type=float, default=0.5, metavar="SHARE", help=text)
+
+
+def _add_load(verbs: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(verbs, "load", load, "load records into a store, in bounded memory")
+    parser.add_argument("source", metavar="SRC", help="folder of files, .npz, LMDB environment or saved data set")
+    parser.add_argument("store", metavar="STORE", help="folder of the store, usually NAME.kv")
+    text = "key of a record: its name (1 to 16 bytes), its number, or a 16-byte hash of its name"
+    parser.add_argument("--keys", choices=("name", "number", "hash"), help=text)
+    parser.add_argument("--key-field", metavar="NAME", help="array or column of keys (of .npz, default: keys)")
+    parser.add_argument("--fields", metavar="A,B", help="arrays or columns to load (default: all)")
+    parser.add_argument("--database", metavar="NAME", help="named database of an LMDB environment")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--append", action="store_true", help="add to an existing store")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing store")
+    text = "when writes of the new store become durable (default: commit)"
+    parser.add_argument("--durability", choices=("commit", "always", "none"), default="commit", help=text)
+    parser.add_argument("--segment-bytes", default="256MiB", metavar="SIZE", help="value file size (default: 256MiB)")
+    json_option(parser)
+
+
+def _store_command(verbs: Commands[argparse.ArgumentParser], name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    parser = add_command(verbs, name, run, text)
+    parser.add_argument("store", metavar="STORE", help="folder of the store")
+    json_option(parser)
+    return parser
+
+
+# -- load --------------------------------------------------------------------------------------------------------------
+
+
+def load(arguments: argparse.Namespace) -> int:
+    """Load records into a new or an existing store."""
+    import time
+
+    from .. import kv
+    from ..errors import WarpwellError
+    from ..kv.convert.importers import open_source
+    from ..kv.schema import as_schema
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    path = Path(arguments.store)
+    exists = path.exists() and not (path.is_dir() and not any(path.iterdir()))
+    if exists and not (arguments.append or arguments.overwrite):
+        raise ArgumentError(f"{path} already exists; use --append to add to it, or --overwrite to replace it")
+    options = {"keys": arguments.keys, "key_field": arguments.key_field, "database": arguments.database}
+    opened = open_source(arguments.source, fields=split_names(arguments.fields), **options)
+    with contextlib.closing(opened) as source, output.progress() as report:
+        schema = as_schema(source.schema)
+        try:
+            done, records = (_append if arguments.append else _create)(arguments, source, schema, report)
+        except KeyboardInterrupt:
+            with contextlib.suppress(WarpwellError), kv.open(arguments.store) as store:
+                print(f"warpwell: {arguments.store} opens, with {len(store):,} records", file=sys.stderr)
+            raise
+    seconds = time.perf_counter() - started
+    values = {
+        "store": str(path),
+        "source": str(arguments.source),
+        "format": source.kind,
+        "fields": _fields(schema),
+        "records_read": done.records,
+        "records": records,
+        "value_bytes": done.nbytes,
+        "seconds": seconds,
+        "records_per_second": done.records / seconds,
+    }
+    output.result(str(path), values, {"fields": None, "schema": _schema_text(schema)})
+    return 0
+
+
+def _create(
+    arguments: argparse.Namespace, source: RecordSource, schema: Schema | None, report: Report
+) -> tuple[LoadReport, int]:
+    """Fill a new store. Bad input leaves the old one; an interrupt leaves the records up to the last commit."""
+    import shutil
+
+    from .. import kv
+    from ..cache import parse_size
+    from ..errors import CorruptionError, StoreVersionError, WarpwellError
+    from ..replacing import beside
+
+    path = Path(arguments.store)
+    segment_bytes = parse_size(arguments.segment_bytes, "segment-bytes")
+    # a store to be replaced stays until the new one is complete
+    target = path
+    if path.is_dir() and any(path.iterdir()):
+        with contextlib.suppress(CorruptionError, StoreVersionError):
+            kv.open(path, mode="r+").close()  # refuses another folder, or a store in use
+        target = beside(path)
+    existed = target.is_dir()
+    options = {"durability": arguments.durability, "overwrite": arguments.overwrite}
+    store = kv.create(target, schema=schema, segment_bytes=segment_bytes, **options)
+    try:
+        done = _fill(source, store, report)
+        if target != path:
+            _replace(path, target)
+    except BaseException as error:
+        store.close()
+        if target != path or isinstance(error, WarpwellError):
+            shutil.rmtree(target, ignore_errors=True)  # `_replace` may have moved it already
+            if existed:
+                target.mkdir()
+        raise
+    return done
+
+
+def _replace(path: Path, new: Path) -> None:
+    """Replace an old store by a new one, so that one of them exists whatever interrupts this."""
+    from ..kv.opening import put_aside
+
+    with contextlib.ExitStack() as undo:
+        finish = put_aside(os.path.abspath(path), [], undo)  # refuses a store that was opened in the meantime
+        new.rename(path)
+        undo.pop_all()
+    finish()
+
+
+def _append(
+    arguments: argparse.Namespace, source: RecordSource, schema: Schema | None, report: Report
+) -> tuple[LoadReport, int]:
+    from .. import kv
+    from ..errors import SchemaError
+
+    def described(schema: Schema | None) -> str:
+        return "no schema" if schema is None else f"the schema {schema!r}"
+
+    store = kv.open(arguments.store, mode="r+")
+    if store.schema != schema:
+        store.close()
+        raise SchemaError(
+            f"{arguments.store} has {described(store.schema)}, and {arguments.source} {described(schema)}; "
+            "load it into a new store"
+        )
+    return _fill(source, store, report)
+
+
+def _fill(source: RecordSource, store: Store, report: Report) -> tuple[LoadReport, int]:
+    from ..kv.convert.importers import load
+
+    with store:
+        return load(source, store, report), len(store)
+
+
+def _fields(schema: Schema | None) -> dict[str, Any] | None:
+    return None if schema is None else {field.name: [field.dtype.name, list(field.shape)] for field in schema.fields}
+
+
+def _schema_text(schema: Schema | None) -> str:
+    if schema is None:
+        return "none: values are bytes"
+    return ", ".join(f"{field.name}: {field.dtype.name} {tuple(field.shape)}" for field in schema.fields)
+
+
+# -- get ---------------------------------------------------------------------------------------------------------------
+
+
+def get(arguments: argparse.Namespace) -> int:
+    """Write a value: raw bytes, or a table or JSON if it has fields."""
+    import numpy as np
+
+    from .. import kv
+    from ..errors import KeyMissingError
+    from ..kv.keys import as_key
+
+    output = output_of(arguments)
     target = None if arguments.out is None else new_file(arguments.out, "--out")
     with kv.open(arguments.store) as store:
-        key = _find(store, arguments.key, arguments.type)
+        key = _find_key(store, arguments.key, arguments.type)
         value = store.get(key)
         if value is None:
-            raise KeyMissingError(
-                f"{arguments.store} has no key {describe_key(key)}: check it, and its --type", key=as_key(key)
-            )
+            text = f"{arguments.store} has no key {describe_key(key)}; check the key and its --type"
+            raise KeyMissingError(text, key=as_key(key))
         schema = store.schema
     if arguments.field is not None:
         if schema is None:
-            raise ArgumentError(f"{arguments.store} has no schema, so its values have no fields: leave --field out")
+            raise ArgumentError(f"{arguments.store} has no schema, so its values have no fields; omit --field")
         if arguments.field not in value:
-            raise ArgumentError(f"{arguments.store} has no field {arguments.field!r}: it has {', '.join(value)}")
+            raise ArgumentError(
+                f"{arguments.store} has no field {arguments.field!r}; its fields are {', '.join(value)}"
+            )
         value = {arguments.field: np.asarray(value[arguments.field])}
         raw = value[arguments.field].tobytes()
     else:
         raw = value if schema is None else schema.pack_one(value).tobytes()
     if target is not None:
         target.write_bytes(raw)
-    if arguments.json:
-        output.result(
-            "",
-            {
-                "command": "get",
-                "store": str(arguments.store),
-                **_key_values(key),
-                "bytes": len(raw),
-                **_value_values(value),
-            },
-        )
-    elif target is None and isinstance(value, dict) and arguments.field is None:
-        output.result(describe_key(key), {name: _shown(item) for name, item in value.items()})
+    values = {"store": str(arguments.store), "key": describe_key(key), "key_hex": as_key(key).hex(), "bytes": len(raw)}
+    if output.print_json({**values, **_value_json(value)}):
+        return 0
+    if target is None and isinstance(value, dict) and arguments.field is None:
+        output.result(describe_key(key), {name: _array_text(item) for name, item in value.items()})
     elif target is None:
-        _write(raw)
+        _write_stdout(raw)
     return 0
 
 
-def _write(raw: bytes) -> None:
-    """Write all bytes to stdout, which takes only a part at a time where it is not buffered (``python -u``)."""
+def _write_stdout(raw: bytes) -> None:
+    """Write all bytes to stdout, which accepts only a part at a time if it is not buffered (``python -u``)."""
     sys.stdout.flush()
-    rest = memoryview(raw)
-    while rest:
-        rest = rest[sys.stdout.buffer.write(rest) :]
+    unwritten = memoryview(raw)
+    while unwritten:
+        unwritten = unwritten[sys.stdout.buffer.write(unwritten) :]
     sys.stdout.buffer.flush()
 
 
-def parse_key(text: str, kind: str) -> int | bytes:
-    """Return the key that `text` means as "int", "text" or "hex".
+def _parse_key(text: str, kind: str) -> int | bytes:
+    """Return the key that `text` means as "int", "text" or "hex"."""
+    from ..kv.keys import as_key
 
-    Raises
-    ------
-    KeyLengthError, ArgumentError
-        It is no such key.
-    """
     if kind == "int":
         try:
             number = int(text)
         except ValueError:
-            raise ArgumentError(f"key {text!r} is not an integer: use --type text", name="key") from None
+            raise ArgumentError(f"key {text!r} is not an integer; use --type text", name="key") from None
         as_key(number)
         return number
     if kind == "hex":
         try:
-            return as_key(bytes.fromhex(text))
-        except ValueError as error:
-            if isinstance(error, KeyLengthError):
-                raise
-            raise ArgumentError(f"key {text!r} is not hexadecimal: write two digits a byte", name="key") from None
-    return as_key(text.encode(errors="surrogateescape"))  # the bytes that the shell gave
+            raw = bytes.fromhex(text)
+        except ValueError:
+            raise ArgumentError(f"key {text!r} is not hexadecimal; write two digits a byte", name="key") from None
+        return as_key(raw)
+    return as_key(text.encode(errors="surrogateescape"))  # the bytes that the shell passed
 
 
-def describe_key(key: int | bytes) -> str:
-    """Return a key for people."""
-    if isinstance(key, int):
-        return str(key)
-    text = key.decode("utf-8", "replace")
-    return text if text.isprintable() and "\ufffd" not in text else f"0x{key.hex()}"
+def _find_key(store: Store, text: str, kind: str) -> int | bytes:
+    import re
 
-
-def _find(store: kv.Store, text: str, kind: str) -> int | bytes:
     if kind != "auto":
-        return parse_key(text, kind)
+        return _parse_key(text, kind)
     if not re.fullmatch(r"[+-]?[0-9]+", text):
-        return parse_key(text, "text")
+        return _parse_key(text, "text")
     try:
-        number = parse_key(text, "int")
+        number = _parse_key(text, "int")
     except KeyLengthError:
-        return parse_key(text, "text")  # more digits than an integer has
+        return _parse_key(text, "text")  # more digits than an 8-byte integer has
     raw = text.encode()
-    if len(raw) <= 16 and number not in store and raw in store:
-        return raw
-    return number
+    return raw if len(raw) <= 16 and number not in store and raw in store else number
 
 
-def _key_values(key: int | bytes) -> dict[str, Any]:
-    raw = as_key(key)
-    return {"key": describe_key(key), "key_hex": raw.hex()}
+def _value_json(value: Any) -> dict[str, Any]:
+    import base64
 
+    import numpy as np
 
-def _value_values(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
-        return {
-            "fields": {
-                name: np.asarray(item).tolist() if np.asarray(item).dtype.kind != "c" else str(item)
-                for name, item in value.items()
-            }
-        }
-    out: dict[str, Any] = {"base64": base64.b64encode(value).decode()}
+        arrays = {name: np.asarray(item) for name, item in value.items()}
+        return {"fields": {k: a.tolist() if a.dtype.kind != "c" else str(value[k]) for k, a in arrays.items()}}
     try:
-        out["text"] = value.decode()
+        text = value.decode()
     except UnicodeDecodeError:
-        out["text"] = None
-    return out
+        text = None
+    return {"base64": base64.b64encode(value).decode(), "text": text}
 
 
-def _shown(item: Any) -> str:
+def _array_text(item: Any) -> str:
+    import numpy as np
+
     array = np.asarray(item)
     shape = "x".join(map(str, array.shape))
     return f"{array.dtype}{f' [{shape}]' if shape else ''}  {np.array2string(array, threshold=64)}"
+
+
+# -- dump, stats, verify, salvage, compact -----------------------------------------------------------------------------
+
+
+def dump(arguments: argparse.Namespace) -> int:
+    """Write all records; OUT is complete at the end, or unchanged."""
+    import time
+
+    from .. import kv
+    from ..cache import format_size
+    from ..kv.convert.exporters import to_folder, to_npz
+    from ..replacing import replacing
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    out = Path(arguments.out)
+    if not out.parent.is_dir():
+        raise MissingFileError(f"{out}: the folder {out.parent} does not exist; create it first", path=out)
+    if os.path.lexists(out) and not arguments.overwrite:
+        raise ArgumentError(f"{out} already exists; use --overwrite to replace it")
+    npz = out.suffix.lower() == ".npz"
+    if npz and arguments.names != "auto":
+        raise ArgumentError("--names is only for files in a folder; omit it", name="names")
+    with replacing(out) as part, kv.open(arguments.store) as store, output.progress() as report:
+        if out.exists() and Path(store.path).resolve().is_relative_to(out.resolve()):
+            raise ArgumentError(f"{out} contains the store itself; give another folder")
+        if npz:
+            done = to_npz(store, part, prefix=arguments.prefix, progress=report)
+        else:
+            done = to_folder(store, part, prefix=arguments.prefix, names=arguments.names, progress=report)
+    values = {
+        "store": str(arguments.store),
+        "out": str(out),
+        "records": done.records,
+        "value_bytes": done.nbytes,
+        "names": done.names,
+        "seconds": time.perf_counter() - started,
+    }
+    if not output.print_json(values):
+        shown = {"records": done.records, "values": format_size(done.nbytes), "names": done.names}
+        output.result(str(out), shown)
+    return 0
+
+
+_SINCE_OPENED = {"gets", "hits", "read_bytes", "read_errors", "puts", "deletes", "commits", "python_served"}
+"""Statistics that count from the opening of the store."""
+
+
+def stats(arguments: argparse.Namespace) -> int:
+    """Show the size and the schema of a store."""
+    import dataclasses
+
+    from .. import kv
+
+    with kv.open(arguments.store) as store:
+        values = {k: v for k, v in dataclasses.asdict(store.stats).items() if k not in _SINCE_OPENED}
+        schema = store.schema
+    values = {"store": str(arguments.store), **values, "fields": _fields(schema)}
+    shown = {"store": None, "fields": None, "schema": _schema_text(schema)}
+    output_of(arguments).result(str(arguments.store), values, shown)
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Read everything and check it; return 1 if something is damaged."""
+    import time
+
+    from ..kv.shard_folders import verify_all
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    with output.progress() as report:
+        found = verify_all(arguments.store, progress=lambda done, total: report("verify", done, total))
+    names = ("sound", "records", "value_bytes", "journal_records", "torn_bytes")
+    values = {"store": str(arguments.store), **{name: getattr(found, name) for name in names}}
+    values["seconds"] = time.perf_counter() - started
+    _report_problems(output, str(arguments.store), values, {"problems": found.problems})
+    return 0 if found.sound else DAMAGED
+
+
+def salvage(arguments: argparse.Namespace) -> int:
+    """Copy the undamaged records of a store into a new one; return 1 if some are lost."""
+    import time
+
+    from .. import kv
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    with output.progress() as report:
+        done = kv.salvage(
+            arguments.store, arguments.target, progress=lambda read, total: report("salvage", read, total)
+        )
+    values = {
+        "store": str(arguments.store),
+        "target": str(arguments.target),
+        "complete": done.complete,
+        "records": done.records,
+        "value_bytes": done.value_bytes,
+        "lost_records": len(done.lost),
+        "missing_records": done.missing_records,
+        "unproven": done.unproven,
+        "seconds": time.perf_counter() - started,
+    }
+    problems = {"problems": done.problems, "lost": done.lost}
+    _report_problems(output, str(arguments.target), values, problems, lost=" is lost")
+    return 0 if done.complete else DAMAGED
+
+
+def _report_problems(
+    output: Output, title: str, values: dict[str, Any], problems: dict[str, Any], lost: str = ""
+) -> None:
+    """Print values, and lists of problems by name."""
+    if not output.print_json({**values, **{name: list(map(problem_values, each)) for name, each in problems.items()}}):
+        output.result(title, values)
+        for each in problems.values():
+            print_problems(output, each, lost)
+
+
+def compact(arguments: argparse.Namespace) -> int:
+    """Compact a store."""
+    import time
+
+    from .. import kv
+
+    output = output_of(arguments)
+    if not 0 <= arguments.threshold <= 1:
+        raise ArgumentError(f"--threshold {arguments.threshold} must be a share from 0 to 1", name="threshold")
+    started = time.perf_counter()
+    with output.progress() as report, kv.open(arguments.store, mode="r+") as store:
+        before = store.stats.disk_bytes
+        done = store.compact(
+            threshold=arguments.threshold, progress=lambda copied, total: report("compact", copied, total)
+        )
+        after = store.stats.disk_bytes
+    values = {
+        "store": str(arguments.store),
+        "segments_retired": len(done.segments),
+        "records_moved": done.moved,
+        "moved_bytes": done.moved_bytes,
+        "disk_bytes_before": before,
+        "disk_bytes": after,
+        "seconds": time.perf_counter() - started,
+    }
+    output.result(str(arguments.store), values)
+    return 0

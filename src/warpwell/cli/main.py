@@ -1,31 +1,18 @@
-"""``main``: parses the arguments of ``warpwell``, runs the command, and reports its errors.
+"""``main``: parses the arguments of ``warpwell`` and runs the command.
 
-Nothing here imports a compiler: ``warpwell --help`` answers at once. Commands import what they need.
+Nothing here imports NumPy or a compiler, so that ``--help`` answers at once. Commands import what they need.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from ..errors import WarpwellError
-from .arguments import command, json_option, program
-from .drive import arguments as drive_arguments
-from .graph import arguments as graph_arguments
-from .interrupt import INTERRUPTED, end_soon, leave, say
-from .kv import arguments as kv_arguments
-from .pool import arguments as pool_arguments
-from .sched import arguments as sched_arguments
-from .table import arguments as table_arguments
-
-BAD_INPUT = 2
-BROKEN_PIPE = 141
-
-_OWN = ("pool.run", "pool.notebook")
-"""Modules of commands whose programs handle Ctrl-C themselves."""
+from . import drive, graph, info, kv, pool, sched, table
+from ._common import BAD_INPUT, Commands, Parser, add_command, execute
 
 _MOVED = {
     "bench": "python -m lab bench",
@@ -39,80 +26,71 @@ _MOVED = {
 }
 """Commands that only a checkout has, and how they are run there."""
 
-_DESCRIPTION = "Arrays on storage, many times larger than memory, that kernels in Python read on demand."
+_PATHS = ("EDGES", "FILE", "FOLDER", "GRAPH", "LOG", "NEW", "OUT", "PATH", "SRC", "STORE", "TABLE")
+"""Beginnings of metavars that stand for a path, for completion."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``warpwell`` with these arguments (of the process by default); return the exit code.
 
-    0 is success, 1 what ``kv verify`` or ``table check`` found damaged, 2 bad input (a message on stderr says what to
-    do), 130 an interrupt; ``run`` ends with the code of its program.
+    0 is success, 1 damage that ``kv verify`` or ``table check`` found, 2 bad input (a message on stderr names the next
+    step), 130 an interrupt; ``run`` returns the code of its program.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        if getattr(sys, name) is None:  # closed by who started this (`>&-`); no file of ours may get its number
+        if getattr(sys, name) is None:  # closed by the parent process (`>&-`); no other file may get its number
             setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))
-    given = sys.argv[1:] if argv is None else list(argv)
-    for name in (" ".join(given[:1]), " ".join(given[:2])):
+    options = sys.argv[1:] if argv is None else list(argv)
+    for name in (" ".join(options[:1]), " ".join(options[:2])):
         if name in _MOVED:
             print(f"warpwell {name} moved: run `{_MOVED[name]}` in a checkout of Warpwell", file=sys.stderr)
             return BAD_INPUT
-    arguments = _parser(sched=given[:1] == ["sched"]).parse_args(given)
-    module = importlib.import_module(f".{arguments.module}", __package__)
-    return execute(module.run, arguments, own_process=argv is None and arguments.module not in _OWN)
+    arguments = build_parser().parse_args(options)
+    return execute(arguments.run, arguments, own_process=argv is None and not arguments.handles_interrupt)
 
 
-def execute(run: Callable[[argparse.Namespace], int], arguments: argparse.Namespace, own_process: bool) -> int:
-    """Run a command; report its errors on stderr, and return the exit code.
-
-    Parameters
-    ----------
-    run : callable
-        Takes the arguments and returns the exit code.
-    arguments : Namespace
-    own_process : bool
-        Whether Ctrl-C ends this process. False if the caller goes on, or the command handles Ctrl-C itself.
-    """
-    if own_process:
-        end_soon()
-    try:
-        code = run(arguments)
-        sys.stdout.flush()
-        return code
-    except WarpwellError as error:
-        return _complain(str(error))
-    except BrokenPipeError:
-        # whoever read the output has gone; Python would complain once more when it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{place}{error.strerror or error}. Check the path and its permissions.")
-    except MemoryError as error:
-        return _complain(f"out of memory ({error}). Take a smaller --cache, a smaller input or --tier storage.")
-    except KeyboardInterrupt:
-        say()
-        if own_process:
-            leave()
-        return INTERRUPTED
-
-
-def _complain(message: str) -> int:
-    print(f"warpwell: error: {message}", file=sys.stderr)
-    return BAD_INPUT
-
-
-def _parser(sched: bool) -> argparse.ArgumentParser:
-    parser = program(prog="warpwell", description=_DESCRIPTION)
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``warpwell`` with all its commands."""
+    parser = Parser(
+        prog="warpwell",
+        description="Arrays on storage, many times larger than memory, that Python kernels read on demand.",
+    )
     parser.add_argument("--version", action="version", version=f"warpwell {sys.modules['warpwell'].__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    info = command(commands, "info", "info", "show devices, versions, and how to install what is missing")
-    json_option(info)
-
-    graph_arguments.add(commands)
-    kv_arguments.add(commands)
-    table_arguments.add(commands)
-    sched_arguments.add(commands, load=sched)
-    pool_arguments.add(commands)
-    drive_arguments.add(commands)
+    parser.set_defaults(handles_interrupt=False)
+    commands: Commands[Any] = parser.add_subparsers(metavar="COMMAND", required=True)
+    for module in (info, graph, kv, table, sched, pool, drive):
+        module.add(commands)
+    _add_completion(commands)
     return parser
+
+
+def _add_completion(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(
+        commands,
+        "completion",
+        completion,
+        "print a script that completes commands in a shell",
+        "Print a script that completes the commands and options of warpwell in a shell. For bash, add this line to "
+        '~/.bashrc: eval "$(warpwell completion bash)"',
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+
+
+def completion(arguments: argparse.Namespace) -> int:
+    """Print a completion script."""
+    import shtab
+
+    parser = build_parser()
+    for action in _actions(parser):
+        if isinstance(action.metavar, str) and action.metavar.startswith(_PATHS):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=arguments.shell))
+    return 0
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the actions of a parser and of the commands below it."""
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from _actions(each)

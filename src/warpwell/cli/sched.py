@@ -1,4 +1,4 @@
-"""``warpwell sched serve`` and ``sched status``: a service that several processes submit to."""
+"""``warpwell sched``: serves a device to several processes, explains logs, and manages programs that lease a GPU."""
 
 from __future__ import annotations
 
@@ -6,79 +6,243 @@ import argparse
 import contextlib
 import signal
 import sys
-import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...cache import parse_size
-from ...errors import ArgumentError, SchedulerError, ServiceError
-from ...json_file import read_json
-from ...turns.choice import HOLD
-from ...turns.operate import limited
-from ..arguments import Commands, command, json_option, new_file
-from ..output import Output
+from ..errors import ArgumentError, SchedulerError, ServiceError
+from ._common import (
+    PLOT_SUFFIXES,
+    Commands,
+    Output,
+    add_command,
+    add_group,
+    device_option,
+    json_option,
+    new_file,
+    output_of,
+    split_names,
+)
 
 if TYPE_CHECKING:
-    from ...scheduler.service.service import Service
+    from ..scheduler import Event, Log
+    from ..scheduler.service.service import Service
 
-_EVERY = 5.0
+METRICS_SECONDS = 5.0
+"""Interval at which a service writes its metrics."""
+
+_HOLD_TEXT = "how long a program may block others before it loses the lease (default: 10)"
 
 
-def add(verbs: Commands[argparse.ArgumentParser]) -> None:
-    """Add ``serve`` and ``status`` to the commands of ``sched``."""
-    serve = command(verbs, "serve", "sched.serve", "serve a device to several processes, until Ctrl-C or SIGTERM")
-    _socket(serve)
-    serve.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is a GPU")
-    serve.add_argument("--policy", default="lanes", metavar="NAME", help="default lanes")
-    serve.add_argument("--limit", type=int, metavar="N", help="kernels that run at the same time (default 2)")
-    serve.add_argument("--tenants", metavar="FILE.json", help="who may submit: {name: {weight, share, memory, ..}}")
-    serve.add_argument("--hold", type=float, metavar="SECONDS", help="as sched limit; with --tenants, for turns, too")
-    serve.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
-    serve.add_argument("--log", metavar="FILE", help="append every event, for sched explain")
-    serve.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus, each {_EVERY:g} s")
-    serve.add_argument(
-        "--max-message", default="1GiB", metavar="SIZE", help="maximal size of one submission (default 1GiB)"
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``sched`` and its commands."""
+    verbs = add_group(commands, "sched", "share a device: serve it, explain decisions, limit and end programs")
+    _add_explain(verbs)
+    _add_serve(verbs)
+
+    text = "show the state of a service, and the programs that lease a GPU"
+    parser = add_command(verbs, "status", status, text)
+    _socket(parser)
+    parser.add_argument("--prometheus", action="store_true", help="print metrics in the text format of Prometheus")
+    parser.add_argument("--log", metavar="FILE", help="write the log of the service, for sched explain")
+    json_option(parser)
+
+    parser = add_command(verbs, "end", end, "end the programs of a tenant that leases a GPU")
+    parser.add_argument("tenant", metavar="TENANT", help="tenant or process number, as shown by sched status")
+    parser.add_argument("--grace", type=float, metavar="SECONDS", help="time between the two signals (default: 5)")
+    json_option(parser)
+
+    parser = add_command(verbs, "limit", limit, "limit the leases of all GPUs of this user")
+    parser.add_argument("--hold", type=float, metavar="SECONDS", help=_HOLD_TEXT)
+    parser.add_argument("--ceiling", type=int, metavar="N", help="highest priority (default: 8)")
+    parser.add_argument("--tenants", metavar="FILE.json", help="limits by tenant: {name: {hold, ceiling, priority}}")
+    json_option(parser)
+
+
+def _add_explain(verbs: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(verbs, "explain", explain, "explain each decision in a log")
+    parser.add_argument("log", metavar="LOG", help="file that --log of another command wrote (-: stdin)")
+    parser.add_argument("--task", type=int, action="append", metavar="N", help="show only events about this task")
+    parser.add_argument("--tenant", metavar="NAME", help="show only events of the tasks of this tenant")
+    text = (
+        "show only events of these kinds: arrive, launch, preempt, resize, stop, end, fail, cancel, reject, hold, lost"
     )
-    serve.add_argument(
-        "--max-held", default="8GiB", metavar="SIZE", help="maximal bytes of a tenant at the service (default 8GiB)"
-    )
-    group = serve.add_argument_group("for other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
-    group.add_argument("--group", metavar="NAME", help="open the socket to this group; users are tenants")
-    group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no others get in")
-    group.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="whose kernels they may launch; PACKAGE.*: of all modules below it",
-    )
-    group.add_argument("--trust-group", action="store_true", help="take any kernel: they can do whatever you can")
-    json_option(serve)
+    parser.add_argument("--kind", metavar="A,B", help=text)
+    parser.add_argument("--all", action="store_true", help="show arrivals, stops and ends as well as decisions")
+    text = "show only later events (default: 0)"
+    parser.add_argument("--since", type=float, default=0.0, metavar="SECONDS", help=text)
+    parser.add_argument("--until", type=float, metavar="SECONDS", help="show only earlier events")
+    view_options(parser)
+    parser.add_argument("--metrics", metavar="FILE", help="write metrics in the text format of Prometheus")
+    json_option(parser)
 
-    status = command(verbs, "status", "sched.serve", "show the state of a service, and who takes turns at a GPU")
-    _socket(status)
-    status.add_argument("--prometheus", action="store_true", help="print its metrics in Prometheus' text format")
-    status.add_argument("--log", metavar="FILE", help="write its log, for sched explain")
-    json_option(status)
+
+def _add_serve(verbs: Commands[argparse.ArgumentParser]) -> None:
+    parser = add_command(verbs, "serve", serve, "serve a device to several processes, until Ctrl-C or SIGTERM")
+    _socket(parser)
+    device_option(parser, ("cpu", "cuda"))
+    parser.add_argument("--policy", default="lanes", metavar="NAME", help="scheduling policy (default: lanes)")
+    parser.add_argument("--limit", type=int, metavar="N", help="maximum number of running kernels (default: 2)")
+    text = "settings of the tenants that may submit: {name: {weight, share, memory, ...}}"
+    parser.add_argument("--tenants", metavar="FILE.json", help=text)
+    parser.add_argument("--hold", type=float, metavar="SECONDS", help=_HOLD_TEXT)
+    parser.add_argument("--stuck-after", type=float, metavar="SECONDS", help="time limit for a block of a kernel")
+    parser.add_argument("--log", metavar="FILE", help="append every event to a file, for sched explain")
+    parser.add_argument("--metrics", metavar="FILE", help=f"write metrics for Prometheus every {METRICS_SECONDS:g} s")
+    parser.add_argument("--max-message", default="1GiB", metavar="SIZE", help="limit of a submission (default: 1GiB)")
+    text = "maximum size of the data that the service keeps for a tenant (default: 8GiB)"
+    parser.add_argument("--max-held", default="8GiB", metavar="SIZE", help=text)
+    json_option(parser)
+    group = parser.add_argument_group("other users", "Kernels are code that runs as you: docs/scheduler.md, Trust.")
+    group.add_argument("--group", metavar="NAME", help="open the socket to this group; its users are tenants")
+    group.add_argument("--users", metavar="FILE.json", help="tenant of each user: {user: tenant}; no other may connect")
+    text = "module whose kernels other users may launch; PACKAGE.*: all modules below a package"
+    group.add_argument("--allow", action="append", default=[], metavar="MODULE", help=text)
+    group.add_argument("--trust-group", action="store_true", help="accept any kernel: they can do whatever you can")
 
 
 def _socket(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--socket", metavar="PATH", help="default: $WARPWELL_SOCKET, or one of your own")
+    parser.add_argument("--socket", metavar="PATH", help="socket path (default: $WARPWELL_SOCKET, or one of this user)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serve, or ask a service."""
-    return _status(arguments) if arguments.command == "status" else _serve(arguments)
+def view_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that write a log in other formats."""
+    parser.add_argument("--trace-out", metavar="FILE.json", help="write a timeline for chrome://tracing or Perfetto")
+    parser.add_argument("--picture", metavar="FILE.png", help=f"plot the timeline ({', '.join(PLOT_SUFFIXES)})")
 
 
-def _serve(arguments: argparse.Namespace) -> int:
-    output = Output(arguments.json)
+def write_views(log: Log, trace: str | None, picture: str | None) -> None:
+    """Write the files of `view_options`."""
+    from ..scheduler.report.timeline import draw, write_trace
+
+    if trace is not None:
+        write_trace(log, trace)
+    if picture is not None:
+        draw(log, picture)
+
+
+# -- explain -----------------------------------------------------------------------------------------------------------
+
+_HEADER_WIDTH = 100
+_LISTED_TENANTS = 20
+_HEADER_NAMES = {"compressed": "time compressed by", "cost": "cost model"}
+"""Names of keys of a log's `about`."""
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Explain a log."""
+    from ..scheduler import Log
+    from ..scheduler.events import KINDS
+    from ..scheduler.report.explain import QUIET, sentences
+    from ..scheduler.report.prometheus import LogMetrics, write_text
+
+    output = output_of(arguments)
+    log = Log.read(sys.stdin, "stdin") if arguments.log == "-" else Log.load(arguments.log)
+    kinds = split_names(arguments.kind)
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise ArgumentError(f"--kind {kind} is unknown; choose some of {', '.join(KINDS)}", name="kind")
+
+    def is_selected(event: Event) -> bool:
+        return (
+            arguments.since <= event.time <= (event.time if arguments.until is None else arguments.until)
+            and (arguments.task is None or bool(set(arguments.task) & _tasks_of(event)))
+            and (arguments.tenant is None or event.tenant == arguments.tenant)
+            and (event.kind in kinds if kinds is not None else arguments.all or event.kind not in QUIET)
+        )
+
+    write_views(log, arguments.trace_out, arguments.picture)
+    if arguments.metrics is not None:
+        metrics = LogMetrics(str(log.about.get("policy", "unknown"))).observe_all(log)
+        write_text(arguments.metrics, metrics.render())
+    selected = ((event, text) for event, text in sentences(log) if is_selected(event))
+    if arguments.json:
+        events = [{**event.plain(), "text": text} for event, text in selected]
+        output.print_json({"log": arguments.log, "about": log.about, "events": events})
+        return 0
+    if log.about:
+        output.screen.print(_header(log.about), style="bold")
+    empty = True
+    for event, text in selected:  # without rich: a log may have a million lines
+        sys.stdout.write(f"{event.time:12.6f} s  {text}\n")
+        empty = False
+    if empty:
+        sys.stdout.flush()
+        output.notes.print(_explain_nothing(arguments, log), soft_wrap=True)
+    return 0
+
+
+def _header(about: dict[str, Any]) -> str:
+    """Return a log's `about` as text, the policy first; lists of names are omitted."""
+    import textwrap
+
+    from ..cache import format_size
+
+    parts = []
+    for key, value in sorted(about.items(), key=lambda item: item[0] != "policy"):
+        if key == "clock" and isinstance(value, int | float):
+            parts.append(f"clock {value / 1e9:.4g} GHz")
+        elif key == "memory" and isinstance(value, int):
+            parts.append(f"memory {format_size(value)}")
+        elif isinstance(value, str | int | float):
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            parts.append(f"{_HEADER_NAMES.get(key, key.replace('_', ' '))} {text}")
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill("; ".join(parts), _HEADER_WIDTH, subsequent_indent="  ", **options)
+
+
+def _explain_nothing(arguments: argparse.Namespace, log: Log) -> str:
+    """Return the reason why no sentence was printed, and the contents of the log."""
+    if not log.events:
+        return "this log has no events"
+    options = [f"--task {number}" for number in arguments.task or ()]
+    options += [
+        f"--{name} {value}"
+        for name in ("tenant", "kind", "since", "until")
+        if (value := getattr(arguments, name)) not in (None, 0.0)
+    ]
+    tenants = sorted({event.tenant for event in log})
+    numbers = [event.task for event in log if event.kind != "reject"]
+    text = f"nothing matches {' '.join(options)}" if options else "no decision was taken"
+    more = ", ..." if len(tenants) > _LISTED_TENANTS else ""
+    text += f"; tenants in this log: {', '.join(tenants[:_LISTED_TENANTS])}{more}"
+    if numbers:
+        text += f"; tasks {min(numbers)} to {max(numbers)}"
+    text += f", {log.events[0].time:.6f} to {log.events[-1].time:.6f} s"
+    if not (arguments.all or arguments.kind):
+        text += " (arrivals, stops and ends are shown with --all)"
+    return text
+
+
+def _tasks_of(event: Event) -> set[int]:
+    """Return the tasks that an event is about."""
+    tasks = {event.task}
+    for key in ("for", "victim", "newcomer", "by"):
+        value = event.why.get(key)
+        if isinstance(value, int):
+            tasks.add(value)
+    victims = event.why.get("victims")
+    return tasks | (set(victims) if isinstance(victims, list) else set())
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Terminated(BaseException):
+    """SIGTERM, which asks a service to stop, or SIGHUP, which closes its terminal."""
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Serve a device until a signal stops the service."""
+    output = output_of(arguments)
     if arguments.group is None and (arguments.allow or arguments.trust_group):
-        raise ArgumentError("--allow and --trust-group are about other users: add --group", name="group")
+        raise ArgumentError("--allow and --trust-group are for other users; add --group", name="group")
     # nohup has SIGHUP ignored
-    ends = [n for n in _ENDS if n is not signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-    before = {n: signal.signal(n, _stop) for n in ends}
+    stops = [n for n in _STOP_SIGNALS if n is not signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _stop) for number in stops}
     try:
-        _until_stopped(arguments, output)
+        _serve_until_stopped(arguments, output)
     except _Terminated:
         return 0
     finally:
@@ -86,24 +250,18 @@ def _serve(arguments: argparse.Namespace) -> int:
             signal.signal(number, handler)
 
 
-_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-class _Terminated(BaseException):
-    """SIGTERM came, which is how a service is asked to end, or SIGHUP: its terminal was closed."""
-
-
 def _stop(number: int, _: object) -> None:
-    """End what goes on, and let nothing disturb the order in which that ends."""
-    for each in _ENDS:
+    """Stop the service, and ignore further signals until it has stopped."""
+    for each in _STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt if number == signal.SIGINT else _Terminated
 
 
-def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
-    from ...scheduler.service.service import Service
+def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
+    from ..cache import parse_size
+    from ..scheduler.service.service import Service
 
-    tenants = _by_name(arguments.tenants, "--tenants")
+    tenants = _read_names(arguments.tenants, "--tenants")
     if arguments.metrics is not None:
         new_file(arguments.metrics, "--metrics")
     service = Service(
@@ -113,7 +271,7 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
         limit=arguments.limit,
         tenants=tenants,
         group=arguments.group,
-        users=_by_name(arguments.users, "--users"),
+        users=_read_names(arguments.users, "--users"),
         allow=arguments.allow,
         trust_group=arguments.trust_group,
         log=arguments.log,
@@ -125,8 +283,8 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
         with output.progress() as report:
             report("start", 0, 0)
             service.start()
-        with _limits_of_turns(arguments.hold, tenants or {}):
-            _serve_on(arguments, service, output)
+        with _lease_limits(arguments.hold, tenants or {}):
+            _report_until_stopped(arguments, service, output)
     except KeyboardInterrupt:
         service.close(soon=True)
         raise
@@ -134,52 +292,53 @@ def _until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
         service.close()
 
 
-def _serve_on(arguments: argparse.Namespace, service: Service, output: Output) -> NoReturn:
-    """Say that a service has begun, and write its metrics until it is stopped or fails."""
+def _report_until_stopped(arguments: argparse.Namespace, service: Service, output: Output) -> NoReturn:
+    """Report that a service has started, and write its metrics until it is stopped or fails."""
+    import time
+
     broker = service.broker
-    _write(arguments.metrics, broker)  # a path that cannot be written ends the service here, and later does not
-    output.result(
-        "Serving",
-        {"command": "serve", "socket": str(service.path), **broker.about, "owner_pid": broker.status()["owner_pid"]},
-    )
-    sys.stdout.flush()  # the program that started it may wait for this line
-    failing = told = False
+    _write_metrics(arguments.metrics, broker)  # an error here stops the service, and a later one does not
+    owner = broker.status()["owner_pid"]
+    output.result("Serving", {"socket": str(service.path), **broker.about, "owner_pid": owner})
+    sys.stdout.flush()  # the parent process may wait for this line
+    failing = reported = False
     try:
         while not broker.failure:
-            time.sleep(_EVERY)
-            failing = _write_again(arguments.metrics, broker, output, failing)
-            told = _tell_missing(arguments.log, broker, output, told)
-    finally:  # the last ones, of a service that is asked to end too
-        _write_again(arguments.metrics, broker, output, failing)
-        _tell_missing(arguments.log, broker, output, told)
-    raise ServiceError(f"the process that owns the device does not start any more: {broker.failure}")
+            time.sleep(METRICS_SECONDS)
+            failing = _retry_metrics(arguments.metrics, broker, output, failing)
+            reported = _report_missing_events(arguments.log, broker, output, reported)
+    finally:  # the last metrics of a stopped service, too
+        _retry_metrics(arguments.metrics, broker, output, failing)
+        _report_missing_events(arguments.log, broker, output, reported)
+    raise ServiceError(f"the device owner process failed to restart: {broker.failure}")
 
 
-def _limits_of_turns(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Return what sets limits of turns while the service runs, if its options say any."""
-    own = _of_turns(tenants)
-    if hold is None and not any(own.values()):
+def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a context that limits leases while the service runs, if its options name a limit."""
+    from ..turns.choice import HOLD
+    from ..turns.operate import limited
+
+    settings = {
+        name: {key: values[key] for key in ("ceiling", "priority") if key in values}
+        for name, values in tenants.items()
+        if isinstance(values, dict)
+    }
+    if hold is None and not any(settings.values()):
         return contextlib.nullcontext()
-    return limited(hold=HOLD if hold is None else hold, tenants=own)
+    return limited(hold=HOLD if hold is None else hold, tenants=settings)
 
 
-def _of_turns(tenants: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what settings of tenants mean for turns."""
-    given = {name: values for name, values in tenants.items() if isinstance(values, dict)}
-    return {name: {k: values[k] for k in ("ceiling", "priority") if k in values} for name, values in given.items()}
-
-
-def _write(path: str | None, broker: Any) -> None:
+def _write_metrics(path: str | None, broker: Any) -> None:
     if path is not None:
-        from ...scheduler.report.prometheus import write_text
+        from ..scheduler.report.prometheus import write_text
 
         write_text(path, broker.render())
 
 
-def _write_again(path: str | None, broker: Any, output: Output, failing: bool) -> bool:
-    """Write metrics; return whether that failed, which is told once: a full disk is no reason to stop the tasks."""
+def _retry_metrics(path: str | None, broker: Any, output: Output, failing: bool) -> bool:
+    """Write metrics; return whether that failed. Report it once: a full disk must not stop the tasks."""
     try:
-        _write(path, broker)
+        _write_metrics(path, broker)
     except OSError as error:
         if not failing and not output.as_json:
             output.notes.print(f"no metrics are written to {path}: {error.strerror or error}")
@@ -187,49 +346,56 @@ def _write_again(path: str | None, broker: Any, output: Output, failing: bool) -
     return False
 
 
-def _tell_missing(path: str, broker: Any, output: Output, told: bool) -> bool:
-    """Tell once that the log's file lacks events; return whether that was told."""
-    if broker.unlogged and not told and not output.as_json:
+def _report_missing_events(path: str, broker: Any, output: Output, reported: bool) -> bool:
+    """Report once that events are missing from the log file; return whether that is so."""
+    if broker.unlogged and not reported and not output.as_json:
         output.notes.print(f"events are missing from {path}: {broker.unlogged}; `sched status --log` has the last ones")
     return bool(broker.unlogged)
 
 
-def _status(arguments: argparse.Namespace) -> int:
-    from ...turns.operate import status
-    from .turns import show
+def _read_names(path: str | None, option: str) -> dict[str, Any] | None:
+    from ..json_file import read_json
 
-    output = Output(arguments.json)
-    rows: list[dict[str, Any]] = []
-    hidden = ""
+    return None if path is None else read_json(path, f"the file of {option}, an object by name")
+
+
+# -- status, end, limit ------------------------------------------------------------------------------------------------
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show the state of a service, and the programs that lease a GPU."""
+    from ..turns.operate import status
+
+    output = output_of(arguments)
+    leases: Sequence[dict[str, Any]] = []
+    unknown = ""
     try:
-        rows = status()
-    except SchedulerError as error:  # no /dev/shm, or a folder that is not this user's: a service may be there
-        hidden = str(error)
-    asked = arguments.socket or arguments.prometheus or arguments.log
+        leases = status()
+    except SchedulerError as error:  # /dev/shm is missing, or its folder is of another user: a service may exist
+        unknown = str(error)
     try:
-        found = _service_status(arguments, output)
+        service = _service_status(arguments, output)
     except ServiceError as error:
-        if asked:
+        if arguments.socket or arguments.prometheus or arguments.log:
             raise
-        if not rows:
-            raise ServiceError(f"{hidden or 'nobody takes turns at a GPU here'}, and {error}") from None
-        found = {}  # turns need no service
+        if not leases:
+            raise ServiceError(f"{unknown or 'no program leases a GPU here'}, and {error}") from None
+        service = {}  # leases need no service
     if arguments.json:
-        unknown = {"turns_unknown": hidden} if hidden else {}
-        output.result("", {"command": "status", **found, "turns": rows, **unknown})
-    elif not arguments.prometheus:
-        if found:
-            output.result(found["socket"], {"command": "status", **found})
-        if rows:
-            show(output, rows)
-    if hidden and not arguments.json:
-        output.notes.print(f"who takes turns is not known: {hidden}")
+        output.print_json({**service, "turns": leases, **({"turns_unknown": unknown} if unknown else {})})
+        return 0
+    if service and not arguments.prometheus:
+        output.result(service["socket"], service)
+    if leases and not arguments.prometheus:
+        _print_leases(output, leases)
+    if unknown:
+        output.notes.print(f"the programs that lease a GPU are unknown: {unknown}")
     return 0
 
 
 def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, Any]:
-    """Ask a service; write its log and print its metrics, if wanted."""
-    from ...scheduler import connect
+    """Return the state of a service; write its log and print its metrics, according to the options."""
+    from ..scheduler import connect
 
     client = connect(arguments.socket)
     try:
@@ -243,6 +409,44 @@ def _service_status(arguments: argparse.Namespace, output: Output) -> dict[str, 
         client.close(cancel=True)
 
 
-def _by_name(path: str | None, option: str) -> dict[str, Any] | None:
-    """Read the file of an option."""
-    return None if path is None else read_json(path, f"the file of {option}, an object by name")
+def _print_leases(output: Output, leases: Sequence[dict[str, Any]]) -> None:
+    heads = ("device", "process", "tenant", "priority", "state", "for, s", "turns", "used, s")
+    rows = [
+        (
+            lease["device"][:12],
+            str(lease["process"]),
+            lease["tenant"],
+            str(lease["priority"]),
+            lease["state"],
+            f"{lease['seconds']:.3f}",
+            f"{lease['turns']:,}",
+            f"{lease['used']:.3f}",
+        )
+        for lease in leases
+    ]
+    output.table("Turns", heads, rows, ("tenant", "state"))
+
+
+def end(arguments: argparse.Namespace) -> int:
+    """End the programs of a tenant."""
+    from ..turns.operate import GRACE, end
+
+    grace = GRACE if arguments.grace is None else arguments.grace
+    output_of(arguments).result("Ended", {"processes": end(arguments.tenant, grace)})
+    return 0
+
+
+def limit(arguments: argparse.Namespace) -> int:
+    """Limit leases."""
+    from ..json_file import read_json
+    from ..turns.choice import CEILING, HOLD
+    from ..turns.operate import limit
+
+    path = arguments.tenants
+    tenants = None if path is None else read_json(path, "the file of --tenants, tenants by name")
+    hold = HOLD if arguments.hold is None else arguments.hold
+    ceiling = CEILING if arguments.ceiling is None else arguments.ceiling
+    devices = limit(hold=hold, ceiling=ceiling, tenants=tenants)
+    values = {"hold": hold, "ceiling": ceiling, "tenants": sorted(tenants or {}), "devices": devices}
+    output_of(arguments).result("Limits of turns", values)
+    return 0

@@ -1,112 +1,256 @@
-"""``warpwell table query``."""
+"""``warpwell table``: converts, shows, queries and checks tables."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import decimal
-import json
+import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from .._check import checked_integer
+from ..errors import ArgumentError, DTypeError
+from ._common import (
+    DAMAGED,
+    Commands,
+    Output,
+    Run,
+    add_command,
+    add_group,
+    device_option,
+    json_option,
+    new_file,
+    output_of,
+    print_problems,
+    problem_values,
+    split_names,
+)
 
-from ... import table
-from ..._check import checked_integer
-from ...errors import ArgumentError
-from ...replacing import replacing, storage_full
-from ...table import ColumnReads, Matches, Table, Taken
-from ..arguments import new_file
-from ..output import Output
-from .arguments import names
-from .head import cell, listed, plain
+if TYPE_CHECKING:
+    from ..table import ColumnReads, Matches, Table, Taken
 
-_SHOWN = 20
-"""Rows that are printed if nobody says how many."""
-_ENDINGS = (".csv", ".arrow", ".feather", ".parquet")
+_SHOWN_ROWS = 20
+"""Default number of rows of ``query``."""
+
+_CELL_WIDTH = 40
+_SUFFIXES = (".csv", ".arrow", ".feather", ".parquet")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the rows that match, or write them to a file."""
-    output = Output(arguments.json)
-    out = None if arguments.out is None else new_file(arguments.out, "--out")
-    if out is not None and out.suffix not in _ENDINGS:
-        raise ArgumentError(f"--out {out}: give a name that ends in one of {', '.join(_ENDINGS)}")
-    limit = None if arguments.limit is None else checked_integer(arguments.limit, "--limit", least=0)
-    with table.open(arguments.table, device=arguments.device) as opened:
-        rows = opened.where(_filters(opened, arguments))
-        found = len(rows)
-        if limit is None and out is None:
-            limit = _SHOWN
-        some = rows if limit is None else rows.head(limit)
-        wanted = names(arguments.columns)
-        columns = opened.names if wanted is None else wanted
-        if arguments.explain:
-            _explain(output, arguments.table, found, rows.explain(), some.explain(columns))
-            return 0
-        taken = some.take(columns)
-        if out is not None:
-            _write(taken.arrow(), out)
-            output.result(
-                "rows written", {"table": str(arguments.table), "matches": found, "rows": len(taken), "file": str(out)}
-            )
+def add(commands: Commands[argparse.ArgumentParser]) -> None:
+    """Add ``table`` and its commands."""
+    verbs = add_group(commands, "table", "convert, show, query and check tables")
+
+    parser = add_command(verbs, "convert", convert, "convert files to a table, in bounded memory")
+    text = "Parquet, Feather, CSV, TSV, ORC or JSON files, a folder of such files, an Arrow stream, or a table"
+    parser.add_argument("source", metavar="SRC", nargs="+", help=text)
+    parser.add_argument("table", metavar="TABLE", help="folder of the table, usually NAME.ww")
+    parser.add_argument("--columns", metavar="A,B", help="columns to convert (default: all)")
+    parser.add_argument("--codes", metavar="A,B", default="", help="columns to store as codes of 1 or 2 bytes, or auto")
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument("--append", action="store_true", help="add to an existing table")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing table")
+    json_option(parser)
+
+    parser = _table_command(verbs, "head", head, "show the first rows and the type of each column")
+    parser.add_argument("--rows", type=int, default=5, metavar="N", help="number of rows (default: 5)")
+    parser.add_argument("--columns", metavar="A,B", help="columns to show (default: all)")
+
+    parser = _table_command(verbs, "query", query, "show or write the rows that match filters")
+    parser.add_argument(
+        "--where",
+        nargs=3,
+        action="append",
+        metavar=("COLUMN", "OP", "VALUE"),
+        help="a comparison: = != < > <= >= in, not in; rows must match all. Lists: A,B or JSON",
+    )
+    text = """filters as in pyarrow: '[["a", ">", 3], ["b", "in", [1, 2]]]', or a list of such lists"""
+    parser.add_argument("--filters", metavar="JSON", help=text)
+    parser.add_argument("--columns", metavar="A,B", help="columns to show or write (default: all)")
+    parser.add_argument("--limit", type=int, metavar="N", help="at most N rows (default: 20, or all with --out)")
+    parser.add_argument("--out", metavar="FILE", help="write the rows to a .csv, .arrow, .feather or .parquet file")
+    parser.add_argument("--explain", action="store_true", help="print the bytes that are read of each column, not rows")
+    device_option(parser)
+
+    _table_command(verbs, "check", check, "read and check all data (exit code 1: some is damaged)")
+
+
+def _table_command(verbs: Commands[argparse.ArgumentParser], name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    parser = add_command(verbs, name, run, text)
+    parser.add_argument("table", metavar="TABLE", help="folder of a table, or an Arrow file")
+    json_option(parser)
+    return parser
+
+
+# -- convert, head, check ----------------------------------------------------------------------------------------------
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Convert files to a table, or add them to a table."""
+    import time
+
+    from .. import table
+    from ..table.convert import AUTO
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    sources = arguments.source
+    source = sources[0] if len(sources) == 1 else sources
+    codes = AUTO if arguments.codes == AUTO else split_names(arguments.codes) or ()
+    if arguments.append and (arguments.columns or codes):
+        raise ArgumentError("--append keeps the columns and codes of the table; omit --columns and --codes")
+    added = None
+    with output.progress() as report:
+        if arguments.append:
+            added = table.append(arguments.table, source, progress=report)
         else:
-            _show(output, str(arguments.table), some, taken, found)
+            table.convert(
+                source,
+                arguments.table,
+                columns=split_names(arguments.columns),
+                codes=codes,
+                overwrite=arguments.overwrite,
+                progress=report,
+            ).close()
+    seconds = time.perf_counter() - started
+    with table.open(arguments.table) as opened:
+        coded = [name for k, name in enumerate(opened.names) if any(run.codes for run in opened[k].runs)]
+        values = {
+            "table": str(arguments.table),
+            "source": ", ".join(sources),
+            "rows": opened.rows,
+            "rows_added": opened.rows if added is None else added,
+            "columns": len(opened.names),
+            "coded": coded,
+            "bytes_on_disk": sum(os.path.getsize(path) for path in Path(arguments.table).rglob("*") if path.is_file()),
+            "seconds": seconds,
+        }
+    output.result(str(arguments.table), values, {"coded": ", ".join(coded) or "none"})
     return 0
 
 
-def _show(output: Output, name: str, rows: Matches, taken: Taken, found: int) -> None:
-    """Print rows."""
+def head(arguments: argparse.Namespace) -> int:
+    """Print the first rows, a line for each column."""
+    from .. import table
+
+    output = output_of(arguments)
+    rows = checked_integer(arguments.rows, "--rows", least=0)
+    with table.open(arguments.table) as opened:
+        names: Any = split_names(arguments.columns)
+        columns = [opened[name] for name in (range(len(opened.names)) if names is None else names)]
+        rows = min(rows, opened.rows)
+        found: list[dict[str, Any]] = []
+        for column in columns:
+            counts: dict[str, int | None] = {"nulls": None, "runs": None}
+            values: Any = None
+            with contextlib.suppress(DTypeError):  # nested columns
+                values = _to_list(column.arrow(0, rows))
+                counts = {"nulls": column.nulls, "runs": len(column.runs)}
+            found.append({"name": column.name, "type": str(column.type), **counts, "values": values})
+        title = f"{arguments.table}: {opened.rows:,} rows, {len(opened.names):,} columns"
+        as_json = [{**c, "values": None if c["values"] is None else list(map(_json_value, c["values"]))} for c in found]
+        if output.print_json({"table": str(arguments.table), "rows": opened.rows, "columns": as_json}):
+            return 0
+    table_rows = []
+    for each in found:
+        values = each["values"]
+        cells = ["(nested: not shown)"] * bool(rows) if values is None else list(map(_cell, values))
+        nulls = "" if each["nulls"] is None else f"{each['nulls']:,}"
+        table_rows.append([each["name"], each["type"], nulls, *cells])
+    heads = ["column", "type", "nulls", *(f"row {k}" for k in range(rows))]
+    output.table(title, heads, table_rows, left=("type",))
+    return 0
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Read everything and check it; return 1 if something is damaged."""
+    import time
+
+    from .. import table
+
+    output = output_of(arguments)
+    started = time.perf_counter()
+    with output.progress() as report:
+        found = table.check(arguments.table, progress=report)
+    values = {
+        "table": str(arguments.table),
+        "sound": found.sound,
+        "rows": found.rows,
+        "bytes_read": found.nbytes,
+        "unchecked": found.unchecked,
+        "seconds": time.perf_counter() - started,
+    }
+    if not output.print_json({**values, "problems": list(map(problem_values, found.problems))}):
+        output.result(str(arguments.table), values, {"unchecked": ", ".join(found.unchecked) or "none"})
+        print_problems(output, found.problems)
+    return 0 if found.sound else DAMAGED
+
+
+# -- query -------------------------------------------------------------------------------------------------------------
+
+
+def query(arguments: argparse.Namespace) -> int:
+    """Print the rows that match, or write them to a file."""
+    from .. import table
+
+    output = output_of(arguments)
+    out = None if arguments.out is None else new_file(arguments.out, "--out", _SUFFIXES)
+    limit = None if arguments.limit is None else checked_integer(arguments.limit, "--limit", least=0)
+    with table.open(arguments.table, device=arguments.device) as opened:
+        rows = opened.where(_filters(opened, arguments))
+        count = len(rows)
+        if limit is None and out is None:
+            limit = _SHOWN_ROWS
+        selected = rows if limit is None else rows.head(limit)
+        names = split_names(arguments.columns)
+        columns = opened.names if names is None else names
+        values = {"table": str(arguments.table), "matches": count}
+        if arguments.explain:
+            _explain(output, values, rows.explain(), selected.explain(columns))
+            return 0
+        taken = selected.take(columns)
+        if out is not None:
+            _write_rows(taken.arrow(), out)
+            output.result("rows written", {**values, "rows": len(taken), "file": str(out)})
+        else:
+            _show(output, values, selected, taken)
+    return 0
+
+
+def _show(output: Output, values: dict[str, Any], rows: Matches, taken: Taken) -> None:
     numbers = rows.numpy().tolist()
-    values = {one: listed(taken[one]) for one in taken.names}
-    if output.as_json:
-        output.result(
-            "",
-            {
-                "command": "query",
-                "table": name,
-                "matches": found,
-                "rows": numbers,
-                "columns": {one: [plain(v) for v in column] for one, column in values.items()},
-            },
-        )
+    columns = {name: _to_list(taken[name]) for name in taken.names}
+    as_json = {name: list(map(_json_value, column)) for name, column in columns.items()}
+    if output.print_json({**values, "rows": numbers, "columns": as_json}):
         return
-    lines = [[f"{number:,}", *map(cell, line)] for number, *line in zip(numbers, *values.values(), strict=True)]
-    output.table(f"{found:,} rows match", ["row", *taken.names], lines)
-    if found > len(numbers):
-        output.notes.print(f"{found - len(numbers):,} more: --limit N shows them, --out FILE writes all")
+    cells = [[f"{number:,}", *map(_cell, row)] for number, *row in zip(numbers, *columns.values(), strict=True)]
+    output.table(f"{values['matches']:,} rows match", ["row", *taken.names], cells)
+    if more := values["matches"] - len(numbers):
+        output.notes.print(f"{more:,} more: --limit N shows them, --out FILE writes all")
 
 
 def _explain(
-    output: Output, name: str, found: int, filters: Sequence[ColumnReads], others: Sequence[ColumnReads]
+    output: Output, values: dict[str, Any], filters: Sequence[ColumnReads], columns: Sequence[ColumnReads]
 ) -> None:
-    """Print what the filters read, and what the columns of the rows would read."""
-    if output.as_json:
-        output.result(
-            "",
-            {
-                "command": "query",
-                "table": name,
-                "matches": found,
-                "filters": [vars(one) for one in filters],
-                "columns": [vars(one) for one in others],
-            },
-        )
+    """Print the bytes that filters have read, and that the columns of the rows would read."""
+    if output.print_json({**values, "filters": list(map(vars, filters)), "columns": list(map(vars, columns))}):
         return
     heads = ["column", "for", "wanted", "read", "commands", "from storage"]
-    lines = [
-        [one.column, what, f"{one.wanted:,}", f"{one.read:,}", f"{one.commands:,}", f"{one.from_storage:,}"]
-        for what, part in (("filter", filters), ("rows", others))
-        for one in part
+    cells = [
+        [each.column, use, f"{each.wanted:,}", f"{each.read:,}", f"{each.commands:,}", f"{each.from_storage:,}"]
+        for use, reads in (("filter", filters), ("rows", columns))
+        for each in reads
     ]
-    output.table(f"{found:,} rows match; bytes", heads, lines, left=("for",))
+    output.table(f"{values['matches']:,} rows match; bytes", heads, cells, left=("for",))
 
 
-def _write(rows: Any, path: Path) -> None:
-    """Write rows to a file, whole or not at all."""
+def _write_rows(rows: Any, path: Path) -> None:
+    """Write rows to a file, completely or not at all."""
     import pyarrow as pa  # an extra
+
+    from ..replacing import replacing, storage_full
 
     with storage_full(path), replacing(path) as part, _as_argument_errors(path):
         if path.suffix == ".parquet":
@@ -116,10 +260,8 @@ def _write(rows: Any, path: Path) -> None:
         elif path.suffix == ".csv":
             import pyarrow.csv as csv
 
-            plain_columns = [
-                one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in rows.columns
-            ]
-            csv.write_csv(pa.table(plain_columns, names=rows.column_names), part)
+            columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in rows.columns]
+            csv.write_csv(pa.table(columns, names=rows.column_names), part)
         else:
             with pa.ipc.new_file(part, rows.schema) as writer:
                 writer.write_table(rows.unify_dictionaries())
@@ -127,78 +269,109 @@ def _write(rows: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def _as_argument_errors(path: Path) -> Iterator[None]:
-    """Turn pyarrow's complaints, of values that a format does not have, into ArgumentError."""
+    """Turn errors of pyarrow about values that a format cannot store into ArgumentError."""
     import pyarrow as pa  # an extra
 
     try:
         yield
     except pa.ArrowException as error:
         raise ArgumentError(
-            f"--out {path}: {path.suffix} files do not have such values ({error}): choose columns with "
-            "--columns, or write .arrow"
+            f"--out {path}: {path.suffix} files cannot store these values ({error}); choose columns with --columns, "
+            "or write .arrow"
         ) from None
 
 
-# -- filters ----------------------------------------------------------------------------------------------------
+def _to_list(array: Any) -> list[Any]:
+    """Return the values of an Arrow array; dates and times outside of Python's range as text."""
+    try:
+        return list(array.to_pylist())
+    except (ArithmeticError, ValueError):  # years above 9999
+        import pyarrow as pa  # an extra
+
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        return list(array.cast(kind).cast(pa.string()).to_pylist())
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON can represent it: anything but numbers, text and lists as text."""
+    if isinstance(value, list):
+        return list(map(_json_value, value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _cell(value: Any) -> str:
+    text = "null" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= _CELL_WIDTH else text[: _CELL_WIDTH - 3] + "..."
 
 
 def _filters(opened: Table, arguments: argparse.Namespace) -> list[Any]:
-    """Return filters as `Table.where` takes them, their values as the columns' types have them."""
+    """Return filters for `Table.where`, with values of the types of the columns."""
+    import json
+
     if (arguments.where is None) == (arguments.filters is None):
         raise ArgumentError("give --where COLUMN OP VALUE, once or several times, or --filters JSON")
     if arguments.where is not None:
-        return [(name, op, _value(opened, name, op, text)) for name, op, text in arguments.where]
+        return [(name, op, _filter_value(opened, name, op, text)) for name, op, text in arguments.where]
     try:
-        given = json.loads(arguments.filters, parse_float=decimal.Decimal)
+        parsed = json.loads(arguments.filters, parse_float=decimal.Decimal)
     except ValueError as error:
-        raise ArgumentError(f'--filters is no JSON ({error}): give \'[["a", ">", 3]]\'') from None
+        raise ArgumentError(f'--filters is not JSON ({error}); give \'[["a", ">", 3]]\'') from None
 
     def typed(part: Any) -> Any:
         if isinstance(part, list) and len(part) == 3 and isinstance(part[0], str) and isinstance(part[1], str):
-            return part[0], part[1], _value(opened, *part)
-        return [typed(one) for one in part] if isinstance(part, list) else part
+            return part[0], part[1], _filter_value(opened, *part)
+        return list(map(typed, part)) if isinstance(part, list) else part
 
-    found: list[Any] = typed(given)
-    return found
+    filters: list[Any] = typed(parsed)
+    return filters
 
 
-def _value(opened: Table, name: str, op: str, given: Any) -> Any:
-    """Return a value, or for in and not in a list of values, of a column's type."""
+def _filter_value(opened: Table, name: str, op: str, value: Any) -> Any:
+    """Return a value, or a list of values for ``in`` and ``not in``, of a column's type."""
+    import json
+
     kind = opened[name].type
-    if op in ("in", "not in"):
-        values = given
-        if isinstance(given, str):
-            values = json.loads(given, parse_float=decimal.Decimal) if given.startswith("[") else given.split(",")
-        return [_of_type(kind, name, one) for one in values] if isinstance(values, list) else values
-    return _of_type(kind, name, given)
+    if op not in ("in", "not in"):
+        return _typed(kind, name, value)
+    if isinstance(value, str):
+        value = json.loads(value, parse_float=decimal.Decimal) if value.startswith("[") else value.split(",")
+    return [_typed(kind, name, each) for each in value] if isinstance(value, list) else value
 
 
-def _of_type(kind: Any, name: str, given: Any) -> Any:
-    """Return a value of JSON, or a text, as one of a type; what does not fit is left for `Table.where` to refuse."""
+def _typed(kind: Any, name: str, value: Any) -> Any:
+    """Convert a value of JSON, or text, to a type; a value that does not fit is left for `Table.where` to refuse."""
+    import datetime
+
+    import numpy as np
     import pyarrow.types as types  # an extra
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
     try:
-        if types.is_floating(kind) and isinstance(given, str | int | decimal.Decimal) and not isinstance(given, bool):
-            return np.dtype(f"f{kind.bit_width // 8}").type(float(given))
-        if not isinstance(given, str):
-            return given
+        if types.is_floating(kind) and isinstance(value, str | int | decimal.Decimal) and not isinstance(value, bool):
+            return np.dtype(f"f{kind.bit_width // 8}").type(float(value))
+        if not isinstance(value, str):
+            return value
         if types.is_boolean(kind):
-            return {"true": True, "false": False}.get(given.lower(), given)
+            return {"true": True, "false": False}.get(value.lower(), value)
         if types.is_integer(kind):
-            return int(given)
+            return int(value)
         if types.is_decimal(kind):
-            return decimal.Decimal(given)
+            return decimal.Decimal(value)
         if types.is_date(kind):
-            return datetime.date.fromisoformat(given)
+            return datetime.date.fromisoformat(value)
         if types.is_timestamp(kind):
-            return datetime.datetime.fromisoformat(given)
+            return datetime.datetime.fromisoformat(value)
         if types.is_time(kind):
-            return datetime.time.fromisoformat(given)
+            return datetime.time.fromisoformat(value)
         if types.is_duration(kind):
-            return datetime.timedelta(seconds=float(given))
+            return datetime.timedelta(seconds=float(value))
         if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-            return bytes.fromhex(given)
-    except (ValueError, ArithmeticError, OverflowError) as error:
-        raise ArgumentError(f"column {name!r} is {kind}, and {given!r} is no such value ({error})") from None
-    return given
+            return bytes.fromhex(value)
+    except (ValueError, ArithmeticError) as error:
+        raise ArgumentError(f"cannot convert {value!r} to {kind}, the type of column {name!r} ({error})") from None
+    return value

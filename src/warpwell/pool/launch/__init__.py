@@ -15,6 +15,7 @@ In the order of a job's life:
     supervise.py    a program: starts the application, and tells the launcher how it ended
     application.py  a program: runs the user's file as ``python`` would, with a pool
     job_output.py   what agents and mpiexec write, and the application's stdin
+    kernel_spec.py  KernelSpec: a kernel of Jupyter that ``warpwell run`` starts
     describe.py     a program: writes the devices of its pool, for ``warpwell pool info``
     processes.py    the processes of a job: found, killed; as a program, the janitor behind a killed launcher
 
