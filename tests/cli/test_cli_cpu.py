@@ -28,6 +28,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
     said = capsys.readouterr()
     assert said.err == ""
     values: dict[str, Any] = json.loads(said.out)
+    assert values["schema"] == 1 and values["command"] in (arguments[0], " ".join(map(str, arguments[:2])))
     return values
 
 

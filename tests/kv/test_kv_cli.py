@@ -386,9 +386,9 @@ def test_an_empty_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_stats(words: Path, arrays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "stats", words)
-    assert (said["records"], said["live_bytes"], said["schema"], said["durability"]) == (3, 261, None, "commit")
+    assert (said["records"], said["live_bytes"], said["fields"], said["durability"]) == (3, 261, None, "commit")
     assert said["disk_bytes"] > 261
-    assert answer(capsys, "stats", arrays)["schema"]["x"] == ["uint16", [2, 3]]
+    assert answer(capsys, "stats", arrays)["fields"]["x"] == ["uint16", [2, 3]]
     assert main(["kv", "stats", str(arrays)]) == 0
     assert "x: uint16 (2, 3)" in capsys.readouterr().out
 

@@ -59,16 +59,3 @@ def test_folders_that_the_documentation_names_are_there_from_the_start(name: str
 def test_there_is_nothing_else() -> None:
     with pytest.raises(AttributeError, match="no attribute 'numpy'"):
         operator.attrgetter("numpy")(ww)
-
-
-@pytest.mark.parametrize("command", ["--version", "--help", "run --help", "graph bfs --help", "kv --help"])
-def test_the_command_line_answers_at_once(command: str) -> None:
-    """It imports neither NumPy nor a compiler to tell of itself."""
-    code = (
-        "import sys; from warpwell.cli import main\n"
-        f"try: main({command.split()!r})\n"
-        "except SystemExit as end: assert not end.code\n"
-        "assert not {'numpy', 'numba', 'scipy'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout, done.stderr

@@ -99,7 +99,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, words in (
         (["convert", source, path], "--overwrite"),
         (["convert", source, tmp_path / "u.ww", "--columns", "y"], "no column 'y'"),
-        (["convert", source, path, "--append", "--codes", "n"], "leave --columns"),
+        (["convert", source, path, "--append", "--codes", "n"], "omit --columns"),
         (["head", tmp_path / "none"], "does not exist"),
         (["head", source], "not an Arrow IPC file"),
         (["head", tmp_path], "folder, but not a table"),

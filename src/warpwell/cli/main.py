@@ -27,7 +27,7 @@ _MOVED = {
 """Commands that only a checkout has, and how they are run there."""
 
 _PATHS = ("EDGES", "FILE", "FOLDER", "GRAPH", "LOG", "NEW", "OUT", "PATH", "SRC", "STORE", "TABLE")
-"""Beginnings of metavars that stand for a path, for completion."""
+"""Metavars of paths, without a suffix, for completion."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +81,7 @@ def completion(arguments: argparse.Namespace) -> int:
 
     parser = build_parser()
     for action in _actions(parser):
-        if isinstance(action.metavar, str) and action.metavar.startswith(_PATHS):
+        if isinstance(action.metavar, str) and action.metavar.partition(".")[0] in _PATHS:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     print(shtab.complete(parser, shell=arguments.shell))
     return 0

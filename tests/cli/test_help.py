@@ -1,0 +1,160 @@
+"""The help of all commands: cheap, complete, and consistent with the constants that it states.
+
+``python tests/cli/test_help.py`` writes the snapshot anew.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from warpwell.cli.main import build_parser, main
+
+SNAPSHOT = Path(__file__).with_name("options.json")
+CPU_SECONDS = 0.10
+"""Budget of CPU time for the process of any ``--help``."""
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of the commands below it."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                yield from commands(each)
+
+
+def options() -> dict[str, list[str]]:
+    """Return options and positional arguments by command."""
+    return {
+        parser.prog: sorted(
+            word
+            for action in parser._actions
+            for word in action.option_strings or [str(action.metavar or action.dest)]
+            if word not in ("-h", "--help", "COMMAND")
+        )
+        for parser in commands(build_parser())
+    }
+
+
+def test_commands_and_options_are_those_of_the_snapshot() -> None:
+    assert options() == json.loads(SNAPSHOT.read_text()), "if intended: python tests/cli/test_help.py"
+
+
+def test_every_help_is_cheap_and_imports_no_library() -> None:
+    """The CPU time of a command is that of the start of Python and the imports, and of its help."""
+    code = """
+import contextlib, io, json, sys, time
+from warpwell.cli.main import main
+started, seconds = time.process_time(), {}
+for name in json.load(sys.stdin):
+    before = time.process_time()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as text:
+        main([*name.split()[1:], "--help"])
+    assert text.getvalue().startswith("usage: " + name), name
+    seconds[name] = started + time.process_time() - before
+slow = {"numpy", "numba", "llvmlite", "scipy", "matplotlib", "rich", "pyarrow", "shtab"} & set(sys.modules)
+assert not slow, slow
+json.dump(seconds, sys.stdout)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    best: dict[str, float] = {}
+    for _ in range(4):  # the first run may compile modules; on a loaded machine, CPU time varies by half
+        command = [sys.executable, "-c", code]
+        given = json.dumps(list(options()))
+        done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        for name, seconds in json.loads(done.stdout).items():
+            best[name] = min(seconds, best.get(name, seconds))
+        if max(best.values()) < CPU_SECONDS:
+            break
+    assert max(best.values()) < CPU_SECONDS, best
+
+
+@pytest.mark.parametrize("command", ["", "sched serve"])
+def test_a_process_that_prints_help_uses_little_cpu_time(command: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    best = CPU_SECONDS
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "warpwell", *command.split(), "--help"], stdout=subprocess.DEVNULL, env=environment
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        best = min(best, usage.ru_utime + usage.ru_stime)
+        if best < CPU_SECONDS:
+            break
+    assert best < CPU_SECONDS
+
+
+def test_help_on_a_terminal_has_colors_and_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    query = next(parser for parser in commands(build_parser()) if parser.prog == "warpwell table query")
+    plain = query.format_help()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    colored = query.format_help()
+    assert "\x1b[" in colored and "[[" in plain
+    assert re.sub(r"\x1b\[\d+m", "", colored).split() == plain.split()
+
+
+def test_defaults_in_help_are_those_of_the_library() -> None:
+    from warpwell.scheduler.events import KINDS
+    from warpwell.turns.choice import CEILING, HOLD
+    from warpwell.turns.operate import GRACE
+
+    found = {
+        (parser.prog.removeprefix("warpwell "), option): action.help or ""
+        for parser in commands(build_parser())
+        for action in parser._actions
+        for option in action.option_strings
+    }
+    for command, option, value in (
+        ("sched limit", "--hold", HOLD),
+        ("sched serve", "--hold", HOLD),
+        ("sched limit", "--ceiling", CEILING),
+        ("sched end", "--grace", GRACE),
+    ):
+        assert found[command, option].endswith(f"(default: {value:g})"), (command, option)
+    assert found["sched explain", "--kind"].endswith(f": {', '.join(KINDS)}")
+
+
+def test_options_of_one_name_have_one_text() -> None:
+    texts: dict[str, set[str]] = {}
+    for parser in commands(build_parser()):
+        for action in parser._actions:
+            for option in {"--device", "--cache", "--page-size", "--json"} & set(action.option_strings):
+                texts.setdefault(option, set()).add(action.help or "")
+    assert [len(each) for each in texts.values()] == [1, 1, 1, 1], texts
+
+
+def test_help_of_options_is_lower_case_without_a_period() -> None:
+    for parser in commands(build_parser()):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                continue
+            text = action.help or ""
+            assert text and not text.endswith("."), (parser.prog, action.option_strings or action.dest)
+            first = text.split()[0]
+            assert first == first.lower() or not first.isalpha() or first.isupper() or first in ("Kronecker", "Parquet")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_all_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for name in options() for word in name.split()) and "--page-size" in script
+    if shell == "bash":
+        (tmp_path / "script").write_text(script)
+        subprocess.run(["bash", "-n", tmp_path / "script"], check=True)
+        assert "_shtab_compgen_files" in script
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(options(), indent=1) + "\n")
