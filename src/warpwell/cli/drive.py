@@ -45,7 +45,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("namespace", metavar="DRIVE/NAMESPACE", help="PCI address and namespace, as in 0000:01:00.0/1")
     parser.add_argument("--from", dest="source", metavar="FILE.npy", help="items of the array")
-    parser.add_argument("--dtype", metavar="NAME", help="type of the items without --from: int64, float32, ...")
+    parser.add_argument("--dtype", metavar="NAME", help="type of the items without --from, such as int64 or float32")
     parser.add_argument("--shape", metavar="A,B", help="shape without --from; the items are what the drive contains")
     text = "serial number and namespace, to confirm that this one may be erased"
     parser.add_argument("--yes-destroy-data", dest="erase", metavar="SERIAL/NAMESPACE", help=text)

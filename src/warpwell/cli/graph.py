@@ -321,7 +321,6 @@ def _traverse(
 
 def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
     """Open a graph with the options of `run_options`."""
-    from ..cache.sizes import parse_page_size
     from ..graph import LoadedGraph
     from ..targets import default_device
 
@@ -333,7 +332,7 @@ def open_graph(graph: Graph, arguments: argparse.Namespace) -> LoadedGraph:
         device=device,
         tier=arguments.tier,
         cache=arguments.cache,
-        page_size=None if arguments.page_size is None else parse_page_size(arguments.page_size),
+        page_size=arguments.page_size,
         stats=None if mapped else "full",
     )
 

@@ -369,7 +369,7 @@ def notebook(arguments: argparse.Namespace) -> int:
     """Write the kernel specification, or remove it."""
     import importlib.util
 
-    from ..pool.launch.kernel_spec import KernelSpec, kernels_folder
+    from ..pool import KernelSpec, kernels_folder
 
     spec = KernelSpec(arguments.name, kernels_folder(arguments.prefix, os.environ))
     output = output_of(arguments)

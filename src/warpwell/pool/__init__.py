@@ -27,8 +27,11 @@ from .communicator import communicator
 
 if TYPE_CHECKING:
     from .copy.plan import Tuning
+    from .launch.kernel_spec import KernelSpec, kernels_folder
 
 __all__ = ["Tuning", "communicator"]
 
 if not TYPE_CHECKING:  # the launcher needs none of what it brings
-    __getattr__, __dir__ = registry.on_first_use(__name__, {"Tuning": "copy.plan:"})
+    __getattr__, __dir__ = registry.on_first_use(
+        __name__, {"Tuning": "copy.plan:", "KernelSpec": "launch.kernel_spec:", "kernels_folder": "launch.kernel_spec:"}
+    )
