@@ -114,15 +114,15 @@ def test_rows_are_written(path, capsys, tmp_path, ending):
     ("arguments", "reason"),
     [
         ([], "give --where"),
-        (["--where", "count", "=", "x"], "no such value"),
+        (["--where", "count", "=", "x"], "cannot convert"),
         (["--where", "none", "=", "1"], "no column"),
         (["--where", "count", "=", "256"], "0 to 255"),
         (["--where", "at", "=", "2024-01-01"], "zone"),
-        (["--filters", "count > 3"], "no JSON"),
+        (["--filters", "count > 3"], "not JSON"),
         (["--filters", "3"], "filters is 3"),
         (["--filters", '[["a"]]'], "filters"),
         (["--where", "count", "=", "1", "--out", "none/x.csv"], "does not exist"),
-        (["--where", "count", "=", "1", "--out", "x.txt"], "ends in one of"),
+        (["--where", "count", "=", "1", "--out", "x.txt"], "must end in .csv or"),
     ],
 )
 def test_wrong_arguments(path, capsys, arguments, reason):

@@ -72,7 +72,7 @@ def _add_completion(commands: Commands[argparse.ArgumentParser]) -> None:
         "Print a script that completes the commands and options of warpwell in a shell. For bash, add this line to "
         '~/.bashrc: eval "$(warpwell completion bash)"',
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that reads the script")
 
 
 def completion(arguments: argparse.Namespace) -> int:

@@ -122,7 +122,6 @@ def write_views(log: Log, trace: str | None, picture: str | None) -> None:
 
 # -- explain -----------------------------------------------------------------------------------------------------------
 
-_HEADER_WIDTH = 100
 _LISTED_TENANTS = 20
 _HEADER_NAMES = {"compressed": "time compressed by", "cost": "cost model"}
 """Names of keys of a log's `about`."""
@@ -187,7 +186,7 @@ def _header(about: dict[str, Any]) -> str:
             text = f"{value:.4g}" if isinstance(value, float) else str(value)
             parts.append(f"{_HEADER_NAMES.get(key, key.replace('_', ' '))} {text}")
     options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill("; ".join(parts), _HEADER_WIDTH, subsequent_indent="  ", **options)
+    return textwrap.fill("; ".join(parts), 100, subsequent_indent="  ", **options)
 
 
 def _explain_nothing(arguments: argparse.Namespace, log: Log) -> str:
