@@ -527,7 +527,7 @@ def test_commands(
 ) -> None:
     monkeypatch.setenv("WARPWELL_SOCKET", str(tmp_path / "nobody.sock"))
     assert main(["sched", "status"]) == 2
-    assert "nobody takes turns at a GPU here, and no scheduler service" in "".join(capsys.readouterr())
+    assert "no program leases a GPU here, and no scheduler service" in "".join(capsys.readouterr())
     start.holder()
     waiter = start.waiter(priority=2)
     found = {row["tenant"]: row for row in answer("status")["turns"]}
