@@ -468,7 +468,7 @@ def test_rows_of_any_medium(tmp_path: Path, kind: str) -> None:
     for k in range(3):
         model.tofile(tmp_path / f"{k}")
     stripes = [model.reshape(-1, 2, 64)[:, k].copy() for k in range(2)]
-    media: dict[str, Callable[[], Any]] = {
+    openers: dict[str, Callable[[], Any]] = {
         "ram": lambda: storage.RamMedium(model),
         "striped": lambda: storage.Striped([storage.RamMedium(one) for one in stripes], 512),
         "replicated": lambda: storage.Replicated([storage.FileMedium(tmp_path / f"{k}") for k in range(3)]),
@@ -476,7 +476,7 @@ def test_rows_of_any_medium(tmp_path: Path, kind: str) -> None:
         "python": Whole,
     }
     rows = np.random.default_rng(2).integers(0, 1 << 12, 3000)
-    with ww.open(media[kind](), dtype="i8", shape=(1 << 12, 8), device="cpu", cache="64KiB", page_size=PAGE) as a:
+    with ww.open(openers[kind](), dtype="i8", shape=(1 << 12, 8), device="cpu", cache="64KiB", page_size=PAGE) as a:
         assert (rows_of(a, rows) == model.reshape(-1, 8)[rows]).all()
         assert (rows_of(a[100:], rows % 100) == model.reshape(-1, 8)[100 + rows % 100]).all()
 
