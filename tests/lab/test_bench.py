@@ -210,10 +210,11 @@ def test_busy_machines_are_marked(monkeypatch: pytest.MonkeyPatch, busy: bool) -
 
 def test_every_benchmark_has_a_module() -> None:
     folder = machine.ROOT / "lab" / "bench"
-    modules = [module for module, _ in (BENCHMARKS | SCRIPTS).values()]
-    assert all((folder / f"{module}.py").exists() for module in modules) and set(AGENTS) <= set(SCRIPTS)
-    for name, (module, _) in BENCHMARKS.items():
-        assert f'@benchmark("{name}"' in (folder / f"{module}.py").read_text()
+    found = {".".join(p.relative_to(folder).with_suffix("").parts) for p in folder.rglob("*.py")}
+    assert {module for module, _ in (BENCHMARKS | SCRIPTS).values()} <= found and set(AGENTS) <= set(SCRIPTS)
+    sources = "".join(path.read_text() for path in folder.rglob("*.py"))
+    for name in BENCHMARKS:
+        assert f'@benchmark("{name}"' in sources
     assert set(baseline.PLAN["cpu"]) | set(baseline.PLAN["cuda"]) <= set(BENCHMARKS)
     assert all(name in cli.listing() for name in BENCHMARKS | SCRIPTS)
 
