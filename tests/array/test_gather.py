@@ -33,7 +33,6 @@ from warpwell.storage import service_pool
 from warpwell.targets.launch_stream import stream_on
 from warpwell.targets.memory import view_of
 
-pytestmark = pytest.mark.timeout(120)
 ROWS, PAGE = 500, 512
 TIERS: dict[str, dict[str, Any]] = {
     "mapped": {},
@@ -518,7 +517,7 @@ def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None
     with pytest.raises(TimeoutError, match="wait longer"):
         begun.result(0.01)
     with pytest.raises(errors.StallError):
-        begun.result(110)
+        begun.result()
     a.close()
     assert not jobs._live
 

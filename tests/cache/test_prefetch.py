@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.arrays.kernels import PAGE, add, read, write
+from tests.harness.clock import time_passes
+from tests.harness.until import until
 
 import warpwell as ww
 from lab import media
@@ -22,7 +24,8 @@ from warpwell.cache.prefetch import _Rows
 
 PER = PAGE // 8
 N = 400 * PER
-pytestmark = pytest.mark.timeout(120)
+TIMEOUT = 1000.0
+"""Seconds that pass on the clock of the test, not in real time."""
 
 
 def faulty(**faults: Any) -> media.Faulty:
@@ -150,11 +153,12 @@ def test_every_third_read_fails_and_nothing_is_wrong() -> None:
 
 def test_a_silent_medium_ends_a_prefetch_and_is_used_again() -> None:
     medium = faulty()
-    with open_on(medium, timeout=0.5) as a:
+    with open_on(medium, timeout=TIMEOUT) as a:
         assert a[3] == 3
         medium.stop()
         ticket = a.prefetch(100 * PER, 150 * PER)
-        assert ticket.wait(20) and ticket.came == 0 and ticket.dropped == 50
+        with time_passes(TIMEOUT):
+            assert until(lambda: ticket.done) and ticket.came == 0 and ticket.dropped == 50
         medium.resume()
         rows = np.arange(100 * PER, 150 * PER)
         np.testing.assert_array_equal(read_all(a, rows), rows)

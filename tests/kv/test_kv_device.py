@@ -52,7 +52,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[bytes, b
 
 
 def opened(path: Path, device: str = "cpu", mode: str = "r", **options: Any) -> Any:
-    options = {"queues": 2, "depth": 16, "value_bytes": 512, "timeout": 20, **options}
+    options = {"queues": 2, "depth": 16, "value_bytes": 512, "timeout": HANG_SECONDS, **options}
     return kv.open(path, mode, **{"device": device, **options})
 
 
@@ -146,7 +146,7 @@ def test_one_queue_with_two_ids(numbers: Any) -> None:
 def test_batches_are_waited_for_in_any_order(numbers: Any, depth: int, returns: str) -> None:
     """None that nobody waits for yet may hold what another one needs."""
     path, records = numbers
-    with opened(path, queues=1, depth=depth, timeout=3, returns=returns) as store:
+    with opened(path, queues=1, depth=depth, returns=returns) as store:
         keys = [np.arange(k, k + 60) for k in (0, 100, 200, 300)]
         futures = [store.get_async(k) for k in keys]
         rows, sizes = arrays(20)
@@ -502,14 +502,13 @@ def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, ker
 def test_an_interrupt(numbers: Any, what: str) -> None:
     path, records = numbers
     faults: list[KeyValueFaulty] = []
-    with opened(path, depth=8, timeout=30, drive=drive(faults)) as store:
+    with opened(path, depth=8, timeout=TIMEOUT, drive=drive(faults)) as store:
         load.check_batch(*store.get_async(np.arange(9)).wait(), range(9), records, 512)
         rows, sizes = arrays(40)
         load.retrieve_rows[40](store, np.arange(40), rows, sizes)
         for _ in range(3):
             faults[0].stop()
             future = store.get_async(np.arange(40)) if what == "batch" else None
-            start = time.monotonic()
             old = signal.signal(signal.SIGALRM, signal.default_int_handler)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             try:
@@ -521,7 +520,6 @@ def test_an_interrupt(numbers: Any, what: str) -> None:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, old)
-            assert time.monotonic() - start < 5
             faults[0].resume()
             if future is not None:
                 with pytest.raises(errors.KernelError, match="interrupted"):
@@ -730,12 +728,14 @@ def test_a_value_whose_pieces_end_early_leaves_its_place_in_the_cache(
     with kv.create(tmp_path / "c") as store:
         records = load.fill(store, range(6), [2000] * 6)
     faults: list[KeyValueFaulty] = []
-    with opened(tmp_path / "c", cache="6KiB", value_bytes=2000, timeout=0.3, drive=drive(faults)) as store:
+    with opened(tmp_path / "c", cache="6KiB", value_bytes=2000, timeout=TIMEOUT, drive=drive(faults)) as store:
         assert store.device_stats["cache_records"] == 2
         for key in range(4):
             faults[0].configure(["ok", "ok", kind], repeat=False)
-            with pytest.raises((errors.CorruptionError, errors.StallError)):
-                store.get_async([key]).wait()
+            lost = faults[0].counts["lost"]
+            with time_passes(TIMEOUT, lambda lost=lost: faults[0].counts["lost"] > lost):
+                with pytest.raises((errors.CorruptionError, errors.StallError)):
+                    store.get_async([key]).wait()
         for _ in range(2):
             load.check_batch(*store.get_async([4]).wait(), [4], records, 2000)
         assert store.device_stats["hits"] == 1

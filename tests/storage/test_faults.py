@@ -15,16 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import add, read, write
+from tests.harness.clock import time_passes
+from tests.harness.until import until
 
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
 from warpwell.storage import service_pool
 from warpwell.targets import has_cuda
+from warpwell.testing.gated import GatedMedium
 
 PAGE = 512
 N = 400 * PAGE // 8
-pytestmark = pytest.mark.timeout(60)
+TIMEOUT = 1000.0
+"""Seconds that pass on the clock of the test, not in real time."""
 
 
 def faulty(data: Any = None, **faults: Any) -> media.Faulty:
@@ -34,7 +38,7 @@ def faulty(data: Any = None, **faults: Any) -> media.Faulty:
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
     options = {"cache": 8 * (PAGE + 8), "page_size": PAGE, "name": "numbers", **options}
     if not isinstance(options["cache"], ww.Cache):
-        options.setdefault("timeout", 1.0)
+        options.setdefault("timeout", TIMEOUT)
     return ww.open(medium, mode, dtype="i8", device="cpu", **options)
 
 
@@ -88,7 +92,7 @@ def test_a_bad_block_is_named_and_others_are_read() -> None:
 
 def test_a_medium_that_stops_answering() -> None:
     medium = faulty()
-    with open_on(medium, timeout=0.5) as a:
+    with open_on(medium, timeout=TIMEOUT) as a:
         assert a[3] == 3
         a.pin(0, 1)
         medium.stop()
@@ -98,35 +102,25 @@ def test_a_medium_that_stops_answering() -> None:
             lambda: a.pin(1000, 1001),
             lambda: a[::100],
         ):
-            since = time.monotonic()
-            with pytest.raises(errors.StallError, match="numbers") as caught:
+            with time_passes(TIMEOUT), pytest.raises(errors.StallError, match="numbers") as caught:
                 use()
-            assert time.monotonic() - since < 15, "the time-out is half a second; compiling is in it"
             assert caught.value.array == "numbers" and caught.value.errno == errno.ETIMEDOUT
             assert "LBA" in str(caught.value)
         assert a[3] == 3, "what is in the cache is still to be had"
-        medium.resume()
-        deadline = time.monotonic() + 10
-        while True:  # frames of commands that were given up come back with their completions
-            try:
-                rows = np.arange(0, N, 50)
-                np.testing.assert_array_equal(read_all(a, rows), rows)
-                break
-            except errors.StallError:
-                assert time.monotonic() < deadline
+        medium.resume()  # frames of commands that were given up come back with their completions
+        rows = np.arange(0, N, 50)
+        np.testing.assert_array_equal(read_all(a, rows), rows)
         a.cache.settle()
         assert a.cache.pairs.in_use() == 0
 
 
 def test_closing_after_silence_is_bounded() -> None:
     medium = faulty()
-    a = open_on(medium, "r+", timeout=0.5)
+    a = open_on(medium, "r+", timeout=TIMEOUT)
     a[3] = 9
     medium.stop()
-    since = time.monotonic()
-    with pytest.raises(errors.StallError):
+    with time_passes(TIMEOUT), pytest.raises(errors.StallError):
         a.close()
-    assert time.monotonic() - since < 15
     with pytest.raises(errors.ClosedError):
         a[3]
 
@@ -158,14 +152,13 @@ def test_a_failed_write_back_keeps_the_data() -> None:
 def test_a_write_back_that_was_never_answered_is_repeated() -> None:
     data = np.arange(N)
     medium = faulty(data)
-    with open_on(medium, "r+", cache=2 * (PAGE + 8), timeout=0.5) as a:
+    with open_on(medium, "r+", cache=2 * (PAGE + 8), timeout=TIMEOUT) as a:
         rows = np.arange(64)
         add[64](a, rows, rows)
         medium.stop()
-        with pytest.raises(errors.StallError):
-            a.flush()
-        with pytest.raises(errors.StallError):
-            a.flush()
+        for _ in range(2):
+            with time_passes(TIMEOUT), pytest.raises(errors.StallError):
+                a.flush()
         medium.resume()
         a.flush()
         np.testing.assert_array_equal(data[:65], [*(2 * rows), 64])
@@ -173,7 +166,7 @@ def test_a_write_back_that_was_never_answered_is_repeated() -> None:
 
 def test_a_close_that_fails_spares_the_others_of_a_cache() -> None:
     bad, good = faulty(), np.arange(N)
-    with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=1.0) as cache:
+    with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         a = open_on(bad, "r+", cache=cache)
         b = open_on(storage.RamMedium(good), "r+", cache=cache, name="b")
         a[3] = 7
@@ -193,7 +186,7 @@ def test_a_close_that_fails_spares_the_others_of_a_cache() -> None:
 def test_frames_move_only_when_no_command_is_in_flight() -> None:
     """A prefetch that came after another array was opened must not put its pages into that one's frames."""
     slow = faulty(np.arange(N) + 10**6, delay_us=50_000)
-    with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=10.0) as cache:
+    with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         a = open_on(slow, cache=cache)
         a.prefetch(0, 8 * 64)
         b = open_on(storage.RamMedium(np.arange(N)), cache=cache)
@@ -210,21 +203,23 @@ def test_frames_move_only_when_no_command_is_in_flight() -> None:
 
 
 def test_closing_a_neighbour_leaves_a_running_kernel_alone() -> None:
-    slow = faulty(delay_us=200_000)
-    with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=10.0) as cache:
+    slow = GatedMedium(storage.RamMedium(np.arange(N)))
+    with ww.Cache(8 * (PAGE + 8), page_size=PAGE, device="cpu", timeout=TIMEOUT) as cache:
         a = open_on(slow, cache=cache)
         b = open_on(storage.RamMedium(np.arange(N)), cache=cache)
         assert b[1] == 1 and a[1] == 1
         results: list[Any] = []
         rows = np.arange(500, 3000, 64)
+        slow.hold()
         thread = threading.Thread(target=lambda: results.append(read_all(a, rows)))
         thread.start()
-        time.sleep(0.15)
+        assert until(lambda: slow.held > 0)
         b.close()
         with pytest.raises(errors.SharingError, match="wait for"):
             open_on(storage.RamMedium(np.arange(N)), cache=cache)
         with pytest.raises(errors.SharingError, match="wait for"):
             cache.close()
+        slow.release()
         thread.join()
         np.testing.assert_array_equal(results[0], rows)
         a.close()
@@ -385,7 +380,7 @@ def test_a_file_that_others_cut_short(tmp_path: Path) -> None:
 # -- Ctrl-C ---------------------------------------------------------------------------------------------------
 
 STUCK = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 import numpy as np
 import warpwell as ww
 from lab import media
@@ -405,7 +400,6 @@ read[64](a, np.zeros(64, np.int64), out)
 a[0] = 0
 medium.stop() if sys.argv[1] != "spin" else None
 threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-since = time.monotonic()
 try:
     if sys.argv[1] == "read":
         read[64](a, np.arange(64) * 64, out)
@@ -414,7 +408,7 @@ try:
     else:
         a.flush()
 except KeyboardInterrupt:
-    print("interrupted after", round(time.monotonic() - since, 1), flush=True)
+    print("interrupted", flush=True)
     if sys.argv[1] == "spin":
         print("and usable", int(a[5]), flush=True)
     os._exit(3)
@@ -432,8 +426,7 @@ def test_ctrl_c_ends_a_stuck_kernel(tmp_path: Path, what: str) -> None:
         [sys.executable, str(script), what], capture_output=True, text=True, timeout=50, env=environ, check=False
     )
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "interrupted after" in done.stdout
-    assert float(done.stdout.split()[2]) < 20
+    assert "interrupted" in done.stdout
     if what == "spin":
         assert "and usable 5" in done.stdout
 
