@@ -1,4 +1,4 @@
-# make demo | check | format | test | test-loaded | test-cost | coverage | docs | dist | thorough | sanitize | bench
+# make demo | check | format | test | test-loaded | test-cost | coverage | docs | docs-test | dist | thorough | sanitize | bench
 #     | interleavings | driver-wheel | lock | clean
 # Everything runs in .venv, which is built from requirements.lock. What `make docs` needs besides is in
 # requirements-docs.lock, and is installed into .venv by the first `make docs` alone: other targets do not wait for it.
@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 
-.PHONY: demo test test-loaded test-cost coverage test-gpu docs thorough bench interleavings driver-wheel lock clean
+.PHONY: demo test test-loaded test-cost coverage test-gpu docs docs-test thorough bench interleavings driver-wheel lock clean
 .PHONY: sanitize check types lint formatting c-formatting spelling gauge layout format dist
 .DEFAULT_GOAL := test
 
@@ -62,6 +62,11 @@ test-cost: $(STAMP)
 
 coverage: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m $(QUICK) --covered $(TESTS) $(ARGS)
+
+# The Python blocks of all pages and the examples. `make test` runs a few of them.
+docs-test: $(STAMP)
+	$(PYTEST) $(PARALLEL) -m 'not gpu' tests/system/test_pages_cpu.py tests/system/test_pages_mpi.py \
+	    tests/system/test_examples.py $(ARGS)
 
 # The site, in build/docs. Warnings are errors, broken links among them; nothing is loaded from a network.
 docs: $(DOCS_STAMP)

@@ -66,6 +66,8 @@ def indices(draw: Any, shape: tuple[int, ...]) -> Any:
     return (first, *rest) if rest else first
 
 
+@pytest.mark.quick("interp")  # every type and number of dimensions is compiled separately
+@pytest.mark.parametrize("device", ["interp", "cpu"])
 @settings(max_examples=30, deadline=None)
 @given(
     shape=st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple),
@@ -73,12 +75,12 @@ def indices(draw: Any, shape: tuple[int, ...]) -> Any:
     offset=st.sampled_from([0, 8, 3]),
     data=st.data(),
 )
-def test_subscripts_are_those_of_numpy(shape: tuple[int, ...], dtype: Any, offset: int, data: Any) -> None:
+def test_subscripts_are_those_of_numpy(device: str, shape: tuple[int, ...], dtype: Any, offset: int, data: Any) -> None:
     rng = np.random.default_rng(1)
     size = int(np.prod(shape))
     raw = rng.integers(0, 256, offset + size * dtype.itemsize + 5).astype(np.uint8)
     model = raw[offset : offset + size * dtype.itemsize].copy().view(dtype).reshape(shape)
-    with medium_of(raw.copy(), dtype=dtype, shape=shape, offset=offset) as a:
+    with medium_of(raw.copy(), dtype=dtype, shape=shape, offset=offset, device=device) as a:
         for _ in range(3):
             ours, numpys = a, model
             if dtype is RECORD and (name := data.draw(st.sampled_from([None, "x", "y", "z"]))):

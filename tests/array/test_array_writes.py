@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.arrays.kernels import write
+from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from warpwell import errors, storage
@@ -29,13 +30,12 @@ N = 1024
 
 @ww.kernel
 def gated(a, first, value, gate):
-    """Store to an item, and to the one after it once the gate is open (or after a while)."""
+    """Store to an item, and to the next one when the gate is open."""
     i = ww.grid(1)
     a[first + 2 * i] = value
     ww.atomic_add(gate, 0, 1)
-    for _ in range(200_000_000):
-        if ww.atomic_add(gate, 1, 0) != 0:
-            break
+    while ww.atomic_add(gate, 1, 0) == 0 and not ww.failed():
+        pass
     a[first + 2 * i + 1] = value
 
 
@@ -52,9 +52,7 @@ class Gated:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, args=(a, first, value, n), daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + 30
-        while self._gate[0] < n and self._thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(1e-3)
+        assert until(lambda: self._gate[0] >= n or not self._thread.is_alive())  # the kernel may be compiled first
 
     def _run(self, a: ww.Array, first: int, value: int, n: int) -> None:
         try:
@@ -64,7 +62,7 @@ class Gated:
 
     def release(self) -> None:
         self._gate[1] = 1
-        self._thread.join(30)
+        self._thread.join(HANG_SECONDS)
         assert not self._thread.is_alive() and self.error is None
 
 
@@ -77,34 +75,15 @@ def launched(*args: Any) -> Iterator[Gated]:
         one.release()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compile before anything is timed."""
-    for tier in TIERS[1:]:
-        path = zeros(tmp_path_factory.mktemp("compiled") / "a.npy")
-        with ww.open(path, "r+", tier=tier, cache="64KiB", device="cpu") as a:
-            gated[1](a, 0, 0, np.ones(2, np.int64))
-            fill[1](a, 0, 0)
-            a[:] = a[:]
-
-
 def zeros(path: Path, n: int = N) -> Path:
     np.save(path, np.zeros(n, np.int64))
     return path
 
 
-def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(5e-3)
-    return True
-
-
 # -- flush ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("storage", "host")
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_a_launch_stores_after_a_flush_is_written(tier: str, tmp_path: Path) -> None:
     path = zeros(tmp_path / "a.npy")
@@ -164,6 +143,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.quick("storage", "host")
 @pytest.mark.parametrize("tier", TIERS)
 @settings(max_examples=12, deadline=None)
 @given(operations=OPERATIONS)
@@ -226,6 +206,7 @@ def test_any_order_of_stores_flushes_and_launches(
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick("storage", "host")
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_array_of_a_shared_cache_stays_open_while_a_launch_uses_it(tier: str, tmp_path: Path) -> None:
     path, other = zeros(tmp_path / "a.npy"), zeros(tmp_path / "b.npy")

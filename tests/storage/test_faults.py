@@ -20,10 +20,10 @@ from tests.harness.until import until
 
 import warpwell as ww
 from lab import media
+from lab.media.gated import GatedMedium
 from warpwell import errors, storage
 from warpwell.storage import service_pool
 from warpwell.targets import has_cuda
-from warpwell.testing.gated import GatedMedium
 
 PAGE = 512
 N = 400 * PAGE // 8
