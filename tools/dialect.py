@@ -434,6 +434,10 @@ class Repository:
         """Return the last commit that changed the baseline, or an empty string."""
         return self.git("log", "-1", "--format=%H", "--", BASELINE).strip()
 
+    def deleted_at(self, path: str) -> str:
+        """Return the last commit that deleted or moved a file, or an empty string."""
+        return self.git("log", "-1", "--no-renames", "--diff-filter=D", "--format=%H", "--", path).strip()
+
     def base(self) -> str:
         """Return the commit where the branch left main; on main, the commit before the last one."""
         head = self.git("rev-parse", "HEAD").strip()
@@ -574,9 +578,17 @@ class Gauge:
             path: len(report.hits) for path, report in self.reports.items() if report.exceeds_limit or path in recorded
         }
         missing = [path for path in self.hits if path not in recorded]
-        revision = self.repository.recorded_at()
-        origins = self.repository.origins(revision) if missing and revision else {}
+        origins: dict[str, str] = {}
+        for revision in self._revisions() if missing else ():
+            origins |= {path: old for path, old in self.repository.origins(revision).items() if old in recorded}
         self.sources = find_sources(missing, recorded, self.present, origins)
+
+    def _revisions(self) -> list[str]:
+        """Return the revision of the baseline, and those before a recorded file was moved."""
+        vanished = sorted(set(self.baseline.files) - set(self.present))
+        deletions = {self.repository.deleted_at(path) for path in vanished}
+        revisions = [self.repository.recorded_at(), *(f"{commit}~1" for commit in sorted(deletions) if commit)]
+        return [revision for revision in revisions if revision]
 
     def violations(self) -> list[str]:
         """Return a message for each violation of a limit."""

@@ -72,7 +72,7 @@ def make(folder: Path, rows: int) -> None:
 
 
 def question(folder: Path, system: str, count: int, least: float) -> list[float]:
-    """Return the means of the first `count` columns over trips of at least so many miles; NaN of none."""
+    """Return the means of the first `count` columns over trips of at least `least` miles; NaN for missing values."""
     return [math.nan if one is None else float(one) for one in _asked(folder, system, COLUMNS[:count], least)]
 
 

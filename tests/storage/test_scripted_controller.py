@@ -24,7 +24,7 @@ N = 1 << 15
 """Items of the namespace."""
 PAGE = 4096
 TIMEOUT = 1000.0
-"""Seconds that pass on the clock of the test, not in real time."""
+"""Timeout of the drive in seconds on the clock of the test, not in real time."""
 
 
 @contextmanager
