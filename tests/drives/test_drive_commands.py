@@ -37,7 +37,7 @@ def test_it_asks_first(namespace: Namespace, capsys: pytest.CaptureFixture[str],
     np.save(tmp_path / "a.npy", ITEMS)
     command = ["drive", "format-array", "01:00.0/1", "--from", str(tmp_path / "a.npy")]
     assert main(command) == 2
-    assert "If you mean it, add: --yes-destroy-data S1/1" in capsys.readouterr().err
+    assert "to confirm, add --yes-destroy-data S1/1" in capsys.readouterr().err
     assert main([*command, "--yes-destroy-data", "S2/1"]) == 2
     assert "nothing was written" in capsys.readouterr().err
     assert not namespace.read(0, namespace.blocks).any()
@@ -81,7 +81,7 @@ def test_somebodys_data_stay(namespace: Namespace, capsys: pytest.CaptureFixture
         (["--dtype", "int32", "--shape", "x"], "1000,100"),
         (["--dtype", "nothing", "--shape", "1"], "not a dtype"),
         (["--from", "none.npy"], "does not exist"),
-        (["--from", "a.npy", "--dtype", "int32"], "of its own"),
+        (["--from", "a.npy", "--dtype", "int32"], "determines the dtype"),
         (["--dtype", "int64", "--shape", "10000000"], "does not fit"),
     ],
 )

@@ -183,6 +183,7 @@ def test_a_simulated_run_gives_its_own_constants_back(tmp_path):
 
 def run(capsys, *words):
     parser = argparse.ArgumentParser()
+    parser.set_defaults(command="sched fit")
     sched_fit.add_arguments(parser)
     code = sched_fit.run(parser.parse_args([*words, "--json"]))
     return code, json.loads(capsys.readouterr().out)
@@ -201,6 +202,7 @@ def test_the_command_writes_constants_that_load(tmp_path, capsys):
 
 def test_nothing_to_fit_and_missing_files(tmp_path):
     parser = argparse.ArgumentParser()
+    parser.set_defaults(command="sched fit")
     sched_fit.add_arguments(parser)
     with pytest.raises(errors.ArgumentError, match="nothing to fit"):
         sched_fit.run(parser.parse_args([]))
