@@ -1,7 +1,10 @@
 """Items of float16 and bfloat16 on `cpu`: what holds on every device."""
 
+from typing import ClassVar
+
 from tests.harness.arrays.small_floats import SmallFloatConformance
 
 
 class TestSmallFloats(SmallFloatConformance):
     DEVICE = "cpu"
+    QUICK: ClassVar = {"test_items_anywhere_in_any_tier": ("how0-bfloat16",)}
