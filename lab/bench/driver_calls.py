@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.bench.timing import save, table
-from warpwell.driver import build
-from warpwell.driver.server import DriverServer
+from warpwell.driver import DriverServer, build
 
 CLIENTS = Path(__file__).with_name("cuda_clients")
 PROGRAMS = {"mandelbrot": (100, 800), "monte_carlo": (100, 4000), "matrix_product": (5, 50)}

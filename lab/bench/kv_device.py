@@ -63,7 +63,7 @@ def make(folder: str, nbytes: int, count: int) -> str:
 
 def on_device(target: str, array: np.ndarray) -> Any:
     """Return an array where kernels of the target want it."""
-    from warpwell.targets.arrays import to_device
+    from warpwell.targets import to_device
 
     return to_device(target, array)
 

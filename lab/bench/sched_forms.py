@@ -19,7 +19,7 @@ import numpy as np
 import warpwell as ww
 from lab.bench.timing import machine, save, table
 from lab.sched.workloads import WORKLOADS, make
-from warpwell.targets.arrays import to_host, zeros
+from warpwell.targets import to_host, zeros
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
 from warpwell.targets.blocks.launch import BlockLaunch

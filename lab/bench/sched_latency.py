@@ -26,7 +26,7 @@ from warpwell.scheduler.dispatcher import Dispatcher
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.waiting import Waiting
-from warpwell.targets.arrays import zeros
+from warpwell.targets import zeros
 from warpwell.targets.gpu.lines import Line, Lines
 
 BLOCKS = 132

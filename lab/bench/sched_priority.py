@@ -26,8 +26,7 @@ import warpwell as ww
 from lab.bench.sched_share import logistic, stream
 from lab.bench.timing import machine, save, table
 from warpwell.scheduler import Log, Scheduler
-from warpwell.targets import SYSTEM, load_acquire, memory_for, store_relaxed
-from warpwell.targets.arrays import zeros
+from warpwell.targets import SYSTEM, load_acquire, memory_for, store_relaxed, zeros
 
 BYTES = 64 << 20
 PATIENCE = 20.0

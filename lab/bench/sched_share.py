@@ -35,7 +35,7 @@ from warpwell.scheduler import Capacity, Core, Kind, Profile, Request, Task
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.predict.learner import Learner
 from warpwell.scheduler.predict.rates import ClassTable
-from warpwell.targets.arrays import to_host, zeros
+from warpwell.targets import to_host, zeros
 
 ONE = np.float32(1)
 POLICIES = ("left-over", "first-come", "stream-priority", "source", "lanes", "known")

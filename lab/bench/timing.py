@@ -33,8 +33,8 @@ def kernel_times(
         return times[1:]
     from numba import cuda
 
+    from warpwell.targets import LaunchFlag
     from warpwell.targets.compiler import run_cuda
-    from warpwell.targets.fault import LaunchFlag
 
     run_cuda.share_fault_page()
     compiled = run_cuda.compiled(kernel, 1, len(args))

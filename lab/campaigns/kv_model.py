@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from warpwell import kv
-from warpwell.kv.store import Store
+from warpwell.kv import Store
 
 SIZES = (0, 1, 8, 63, 64, 65, 100, 200, 500, 4095, 4096, 5000)
 LARGE = (65_536, 70_000, 300_000)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from warpwell import kv
-from warpwell.kv.loader.permutation import Permutation
+from warpwell.kv import Permutation
 
 from .digits import SCHEMA, Classifier, digits
 from .kv_ranks import RANKS, Run, Step, place_of, start, steps_of

@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from warpwell.pool import list_gpus
 from warpwell.pool.launch.cuda_programs import DRIVER
-from warpwell.pool.launch.gpus import list_gpus
 
 from ..driver import build
 from .marked import MARK, command_of, marked, memory_files, seconds_until_none_is_left

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.errors import DeviceLostError, RemoteError
-from warpwell.pool.device import Device
+from warpwell.pool import Device
 from warpwell.pool.devices import devices
 from warpwell.targets import grid, kernel
 

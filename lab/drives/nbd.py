@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell import errors
-from warpwell.storage.medium import raw_bytes
+from warpwell.storage import raw_bytes
 
 SECTOR = 512
 """Bytes that a power loss keeps or drops together."""

@@ -35,8 +35,7 @@ import numpy as np
 
 from warpwell import errors
 from warpwell.drives import DmaArena, Transport
-from warpwell.targets import Block
-from warpwell.targets.memory import private_block
+from warpwell.targets import Block, private_block
 
 from . import qtest_store as at
 

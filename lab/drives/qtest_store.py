@@ -9,7 +9,7 @@ import ctypes
 
 import numpy as np
 
-from warpwell.storage.commands import set_word, word
+from warpwell.storage import set_word, word
 from warpwell.targets import (
     SYSTEM,
     backoff,

@@ -46,8 +46,7 @@ from warpwell.nvme import (
 )
 from warpwell.queues import QueuePairs
 from warpwell.queues import layout as at
-from warpwell.storage import Medium, PythonMedium
-from warpwell.storage.serving import Rings, Wire
+from warpwell.storage import Medium, PythonMedium, Rings, Wire
 from warpwell.targets import Allocator
 
 BLOCK_SHIFT = 9

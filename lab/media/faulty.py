@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from warpwell import errors
 from warpwell.nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
-from warpwell.storage.commands import keep_result, lock, results_table, set_word, take_result, unlock, word
-from warpwell.storage.medium import PENDING, Medium, NativeMedium, Wrapper, raw_bytes
+from warpwell.storage import PENDING, Medium, NativeMedium, raw_bytes, set_word, word
+from warpwell.storage.commands import keep_result, lock, results_table, take_result, unlock
+from warpwell.storage.medium import Wrapper
 from warpwell.targets import (
     SYSTEM,
     call_native,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from warpwell import errors
 from warpwell._os import clock
 from warpwell.nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
+from warpwell.storage import PENDING, Medium, NativeMedium, set_word, word
 from warpwell.storage.commands import (
     R_EXTRA,
     R_NBYTES,
@@ -28,13 +29,11 @@ from warpwell.storage.commands import (
     record_of,
     release_slot,
     results_table,
-    set_word,
     take_result,
     take_slot,
     unlock,
-    word,
 )
-from warpwell.storage.medium import PENDING, Medium, NativeMedium, Wrapper
+from warpwell.storage.medium import Wrapper
 from warpwell.targets import (
     SYSTEM,
     backoff,
@@ -46,10 +45,10 @@ from warpwell.targets import (
     exchange,
     load_relaxed,
     native,
+    private_block,
     seat,
     store_relaxed,
 )
-from warpwell.targets.memory import private_block
 
 # -- state: words that are only read, then what commands pass ------------------------------------------------------
 START = 0

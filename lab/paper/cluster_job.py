@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from tests.harness.emulated_device import EmulatedDevice
 
+from warpwell.pool import Tuning
 from warpwell.pool.agent.agent import Agent
-from warpwell.pool.copy.plan import Tuning
 from warpwell.pool.devices import Devices
 from warpwell.pool.transport.mpi_transport import MpiTransport
 

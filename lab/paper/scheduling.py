@@ -14,11 +14,8 @@ from lab.sched.fitting import fit, read_log
 from lab.sched.replay import replay
 from lab.sched.simulator import Simulator
 from lab.sched.traces import Recipe
-from warpwell.scheduler import Kind, Profile, Request, Task
-from warpwell.scheduler.core import Core
-from warpwell.scheduler.decision import SourceModel, worth
-from warpwell.scheduler.events import Event
-from warpwell.scheduler.policies import POLICIES
+from warpwell.scheduler import POLICIES, Core, Event, Kind, Profile, Request, SourceModel, Task
+from warpwell.scheduler.decision import worth
 from warpwell.scheduler.predict.rates import ClassTable
 
 from . import shapes

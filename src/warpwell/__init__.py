@@ -63,8 +63,8 @@ if TYPE_CHECKING:
         map_warp,
     )
     from .cache import Cache, Statistics, Ticket
-    from .pool.devices import broadcast, current_device, devices, empty, empty_like, to_device, zeros
-    from .pool.pinned import pinned_empty
+    from .pool import broadcast, current_device, empty, empty_like, pinned_empty, to_device, zeros
+    from .pool.devices import devices
     from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, reduce_warp, warp_size
     from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
     from .targets.compiler.run_cuda import numba_cuda

@@ -195,7 +195,7 @@ def test_options_that_run_would_refuse(
 def test_more_agents_than_gpus(
     jupyter: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("warpwell.pool.launch.gpus.list_gpus", lambda: ["GPU-0"])
+    monkeypatch.setattr("warpwell.pool.list_gpus", lambda: ["GPU-0"])
     assert "has 1 GPU: start fewer, or use --share-gpu" in failing(capsys, "--agents", "2")
     assert not jupyter.exists()
 

@@ -21,7 +21,8 @@ from numba.core.codegen import JITCodeLibrary
 import warpwell as ww
 from warpwell.drives import relay
 from warpwell.storage import controller
-from warpwell.targets import BLOCK, copy_foreign, load_relaxed, scratch
+from warpwell.targets import copy_foreign, load_relaxed, scratch
+from warpwell.targets.atomics import BLOCK
 from warpwell.targets.compiler import code_cache, compiled
 from warpwell.targets.compiler.code_cache import cache_key, one_process
 from warpwell.targets.compiler.compiled import dispatcher

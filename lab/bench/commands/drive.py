@@ -12,8 +12,7 @@ from lab.bench.micro.drives import drive_reads
 from lab.cli import parser_of, run_command
 from lab.drives.qemu import QemuDrive
 from warpwell._check import checked_integer
-from warpwell.cache import parse_size
-from warpwell.cache.sizes import parse_page_size
+from warpwell.cache import parse_page_size, parse_size
 from warpwell.cli._common import json_option, output_of
 from warpwell.drives import Namespace, open_namespace
 from warpwell.errors import ArgumentError

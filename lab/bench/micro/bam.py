@@ -12,13 +12,13 @@ from __future__ import annotations
 import numpy as np
 
 from warpwell.array import Array
-from warpwell.cache.lookup import queue_of
+from warpwell.cache import FRAME_MAX, FRAME_SHIFT, queue_of
+from warpwell.cache import VALID as CACHED
 from warpwell.cache.transfer import copy, serve, start, wait
-from warpwell.cache.word import FRAME_MAX, FRAME_SHIFT, STATE
-from warpwell.cache.word import VALID as CACHED
+from warpwell.cache.word import STATE
 from warpwell.errors import WarpwellError
 from warpwell.nvme import READ, WRITE
-from warpwell.queues.submission import field, release_id, staging_of, take_id
+from warpwell.queues import field, release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
     activemask,

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.array import Array
-from warpwell.cache.lookup import queue_of
+from warpwell.cache import queue_of
 from warpwell.cache.transfer import copy, serve, start, wait
 from warpwell.nvme import READ, WRITE
-from warpwell.queues.submission import release_id, staging_of, take_id
+from warpwell.queues import release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
     activemask,
@@ -30,9 +30,9 @@ from warpwell.targets import (
     memory_for,
     shfl,
     syncwarp,
+    to_device,
     warp_size,
 )
-from warpwell.targets.arrays import to_device
 
 from .ceilings import medium_rate
 from .figures import Report, Row, same, seconds

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from lab.kv.distributions import Zipfian
 from warpwell.array import Array
 from warpwell.cache import Statistics
-from warpwell.targets import Block, memory_for
-from warpwell.targets.arrays import to_device, to_host
+from warpwell.targets import Block, memory_for, to_device, to_host
 
 from . import kernels
 from .bam import BamCache

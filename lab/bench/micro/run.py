@@ -12,8 +12,7 @@ from __future__ import annotations
 from lab.bench import runner
 from lab.bench.micro import BENCHMARKS, Setting, measure
 from lab.bench.runner import Record, benchmark
-from warpwell.cache import parse_size
-from warpwell.cache.sizes import parse_page_size
+from warpwell.cache import parse_page_size, parse_size
 from warpwell.errors import ArgumentError
 from warpwell.storage import service_threads
 

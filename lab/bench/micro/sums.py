@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from warpwell.targets.arrays import to_device, to_host, zeros
+from warpwell.targets import to_device, to_host, zeros
 
 from . import kernels
 from .ceilings import medium_rate, numpy_rate

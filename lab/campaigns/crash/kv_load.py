@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.kv.log.checksum import crc32c
+from warpwell.kv import crc32c
 from warpwell.kv.log.compaction import compact
 from warpwell.kv.log.files import Files, read_at
 from warpwell.kv.log.format import crc_of, offset_of, segment_of, size_of

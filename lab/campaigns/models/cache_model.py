@@ -16,22 +16,19 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.array import atomic_add
-from warpwell.array.array import Array
+from warpwell.array import Array, atomic_add
 from warpwell.array.attachment import Attachment
 from warpwell.array.header import Header
 from warpwell.array.spans import fill
-from warpwell.cache import Cache
+from warpwell.cache import READABLE, VALID, Cache, frame_of, hashed, word_address
 from warpwell.cache import layout as at
 from warpwell.cache.frames import clean
-from warpwell.cache.lookup import hashed, word_address
 from warpwell.cache.maintenance import flush_frames
 from warpwell.cache.paging import evict_page
 from warpwell.cache.transfer import serve
-from warpwell.cache.word import DIRTY, INVALID, PINS, READABLE, VALID, frame_of, pins_of, state_of
-from warpwell.queues.layout import Q_IN_USE
-from warpwell.targets import DEVICE, backoff, closing, load_acquire
-from warpwell.targets.fault import LaunchFlag
+from warpwell.cache.word import DIRTY, INVALID, PINS, pins_of, state_of
+from warpwell.queues import Q_IN_USE
+from warpwell.targets import DEVICE, LaunchFlag, backoff, closing, load_acquire
 
 from .adversary import Adversary, Violation
 from .scripted_medium import ScriptedMedium

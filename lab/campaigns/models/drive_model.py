@@ -12,13 +12,11 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from warpwell.drives import Namespace
+from warpwell.drives import DriveMedium, Namespace
 from warpwell.drives import medium as native
-from warpwell.drives.medium import DriveMedium
-from warpwell.nvme import COMMAND_INTERRUPTED, READ, WRITE, completion_word1, word0_cid, word0_opc
+from warpwell.nvme import ABORTED_BY_HOST, COMMAND_INTERRUPTED, READ, WRITE, completion_word1, word0_cid, word0_opc
 from warpwell.nvme.registers import DOORBELLS
-from warpwell.nvme.status import ABORTED_BY_HOST
-from warpwell.storage.medium import PENDING
+from warpwell.storage import PENDING
 from warpwell.targets import SYSTEM, backoff, load_acquire, load_relaxed, memory_for, store_relaxed, store_release
 from warpwell.targets.interp.interpreter import native_functions
 

@@ -11,8 +11,8 @@ from random import Random
 
 import numpy as np
 
+from warpwell.cache import hashed, owner_address, word_address
 from warpwell.cache.layout import HELD_FRAME
-from warpwell.cache.lookup import hashed, owner_address, word_address
 from warpwell.cache.transfer import fill, publish
 from warpwell.cache.word import BUSY, evicted, with_state
 from warpwell.targets import DEVICE, compare_exchange, load_relaxed, store_relaxed

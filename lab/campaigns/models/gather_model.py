@@ -12,8 +12,7 @@ import numpy as np
 
 from warpwell.array.gather.cached import take_row
 from warpwell.array.gather.kernels import copy_part, look_page, same_page
-from warpwell.cache.transfer import frame_address
-from warpwell.cache.word import REF, frame_of
+from warpwell.cache import REF, frame_address, frame_of
 from warpwell.targets import DEVICE, fence, load_weak_as
 
 from .adversary import Violation

@@ -6,9 +6,9 @@ import itertools
 from random import Random
 
 from warpwell.nvme import KV_RETRIEVE, KV_STORE, key_value_word5
-from warpwell.queues.completion import result_of
-from warpwell.queues.submission import staging_of, submit_entry
-from warpwell.storage.medium import PENDING, NativeMedium
+from warpwell.queues import result_of, staging_of
+from warpwell.queues.submission import submit_entry
+from warpwell.storage import PENDING, NativeMedium
 from warpwell.targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
 from warpwell.targets.interp.interpreter import current, native_handle
 

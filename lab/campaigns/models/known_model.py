@@ -10,10 +10,10 @@ from collections import defaultdict
 from functools import partial
 from random import Random
 
+from warpwell.cache import REF
 from warpwell.cache import layout as at
 from warpwell.cache.known_pages import CAME, PRESENT, look, publish_known
-from warpwell.cache.word import REF
-from warpwell.queues.layout import Q_IN_USE
+from warpwell.queues import Q_IN_USE
 from warpwell.storage import host_reads as reads
 from warpwell.targets import DEVICE, SYSTEM, backoff, fence, load_relaxed, memory_for, store_relaxed
 

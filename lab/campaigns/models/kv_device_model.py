@@ -17,8 +17,7 @@ from warpwell.kv.device import device_cache, kernel_view
 from warpwell.kv.device import requests as at
 from warpwell.nvme import KV_RETRIEVE, KV_STORE
 from warpwell.queues import QueuePairs
-from warpwell.storage.controller import Controller
-from warpwell.storage.medium import PENDING, NativeMedium
+from warpwell.storage import PENDING, Controller, NativeMedium
 from warpwell.targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
 from warpwell.targets.interp.interpreter import current, native_handle
 

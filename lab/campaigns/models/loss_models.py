@@ -14,19 +14,26 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from warpwell.nvme import completion_word1, describe
-from warpwell.nvme.status import ABORTED_BY_HOST
-from warpwell.queues import QueuePairs
-from warpwell.queues.completion import drain, orphan, poll, take_ready
+from warpwell.nvme import ABORTED_BY_HOST, completion_word1, describe
+from warpwell.queues import (
+    ID_STATE,
+    ID_STATUS,
+    ORPHAN,
+    QueuePairs,
+    drain,
+    field,
+    id_record,
+    orphan,
+    poll,
+    release_id,
+    take_ready,
+)
 from warpwell.queues.layout import (
     BAD_COMPLETION,
     FOUND,
     FREE,
-    ID_STATE,
-    ID_STATUS,
     KIND,
     LOST,
-    ORPHAN,
     P_CQ,
     P_CQ_DOORBELL,
     P_CQ_TAIL,
@@ -37,7 +44,6 @@ from warpwell.queues.layout import (
     Q_MARKS,
 )
 from warpwell.queues.loss import lost
-from warpwell.queues.submission import field, id_record, release_id
 from warpwell.storage.serve import lock_ring
 from warpwell.targets import DEVICE, SYSTEM, backoff, load_acquire, load_relaxed, store_relaxed, store_release
 

@@ -12,16 +12,27 @@ from random import Random
 from typing import Any
 
 from warpwell.nvme import READ, WRITE, command_word0, command_word6
-from warpwell.queues import QueuePairs
-from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import (
+from warpwell.queues import (
     ASYNC,
-    FREE,
     ID_STATE,
     ID_STATUS,
+    ORPHAN,
+    QueuePairs,
+    drain,
+    id_record,
+    orphan,
+    poll,
+    release_id,
+    staging_of,
+    state_word,
+    submit,
+    take_id,
+    take_ready,
+)
+from warpwell.queues.layout import (
+    FREE,
     ID_WORDS,
     KIND,
-    ORPHAN,
     P_SQ_HEAD,
     Q_IDS,
     Q_MARKS,
@@ -32,8 +43,7 @@ from warpwell.queues.layout import (
     Q_TAIL,
     Q_TICKET,
 )
-from warpwell.queues.submission import id_record, release_id, staging_of, state_word, submit, take_id
-from warpwell.storage.controller import Controller
+from warpwell.storage import Controller
 from warpwell.targets import DEVICE, backoff, load_relaxed, memory_for, store_relaxed, store_release
 
 from .adversary import Adversary, Violation

@@ -14,14 +14,14 @@ from random import Random
 import numpy as np
 
 from warpwell import errors
+from warpwell.cache import queue_of
 from warpwell.cache.frames import clean
 from warpwell.cache.layout import N_WRITEBACKS, R_FAILED, S_LAUNCH
-from warpwell.cache.lookup import queue_of
 from warpwell.cache.transfer import serve
+from warpwell.queues import field
 from warpwell.queues.layout import LOST
 from warpwell.queues.loss import lost
-from warpwell.queues.submission import field
-from warpwell.storage.controller import HostThreads
+from warpwell.storage import HostThreads
 from warpwell.targets import DEVICE, SYSTEM, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
 
 from .adversary import Adversary, Violation

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from warpwell.drives import relay as module
-from warpwell.targets.memory import private_block, view_of
+from warpwell.targets import private_block
+from warpwell.targets.memory import view_of
 
 from .adversary import Violation
 from .service_model import Condition, Lock, Scheduler

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.nvme import READ, WRITE
-from warpwell.storage.medium import PENDING, Medium, NativeMedium
+from warpwell.storage import PENDING, Medium, NativeMedium
 from warpwell.targets import SYSTEM, fetch_add, memory_for
 from warpwell.targets.interp.interpreter import current, native_handle
 

@@ -12,8 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from warpwell import errors
 from warpwell.scheduler import Kind, Profile, Request, Task
-from warpwell.targets import Launch
-from warpwell.targets.arrays import to_device, to_host, zeros
+from warpwell.targets import Launch, to_device, to_host, zeros
 
 
 class Step(NamedTuple):

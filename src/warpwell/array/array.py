@@ -15,9 +15,9 @@ from .. import errors
 from .._check import checked_integer
 from ..cache import Cache, Statistics, Ticket
 from ..cache.written import joined
-from ..targets.arrays import to_host
+from ..targets import LaunchFlag, to_host
 from ..targets.compiler.hooks import seam_for
-from ..targets.fault import LaunchFlag, PlainFlag
+from ..targets.fault import PlainFlag
 from . import bulk, direct
 from .attachment import Attachment, hand_over
 from .header import check_extents

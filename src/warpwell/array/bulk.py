@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..targets import div, grid, kernel, rem
-from ..targets.arrays import empty, to_device
+from ..targets import div, grid, kernel, rem, to_device
+from ..targets.arrays import empty
 from . import direct, from_medium
 from .device_array import DeviceArray
 from .items import on_host

@@ -14,15 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
+from ..cache import FRAME_MAX, FRAME_SHIFT, IDENTITY, N_HITS, N_WANTED, READABLE, REF, count, hashed
 from ..cache import access as slow
 from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.latch import latch
-from ..cache.layout import INDEX_ERROR, KERNEL_PIN, N_HITS, N_WANTED, READ_ONLY, S_BASE, S_NSID
-from ..cache.lookup import count, hashed
+from ..cache.layout import INDEX_ERROR, KERNEL_PIN, READ_ONLY, S_BASE, S_NSID
 from ..cache.pins import HELD, add_pin, take_pin
-from ..cache.word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF
-from ..queues.layout import I8
-from ..queues.submission import field
+from ..queues import I8, field
 from ..targets import (
     DEVICE,
     as_bits,

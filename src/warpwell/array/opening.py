@@ -12,14 +12,11 @@ import numpy as np
 
 from .. import errors
 from .._check import checked_integer
-from ..cache import Cache, parse_size
-from ..cache.cache import default_page_size, default_queues
-from ..cache.sizes import parse_page_size
+from ..cache import Cache, default_page_size, default_queues, parse_page_size, parse_size
 from ..drives import DriveMedium, Namespace, open_namespace
 from ..drives.controller import DriveController, DriveRings, NamespaceMedium
 from ..replacing import NO_SPACE
-from ..storage import FileMedium, Medium
-from ..storage.serving import Service
+from ..storage import FileMedium, Medium, Service
 from ..targets import closing, default_device
 from ..targets.gpu.device import require_gpu
 from .array import TIERS, Array

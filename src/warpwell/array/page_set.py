@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..cache import Ticket
-from ..targets import DEVICE, DeviceStruct, device, fetch_or, i64, load_relaxed, struct_method
-from ..targets.fault import LaunchFlag
+from ..targets import DEVICE, DeviceStruct, LaunchFlag, device, fetch_or, i64, load_relaxed, struct_method
 from .elements import out_of_range
 
 METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..targets.arrays import to_host
+from ..targets import to_host
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from warpwell.queues.submission import field
+from warpwell.queues import field
 from warpwell.targets import (
     DEVICE,
     activemask,

@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer, checked_seconds
 from .._os import clock
-from ..queues import QueuePairs
-from ..queues.layout import MERGE_MAX
-from ..storage import Medium
-from ..storage.controller import HostThreads
-from ..storage.serving import Rings, Server, Service
-from ..targets import Block, closing, default_device, memory_for
-from ..targets.fault import LaunchFlag, PlainFlag
+from ..queues import MERGE_MAX, QueuePairs
+from ..storage import HostThreads, Medium, Rings, Server, Service
+from ..targets import Block, LaunchFlag, closing, default_device, memory_for
+from ..targets.fault import PlainFlag
 from ..targets.launch_stream import LaunchStream
 from ..targets.memory import view_of
 from ..targets.uninterrupted import interruptible

@@ -9,8 +9,7 @@ again writes the same ones, or later ones.
 from __future__ import annotations
 
 from warpwell.nvme import WRITE
-from warpwell.queues.layout import I8
-from warpwell.queues.submission import field, release_id, staging_of, take_id
+from warpwell.queues import I8, field, release_id, staging_of, take_id
 from warpwell.targets import (
     DEVICE,
     call_cold,

@@ -12,7 +12,7 @@ written it. A failed read or a closed array publishes nothing, and leaves nothin
 
 from __future__ import annotations
 
-from warpwell.queues.submission import field
+from warpwell.queues import field
 from warpwell.targets import (
     DEVICE,
     SYSTEM,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from warpwell.queues.layout import Q_PROGRESS
+from warpwell.queues import Q_PROGRESS, field
 from warpwell.queues.loss import lost
-from warpwell.queues.submission import field
 from warpwell.targets import (
     DEVICE,
     SYSTEM,

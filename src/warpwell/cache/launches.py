@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import describe
-from ..targets import Allocator, Block
-from ..targets.fault import LaunchFlag
+from ..targets import Allocator, Block, LaunchFlag
 from . import layout as at
 from .partition import PageSpace
 

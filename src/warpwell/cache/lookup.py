@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from warpwell.queues.layout import I8, Q_WORDS
-from warpwell.queues.submission import field
+from warpwell.queues import I8, Q_WORDS, field
 from warpwell.targets import (
     DEVICE,
     device,

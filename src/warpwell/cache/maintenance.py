@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from warpwell.queues.layout import Q_WORDS
-from warpwell.queues.submission import field
+from warpwell.queues import Q_WORDS, field
 from warpwell.targets import (
     DEVICE,
     activemask,

@@ -8,8 +8,19 @@ published with a pin for its group, so each completed read serves at least one a
 from __future__ import annotations
 
 from warpwell.nvme import READ
-from warpwell.queues.layout import ASYNC, ID_FRAMES, Q_IN_USE, Q_N_IDS, Q_WORDS
-from warpwell.queues.submission import field, id_record, release_id, staging_of, state_word, take_id
+from warpwell.queues import (
+    ASYNC,
+    ID_FRAMES,
+    Q_IN_USE,
+    Q_N_IDS,
+    Q_WORDS,
+    field,
+    id_record,
+    release_id,
+    staging_of,
+    state_word,
+    take_id,
+)
 from warpwell.targets import (
     DEVICE,
     any_sync,

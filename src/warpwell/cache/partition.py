@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..queues.layout import MERGE_MAX
+from ..queues import MERGE_MAX
 from ..targets import ALIGNMENT
 from . import layout as at
 from .word import FRAME_MAX

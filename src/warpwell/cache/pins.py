@@ -12,8 +12,7 @@ it was above 0 before 1 was taken, so it never gives more than it had; the sum o
 
 from __future__ import annotations
 
-from warpwell.queues.layout import I8
-from warpwell.queues.submission import field
+from warpwell.queues import I8, field
 from warpwell.targets import (
     DEVICE,
     backoff,

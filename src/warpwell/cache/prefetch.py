@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
-from ..storage import Controller
+from ..storage import Controller, Server
 from ..storage.host_reads import HostReads
-from ..storage.serving import Server
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from ..targets.uninterrupted import interruptible, uninterrupted

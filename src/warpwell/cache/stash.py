@@ -8,8 +8,7 @@ is filling or emptying its place. Frames in the stash are HELD.
 
 from __future__ import annotations
 
-from warpwell.queues.layout import I8
-from warpwell.queues.submission import field
+from warpwell.queues import I8, field
 from warpwell.targets import (
     DEVICE,
     backoff,

@@ -6,9 +6,27 @@ All functions here are for a converged group: every lane of `mask` calls with th
 from __future__ import annotations
 
 from warpwell.nvme import READ, WRITE, command_word0, command_word6
-from warpwell.queues.completion import drain, orphan, poll, take_ready
-from warpwell.queues.layout import FOUND, I8, ID_COUNT, ID_FRAMES, ID_OPCODE, ID_PAGE, ID_STATE, ID_STATUS, KIND, ORPHAN
-from warpwell.queues.submission import field, id_record, prp2_of, release_id, staging_of, submit
+from warpwell.queues import (
+    I8,
+    ID_COUNT,
+    ID_FRAMES,
+    ID_OPCODE,
+    ID_PAGE,
+    ID_STATE,
+    ID_STATUS,
+    ORPHAN,
+    drain,
+    field,
+    id_record,
+    orphan,
+    poll,
+    release_id,
+    staging_of,
+    submit,
+    take_ready,
+)
+from warpwell.queues.layout import FOUND, KIND
+from warpwell.queues.submission import prp2_of
 from warpwell.targets import (
     DEVICE,
     backoff,

@@ -347,7 +347,7 @@ def print_problems(output: Output, problems: Iterable[Any], lost: str = "") -> N
 
 def problem_values(problem: Any) -> dict[str, object]:
     """Return a problem for JSON."""
-    from ..kv.keys import as_key
+    from ..kv import as_key
 
     key = None if problem.key is None else as_key(problem.key).hex()
     return {"path": problem.path, "offset": problem.offset, "what": problem.what, "key_hex": key}

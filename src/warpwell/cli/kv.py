@@ -225,7 +225,7 @@ def get(arguments: argparse.Namespace) -> int:
 
     from .. import kv
     from ..errors import KeyMissingError
-    from ..kv.keys import as_key
+    from ..kv import as_key
 
     output = output_of(arguments)
     target = None if arguments.out is None else new_file(arguments.out, "--out")
@@ -270,7 +270,7 @@ def _write_stdout(raw: bytes) -> None:
 
 def _parse_key(text: str, kind: str) -> int | bytes:
     """Return the key that `text` means as "int", "text" or "hex"."""
-    from ..kv.keys import as_key
+    from ..kv import as_key
 
     if kind == "int":
         try:

@@ -14,8 +14,7 @@ from ..errors import ArgumentError, MissingFileError, PoolError
 from ._common import Commands, Output, add_command, add_group, json_option, new_file, output_of
 
 if TYPE_CHECKING:
-    from ..pool.launch.hosts import Host
-    from ..pool.launch.launcher import RunOptions
+    from ..pool import Host, RunOptions
 
 MIN_AGENTS = 16
 """Agents that this host may always have."""
@@ -114,7 +113,7 @@ def _agent_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the program; return its exit status."""
-    from ..pool.launch.launcher import Launcher
+    from ..pool import Launcher
 
     options = run_options(arguments)
     if arguments.of_module is not None:
@@ -149,8 +148,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
     ArgumentError
         An option is not allowed, or there are more agents than GPUs.
     """
-    from ..pool.launch.gpus import list_gpus
-    from ..pool.launch.launcher import RunOptions
+    from ..pool import RunOptions, list_gpus
 
     seconds = arguments.start_timeout
     if not (seconds > 0 and math.isfinite(seconds)):
@@ -181,8 +179,7 @@ def run_options(arguments: argparse.Namespace) -> RunOptions:
 
 
 def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
-    from ..pool.launch.gpus import users
-    from ..pool.launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
+    from ..pool import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts, users
 
     if arguments.hosts is not None and arguments.hostfile is not None:
         raise ArgumentError("--hosts and --hostfile exclude each other; give one of them", name="hosts")
@@ -215,7 +212,7 @@ def _hosts(arguments: argparse.Namespace, gpus: Sequence[str]) -> list[Host]:
 
 def _check_number(placed: Sequence[Host], here: int) -> None:
     """Raise if a typing error would start more processes than a host can run."""
-    from ..pool.launch.hosts import is_here
+    from ..pool import is_here
 
     cores = len(os.sched_getaffinity(0))
     for count, limit, host in (
@@ -238,7 +235,7 @@ def info(arguments: argparse.Namespace) -> int:
     import time
 
     from ..cache import format_size
-    from ..pool.launch.launcher import Launcher
+    from ..pool import Launcher
 
     output = output_of(arguments)
     began = time.monotonic()

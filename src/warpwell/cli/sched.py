@@ -314,7 +314,7 @@ def _report_until_stopped(arguments: argparse.Namespace, service: Service, outpu
 
 def _lease_limits(hold: float | None, tenants: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Return a context that limits leases while the service runs, if its options name a limit."""
-    from ..turns.choice import HOLD
+    from ..turns import HOLD
     from ..turns.operate import limited
 
     settings = {
@@ -438,7 +438,7 @@ def end(arguments: argparse.Namespace) -> int:
 def limit(arguments: argparse.Namespace) -> int:
     """Limit leases."""
     from ..json_file import read_json
-    from ..turns.choice import CEILING, HOLD
+    from ..turns import CEILING, HOLD
     from ..turns.operate import limit
 
     path = arguments.tenants

@@ -12,3 +12,35 @@ The native sources (``native/``): ``cu.h`` the interface's types, ``wire.h`` and
 share, ``layer.h`` the map of the layer, ``worker.h`` that of the worker, and ``relay.c`` stands between them where they
 are on two hosts (``pool/cuda``).
 """
+
+from typing import TYPE_CHECKING
+
+from .. import registry
+
+if TYPE_CHECKING:
+    from .clients import DEVICE_UNAVAILABLE, MISMATCH, Client, ClientListener, Served, receive, refuse
+    from .environment import make_library_folder
+    from .server import DriverServer
+
+__all__ = [
+    "Client",
+    "ClientListener",
+    "DEVICE_UNAVAILABLE",
+    "DriverServer",
+    "MISMATCH",
+    "Served",
+    "make_library_folder",
+    "receive",
+    "refuse",
+]
+
+_FROM = {
+    "server": "DriverServer",
+    "clients": "Client ClientListener Served refuse receive DEVICE_UNAVAILABLE MISMATCH",
+    "environment": "make_library_folder",
+}
+"""Names of modules that are imported when a name is first used."""
+
+if not TYPE_CHECKING:
+    _HOMES = {name: f"{module}:" for module, names in _FROM.items() for name in names.split()}
+    __getattr__, __dir__ = registry.on_first_use(__name__, _HOMES)

@@ -28,8 +28,7 @@ from ..nvme import ABORTED_BY_HOST, READ, WRITE, describe
 from ..nvme.registers import completion_doorbell, submission_doorbell
 from ..queues import QueuePairs
 from ..queues import layout as at
-from ..storage import Medium, PythonMedium
-from ..storage.serving import Rings, Wire
+from ..storage import Medium, PythonMedium, Rings, Wire
 from ..targets import Allocator
 from .drive import LEAST_ENTRIES, Drive, Namespace
 from .relay import Relay, require_processor

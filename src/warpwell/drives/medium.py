@@ -52,7 +52,7 @@ from ..nvme import (
 )
 from ..nvme.prp import PAGE
 from ..nvme.registers import completion_doorbell, submission_doorbell
-from ..storage import PENDING, Medium, NativeMedium
+from ..storage import PENDING, Medium, NativeMedium, raw_bytes, set_word, word
 from ..storage.commands import (
     R_BUFFER,
     R_EXTRA,
@@ -68,13 +68,10 @@ from ..storage.commands import (
     lock,
     record_of,
     release_slot,
-    set_word,
     take_slot,
     unlock,
-    word,
     zero_fill,
 )
-from ..storage.medium import raw_bytes
 from ..targets import (
     SYSTEM,
     Block,
@@ -87,11 +84,11 @@ from ..targets import (
     fetch_add,
     load_acquire,
     load_relaxed,
+    private_block,
     rem,
     store_relaxed,
 )
 from ..targets.interp.interpreter import current
-from ..targets.memory import private_block
 from ..targets.native import native_but_interpreted
 from .drive import COMMAND_SECONDS, LEAVE_SECONDS, Drive, Namespace
 

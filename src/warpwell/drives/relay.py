@@ -35,10 +35,10 @@ from ..targets import (
     device,
     load_acquire,
     load_relaxed,
+    private_block,
     store_relaxed,
 )
 from ..targets.compiler.hooks import seam_for
-from ..targets.memory import private_block
 from .transport import Transport
 
 LOOK_NS = 10 * 10**6

@@ -27,9 +27,8 @@ import numpy as np
 
 from .. import errors
 from ..nvme.registers import ALL_ONES, CSTS, DOORBELLS
-from ..storage.commands import word
-from ..targets import SYSTEM, fence, native, store_relaxed_as
-from ..targets.memory import private_block
+from ..storage import word
+from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
 from .arena import DmaArena
 from .machine import VFIO_DRIVER, Machine, PciDrive
 from .transport import Transport

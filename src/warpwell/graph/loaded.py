@@ -12,8 +12,7 @@ import numpy as np
 from ..array import Array, PageSet, open_array
 from ..cache import Cache
 from ..errors import ArgumentError, ClosedError, FormatError
-from ..targets import default_device
-from ..targets.arrays import to_device, to_host
+from ..targets import default_device, to_device, to_host
 from .graph import AGAIN, Graph
 
 _CHECKED = 1 << 20

@@ -27,9 +27,12 @@ The files, in the order in which a record meets them:
 """
 
 from .device.device_store import DeviceStore
-from .loader.dataset import Dataset
+from .keys import as_key
+from .loader.dataset import Dataset, rows_of
 from .loader.loader import DataLoader
 from .loader.permutation import Permutation
+from .log.checksum import crc32c
+from .log.verify import Problem
 from .opening import create
 from .opening import open_store as open  # reads as kv.open, like io.open
 from .salvage import SalvageReport, salvage

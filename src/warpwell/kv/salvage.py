@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..cache.sizes import batches_of
+from ..cache import batches_of
 from .keys import Keys
 from .log.checksum import check_file, crc32c, crc32c_many
 from .log.files import read_at

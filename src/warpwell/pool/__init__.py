@@ -26,12 +26,39 @@ from .. import registry
 from .communicator import communicator
 
 if TYPE_CHECKING:
+    from .agent.code import Code
+    from .agent.protocol import Op, pack_arguments
     from .copy.plan import Tuning
+    from .device import Buffer, Device, Stream
+    from .devices import broadcast, current_device, empty, empty_like, to_device, zeros
+    from .host_arrays import HostArrays
+    from .launch.gpus import list_gpus, users
+    from .launch.hosts import Host, is_here, parse_hosts, place, read_hostfile, slurm_hosts
     from .launch.kernel_spec import KernelSpec, kernels_folder
+    from .launch.launcher import Launcher, RunOptions
+    from .pinned import pinned_empty
+    from .reply import Reply
+    from .result import CallResult
 
 __all__ = ["Tuning", "communicator"]
 
-if not TYPE_CHECKING:  # the launcher needs none of what it brings
-    __getattr__, __dir__ = registry.on_first_use(
-        __name__, {"Tuning": "copy.plan:", "KernelSpec": "launch.kernel_spec:", "kernels_folder": "launch.kernel_spec:"}
-    )
+_FROM = {
+    "copy.plan": "Tuning",
+    "launch.kernel_spec": "KernelSpec kernels_folder",
+    "device": "Device Buffer Stream",
+    "result": "CallResult",
+    "launch.launcher": "Launcher RunOptions",
+    "agent.code": "Code",
+    "devices": "broadcast current_device empty empty_like to_device zeros",
+    "pinned": "pinned_empty",
+    "launch.hosts": "Host is_here parse_hosts place read_hostfile slurm_hosts",
+    "launch.gpus": "list_gpus users",
+    "host_arrays": "HostArrays",
+    "reply": "Reply",
+    "agent.protocol": "Op pack_arguments",
+}
+"""Names of modules that are imported when a name is first used."""
+
+if not TYPE_CHECKING:  # the launcher does not need all of them
+    _HOMES = {name: f"{module}:" for module, names in _FROM.items() for name in names.split()}
+    __getattr__, __dir__ = registry.on_first_use(__name__, _HOMES)

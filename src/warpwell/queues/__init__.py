@@ -9,7 +9,25 @@ Files, in the order in which a command meets them:
 - pair.py        `QueuePairs`, which owns the memory of rings, ids and staging (host)
 """
 
+from .completion import drain, give_place, orphan, place_of, poll, result_of, take_ready
+from .layout import (
+    ASYNC,
+    I8,
+    ID_COUNT,
+    ID_FRAMES,
+    ID_OPCODE,
+    ID_PAGE,
+    ID_STATE,
+    ID_STATUS,
+    MERGE_MAX,
+    ORPHAN,
+    Q_IN_USE,
+    Q_N_IDS,
+    Q_PROGRESS,
+    Q_WORDS,
+)
 from .loss import Loss
 from .pair import QueuePairs
+from .submission import field, id_record, release_id, staging_of, state_word, submit, take_id
 
 __all__ = ["Loss", "QueuePairs"]

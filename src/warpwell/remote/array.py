@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from ..array import Array
 from ..array.on_storage import OnStorage
 from ..cache import Statistics
-from ..pool.device import Device
-from ..targets.arrays import to_host
+from ..pool import Device
+from ..targets import to_host
 from .stand_in import RemoteResource, forwarded
 
 

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from ..pool.agent.code import Code
-from ..pool.agent.protocol import pack_arguments
-from ..pool.device import Buffer, Device
+from ..pool import Buffer, Code, Device, pack_arguments
 from ..scheduler import Handle, Log, Policy, Profile, Rates, Request, Scheduler, Task, Tenant
 from ..scheduler.scheduler import require_launch
 from ..scheduler.task import require_profile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ..pool.device import Device
+from ..pool import Device
 from ..scheduler import Handle, Task
 from ..scheduler.handle import Runner
 

@@ -13,10 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .. import errors
-from ..pool.agent.code import Code
-from ..pool.device import Device
-from ..pool.host_arrays import HostArrays
-from ..pool.result import CallResult
+from ..pool import CallResult, Code, Device, HostArrays
 from ..scheduler import Task
 from ..scheduler.tenants import Tenants
 from ..targets.source.cuda_source import CudaSource

@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from .. import errors
-from ..pool.result import CallResult
+from ..pool import CallResult
 from ..scheduler import State, Task
 from ..targets import closing
 from .scheduler_handle import PoolHandle

@@ -7,11 +7,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from .. import errors
-from ..pool.agent.protocol import Op
+from ..pool import CallResult, Device, Op, Reply, Stream
 from ..pool.copy.program import Arguments
-from ..pool.device import Device, Stream
-from ..pool.reply import Reply
-from ..pool.result import CallResult
 
 Self = TypeVar("Self", bound="RemoteResource")
 P = ParamSpec("P")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import errors
-from ..kv import Schema, Store, StoreStatistics
-from ..kv.keys import as_key, shown
-from ..pool.device import Device
+from ..kv import Schema, Store, StoreStatistics, as_key
+from ..kv.keys import shown
+from ..pool import Device
 from .stand_in import RemoteResource, forwarded
 
 

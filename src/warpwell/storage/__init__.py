@@ -18,8 +18,24 @@ Files, in the order in which a command meets them:
 - commands.py     helpers of native media: slots of commands in flight, spin locks, state words
 """
 
-from .controller import Controller, service_threads
-from .file import FileMedium
+from .commands import set_word, word
+from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
+from .file import FileMedium, allow_more_files
 from .groups import Replicated, Striped
-from .medium import PENDING, Medium, NativeMedium, PythonMedium
+from .medium import PENDING, Medium, NativeMedium, PythonMedium, python_functions, raw_bytes
 from .ram import RamMedium
+from .serve import MAX_PORTS
+from .serving import Rings, Server, Service, Wire
+
+__all__ = [
+    "Controller",
+    "FileMedium",
+    "Medium",
+    "NativeMedium",
+    "PENDING",
+    "PythonMedium",
+    "RamMedium",
+    "Replicated",
+    "Striped",
+    "service_threads",
+]

@@ -9,8 +9,8 @@ and not in a drive's queue, where the client with the most commands would win.
 from __future__ import annotations
 
 from warpwell.nvme import INVALID_NAMESPACE, READ, word0_cid, word0_opc, word5_slba, word6_nlb
+from warpwell.queues import field
 from warpwell.queues import layout as at
-from warpwell.queues.submission import field
 from warpwell.targets import (
     SYSTEM,
     clock_ns,

@@ -19,12 +19,12 @@ from ..targets import (
     exchange,
     load_acquire,
     load_relaxed,
+    private_block,
     seat,
     store_relaxed,
     store_relaxed_as,
     store_release,
 )
-from ..targets.memory import private_block
 
 U1 = np.dtype(np.uint8)
 

@@ -27,10 +27,10 @@ from ..targets import (
     fetch_add,
     fetch_or,
     native,
+    private_block,
     rem,
     seat,
 )
-from ..targets.memory import private_block
 from .commands import (
     R_BUFFER,
     R_EXTRA,

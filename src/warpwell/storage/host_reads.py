@@ -15,10 +15,24 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import READ, command_word0, command_word6
-from ..queues import QueuePairs
-from ..queues.completion import drain, take_ready
-from ..queues.layout import ASYNC, I8, ID_COUNT, ID_OPCODE, ID_PAGE, ID_STATUS, Q_WORDS
-from ..queues.submission import field, id_record, release_id, state_word, submit, take_id
+from ..queues import (
+    ASYNC,
+    I8,
+    ID_COUNT,
+    ID_OPCODE,
+    ID_PAGE,
+    ID_STATUS,
+    Q_WORDS,
+    QueuePairs,
+    drain,
+    field,
+    id_record,
+    release_id,
+    state_word,
+    submit,
+    take_id,
+    take_ready,
+)
 from ..targets import (
     DEVICE,
     backoff,

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import FLUSH, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED, READ, WRITE
-from ..targets import copy_bytes, memory_for, native
-from ..targets.memory import private_block
+from ..targets import copy_bytes, memory_for, native, private_block
 from .commands import word, zero_fill
 from .medium import Medium, NativeMedium, raw_bytes
 

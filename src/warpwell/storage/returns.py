@@ -8,8 +8,8 @@ have been taken.
 
 from __future__ import annotations
 
+from warpwell.queues import field
 from warpwell.queues import layout as at
-from warpwell.queues.submission import field
 from warpwell.targets import SYSTEM, compare_exchange, device, load_acquire, load_relaxed, store_relaxed, store_release
 
 

@@ -32,11 +32,11 @@ from ..targets import (
     load_acquire_as,
     load_relaxed,
     load_relaxed_as,
+    private_block,
     store_relaxed,
     store_relaxed_as,
     store_release,
 )
-from ..targets.memory import private_block
 from .commands import (
     R_BUFFER,
     R_NBYTES,

@@ -30,8 +30,8 @@ from warpwell.nvme import (
     word5_value_size,
     word6_nlb,
 )
+from warpwell.queues import field
 from warpwell.queues import layout as at
-from warpwell.queues.submission import field
 from warpwell.targets import (
     SYSTEM,
     backoff,

@@ -12,8 +12,7 @@ import numpy as np
 from .._check import checked_callable, checked_path
 from ..errors import DTypeError, FormatError, MediumError, WarpwellError
 from ..graph.npy import HEADER_BYTES
-from ..kv.log.checksum import crc32c
-from ..kv.log.verify import Problem
+from ..kv import Problem, crc32c
 from .column import ColumnRun
 from .column_files import CHECKED_BYTES
 from .folder import is_table_folder, read_description

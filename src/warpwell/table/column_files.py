@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DTypeError, FormatError
 from ..graph.npy import NpyWriter
-from ..kv.log.checksum import crc32c
-from ..storage.file import allow_more_files
+from ..kv import crc32c
+from ..storage import allow_more_files
 from .column import validate
 from .layout import Layout, layout_of, storage_of
 from .library import arrow

@@ -21,7 +21,7 @@ from typing import Any
 from .._check import checked_callable, checked_flag, checked_path, checked_seconds
 from ..errors import ArgumentError, FormatError, SchemaError, SharingError
 from ..graph.folder import new_folder, sync_names
-from ..kv.log.checksum import crc32c
+from ..kv import crc32c
 from ..replacing import remove, replacing, storage_full
 from ..targets.compiler.code_cache import take_lock
 from .column_files import FULL_ADVICE, ColumnWriter, stored_type

@@ -16,8 +16,7 @@ from ..array import Array, open_array
 from ..array.gather.pieces import Pieces
 from ..array.mapping import Mapping
 from ..errors import FormatError, MediumError
-from ..storage import FileMedium
-from ..storage.file import allow_more_files
+from ..storage import FileMedium, allow_more_files
 from .library import arrow
 
 

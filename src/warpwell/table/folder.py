@@ -27,7 +27,7 @@ import numpy as np
 from ..array.header import read_npy
 from ..errors import ClosedError, FormatError, StoreVersionError
 from ..json_file import read_json
-from ..kv.log.checksum import crc32c
+from ..kv import crc32c
 from .column import ColumnRun, validate
 from .column_files import STATISTICS_ROWS, statistics_dtype
 from .extent import Extent, MappedFile

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from ..array import Array
 from ..array.gather.future import begin, by_stream, new_result, numbers_of
 from ..errors import ArgumentError
-from ..targets.arrays import empty, to_device, to_host, zeros
+from ..targets import to_device, to_host, zeros
+from ..targets.arrays import empty
 from ..targets.launch_stream import stream_of
 from . import selecting
 from .column import Column, ColumnRun

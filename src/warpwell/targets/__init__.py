@@ -40,9 +40,9 @@ For the host:
 """
 
 from . import compile_lock as compile_lock
-from .arguments import KernelArgument, default_device, device_of
+from .arguments import KernelArgument, default_device
+from .arrays import to_device, to_host, zeros
 from .atomics import (
-    BLOCK,
     DEVICE,
     SYSTEM,
     activemask,
@@ -107,11 +107,11 @@ from .atomics import (
     warp_size,
 )
 from .device import ArrayKind, StructKind, chosen, device, linked, struct_function, struct_method
-from .fault import FAULT_PAGE, fault_page
+from .fault import LaunchFlag
 from .gpu.device import has_cuda
 from .kernel import Kernel, Launch, kernel
-from .memory import ALIGNMENT, Allocator, Block, memory_for
-from .native import NativeFunction, native
+from .memory import ALIGNMENT, Allocator, Block, memory_for, private_block
+from .native import native
 from .struct import DeviceStruct
 
 __all__ = sorted(name for name in dir() if not name.startswith("_"))

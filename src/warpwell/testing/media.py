@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from .._os import clock
 from ..nvme import FLUSH, READ, WRITE
-from ..storage import PENDING, Medium
-from ..storage.medium import python_functions
+from ..storage import PENDING, Medium, python_functions
 from ..targets import (
     SYSTEM,
     backoff,

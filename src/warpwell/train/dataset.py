@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors, table
-from ..kv.loader.dataset import rows_of
+from ..kv import rows_of
 from .source import begin_all, source_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..kv.loader.dataset import rows_of
+from ..kv import rows_of
 from .neighbors import Neighbors
 from .source import Source, source_of
 from .tensors import needs, tensor_of

@@ -14,6 +14,8 @@ Nothing here imports a framework or a compiler: a program that uses PyTorch or C
 errors.
 """
 
+from .choice import CEILING, HOLD
+from .gpu_work import device_name
 from .lease import Turn, turn
 
 __all__ = ["Turn", "turn"]

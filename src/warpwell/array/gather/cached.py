@@ -14,15 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache import Ticket
+from ...cache import (
+    IDENTITY,
+    OWNER_PAGE,
+    READABLE,
+    REF,
+    Ticket,
+    batches_of,
+    count,
+    frame_address,
+    frame_of,
+    owner_address,
+    word_address,
+)
 from ...cache import access as slow
 from ...cache import layout as at
-from ...cache.layout import OWNER_PAGE
-from ...cache.lookup import count, owner_address, word_address
-from ...cache.sizes import batches_of
-from ...cache.transfer import frame_address
-from ...cache.word import IDENTITY, READABLE, REF, frame_of
-from ...queues.submission import field
+from ...queues import field
 from ...targets import (
     DEVICE,
     copy_bytes,

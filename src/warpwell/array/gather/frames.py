@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache.word import REF
+from ...cache import REF
 from ...targets import Block
 from ...targets.launch_stream import stream_on
 from . import break_even, kernels

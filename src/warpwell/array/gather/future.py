@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._check import checked_timeout
+from ...targets import LaunchFlag
 from ...targets.arrays import empty
-from ...targets.fault import LaunchFlag
 from ...targets.launch_stream import LaunchStream, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray

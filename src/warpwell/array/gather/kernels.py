@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...cache import IDENTITY, OWNER_PAGE, READABLE, REF, count, frame_address, frame_of, owner_address, word_address
 from ...cache import access as slow
 from ...cache import layout as at
-from ...cache.layout import OWNER_PAGE
-from ...cache.lookup import count, owner_address, word_address
 from ...cache.paging import unpin
-from ...cache.transfer import frame_address
-from ...cache.word import IDENTITY, READABLE, REF, frame_of
-from ...queues.submission import field
+from ...queues import field
 from ...targets import (
     DEVICE,
     SYSTEM,

@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...storage import page_cache
-from ...storage.commands import set_word, word
+from ...storage import page_cache, set_word, word
 from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, pread
 from ..mapping import Mapping
 from . import break_even

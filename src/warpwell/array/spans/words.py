@@ -38,22 +38,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...cache import access as slow
-from ...cache.layout import N_HITS, N_WANTED, OWNER_PAGE
-from ...cache.lookup import count, hashed
-from ...cache.paging import pin_valid
-from ...cache.word import (
-    DIRTY,
+from ...cache import (
     FRAME_MAX,
     FRAME_SHIFT,
     IDENTITY,
-    PIN,
+    N_HITS,
+    N_WANTED,
+    OWNER_PAGE,
     READABLE,
     REF,
     VALID,
+    count,
     frame_of,
-    state_of,
+    hashed,
 )
+from ...cache import access as slow
+from ...cache.paging import pin_valid
+from ...cache.word import DIRTY, PIN, state_of
 from ...targets import (
     DEVICE,
     activemask,

@@ -28,9 +28,11 @@ from ...targets import (
     rem,
     store_relaxed_as,
     syncwarp,
+    to_device,
+    to_host,
     warp_size,
+    zeros,
 )
-from ...targets.arrays import to_device, to_host, zeros
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
 from .run import Run

@@ -9,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...array import Array, PageSet
-from ...targets import Kernel, grid, kernel
+from ...targets import Kernel, LaunchFlag, grid, kernel, to_host
 from ...targets.arguments import begin, finish
-from ...targets.arrays import to_host
-from ...targets.fault import LaunchFlag
 from ..loaded import LoadedGraph
 from .work_items import up_to_warps
 

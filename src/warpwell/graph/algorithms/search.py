@@ -30,9 +30,11 @@ from ...targets import (
     popc,
     shfl,
     store_relaxed_as,
+    to_device,
+    to_host,
     warp_size,
+    zeros,
 )
-from ...targets.arrays import to_device, to_host, zeros
 from ...targets.block import barrier, block_threads, thread_index
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed

@@ -27,9 +27,11 @@ from ...targets import (
     lane_id,
     load_relaxed_as,
     syncwarp,
+    to_device,
+    to_host,
     warp_size,
+    zeros,
 )
-from ...targets.arrays import to_device, to_host, zeros
 from ..graph import Graph, Progress
 from ..loaded import LoadedGraph, borrowed
 from .run import Run

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache.sizes import batches_of
+from ...cache import batches_of
 from ...errors import ArgumentError, KeyLengthError
 from ...replacing import storage_full
 from ..keys import INT_KEY, MAX_KEY, Keys, with_prefix

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...array.header import check_dtype
 from ...array.npz import NpzMember
-from ...cache.sizes import batches_of
+from ...cache import batches_of
 from ...errors import FormatError
 from .sources import Batch, KeyRule, SchemaFields, check_value, choose, rows_of
 

@@ -8,8 +8,7 @@ nothing. ``spread_rows`` copies rows to others of the same key.
 from __future__ import annotations
 
 from warpwell.nvme import KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE
-from warpwell.queues.layout import Q_WORDS
-from warpwell.queues.submission import field
+from warpwell.queues import Q_WORDS, field
 from warpwell.targets import (
     DEVICE,
     activemask,

@@ -10,7 +10,7 @@ value of several pieces stays odd until the last one has arrived.
 from __future__ import annotations
 
 from warpwell.kv.index.slots import hash_of
-from warpwell.queues.submission import field
+from warpwell.queues import field
 from warpwell.targets import (
     DEVICE,
     ballot,

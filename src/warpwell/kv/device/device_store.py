@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import errors
 from ...storage import NativeMedium
-from ...targets.fault import LaunchFlag
+from ...targets import LaunchFlag
 from .. import lifetime
 from ..schema import Schema
 from ..shard import Shard

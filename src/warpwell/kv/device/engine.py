@@ -18,11 +18,8 @@ from ..._check import checked_integer, checked_seconds
 from ..._os import clock
 from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ...queues import QueuePairs
-from ...storage import Controller, NativeMedium, service_threads
-from ...storage.controller import MAX_WEIGHT
-from ...storage.serve import MAX_PORTS
-from ...targets import Block, memory_for
-from ...targets.fault import LaunchFlag
+from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, service_threads
+from ...targets import Block, LaunchFlag, memory_for
 from ...targets.launch_stream import stream_on
 from ..log.format import MAX_VALUE
 from . import requests as at

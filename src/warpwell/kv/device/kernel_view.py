@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from warpwell.nvme import KV_DELETE, KV_EXIST, KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE, KV_STORE
-from warpwell.queues.completion import give_place, orphan, place_of, result_of
-from warpwell.queues.completion import poll as poll_id
-from warpwell.queues.layout import (
-    DONE,
+from warpwell.queues import (
     ID_COUNT,
     ID_FRAMES,
     ID_OPCODE,
@@ -19,9 +16,17 @@ from warpwell.queues.layout import (
     ORPHAN,
     Q_N_IDS,
     Q_PROGRESS,
-    TAKEN,
+    field,
+    give_place,
+    id_record,
+    orphan,
+    place_of,
+    release_id,
+    result_of,
+    staging_of,
 )
-from warpwell.queues.submission import field, id_record, release_id, staging_of
+from warpwell.queues import poll as poll_id
+from warpwell.queues.layout import DONE, TAKEN
 from warpwell.targets import (
     DEVICE,
     DeviceStruct,

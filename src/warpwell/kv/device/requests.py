@@ -11,10 +11,31 @@ from __future__ import annotations
 
 from warpwell.kv.shards import shard_of
 from warpwell.nvme import KV_RETRIEVE, KV_STORE, NAMESPACE_NOT_READY, command_word0, key_value_word5
-from warpwell.queues.completion import drain, give_place, orphan, place_of, poll, result_of, take_ready, version_of
-from warpwell.queues.layout import ID_FRAMES, ID_STATE, ORPHAN, Q_IN_USE, Q_N_IDS, Q_PROGRESS, Q_WORDS, TAKEN
+from warpwell.queues import (
+    ID_FRAMES,
+    ID_STATE,
+    ORPHAN,
+    Q_IN_USE,
+    Q_N_IDS,
+    Q_PROGRESS,
+    Q_WORDS,
+    drain,
+    field,
+    give_place,
+    id_record,
+    orphan,
+    place_of,
+    poll,
+    release_id,
+    result_of,
+    staging_of,
+    take_id,
+    take_ready,
+)
+from warpwell.queues.completion import version_of
+from warpwell.queues.layout import TAKEN
 from warpwell.queues.loss import lost
-from warpwell.queues.submission import field, id_record, release_id, staging_of, submit_entry, take_id
+from warpwell.queues.submission import submit_entry
 from warpwell.targets import (
     DEVICE,
     SYSTEM,

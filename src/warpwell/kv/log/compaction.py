@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache.sizes import batches_of
+from ...cache import batches_of
 from .checksum import crc32c_many
 from .files import read_at
 from .format import SUPERBLOCK, crc_of, footprint, marked_len_of, offset_of, segment_of, size_of

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import Launch
+from ...targets import Launch, LaunchFlag, to_host
 from ...targets.arguments import is_argument
-from ...targets.arrays import to_host
 from ...targets.compiler.run_cuda import asks_flag, keep, start
-from ...targets.fault import LaunchFlag, share_fault_page
+from ...targets.fault import share_fault_page
 from ...targets.gpu.device import GpuDevice
 from ...targets.gpu.memory import as_array, pin, pinned
 from ...targets.gpu.memory_pool import ImportedPool, MemoryPool, PoolMemory

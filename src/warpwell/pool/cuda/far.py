@@ -16,9 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...driver import clients, generate
-from ...driver.clients import DEVICE_UNAVAILABLE, MISMATCH, receive
-from ...driver.server import DriverServer
+from ...driver import DEVICE_UNAVAILABLE, MISMATCH, DriverServer, clients, generate, receive
 from ...errors import ClosedError, PoolError, StallError, WarpwellError
 from ..agent.protocol import Op, pack
 from ..transport.bulk import Transfer

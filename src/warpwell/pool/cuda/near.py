@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...driver.clients import DEVICE_UNAVAILABLE, Client, ClientListener, Served, refuse
+from ...driver import DEVICE_UNAVAILABLE, Client, ClientListener, Served, refuse
 from ...errors import ClosedError, DeviceLostError, PoolError, StallError
 from ..agent.protocol import Op, pack
 from ..transport.bulk import Transfer

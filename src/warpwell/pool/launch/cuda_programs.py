@@ -16,10 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...driver import build
+from ...driver import DriverServer, build, make_library_folder
 from ...driver.environment import FOLDER as LAYER
-from ...driver.environment import changes, make_library_folder
-from ...driver.server import DriverServer
+from ...driver.environment import changes
 from ...errors import DeviceNotFoundError, DriverBuildError
 from .gpus import has_driver
 from .own_runtime import own_runtime

@@ -23,7 +23,7 @@ from ...targets.arguments import viewed
 from ...targets.arguments.overlaps import overlap
 from ...targets.arrays import at_address
 from ...targets.gpu import ipc
-from ...turns.gpu_work import device_name
+from ...turns import device_name
 from ..callables import Call, as_launch
 from ..events import Log
 from ..handle import TaskFuture

@@ -36,10 +36,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets import Launch, default_device
-from ...targets.arrays import at_address, to_device, to_host
+from ...targets import Launch, default_device, to_device, to_host
+from ...targets.arrays import at_address
 from ...targets.gpu.ipc import Borrowed
-from ...turns.gpu_work import device_name
+from ...turns import device_name
 from ..events import Event, Log
 from ..handle import Handle
 from ..predict.learner import Learner
