@@ -25,7 +25,7 @@ from warpwell.cache.prefetch import _Rows
 PER = PAGE // 8
 N = 400 * PER
 TIMEOUT = 1000.0
-"""Seconds that pass on the clock of the test, not in real time."""
+"""Timeout in seconds on the clock of the test, not in real time."""
 
 
 def faulty(**faults: Any) -> media.Faulty:
