@@ -26,7 +26,7 @@ from warpwell.targets import memory_for
 PER = PAGE // 8
 N = 64 * PER
 TIMEOUT = 1000.0
-"""Seconds that pass on the clock of the test, not in real time."""
+"""Timeout in seconds on the clock of the test, not in real time."""
 
 
 @ww.kernel

@@ -29,7 +29,7 @@ from warpwell.targets.compiler.run_cpu import THREADS
 
 KEYS = 400
 TIMEOUT = 1000.0
-"""Seconds that pass on the clock of the test, not in real time."""
+"""Timeout in seconds on the clock of the test, not in real time."""
 SCHEMA = {"x": ("uint8", (8, 8)), "y": ("int64", ())}
 
 

@@ -28,7 +28,7 @@ from warpwell.targets import has_cuda
 PAGE = 512
 N = 400 * PAGE // 8
 TIMEOUT = 1000.0
-"""Seconds that pass on the clock of the test, not in real time."""
+"""Timeout in seconds on the clock of the test, not in real time."""
 
 
 def faulty(data: Any = None, **faults: Any) -> media.Faulty:

@@ -18,7 +18,7 @@ from warpwell.storage.medium import PythonMedium
 
 ITEMS = 2048
 TIMEOUT = 1000.0
-"""Seconds that pass on the clock of the test, not in real time."""
+"""Timeout in seconds on the clock of the test, not in real time."""
 
 
 @ww.kernel
