@@ -170,10 +170,13 @@ def test_info_starts_agents(tmp_path: Path) -> None:
         (["--hosts", "a:1", "--hostfile", "b", "x.py"], "one of them"),
         (["--mpiexec", "/bin/true", ENDING], "neither"),
         (["--agents", "999", ENDING], "999 agents on this host, which has"),
-        (["--hosts", "elsewhere:999", ENDING], "999 agents on host elsewhere: each is a process, and 256 are the most"),
+        (
+            ["--hosts", "elsewhere:999", ENDING],
+            "999 agents on host elsewhere: each is a process, and more than 256 need --force",
+        ),
         (["--agents", "2.5", ENDING], "invalid int value: '2.5'"),
-        (["--agents", "2", "--start-timeout", "nan", ENDING], "--start-timeout nan"),
-        (["--agents", "2", "--start-timeout", "inf", ENDING], "--start-timeout inf"),
+        (["--agents", "2", "--start-timeout", "nan", ENDING], "--start-timeout must be positive, got nan"),
+        (["--agents", "2", "--start-timeout", "inf", ENDING], "--start-timeout must be positive, got inf"),
     ],
 )
 def test_bad_input_ends_before_anything_starts(
@@ -214,7 +217,7 @@ def test_a_gpu_that_another_job_has(start: Start, tmp_path: Path) -> None:
         assert other.stdout is not None and other.stdout.readline() == b"has\n"
         run = start(ENDING, environ=environ)
         assert run.end() == 2
-        assert f"has 1 GPU, of which GPU GPU-0 is process {other.pid} of user" in run.errors
+        assert f"has 1 GPU; process {other.pid} of user" in run.errors
         assert "--share-gpu" in run.errors
         other.kill()
 
