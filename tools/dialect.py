@@ -167,11 +167,13 @@ VAGUE_NAMES = frozenset(
 VERBS = frozenset(
     """
     accept account adapt add adjust adopt advance align allocate allow annotate answer append apply assert assign
-    attach avoid backport batch bench benchmark bind block bound break bring bump bundle cache call cancel cap capture
+    attach avoid backport batch bench benchmark bind block bound break bring build bump bundle cache call cancel cap
+    capture
     catch change check choose clamp clarify clean clear close coalesce collapse collect combine compare compile
     complete compress compute configure connect consolidate convert copy correct count cover create cut deal debug
     declare decode decouple deduplicate default defer define delay delete delegate deprecate derive describe detach
-    detect determine disable discard distinguish distribute divide document download draw drop dump emit enable encode
+    detect determine disable discard distinguish distribute divide do document download draw drop dump emit enable
+    encode
     end enforce ensure enter estimate evict exclude execute exit expand expect explain export expose extend extract
     factor fail fall fetch fill filter find finish fix flag flatten flush fold follow forbid force format forward free
     freeze generate get give grant group grow guard halve handle harden hash hide hoist hold identify ignore implement
