@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from warpwell.scheduler import Scheduler
@@ -100,6 +101,7 @@ def turns() -> Iterator[None]:
     folder = tempfile.mkdtemp(dir="/dev/shm")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("WARPWELL_TURNS", folder)
+        operate.limit(hold=3600.0)
         yield
     shutil.rmtree(folder)
 
@@ -162,7 +164,8 @@ def test_work_waits_at_gates_while_another_program_has_the_gpu(graph: bool, turn
 
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
         assert other.stdout is not None and other.stdin is not None and other.stdout.readline() == "begins\n"
-        until = time.monotonic() + 5  # below choice.HOLD
+        # The hold limit is an hour, so only the pauses of this program can let the other one in.
+        until = time.monotonic() + HANG_SECONDS
         while not any(row["tenant"] == "other" and row["state"] == "inside" for row in operate.status()):
             assert time.monotonic() < until
             step()

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from tests.harness.until import until
 
+from lab.commands import main
 from warpwell import errors
-from warpwell.cli import main
 from warpwell.scheduler.service.client import Client, connect
 from warpwell.scheduler.service.service import Service
 
