@@ -117,12 +117,12 @@ class EmulatedLink(Transport):
         if not self._precise:
             short_naps()  # of this thread, the one that receives
             self._precise = True
-        end = time.monotonic() + timeout
+        end = clock.monotonic() + timeout
         while True:
             if self._closed:
                 raise ClosedError("the transport was closed")
             self._table.clear_up()
-            now = time.monotonic()
+            now = clock.monotonic()
             if self._held and self._held[0][0] <= now * 1e9:
                 _, _, peer, message = heapq.heappop(self._held)
                 return peer, message
@@ -172,9 +172,9 @@ class EmulatedLink(Transport):
     def close(self, timeout: float = 5.0) -> None:
         if self._closed:
             return
-        end = time.monotonic() + timeout
+        end = clock.monotonic() + timeout
         self.transport.close(timeout)
-        while time.monotonic() < end and any(self._table.rows[row, 0] == READY for row, _ in self._table.transfers()):
+        while clock.monotonic() < end and any(self._table.rows[row, 0] == READY for row, _ in self._table.transfers()):
             time.sleep(1e-3)
         self._closed = True
         self._global[loop.G_STOP // 8] = 1

@@ -39,9 +39,10 @@ for name in [name for name in os.environ if name.startswith("WARPWELL_") and nam
     del os.environ[name]
 os.environ["WARPWELL_QUIET"] = "1"  # what programs that are compiled for the first time say on standard error
 
-# The clock of timeouts can be advanced (tests/harness/clock.py), also that of the programs that a test starts.
+# The clock of timeouts can be advanced (tests/harness/clock.py), also that of the programs that a test starts. It is
+# eleven days ahead from the start, so that code that mixes it with the clock of the system fails in every test.
 _clock = tempfile.NamedTemporaryFile(prefix="warpwell-clock-")
-_clock.write(bytes(8))
+_clock.write((10**15).to_bytes(8, sys.byteorder))
 _clock.flush()
 os.environ["WARPWELL_TEST_CLOCK"] = _clock.name
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell import errors
+from warpwell._os import clock
 from warpwell.targets.atomics import SYSTEM, load_acquire
 from warpwell.targets.blocks.control import LEFT
 from warpwell.targets.blocks.launch import BlockLaunch
@@ -161,7 +162,7 @@ def _record(event: int, stream: int, *_: int) -> int:
     word[0] = min(word[0], 0)  # of a lost GPU it stays so
 
     def reach() -> None:
-        word[1] = time.perf_counter_ns()
+        word[1] = clock.monotonic_ns()
         word[0] |= 1
 
     _Stream.streams[stream].operations.put(reach)

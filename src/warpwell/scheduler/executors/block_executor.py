@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-import time
 from typing import Any, Generic, TypeVar
 
 from ... import errors
+from ..._os import clock
 from ..executor import Capacity, Ended, EndedAlike, Executor, Stopped
 from ..task import Job
 
@@ -66,7 +66,7 @@ class BlockExecutor(Executor, Generic[R]):
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
-        self._began = time.perf_counter()
+        self._began = clock.monotonic()
         self._runs: dict[Job, R] = {}
         self._events: list[Ended | Stopped] = []
         self._closed = False
@@ -81,7 +81,7 @@ class BlockExecutor(Executor, Generic[R]):
         return self._time()
 
     def _time(self) -> float:
-        return time.perf_counter() - self._began
+        return clock.monotonic() - self._began
 
     def _require_open(self) -> None:
         if self._closed:

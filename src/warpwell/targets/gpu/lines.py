@@ -15,7 +15,6 @@ import ctypes
 import itertools
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._os import clock
 from ..atomics import (
     SYSTEM,
     backoff,
@@ -434,14 +434,14 @@ class Line:
 
     def launched(self, number: int) -> bool:
         """Wait until a kernel was launched, which takes microseconds; return False where it is held back."""
-        words, begun = self._words, time.perf_counter()
+        words, begun = self._words, clock.monotonic()
         while int(words[LAUNCHED // 8]) <= number:
-            waited = time.perf_counter() - begun
+            waited = clock.monotonic() - begun
             held = words[AHEAD // 8] >= AHEAD_NS and words[LAUNCHED // 8] - words[ENDED // 8] >= 2
             if held or waited > SOON:
                 return False
             if waited > SPIN_FOR:
-                time.sleep(SPIN_FOR)
+                clock.sleep(SPIN_FOR)
         return True
 
     def withdrawable(self, number: int) -> bool:
@@ -473,7 +473,7 @@ class Line:
     def reap(self) -> list[tuple[Any, int, float, float]]:
         """Return what has ended since the last call: owner, the driver's status, and when it was launched and ended.
 
-        Times are those of `time.perf_counter`. An end is noticed behind several short kernels at a time.
+        Times are those of `warpwell._os.clock`. An end is noticed behind several short kernels at a time.
         """
         ended = int(self._words[ENDED // 8])
         found = []
@@ -587,12 +587,12 @@ class Lines:
         self._nudge(self._address)
 
     def watch(self, seen: int, until: float, spin: float, soonest: float = 0.0) -> None:
-        """Return when `news` is not `seen`, after `wake`, or at a time of `time.perf_counter`.
+        """Return when `news` is not `seen`, after `wake`, or at a time of `warpwell._os.clock`.
 
         It looks without a pause for `spin` seconds, and then sleeps. It holds no interpreter lock. Before the time
         `soonest` only `wake` ends it.
         """
-        until, soonest = (int(min(at, time.perf_counter() + 1e6) * 1e9) for at in (until, soonest))
+        until, soonest = (int(min(at, clock.monotonic() + 1e6) * 1e9) for at in (until, soonest))
         self._watch(self._address, seen, until, int(spin * 1e9), soonest, 0)
 
     def stop(self) -> None:
