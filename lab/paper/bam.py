@@ -25,7 +25,7 @@ from .experiment import Document, Experiment, Outcome, Setting, Unavailable
 
 BLOCK = 512
 """Bytes of a block of BaM's micro-benchmark."""
-SLOWER = {READ: 2048, WRITE: 512}
+SLOWER = {READ: 2048, WRITE: 1024}
 """Divisors of the drives' rates in the micro-benchmarks."""
 LEAST_COMMANDS = 1024
 """Commands of one measurement of drives."""
