@@ -66,7 +66,7 @@ coverage: $(STAMP)
 # The Python blocks of all pages and the examples. `make test` runs a few of them.
 docs-test: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m 'not gpu' tests/system/test_pages_cpu.py tests/system/test_pages_mpi.py \
-	    tests/system/test_examples.py $(ARGS)
+	    tests/system/test_examples.py tests/system/test_demo.py $(ARGS)
 
 # The site, in build/docs. Warnings are errors, broken links among them; nothing is loaded from a network.
 docs: $(DOCS_STAMP)

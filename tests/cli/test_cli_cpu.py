@@ -68,6 +68,7 @@ def test_cc(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert np.array_equal(np.load(labels), np.repeat([0, 1000], [1000, 200]))
 
 
+@pytest.mark.slow
 def test_paths_ranks_and_triangles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     graph = generate("urand", 6, tmp_path / "urand.ww", degree=4, weights="int32").path
     options = ("--device", "cpu", "--cache", "8KiB", "--page-size", 512)

@@ -42,7 +42,8 @@ def drive(graph: Graph, tmp_path: Path) -> Iterator[Drive]:
         yield made
 
 
-@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way != "rings" else ()) for way in WAYS])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_traversals_find_what_scipy_finds(graph: Graph, drive: Drive, way: str) -> None:
     offsets, edges = graph.load()
     device = "interp" if graph.vertices < 100 else "cpu"

@@ -53,6 +53,7 @@ def test_writes_come_back(slots: int) -> None:
         assert np.array_equal(target, data)
 
 
+@pytest.mark.slow
 def test_frames_that_hold_everything() -> None:
     data = np.random.default_rng(0).integers(0, 1 << 40, ITEMS)
     order = np.random.default_rng(1).integers(0, ITEMS, 20_000)

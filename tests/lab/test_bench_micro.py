@@ -45,7 +45,8 @@ def test_tiers_without_a_medium(tier: str, names: str) -> None:
     assert all("peers" not in figure and figure["ceiling"] for figure in measured(names, tier=tier).figures)
 
 
-@pytest.mark.parametrize(("medium", "drives"), [pytest.param("file", "1", marks=pytest.mark.slow), ("980Pro/16", "3")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("medium", "drives"), [("file", "1"), ("980Pro/16", "3")])
 def test_media(medium: str, drives: str) -> None:
     assert bool(measured("reduction", medium=medium, drives=drives).emulated) == (medium != "file")
 

@@ -30,7 +30,7 @@ KERNELS = {
 }
 
 
-@pytest.mark.quick("walk span")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_it_compiles(name: str) -> None:
     make, means, arguments = KERNELS[name]

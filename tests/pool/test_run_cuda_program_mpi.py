@@ -79,6 +79,7 @@ def of_rank(run: Run, rank: int) -> int:
     return next(pid for pid in run.find("warpwell.pool") if rank_of(environ_of(pid)) == rank)
 
 
+@pytest.mark.slow
 def test_a_program_has_the_devices_of_other_hosts_and_loses_only_those(start: Start, tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     environ = {**over_mpi.emulated(tmp_path, build.build().fake), "FAKE_MARK": mark}

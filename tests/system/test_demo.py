@@ -9,6 +9,7 @@ import pytest
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
 
 
+@pytest.mark.slow
 def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(DEMO)
     demo = importlib.import_module("demo")

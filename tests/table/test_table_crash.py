@@ -123,6 +123,7 @@ def killed_at_each_step(place: Path, act: Callable[[Path], None]) -> None:
     assert seen == sorted(seen, key=["old", "new"].index)
 
 
+@pytest.mark.quick("append")
 @pytest.mark.parametrize("act", [append, create])
 def test_killed_at_each_step(tmp_path: Path, act: Callable[[Path], None]) -> None:
     """A folder that replaces another has no one step: see `warpwell.replacing`."""

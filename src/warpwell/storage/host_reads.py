@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import clock
 from ..nvme import READ, command_word0, command_word6
 from ..queues import (
     ASYNC,
@@ -121,13 +122,14 @@ class HostReads:
 
     def wait(self, slot: int, seconds: float, stopped: Callable[[], bool]) -> bool:
         """Wait until a slot is done; return False if no read was completed for `seconds`, or if `stopped`."""
-        quiet = 0
         left = int(self._slots[:, S_LEFT].sum())
+        last_change = clock.monotonic()
         while self._slots[slot, S_LEFT]:
             self._advance(slot, SLICE_NS)
             now = int(self._slots[:, S_LEFT].sum())
-            quiet, left = (quiet + 1 if now == left else 0), now
-            if quiet * SLICE_NS > seconds * 1e9 or stopped() or self.pairs.loss() is not None:
+            if now != left:
+                left, last_change = now, clock.monotonic()
+            if clock.monotonic() - last_change > seconds or stopped() or self.pairs.loss() is not None:
                 return False
         return True
 
