@@ -1,11 +1,12 @@
 """The micro-benchmarks, tiny: ceilings, tiers and media; a wrong result ends the run."""
 
+import numpy as np
 import pytest
 
 from lab.bench import runner
-from lab.bench.micro import BENCHMARKS, figures, kernels
+from lab.bench.micro import BENCHMARKS, ceilings, figures, kernels
 from lab.bench.micro import run as micro
-from lab.bench.micro.setting import Setting
+from lab.bench.micro.setting import Setting, numbers
 from warpwell.errors import ArgumentError, WarpwellError
 
 TINY = {"bytes": "512KiB", "runs": "1", "threads": "8", "service-threads": "1"}
@@ -96,3 +97,8 @@ def test_invalid_options_are_refused() -> None:
 def test_medium_has_a_description() -> None:
     setting = Setting("cpu", "storage", 4096, 1 << 16, 1 << 20, 8, 1, "980pro/16", drives=2)
     assert setting.where() == "2 x 980Pro at 1/16 of its rates (emulated)"
+
+
+def test_the_ceiling_of_a_medium_includes_its_last_commands():
+    setting = Setting("cpu", "storage", 512, 64 * 512, 256 * 512, 64, 2, "P5800X/64", runs=1)
+    assert ceilings.medium_rate(setting, numbers(setting.items), np.arange(256)) > 0  # no command is left in flight

@@ -45,6 +45,7 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
     while k < order.size or waiting != 0:
         waiting = 0
         if k < order.size:
+            waiting = 1  # also after the last command: the next round counts the pending ones
             tag = t * in_flight + slot
             if load_acquire(flags + 8 * tag, DEVICE) == 0:
                 store_relaxed(flags + 8 * tag, 1, DEVICE)
@@ -113,6 +114,8 @@ def _medium_rate(setting: Setting, medium: Medium, pages: NDArray[np.int64], wri
         )
 
     times = seconds(lambda: launch(WRITE if write else READ), setting.runs)
+    if flags.words[: threads * in_flight].any():
+        raise WarpwellError(f"commands of {medium.description} were still in flight when the measurement ended")
     if flags.words[threads * in_flight]:
         raise WarpwellError(f"commands of {medium.description} failed, or were not answered in {PATIENCE / 1e9:g} s")
     return len(pages) / times
