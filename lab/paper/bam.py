@@ -20,13 +20,14 @@ from warpwell.nvme import READ, WRITE
 from warpwell.storage import Medium, RamMedium
 
 from . import shapes
-from .drives import P5800X, items, opened, replicated, slowed, striped
+from .drives import P5800X, STRIPE, items, opened, replicated, slowed, striped
 from .experiment import Document, Experiment, Outcome, Setting, Unavailable
 
 BLOCK = 512
 """Bytes of a block of BaM's micro-benchmark."""
 SLOWER = {READ: 2048, WRITE: 1024}
 """Divisors of the drives' rates in the micro-benchmarks."""
+STRIPE_BLOCKS = STRIPE // BLOCK
 LEAST_COMMANDS = 1024
 """Commands of one measurement of drives."""
 IN_FLIGHT = 16
@@ -91,6 +92,7 @@ def drives(opcode: int) -> Callable[[Setting, Document], Outcome]:
         rates, medium_rates = [], []
         for count in counts:
             commands = max(LEAST_COMMANDS, int(count * drive_rate * (0.2 if setting.quick else 1.0)))
+            commands = -(-commands // (count * STRIPE_BLOCKS)) * count * STRIPE_BLOCKS  # all drives get as many
             bench = _bench(count, commands, opcode)
             row = rate_of(bench, f"{count} drives", items(bench.items), _shuffled(commands), opcode, depth=128)
             rates.append(1e6 * row.rate)
