@@ -70,8 +70,7 @@ def transport_of(link: float, latency: float) -> Any:
 
 
 def agent(link: float, latency: float, copy: float) -> None:
-    from tests.harness.emulated_device import EmulatedDevice
-
+    from lab.emulated_device import EmulatedDevice
     from warpwell.pool.agent.agent import Agent
     from warpwell.pool.agent.runtime import CpuRuntime
 
@@ -149,7 +148,7 @@ def processor_seconds(device: Any) -> float:
 
 def engine(copy: float) -> float:
     """Return the rate of the copy engine by itself."""
-    from tests.harness.emulated_device import EmulatedDevice
+    from lab.emulated_device import EmulatedDevice
 
     device = EmulatedDevice(copy * MB)
     stream, data, to = device.stream(0), np.ones(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8)

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from tests.harness.emulated_device import EmulatedDevice
 
+from lab.emulated_device import EmulatedDevice
 from warpwell.pool import Tuning
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.devices import Devices

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import Pool, pool_of
 from tests.harness.pool_programs import run
 from tests.harness.until import HANG_SECONDS, until
 
+from lab.emulated_device import EmulatedDevice
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.protocol import Op, new_id

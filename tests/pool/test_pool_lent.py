@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import pool_of
 from tests.harness.until import until
 
+from lab.emulated_device import EmulatedDevice
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.copy import program
 from warpwell.pool.copy.lent import MappedArray

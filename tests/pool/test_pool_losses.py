@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.until import HANG_SECONDS
 
+from lab.emulated_device import EmulatedDevice
 from warpwell import errors
 from warpwell.pool.agent.agent import Agent, start
 from warpwell.pool.agent.protocol import Op, pack

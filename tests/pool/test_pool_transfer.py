@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harness.emulated_device import EmulatedDevice
 from tests.harness.pool_agents import pool_of
 from tests.harness.pool_programs import double, run
 
+from lab.emulated_device import EmulatedDevice
 from warpwell import errors
 from warpwell.pool.copy.pipelined import give_up
 from warpwell.pool.copy.plan import BUFFERS, CHUNK, LARGE, CopyPlan, Tuning

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.fake_gpu import FakeGpu
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab.sched.fake_gpu import FakeGpu
 from warpwell import errors
 from warpwell.scheduler import Scheduler
 from warpwell.scheduler.callables import Call, as_launch

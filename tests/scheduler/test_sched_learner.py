@@ -11,10 +11,10 @@ import weakref
 import numpy as np
 import pytest
 from tests.harness.alone import alone_times
-from tests.harness.fake_gpu import fake_executor
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
+from lab.sched.fake_gpu import fake_executor
 from warpwell import errors
 from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
 from warpwell.scheduler.core import Core

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.harness.fake_gpu import fake_executor
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
+from lab.sched.fake_gpu import fake_executor
 from warpwell import errors
 from warpwell.scheduler import Handle, Launch, Policy, Scheduler
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor

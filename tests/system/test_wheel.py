@@ -52,6 +52,11 @@ def test_mentions_of_lab_are_found() -> None:
     ]
 
 
+def test_lab_does_not_import_tests() -> None:
+    wrong = [m.name for m in house.modules(ROOT / "lab") for i in m.imports if i.name.partition(".")[0] == "tests"]
+    assert not wrong, "move what the lab needs out of tests/harness"
+
+
 def test_lab_imports_listed_internal_modules_only() -> None:
     """``warpwell.storage`` is public, and ``warpwell.storage.medium`` is internal."""
     known = {module.name for module in house.modules()}

@@ -33,7 +33,7 @@ from warpwell.targets.native import native
 class _Stream:
     streams: ClassVar[dict[int, _Stream]] = {}
 
-    def __init__(self, key: tuple[int, str | None]) -> None:
+    def __init__(self, key: int) -> None:
         self.warpwell_key = key
         self.handle = next(_numbers)
         self.streams[self.handle] = self

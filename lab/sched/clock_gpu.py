@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from tests.harness.fake_gpu import FakeForms, FakeGpu
 
+from lab.sched.fake_gpu import FakeForms, FakeGpu
 from warpwell.targets.atomics import SYSTEM, clock_ns, load_relaxed, store_relaxed
 from warpwell.targets.gpu.gpu import Gpu
 from warpwell.targets.gpu.lines import FUNCTION, HANDLE_WORD, Lines
