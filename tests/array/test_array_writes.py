@@ -206,7 +206,7 @@ def test_any_order_of_stores_flushes_and_launches(
 # -- closing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.quick("storage", "host")
+@pytest.mark.quick("storage")
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_array_of_a_shared_cache_stays_open_while_a_launch_uses_it(tier: str, tmp_path: Path) -> None:
     path, other = zeros(tmp_path / "a.npy"), zeros(tmp_path / "b.npy")
