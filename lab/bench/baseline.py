@@ -49,6 +49,11 @@ PLAN = {
 """Processes per benchmark. Within a process each figure is measured several times."""
 
 
+def machine_folders(folder: Path = RESULTS) -> list[Path]:
+    """Return the folders of machines. The folder `simulator` has results in virtual time, in another format."""
+    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name != "simulator")
+
+
 def store(results: list[schema.Result], name: str, folder: Path = RESULTS) -> list[str]:
     """Write each result to the folder of a machine; return the benchmarks whose results were refused as busy."""
     refused = []

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from . import BENCHMARKS, machine, schema
-from .baseline import RESULTS
+from .baseline import RESULTS, machine_folders
 
 PAGE = machine.ROOT / "docs" / "figures.md"
 
@@ -69,7 +69,7 @@ def render(folder: Path = RESULTS) -> str:
     """Return the page."""
     introduction = folder / "introduction.md"
     content = [introduction.read_text(encoding="utf-8").rstrip() if introduction.exists() else "# Figures", ""]
-    for path in sorted(p for p in folder.iterdir() if p.is_dir()):
+    for path in machine_folders(folder):
         results = schema.read(path)
         if results:
             content += section(path.name, results)
