@@ -9,13 +9,14 @@ import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 """The checkout."""
 
 BUSY_SHARE = 0.15
-"""Share of all cores: a run is busy if other programs used more, or if the load before it was higher."""
+"""Share of all cores: a run is busy if other programs used more, or if they did before it."""
 
 
 def _cpu_model() -> str:
@@ -98,46 +99,61 @@ def commit(root: Path = ROOT) -> tuple[str, bool]:
     return name, bool(status.strip())
 
 
-def _cpu_seconds() -> tuple[float, float]:
-    """Return the seconds that all cores have worked, and those that the hypervisor took."""
+def cpu_seconds() -> float | None:
+    """Return the CPU seconds of all programs since the start, and of the hypervisor; None if they are unknown."""
     try:
         fields = [int(text) for text in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError, IndexError):
-        return 0.0, 0.0
-    tick = os.sysconf("SC_CLK_TCK")
+        return None
     user, nice, system, _, _, irq, softirq, steal = fields
-    return (user + nice + system + irq + softirq) / tick, steal / tick
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
-def _own_seconds() -> float:
+def own_seconds() -> float:
+    """Return the CPU seconds of this process and of its children that have exited."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 class Load:
-    """The share of the machine that other programs use, from the creation of the object on."""
+    """Measures a block: the CPU seconds of this process and its children, and the cores that other programs used.
+
+    Attributes
+    ----------
+    cores : int
+    cpu_seconds : float
+        Of this process and of children that have exited.
+    other_cores : float
+        Mean number of cores in use by other programs and by the hypervisor; 0 if /proc/stat cannot be read.
+    """
 
     def __init__(self) -> None:
-        self._start = time.perf_counter(), _cpu_seconds(), _own_seconds()
+        self.cores = os.cpu_count() or 1
+        self.cpu_seconds = self.other_cores = 0.0
 
-    def is_busy(self) -> bool:
-        """Return True if other programs, or the hypervisor, took more than `BUSY_SHARE` of the cores."""
-        start, (busy, steal), own = self._start
-        (busy_now, steal_now), own_now = _cpu_seconds(), _own_seconds()
-        elapsed = max(1e-3, time.perf_counter() - start)
-        foreign = (busy_now - busy) - (own_now - own) + (steal_now - steal)
-        return foreign / elapsed > BUSY_SHARE * (os.cpu_count() or 1)
+    @property
+    def busy(self) -> bool:
+        """Whether other programs used more than `BUSY_SHARE` of the cores."""
+        return self.other_cores > BUSY_SHARE * self.cores
+
+    def __enter__(self) -> Load:
+        self._start = time.perf_counter(), own_seconds(), cpu_seconds()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        begun, own, everyone = self._start
+        elapsed = max(1e-3, time.perf_counter() - begun)
+        self.cpu_seconds = own_seconds() - own
+        if everyone is not None and (now := cpu_seconds()) is not None:
+            self.other_cores = max(0.0, (now - everyone - self.cpu_seconds) / elapsed)
 
 
-def is_loaded() -> bool:
-    """Return True if the load of the last minute, or the CPU pressure of the last ten seconds, is high.
+def is_loaded(seconds: float = 2.0) -> bool:
+    """Return True if other programs use the machine now, measured for some seconds in which this program waits.
 
-    To be asked before anything is measured: afterwards the measurement itself is part of both.
+    To be asked before the first measurement of a series. Averages that the kernel keeps do not answer it: they still
+    contain what this program, or the command before it, did a minute ago.
     """
-    if os.getloadavg()[0] > 0.5 * (os.cpu_count() or 1):
-        return True
-    try:
-        line = Path("/proc/pressure/cpu").read_text().split("\n", 1)[0]
-        return float(line.split("avg10=")[1].split()[0]) > 10.0
-    except (OSError, IndexError, ValueError):
-        return False
+    with Load() as load:
+        time.sleep(seconds)
+    return load.busy

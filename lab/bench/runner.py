@@ -297,9 +297,10 @@ def measure(name: str, setting: Setting, repeat: int = 1, *, loaded: bool | None
     CannotRunError
     """
     busy = machine.is_loaded() if loaded is None else loaded
-    start, load_ = time.perf_counter(), machine.Load()
-    answers = [run_once(name, setting) for _ in range(repeat)]
-    return result_of(name, setting, answers, busy=busy or load_.is_busy(), seconds=time.perf_counter() - start)
+    start = time.perf_counter()
+    with machine.Load() as others:
+        answers = [run_once(name, setting) for _ in range(repeat)]
+    return result_of(name, setting, answers, busy=busy or others.busy, seconds=time.perf_counter() - start)
 
 
 def default_device() -> str:

@@ -5,7 +5,6 @@ command.py        options, order of experiments, exit status
 documents.json    what each document says, with figure, values and the sentences quoted
 experiment.py     `Experiment`, `Outcome`; runs, repetitions and the verdict
 shapes.py         checks of shapes
-machine_load.py   load of other programs during an experiment
 report.py         the table, the page, JSON
 drives.py         emulated drives, scaled down
 bam.py            BaM: threads, drives, line sizes, graphs

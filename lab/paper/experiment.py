@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from .machine_load import LoadMeter
+from ..bench.machine import Load
 from .shapes import Check
 
 ATTEMPTS = 3
@@ -156,7 +156,7 @@ def carry_out(experiment: Experiment, setting: Setting, attempts: int = ATTEMPTS
     runs = 0
     while runs < (attempts if experiment.timed else 1):
         runs += 1
-        with LoadMeter() as meter:
+        with Load() as meter:
             try:
                 outcome = experiment.run(setting, document)
                 status, reason = AGREES, ""
@@ -173,7 +173,7 @@ def carry_out(experiment: Experiment, setting: Setting, attempts: int = ATTEMPTS
     return Result(experiment.name, status, outcome, reason, runs, seconds, cpu_seconds, meter.other_cores)
 
 
-def _verdict(outcome: Outcome, meter: LoadMeter) -> tuple[str, str]:
+def _verdict(outcome: Outcome, meter: Load) -> tuple[str, str]:
     if outcome.agrees:
         return AGREES, ""
     load = f"other programs used {meter.other_cores:.1f} of {meter.cores} cores"

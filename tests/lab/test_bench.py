@@ -199,13 +199,32 @@ def test_what_is_missing_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_busy_machines_are_marked(monkeypatch: pytest.MonkeyPatch, busy: bool) -> None:
-    seconds = iter([(100.0, 0.0), (108.0 if busy else 101.0, 0.0)])
-    monkeypatch.setattr(machine, "_cpu_seconds", lambda: next(seconds))
-    monkeypatch.setattr(machine, "_own_seconds", lambda: 0.0)
-    clock = iter([0.0, 10.0])
+    seconds = iter([100.0, 118.0 if busy else 111.0] * 2)
+    monkeypatch.setattr(machine, "cpu_seconds", lambda: next(seconds))
+    own = iter([0.0, 10.0] * 2)
+    monkeypatch.setattr(machine, "own_seconds", lambda: next(own))
+    clock = iter([0.0, 10.0] * 2)
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
-    assert machine.Load().is_busy() == busy
+    with machine.Load() as load:
+        pass
+    assert load.busy == busy and load.cpu_seconds == 10.0 and load.other_cores == (0.8 if busy else 0.1)
+    assert machine.is_loaded() == busy
+
+
+def test_a_series_after_a_busy_minute_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark before must not count as another program: the load average would still contain it."""
+    monkeypatch.setattr(machine.os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    monkeypatch.setattr(machine, "cpu_seconds", lambda: 100.0)
+    assert not machine.is_loaded(0.0)
+
+
+def test_unknown_load_is_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cpu_seconds", lambda: None)
+    with machine.Load() as load:
+        pass
+    assert not load.busy
 
 
 def test_every_benchmark_has_a_module() -> None:

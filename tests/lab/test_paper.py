@@ -82,7 +82,7 @@ def load(monkeypatch):
         busy = property(lambda self: loads[0] > 0.5)
         __enter__ = __exit__ = lambda self, *details: self if not details else None
 
-    monkeypatch.setattr(paper, "LoadMeter", Meter)
+    monkeypatch.setattr(paper, "Load", Meter)
     loads.append(0.0)
     return lambda cores: loads.__setitem__(0, cores)
 
