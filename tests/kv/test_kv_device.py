@@ -22,9 +22,10 @@ from tests.harness.until import HANG_SECONDS
 
 from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors, kv
+from warpwell.kv.index.layout import WITH_VERSION, version_at
 from warpwell.kv.keys import as_key
 from warpwell.storage.medium import NativeMedium
-from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
+from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native, store_relaxed
 from warpwell.targets.compiler.run_cpu import THREADS
 
 KEYS = 400
@@ -670,7 +671,9 @@ class EverOther:
 def other_each_time(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
     start, inner = load_relaxed(state, SYSTEM), load_relaxed(state + 8, SYSTEM)
     answer = call_native(start, inner, op, key0, key1, buffer, tail)
-    return answer ^ ((fetch_add(state + 16, 1, SYSTEM) & 0x3FFF) << 48)
+    if (op >> 16) & WITH_VERSION != 0:
+        store_relaxed(version_at(buffer, tail & 0xFFFFFFFF) + 8, fetch_add(state + 16, 1, SYSTEM), SYSTEM)
+    return answer
 
 
 def test_a_value_that_changes_all_the_time(mixed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Key-value commands as a controller gives them to a store, those that the interpreter serves included."""
 
 import ctypes
-import itertools
 import struct
 import threading
 import time
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from warpwell.kv.index.layout import VERSION_BYTES, WITH_VERSION, version_at
 from warpwell.kv.index.serve import PENDING, kv_complete, kv_start
 from warpwell.kv.keys import as_key
 from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_words
@@ -34,7 +34,7 @@ class Device:
 
     def begin(self, opcode: int, key: object, nbytes: int = 0, *, options: int = 0, tag: int = 1, at: int = 0) -> int:
         raw = key if isinstance(key, bytes) else as_key(key)
-        op = opcode | len(raw) << 8 | options << 16
+        op = opcode | len(raw) << 8 | options << 16  # the first byte of a piece, from bit 24, is part of `opcode`
         words = key_words(raw[:16])
         return call(kv_start)(self.native.state, op, *words, self.buffer.ctypes.data + at, tag << 32 | nbytes)
 
@@ -46,6 +46,11 @@ class Device:
                 return answer >> 16, answer & 0xFFFF
         raise AssertionError("no answer")
 
+    def version(self, nbytes: int) -> tuple[int, ...]:
+        """Return the location behind a buffer of `nbytes` bytes."""
+        at = version_at(self.buffer.ctypes.data, nbytes) - self.buffer.ctypes.data
+        return tuple(self.buffer[at : at + VERSION_BYTES].view(np.int64).tolist())
+
     def __call__(self, opcode: int, key: object, nbytes: int = 0, *, options: int = 0) -> tuple[int, int]:
         """Return status and dw0."""
         answer = self.begin(opcode, key, nbytes, options=options, tag=0x12345678)
@@ -53,7 +58,6 @@ class Device:
             tag, status = self.end()
             assert tag == 0x12345678
             return status, 0
-        self.version = answer >> 48
         return answer & 0xFFFF, (answer >> 16) & 0xFFFFFFFF
 
     def store(self, key: object, value: bytes, options: int = 0) -> int:
@@ -134,19 +138,32 @@ def test_changes_are_served_by_the_interpreter(store: ww.kv.Store, tmp_path) -> 
 
 
 def test_a_value_that_is_replaced_has_another_version(store: ww.kv.Store) -> None:
+    """A version of 15 bits, as it was once, is the same again after some of so many changes."""
     device = Device(store)
-    seen, pieces = [], set()
-    for number in range(200):
-        store.put(b"one", bytes([number]) * 5)
-        for _ in range(2):
-            assert device(KV_RETRIEVE, b"one", 100) == (0, 5)
-            seen.append(device.version)
-        # and the pieces of a value have the same
-        assert device(KV_RETRIEVE, b"large", 512) == (0, 200_000)
-        pieces.add(device.version)
-    assert len(pieces) == 1
-    assert seen[::2] == seen[1::2] and all(0 <= version < 1 << 15 for version in seen)
-    assert all(a != b for a, b in itertools.pairwise(seen[::2])) and len(set(seen)) > 190
+    keys = np.arange(200)
+    seen: set[tuple[int, ...]] = set()
+    for number in range(60):
+        store.put_many(keys, np.full((200, 20), number, np.uint8))
+        for key in range(200):
+            assert device(KV_RETRIEVE, key, 11, options=WITH_VERSION) == (0, 20)
+            seen.add((key, *device.version(11)))
+    assert len(seen) == 12_000
+
+
+def test_the_pieces_of_a_value_have_one_version(store: ww.kv.Store) -> None:
+    device = Device(store)
+    pieces = set()
+    for first in (0, 1, 390, 391, 1000):  # the last one begins behind the value
+        device.buffer[512:] = 0
+        answer = device.begin(KV_RETRIEVE | first << 24, b"large", 512, options=WITH_VERSION)
+        assert (answer & 0xFFFF, answer >> 16) == (0, 200_000)
+        pieces.add(device.version(512))
+    assert len(pieces) == 1 and pieces != {(0, 0)}
+    # only who asks for it gets it, and nobody does with a whole value
+    for options, nbytes in ((0, 512), (WITH_VERSION, 200_000)):
+        device.buffer[nbytes:] = 0
+        assert device(KV_RETRIEVE, b"large", nbytes, options=options) == (0, 200_000)
+        assert device.version(nbytes) == (0, 0)
 
 
 def test_list(store: ww.kv.Store) -> None:

@@ -66,15 +66,6 @@ def result_of(queue, cid):
 
 
 @device
-def version_of(queue, cid):
-    """Return what tells a value from another of the same key: dw0, and bits 31:16 of dw1 (thread).
-
-    As for `result_of`.
-    """
-    return load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) & ~(0xFFFF << 32)
-
-
-@device
 def place_of(queue, cid):
     """Return the address of the value in the return value queue that a completion told of, or 0 (thread).
 

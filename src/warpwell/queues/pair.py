@@ -30,7 +30,7 @@ class QueuePairs:
     depth : int
         Entries of each ring, a power of two of at least 4. Half as many commands may be in flight.
     staging_bytes : int
-        Bytes of the staging buffer of each command id, a multiple of 512.
+        Bytes of the staging buffer of each command id, a multiple of 128, for drives of 512.
     results : bool
         Keep dw0 of completions in the id records (a key-value completion has the value's size there).
 

@@ -33,9 +33,9 @@ def lend(port, cid):
 def with_place(port, cid, status, result):
     """Return dw0 and dw1 of a completion; free the place if it holds no value (any service thread).
 
-    `result` is dw0, and the value's version from bit 32 on. dw1 has the version in bits 31:16, the place in 15:0.
+    `result` is dw0. Bits 15:0 of dw1 are the number of the place, from 1, or 0.
     """
-    words = (result & 0xFFFFFFFF) | ((result >> 32) << 48)
+    words = result & 0xFFFFFFFF
     record = field(port, at.P_RETURNS)
     if record == 0:
         return words
@@ -44,7 +44,7 @@ def with_place(port, cid, status, result):
     if place == 0:
         return words
     store_relaxed(of, 0, SYSTEM)
-    if status != 0 or result & 0xFFFFFFFF == 0:
+    if status != 0 or words == 0:
         store_release(field(record, at.R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
         return words
     return words | (place << 32)

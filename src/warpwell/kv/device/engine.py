@@ -31,6 +31,8 @@ ARENA = 64 << 20
 """Bytes of staging at most, unless the smallest pieces need more."""
 SMALLEST, LARGEST = 512, 1 << 20
 """Bytes of a piece of a value, the range."""
+LINE = 128
+"""Added to a piece's staging for its version; keeps the staging of the next id aligned to the GPU's lines."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,9 @@ class Engine:
                 count=options.queues,
                 depth=options.depth,
                 results=True,
-                staging_bytes=SMALLEST if self._places() else self.chunk,
+                staging_bytes=SMALLEST if self._places() else self.chunk + LINE,
                 returns=self._places(),
-                place_bytes=self.chunk if self._places() else 0,
+                place_bytes=self.chunk + SMALLEST if self._places() else 0,
             )
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
@@ -149,7 +151,7 @@ class Engine:
             words[at.K_RETURNS] = int(self._places() > 0)
             words[at.K_RESERVE] = self.pairs.ids - min(self.pairs.ids, self._places() or self.pairs.ids) * 3 // 4
             self._core.write(0, words)
-        self.view = KernelStore(None, {"core": self._core.address, "chunk": self.pairs.staging_bytes})
+        self.view = KernelStore(None, {"core": self._core.address, "chunk": SMALLEST if self._places() else self.chunk})
 
     def _chunk(self) -> int:
         """Return the bytes of a piece: the size of a value, if the arena has room for it."""

@@ -1,10 +1,10 @@
 """Requests: how device threads fetch, look for and store records, through the queues alone.
 
-A converged group of lanes works on one queue: every lane with a request takes a command id and submits its own command,
-the group drains the ring, and all lanes together copy each value that has arrived from the id's part of the staging
-arena. A value larger than that part arrives in pieces, each requested by its offset; the read starts again if a piece
-has another version of the value than the first piece. No lane waits for an id while it holds one, so a group of any
-size makes progress with a single id.
+A converged group of lanes works on one queue: every lane with a request takes a command id and submits its own
+command, the group drains the ring, and all lanes together copy each value that has arrived from the id's part of the
+staging arena. A value larger than that part arrives in pieces, each requested by its offset; the read starts again if
+a piece comes from another location of the log than the first piece, because the value was replaced in between. No
+lane waits for an id while it holds one, so a group of any size makes progress with a single id.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from warpwell.queues import (
     take_id,
     take_ready,
 )
-from warpwell.queues.completion import version_of
 from warpwell.queues.layout import TAKEN
 from warpwell.queues.loss import lost
 from warpwell.queues.submission import submit_entry
@@ -53,6 +52,7 @@ from warpwell.targets import (
     syncwarp,
 )
 
+from ..index.layout import WITH_VERSION, version_at
 from .copying import copy_each, wipe
 from .device_cache import abandon, bytes_of, claim, publish
 
@@ -111,8 +111,8 @@ EVERYBODY, WHO_ASKED = 1, 2
 """Whose wait is over: that of all lanes, or of those whose command is under way."""
 # Words of an id's record while it waits for a second piece or later one (those before are a ticket's).
 ID_VERSION = ID_FRAMES + 4
-"""Version of the value that the first piece was of."""
-ID_WAY = ID_FRAMES + 5
+"""Location of the value that the first piece was of, two words."""
+ID_WAY = ID_FRAMES + 6
 """Way of the device cache that takes the value, or 0."""
 CHUNK_UNIT = 9
 """log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own where the set has none)."""
@@ -136,10 +136,13 @@ def begin(core, queue, cid, opcode, key0, key1, length, nbytes, offset):
     if shards > 1:
         nsid += shard_of(key0, key1, length, shards)
     count = min(nbytes - offset, field(core, K_CHUNK))
-    word5 = key_value_word5(count, length, 0) | ((offset >> CHUNK_UNIT) << 48)
+    options = 0
     buffer = staging_of(queue, cid)
-    if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
-        buffer = 0
+    if opcode == KV_RETRIEVE:
+        options = WITH_VERSION
+        if field(core, K_RETURNS) != 0:
+            buffer = 0
+    word5 = key_value_word5(count, length, options) | ((offset >> CHUNK_UNIT) << 48)
     return submit_entry(queue, command_word0(opcode, cid, nsid), key0, buffer, word5, 0, key1)
 
 
@@ -328,7 +331,7 @@ def source_of(core, queue, opcode, status, cid):
 
 
 @device
-def piece_of(core, queue, opcode, status, cid, nbytes, offset):
+def piece_of(core, queue, opcode, status, cid, source, nbytes, offset):
     """Read the answer that has arrived for a lane (thread).
 
     Returns
@@ -336,7 +339,7 @@ def piece_of(core, queue, opcode, status, cid, nbytes, offset):
     size : int
         Bytes of the whole value.
     piece : int
-        Bytes that arrived, from byte `offset` of the value.
+        Bytes that arrived at `source`, from byte `offset` of the value.
     stale : bool
         They belong to another version of the value than the first piece.
     more : bool
@@ -348,12 +351,21 @@ def piece_of(core, queue, opcode, status, cid, nbytes, offset):
         size = result_of(queue, cid)
     if status == 0 and opcode != KV_STORE:
         piece = max(0, min(field(core, K_CHUNK), min(size, nbytes) - offset))
-    stale = status == 0 and offset > 0 and version_of(queue, cid) != word_of(queue, cid, ID_VERSION)
+    version = version_at(source, min(nbytes - offset, field(core, K_CHUNK)))
+    stale = False
+    if status == 0 and offset > 0:
+        # an empty value, which replaced the one that was begun, comes without a place
+        stale = source == 0
+    if status == 0 and offset > 0 and not stale:
+        stale = load_relaxed(version, DEVICE) != word_of(queue, cid, ID_VERSION)
+        stale = stale or load_relaxed(version + 8, DEVICE) != word_of(queue, cid, ID_VERSION + 1)
     if stale:
         piece = 0
     more = piece > 0 and offset + piece < min(size, nbytes)
     if more and offset == 0:
-        store_relaxed(id_record(queue, cid) + 8 * ID_VERSION, version_of(queue, cid), DEVICE)
+        record = id_record(queue, cid) + 8 * ID_VERSION
+        store_relaxed(record, load_relaxed(version, DEVICE), DEVICE)
+        store_relaxed(record + 8, load_relaxed(version + 8, DEVICE), DEVICE)
     return size, piece, stale, more
 
 
@@ -397,8 +409,8 @@ def pull_pieces(core, queue, opcode, status, cid, key0, key1, length, at, nbytes
     Return size, piece, stale and more (see `piece_of`), and the way of the device cache that the value goes to, or 0.
     """
     syncwarp(mask)
-    size, piece, stale, more = piece_of(core, queue, opcode, status, cid, nbytes, offset)
     source = source_of(core, queue, opcode, status, cid)
+    size, piece, stale, more = piece_of(core, queue, opcode, status, cid, source, nbytes, offset)
     cache = field(core, K_CACHE)
     way = 0
     if cache != 0 and opcode == KV_RETRIEVE:

@@ -75,8 +75,20 @@ SIZE_MASK = (1 << KEY_LEN_SHIFT) - 1
 SCRATCHES = 16
 SCRATCH_BYTES = 65536
 
+# -- pieces of a value -----------------------------------------------------------------------------------------
+WITH_VERSION = 0x80
+"""Option of a retrieve, our own: put the value's location behind the buffer unless it holds the whole value."""
+VERSION_BYTES = 16
+"""Of a location, which is written to `version_at`. It identifies a value of a key: a changed value has another one."""
+
 INT64 = np.dtype(np.int64)
 UINT8 = np.dtype(np.uint8)
+
+
+@device
+def version_at(buffer: int, nbytes: int) -> int:
+    """Return where the location of a value stands whose piece is in a buffer of `nbytes` bytes."""
+    return (buffer + nbytes + 7) & ~7
 
 
 @device

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from warpwell.kv.index.fetch import ABSENT, FOUND, count_reads, read_part, read_value
-from warpwell.kv.index.layout import S_RING, S_TABLE, SIZE_MASK, enter, leave
+from warpwell.kv.index.layout import S_RING, S_TABLE, SIZE_MASK, WITH_VERSION, enter, leave, version_at
 from warpwell.kv.index.slots import lookup
 from warpwell.kv.log.format import MAX_VALUE
 from warpwell.nvme import (
@@ -34,7 +34,6 @@ from warpwell.targets import (
 )
 
 PENDING = -1
-VERSION_MIX = -0x61C8864680B583EB
 
 # -- ring of requests for the interpreter, in words; a line for each group of words that one side writes ---------
 Q_SHIFT = 0
@@ -114,16 +113,8 @@ def hand_over(ring, op, key0, key1, buffer, tail):
 
 
 @device
-def version_of(loc0, loc1):
-    """Return 15 bits of a value's location and CRC, as a version for readers that fetch it in pieces."""
-    mixed = (loc0 * VERSION_MIX) ^ loc1
-    mixed = (mixed ^ ((mixed >> 32) & 0xFFFFFFFF)) * VERSION_MIX
-    return (mixed >> 49) & 0x7FFF
-
-
-@device
-def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
-    """Copy as much of a value as fits, from byte `first`; return status, size and version (see `kv_start`)."""
+def retrieve(state, key0, key1, length, buffer, nbytes, first, options, stripe):
+    """Copy as much of a value as fits, from byte `first`; return status and size (see `kv_start`)."""
     epoch = enter(state, stripe)
     loc0, loc1 = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), key0, key1, length)
     size = loc1 & SIZE_MASK
@@ -140,7 +131,11 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, stripe):
     leave(state, stripe, epoch)
     if status == FOUND:
         count_reads(state, stripe, 1, 1, min(size, nbytes), 0)
-        return (size << 16) | (version_of(loc0, loc1) << 48)
+        if options & WITH_VERSION != 0 and nbytes > 0 and (first > 0 or size > nbytes):
+            version = version_at(buffer, nbytes)
+            store_relaxed(version, loc0, SYSTEM)
+            store_relaxed(version + 8, loc1, SYSTEM)
+        return size << 16
     if status == ABSENT:
         count_reads(state, stripe, 1, 0, 0, 0)
         return KV_KEY_DOES_NOT_EXIST
@@ -169,8 +164,12 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     Returns
     -------
     int
-        ``status | dw0 << 16 | version << 48``, or PENDING; then `kv_complete` returns the result. Only a retrieve has a
-        version: 15 bits that change when the value is replaced (except with a chance of 1 in 32,768) or moved.
+        ``status | dw0 << 16``, or PENDING; then `kv_complete` returns the result.
+
+    Notes
+    -----
+    A retrieve with the option `WITH_VERSION` whose buffer has not the whole value also writes the value's location to
+    `version_at`, where the caller provides `VERSION_BYTES` more than the buffer and its alignment.
     """
     opcode = op & 0xFF
     length = (op >> 8) & 0xFF
@@ -185,7 +184,7 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     low = masked(key0, length)
     high = masked(key1, length - 8)
     if opcode == KV_RETRIEVE:
-        return retrieve(state, low, high, length, buffer, nbytes, ((op >> 24) & 0xFFFF) << 9, tail >> 48)
+        return retrieve(state, low, high, length, buffer, nbytes, ((op >> 24) & 0xFFFF) << 9, op >> 16, tail >> 48)
     if opcode == KV_EXIST:
         stripe = tail >> 48
         epoch = enter(state, stripe)
