@@ -354,7 +354,7 @@ def piece_of(core, queue, opcode, status, cid, source, nbytes, offset):
     version = version_at(source, min(nbytes - offset, field(core, K_CHUNK)))
     stale = False
     if status == 0 and offset > 0:
-        # an empty value, which replaced the one that was begun, comes without a place
+        # if an empty value replaced the first piece's value, the completion has no place
         stale = source == 0
     if status == 0 and offset > 0 and not stale:
         stale = load_relaxed(version, DEVICE) != word_of(queue, cid, ID_VERSION)
