@@ -744,7 +744,7 @@ FAULTS = (
         "version-ignored",
         "store",
         "pieces of a value are taken together whatever version they are of",
-        (Edit(_REQUESTS, "piece_of", "stale = status == 0 and offset > 0 and", "stale = offset < 0 and"),),
+        (Edit(_REQUESTS, "piece_of", "if status == 0 and offset > 0 and not stale:", "if False:"),),
         seed=12,
     ),
     Fault(

@@ -15,6 +15,7 @@ import numpy as np
 
 from warpwell.kv.device import device_cache, kernel_view
 from warpwell.kv.device import requests as at
+from warpwell.kv.index.layout import WITH_VERSION, version_at
 from warpwell.nvme import KV_RETRIEVE, KV_STORE
 from warpwell.queues import QueuePairs
 from warpwell.storage import PENDING, Controller, NativeMedium
@@ -51,6 +52,7 @@ class _Late:
     buffer: int = field(compare=False)
     first: int = field(compare=False)
     nbytes: int = field(compare=False)
+    versioned: bool = field(compare=False)
 
 
 class StoreMedium:
@@ -81,7 +83,8 @@ class StoreMedium:
 
     def start(self, op: int, key: int, buffer: int, tail: int) -> int:
         """Begin a command, as `Controller.attach_kv` says."""
-        command = _Late(tail >> 32, op & 0xFF, key, buffer, ((op >> 24) & 0xFFFF) << 9, tail & 0xFFFFFFFF)
+        first, versioned = ((op >> 24) & 0xFFFF) << 9, op >> 16 & WITH_VERSION != 0
+        command = _Late(tail >> 32, op & 0xFF, key, buffer, first, tail & 0xFFFFFFFF, versioned)
         if (op >> 8) & 0xFF != LENGTH:
             raise Violation(f"a key of {(op >> 8) & 0xFF} bytes arrived")
         if self._random.random() >= self._late:
@@ -103,7 +106,10 @@ class StoreMedium:
             part = value[command.first : command.first + command.nbytes]
             for k in range(0, len(part), 8):
                 current().write_bytes(command.buffer + k, part[k : k + 8])
-            return len(value) << 16 | (version & 0x7FFF) << 48
+            if command.versioned and (command.first or len(value) > command.nbytes):
+                words = np.array([version >> 1, version & 1]).tobytes()  # so that both words of a location count
+                current().write_bytes(version_at(command.buffer, command.nbytes), words)
+            return len(value) << 16
         if bytes(current().read_bytes(command.buffer, command.nbytes)) != self._model.value(command.key):
             raise Violation(f"another value than its own was stored for key {command.key}")
         return 0
@@ -152,10 +158,10 @@ class StoreModel:
             memory,
             count=1,
             depth=depth,
-            staging_bytes=512,
+            staging_bytes=640,
             results=True,
             returns=places,
-            place_bytes=512 if places else 0,
+            place_bytes=1024 if places else 0,
         )
         self.controller = Controller(self.pairs, threads=1, interpreted=True)
         self.medium = StoreMedium(self, random)
