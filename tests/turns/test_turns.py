@@ -713,6 +713,43 @@ def test_a_turn_that_begins_while_another_thread_hands_over_keeps_the_lease(
     waiter.tell()
 
 
+def test_a_thread_that_keeps_the_lease_stops_a_hand_over_that_began_before(
+    gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the station begins to hand over just before the holder, which comes back, asks for that itself."""
+    with ww.turn("here", device=name):
+        pass
+    mine = seat.seat_of(name)
+    station, board = mine.station, mine.station.board
+    draining, go, answers = threading.Event(), threading.Event(), []
+
+    def drain(alone: bool) -> None:
+        draining.set()
+        assert go.wait(LONG)
+
+    monkeypatch.setattr(mine.work, "drain", drain)
+    hand_over = seat.Station.hand_over
+    other = threading.Thread(target=lambda: answers.append(hand_over(station, None, False)))
+
+    def second(self: seat.Station, held: seat.Seat | None, stays: bool) -> bool:
+        if held is mine and not answers and not draining.is_set():
+            other.start()
+            assert draining.wait(LONG)
+        return hand_over(self, held, stays)
+
+    monkeypatch.setattr(seat.Station, "hand_over", second)
+    waiter = board.sit()
+    board.words[board.at(waiter) + PRIORITY] = 1
+    board.flag(waiter, True)
+    with ww.turn("here", device=name):
+        go.set()
+        other.join(LONG)
+        assert answers == [False] and station.seat is mine and mine.inside
+        assert board.words[HOLDER] == mine.slot
+        board.flag(waiter, False)
+    board.rise(waiter)
+
+
 def test_pauses_that_follow_each_other_closely_are_one(gpu: Gpu, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seat, "OFTEN", 30.0)
     with ww.turn("here", device=name) as its:

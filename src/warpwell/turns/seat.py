@@ -344,7 +344,8 @@ class Seat:
             self.inside = False
             if not station.hand_over(self, True):
                 with station.lock:
-                    self.inside = kept = station.seat is self
+                    self.inside = kept = station.seat is self and station.epoch == words[EPOCH]
+                    self.came += kept  # another thread that is handing over must not release what is kept here
                 if kept:
                     words[self._at + STATE] = INSIDE
                     return
