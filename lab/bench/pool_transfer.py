@@ -6,7 +6,7 @@ Three stages are measured each by itself: *link*, *memory* (MPI's copy between p
 
 - *pipeline*: bandwidth by size of the data and of a chunk, with four buffers (figure 8 of the source);
 - *whole* and *piped*: all data in one chunk, and the defaults (figures 9 and 10), with the application idle, *busy*
-  (another of its threads computes in Python), and *beside* (it computes itself, and the device times the copy).
+  (another of its threads computes in Python), and *computing* (it computes itself, and the device times the copy).
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def application(link: float, latency: float, copy: float, quick: bool) -> dict[s
         for name in ("idle", "busy"):
             with Busy() if name == "busy" else threading.Lock():
                 found[name] = {size: (upload(size, whole[size]), upload(size, Tuning())) for size in SIZES}
-        found["beside"] = {
+        found["computing"] = {
             size: (
-                beside(device, buffers[size], source[:size], whole[size], found["idle"][size][0]),
-                beside(device, buffers[size], source[:size], Tuning(), found["idle"][size][1]),
+                copy_while_computing(device, buffers[size], source[:size], whole[size], found["idle"][size][0]),
+                copy_while_computing(device, buffers[size], source[:size], Tuning(), found["idle"][size][1]),
             )
             for size in SIZES
         }
@@ -125,7 +125,7 @@ def application(link: float, latency: float, copy: float, quick: bool) -> dict[s
     return found
 
 
-def beside(device: Any, buffer: Any, source: Any, tuning: Any, expected: float) -> float:
+def copy_while_computing(device: Any, buffer: Any, source: Any, tuning: Any, expected: float) -> float:
     """Return the median time of a copy by the device's clock, while this thread computes in Python and asks nothing."""
     device.transfers = tuning
     times = []
@@ -163,11 +163,11 @@ def engine(copy: float) -> float:
 
 def job(link: float, copy: float, latency: float, quick: bool) -> dict[str, Any]:
     """Run the application and its agent, and return the application's findings."""
-    beside = Path(sys.executable).parent / "mpiexec"
+    bundled = Path(sys.executable).parent / "mpiexec"
     code = "import sys; from lab.bench import pool_transfer; pool_transfer.rank(*sys.argv[1:])"
     numbers = [str(link), str(latency), str(copy), str(int(quick))]
     me = [sys.executable, "-c", code]
-    command = [str(beside) if beside.exists() else "mpiexec", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    command = [str(bundled) if bundled.exists() else "mpiexec", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
     command += ["-n", "1", *me, "application", *numbers, ":", "-n", "1", *me, "agent", *numbers]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     done = subprocess.run(command, env=os.environ | root, stdout=subprocess.PIPE, text=True, timeout=900, check=True)
@@ -190,10 +190,10 @@ def report(name: str, stages: dict[str, float], found: dict[str, Any], record: R
     for chunk, row in found["pipeline"].items():
         size = max(row)
         record(f"{name}/chunk {chunk >> 10} KiB", size / row[size], "B/s", ceiling=(slowest, stages[slowest]))
-    for state in ("idle", "busy", "beside"):
+    for state in ("idle", "busy", "computing"):
         for size, (whole, piped) in found[state].items():
             if size >= 1 << 20 or state == "idle":
-                peers = [("one piece", "", whole)]
+                peers = [("no pipeline", "", whole)]
                 record(f"{name}/{state}/{size >> 10} KiB", piped, "s", better="lower", peers=peers)
     record(f"{name}/cpu", found["processor"], "s/B", better="lower")
 

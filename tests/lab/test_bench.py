@@ -272,6 +272,7 @@ def test_page_of_the_repository_is_up_to_date() -> None:
 # -- one benchmark ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stores_return_the_same_values_and_rates_of_all_systems() -> None:
     for package in ("lmdb", "rocksdict"):
         pytest.importorskip(package)

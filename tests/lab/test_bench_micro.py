@@ -19,10 +19,8 @@ def measured(names: str, **options: str) -> runner.Record:
     return record
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "reduction" else pytest.param(name, marks=pytest.mark.slow) for name in BENCHMARKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_micro_benchmark_has_ceilings(name: str) -> None:
     record = measured(name)
     assert record.figures and not record.emulated

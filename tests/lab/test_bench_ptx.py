@@ -37,6 +37,7 @@ def test_it_compiles(name: str) -> None:
     assert ".visible .entry" in run_cuda.ptx(make(*means), arguments)
 
 
+@pytest.mark.slow
 def test_a_read_by_bam_adds_to_a_count_twice() -> None:
     text = run_cuda.ptx(kernels.pick("BaM"), (*A, ORDER, 0, SUMS))
     assert text.count("atom.acq_rel.gpu.global.add.u64") == 2 and "bam_miss" in text

@@ -14,10 +14,10 @@ WAYS = {"shared memory": TOLERANT, "tcp": (*TOLERANT, *TCP), "without fault tole
 @pytest.mark.parametrize(
     ("way", "ranks"),
     [
-        ("tcp", 3),
+        ("tcp", 2),
         *[
             pytest.param(way, ranks, marks=pytest.mark.slow)
-            for way, ranks in (("shared memory", 2), ("tcp", 2), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))
+            for way, ranks in (("shared memory", 2), ("tcp", 3), ("shared memory", 3), ("tcp", 4), ("shared memory", 4))
         ],
     ],
 )

@@ -12,7 +12,7 @@ LARGE = {"graphsage": ("torch", "torch_geometric")}
 """What examples need that the tests' environment need not have."""
 
 
-@pytest.mark.quick("neighbor_mean")
+@pytest.mark.slow  # `make docs-test` runs them
 @pytest.mark.parametrize(
     "script",
     [path for path in sorted(EXAMPLES.glob("*/*.py")) if path.parent.name != "demo"],  # see test_demo.py

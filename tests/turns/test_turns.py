@@ -719,33 +719,33 @@ def test_a_thread_that_keeps_the_lease_stops_a_hand_over_that_began_before(
     """The thread of the station begins to hand over just before the holder, which comes back, asks for that itself."""
     with ww.turn("here", device=name):
         pass
-    mine = seat.seat_of(name)
-    station, board = mine.station, mine.station.board
-    draining, go, answers = threading.Event(), threading.Event(), []
+    holder = seat.seat_of(name)
+    station, board = holder.station, holder.station.board
+    draining, resume, answers = threading.Event(), threading.Event(), []
 
     def drain(alone: bool) -> None:
         draining.set()
-        assert go.wait(LONG)
+        assert resume.wait(LONG)
 
-    monkeypatch.setattr(mine.work, "drain", drain)
+    monkeypatch.setattr(holder.work, "drain", drain)
     hand_over = seat.Station.hand_over
-    other = threading.Thread(target=lambda: answers.append(hand_over(station, None, False)))
+    concurrent = threading.Thread(target=lambda: answers.append(hand_over(station, None, False)))
 
-    def second(self: seat.Station, held: seat.Seat | None, stays: bool) -> bool:
-        if held is mine and not answers and not draining.is_set():
-            other.start()
+    def hand_over_concurrently(self: seat.Station, held: seat.Seat | None, continues: bool) -> bool:
+        if held is holder and not answers and not draining.is_set():
+            concurrent.start()
             assert draining.wait(LONG)
-        return hand_over(self, held, stays)
+        return hand_over(self, held, continues)
 
-    monkeypatch.setattr(seat.Station, "hand_over", second)
+    monkeypatch.setattr(seat.Station, "hand_over", hand_over_concurrently)
     waiter = board.sit()
     board.words[board.at(waiter) + PRIORITY] = 1
     board.flag(waiter, True)
     with ww.turn("here", device=name):
-        go.set()
-        other.join(LONG)
-        assert answers == [False] and station.seat is mine and mine.inside
-        assert board.words[HOLDER] == mine.slot
+        resume.set()
+        concurrent.join(LONG)
+        assert answers == [False] and station.seat is holder and holder.inside
+        assert board.words[HOLDER] == holder.slot
         board.flag(waiter, False)
     board.rise(waiter)
 

@@ -107,8 +107,8 @@ class StoreMedium:
             for k in range(0, len(part), 8):
                 current().write_bytes(command.buffer + k, part[k : k + 8])
             if command.versioned and (command.first or len(value) > command.nbytes):
-                words = np.array([version >> 1, version & 1]).tobytes()  # so that both words of a location count
-                current().write_bytes(version_at(command.buffer, command.nbytes), words)
+                location = np.array([version >> 1, version & 1]).tobytes()  # so that both words of a location count
+                current().write_bytes(version_at(command.buffer, command.nbytes), location)
             return len(value) << 16
         if bytes(current().read_bytes(command.buffer, command.nbytes)) != self._model.value(command.key):
             raise Violation(f"another value than its own was stored for key {command.key}")

@@ -120,7 +120,7 @@ class Station:
                     board.unlock(board.lease(epoch))
                     return False
                 self.epoch, self.seat, seat.inside = epoch, seat, True
-                seat.came += 1
+                seat.entries += 1
                 board.held = board.lease(epoch)
                 self.kept_since = board.words[YIELDED] = _clock()
                 board.words[HOLDER], board.words[GRANT] = seat.slot, 0
@@ -140,7 +140,7 @@ class Station:
         stays : bool
             Whether it would go on.
         """
-        board, marked, came = self.board, None, 0
+        board, marked, entries = self.board, None, 0
         try:
             with self.lock:
                 held = self.seat
@@ -148,11 +148,11 @@ class Station:
                     return False
                 if not next_of(board, held.slot if stays else 0, self.kept_since, _clock()):
                     return False
-                came, marked = held.came, held
+                entries, marked = held.entries, held
                 held.inside = True  # so that no other thread does the same
             held.drain()
             with self.lock:
-                if held.came != came:  # it has begun a turn meanwhile
+                if held.entries != entries:  # it has begun a turn meanwhile
                     return False
                 held.inside = False
                 if self.seat is not held or self.lost():
@@ -162,7 +162,7 @@ class Station:
                     self.release(chosen)
                 return chosen > 0
         except BaseException:
-            if marked is not None and marked.came == came:
+            if marked is not None and marked.entries == entries:
                 marked.inside = False
             raise
 
@@ -234,7 +234,7 @@ class Seat:
         Whether it is in a turn, so that nobody else may hand over.
     owner : int
         Whose turn is open: the identity of the outermost `Turn`.
-    came : int
+    entries : int
         How often it has begun a turn or a part of one.
     turns : int
         Turns, and parts of turns, that have ended.
@@ -249,7 +249,7 @@ class Seat:
         self.work = Work()
         self.inside = False
         self.owner = 0
-        self.came = 0
+        self.entries = 0
         self.depth = 0
         self.turns = 0
         self.slot = station.board.sit()
@@ -333,7 +333,7 @@ class Seat:
         with station.lock:
             kept = station.seat is self and station.epoch == words[EPOCH]
             self.inside = kept
-            self.came += kept
+            self.entries += kept
         if kept:
             self._began = words[YIELDED] = words[self._at + SINCE] = _clock()
             words[self._at + STATE] = INSIDE
@@ -345,7 +345,7 @@ class Seat:
             if not station.hand_over(self, True):
                 with station.lock:
                     self.inside = kept = station.seat is self and station.epoch == words[EPOCH]
-                    self.came += kept  # another thread that is handing over must not release what is kept here
+                    self.entries += kept  # another thread that is handing over must not release what is kept here
                 if kept:
                     words[self._at + STATE] = INSIDE
                     return
