@@ -457,13 +457,8 @@ def program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
 
 
-OTHERS_SHOW = ("dropped", "sys.exit")
-"""What `test_a_dropped_array_is_written` shows in one process, and what "exception" does with its status."""
-
-
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=pytest.mark.slow) if how in OTHERS_SHOW else how for how in ENDS]
-)
+@pytest.mark.quick("falls off", "handler", "multiprocessing")
+@pytest.mark.parametrize("how", ENDS)
 def test_a_program_that_ends_writes_what_is_open(how: str, tmp_path: Path) -> None:
     for tier in TIERS:
         zeros(tmp_path / f"{tier}.npy")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -33,6 +33,15 @@ def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestGathers(GatherConformance):
     DEVICE = "interp"
     ROWS = 20
+    QUICK: ClassVar[dict[str, tuple[str, ...]]] = {
+        "test_rows_are_those_that_numpy_has": (
+            "(3,)-storage",
+            "(32, 4)-two frames",
+            "(32, 4)-host-cached",
+            "(3,)-device",
+        ),
+        "test_memory_of_the_host_is_copied_by_lists": ("36", "100"),
+    }
 
     def near(self, host: Any) -> Any:
         return Near(host)

@@ -88,6 +88,7 @@ def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, see
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_tiny_hashed_cache(tmp_path: Path) -> None:
     n = 64 * 9000

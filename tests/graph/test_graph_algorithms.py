@@ -247,6 +247,7 @@ def graphs(draw: st.DrawFn) -> tuple[int, Edges, bool]:
     return vertices, edges, draw(st.booleans())
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(drawn=graphs(), weights=st.sampled_from(["int32", "float32"]), storage=st.booleans())
 def test_random_graphs(

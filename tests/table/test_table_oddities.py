@@ -254,7 +254,7 @@ def test_threads_use_one_table_side_by_side(tmp_path: Path) -> None:
     sys.setswitchinterval(1e-5)
     before = descriptors()
     try:
-        for _ in range(6):
+        for _ in range(3):
             with ww.table.open(tmp_path / "t.ww") as t:
                 ready = threading.Barrier(3)
 

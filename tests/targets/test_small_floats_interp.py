@@ -1,8 +1,11 @@
 """Items of float16 and bfloat16 on `interp`: what holds on every device."""
 
+from typing import ClassVar
+
 from tests.harness.arrays.small_floats import SmallFloatConformance
 
 
 class TestSmallFloats(SmallFloatConformance):
     DEVICE = "interp"
     ALL = False
+    QUICK: ClassVar = {"test_numbers_between_go_to_the_nearest": ("bfloat16",)}
