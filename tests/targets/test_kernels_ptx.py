@@ -176,6 +176,32 @@ def test_linked_functions_compile_to_ptx_under_their_symbol(named):
         assert re.search(rf"\.visible \.func .*\b{symbol_of(function)}\b", text), function
 
 
+def test_ptx_of_linked_functions_is_compiled_once(tmp_path, monkeypatch):
+    """Each process on a GPU compiled 10 s of PTX."""
+    monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
+    seam_for("cuda")
+    from warpwell.targets.compiler import cuda_bodies
+
+    texts = []
+
+    def compile_ptx(function, cc):
+        texts.append(f"// {function.__name__}, sm_{cc[0]}{cc[1]}, compilation {len(texts)}")
+        return texts[-1]
+
+    monkeypatch.setattr(cuda_bodies.CudaSeam, "ptx_of", staticmethod(compile_ptx))
+    hold, prefetch = (next(f for f in linked_functions() if f.__name__ == name) for name in ("hold", "prefetch"))
+    requests = [(hold, (9, 0)), (hold, (8, 0)), (prefetch, (9, 0))]
+    for _ in range(2):
+        assert [cuda_bodies.seam.cached_ptx(*request).decode() for request in requests] == texts
+    assert len(texts) == 3
+    for path in tmp_path.rglob("*.ptx.z"):
+        path.write_bytes(path.read_bytes()[:-1])
+    assert b"compilation 3" in cuda_bodies.seam.cached_ptx(hold, (9, 0)), "a damaged file is not used"
+    assert b"compilation 3" in cuda_bodies.seam.cached_ptx(hold, (9, 0))
+    monkeypatch.setattr(cuda_bodies, "_compiler_digest", lambda: None)
+    assert b"compilation 4" in cuda_bodies.seam.cached_ptx(hold, (9, 0)), "the version of the compiler is unknown"
+
+
 def _instructions(text: str) -> list[str]:
     """Return the statements of the entry."""
     entry = text[text.index(".visible .entry") :]

@@ -111,6 +111,23 @@ def write_kept(path: pathlib.Path, data: bytes) -> None:
         raise
 
 
+def read_or_make(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
+    """Return the content of a cache file, or make and write it; of several processes, one makes it.
+
+    The content is returned even if the cache cannot be written.
+    """
+    if (found := read_kept(path)) is not None:
+        return found
+    # A compiling thread may call this while it holds Numba's lock, so take that lock first. Without Numba, it is free.
+    lock = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
+    with lock or contextlib.nullcontext(), one_process(path.with_suffix(".lock")):
+        if (found := read_kept(path)) is None:
+            found = make()
+            with contextlib.suppress(OSError):
+                write_kept(path, found)
+        return found
+
+
 def cache_folder() -> pathlib.Path:
     """Return the folder of compiled code for these very sources and versions."""
     root = os.environ.get("WARPWELL_CACHE_DIR")
@@ -125,12 +142,13 @@ def _sources_hash() -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
-    for found in (sys.version, *map(_version, ("numba", "llvmlite", "numpy"))):
+    for found in (sys.version, *map(version, ("numba", "llvmlite", "numpy"))):
         digest.update(found.encode())
     return digest.hexdigest()[:20]
 
 
-def _version(name: str) -> str:
+def version(name: str) -> str:
+    """Return the version of an installed package."""
     try:
         return metadata.version(name)  # without importing it
     except metadata.PackageNotFoundError:  # it was installed in some other way

@@ -6,10 +6,15 @@ would be weak, and weak accesses synchronize nothing.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import inspect
+import pathlib
+import zlib
 from collections.abc import Callable
 from typing import Any
 
+from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
 from llvmlite import ir
 from numba import cuda
 from numba.core import cgutils, types
@@ -24,6 +29,7 @@ from .. import block
 from ..device import subscribe
 from ..fault import FAULT_PAGE
 from .checked_arrays import install
+from .code_cache import cache_folder, cache_key, read_or_make, version
 from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, symbol_of, to_bits
 
 
@@ -42,9 +48,23 @@ class CudaSeam(Seam):
         cc = compiler.get_current_device().compute_capability
         key = name, cc
         if key not in self._objects:
-            self._objects[key] = cuda.PTXSource(self.ptx_of(function, cc).encode(), name=f"{name}.ptx")
+            self._objects[key] = cuda.PTXSource(self.cached_ptx(function, cc), name=f"{name}.ptx")
         context.active_code_library.add_linking_file(self._objects[key])
         return name
+
+    @classmethod
+    def cached_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
+        """Return the PTX of a linked function, compiled or from the disk cache."""
+
+        def make() -> bytes:
+            return zlib.compress(cls.ptx_of(function, cc).encode())
+
+        key, compiler = cache_key(function), _compiler_digest()
+        if key is None or compiler is None:
+            return zlib.decompress(make())
+        major, minor = cc
+        name = f"{symbol_of(function)}.{key[:12]}{compiler}.sm_{major}{minor}.ptx.z"
+        return zlib.decompress(read_or_make(cache_folder() / name, make))
 
     @staticmethod
     def ptx_of(function: Callable[..., int], cc: Any) -> str:
@@ -59,6 +79,18 @@ class CudaSeam(Seam):
             abi_info={"abi_name": symbol_of(function)},
         )
         return str(text)
+
+
+@functools.cache
+def _compiler_digest() -> str | None:
+    """Return a digest of the versions of numba-cuda and NVVM, or None if NVVM cannot be found by its name."""
+    try:
+        path = pathlib.Path(load_nvidia_dynamic_lib("nvvm").abs_path).resolve()
+        status = path.stat()
+    except (DynamicLibNotFoundError, OSError):
+        return None
+    content = f"{version('numba-cuda')} {path} {status.st_size} {status.st_mtime_ns}"
+    return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 seam = CudaSeam(extending=extending, templates=templates, register_model=register_model, typeof_impl=typeof_impl)

@@ -7,7 +7,6 @@ as an object file that calls the C library alone.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -20,7 +19,7 @@ import llvmlite.binding as llvm
 
 from ..uninterrupted import uninterrupted
 from . import symbols
-from .code_cache import cache_folder, one_process, read_kept, write_kept
+from .code_cache import cache_folder, read_or_make
 
 _SYMBOL = "warpwell_function"
 _GIVEN = symbols.TLS_KEY, symbols.COPY, symbols.CLOCK_OFFSET  # LLVM knows them before code that names them is loaded
@@ -76,17 +75,13 @@ def _kept(function: Callable[..., int], machine: Any) -> bytes:
     about = f"{llvm.get_host_cpu_name()} {_features()}"  # homes may be shared by hosts
     processor = hashlib.sha256(about.encode()).hexdigest()[:8]
     path = cache_folder() / f"{function.__module__}.{function.__name__}.{_file_digest(function)}{processor}.o"
-    if (found := read_kept(path)) is not None:
-        return found
-    with one_process(path.with_suffix(".lock")):
-        if (found := read_kept(path)) is not None:
-            return found
+
+    def make() -> bytes:
         from .compiled import object_file
         from .hooks import seam_for
 
         with uninterrupted():
             seam_for("cpu")
-            made = object_file(function, _SYMBOL, machine)
-        with contextlib.suppress(OSError):
-            write_kept(path, made)
-        return made
+            return object_file(function, _SYMBOL, machine)
+
+    return read_or_make(path, make)
