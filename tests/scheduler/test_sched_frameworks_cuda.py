@@ -136,6 +136,9 @@ def test_work_waits_at_gates_while_another_program_has_the_gpu(graph: bool, turn
     from warpwell.turns import ahead
 
     x = torch.zeros(SIZE, device="cuda")
+    # The driver loads a kernel at its first launch, and waits for all streams to do so: not behind a gate.
+    x.add_(1)
+    x.zero_()
     stream = torch.cuda.Stream() if graph else torch.cuda.current_stream()
     captured = torch.cuda.CUDAGraph()
     if graph:
