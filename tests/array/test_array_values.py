@@ -1,16 +1,20 @@
 """Sizes, headers and dtypes as people and files write them."""
 
 import io
+import math
 import struct
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import warpwell as ww
 from warpwell import errors
+from warpwell._npy import npy_header
 from warpwell.array.header import Header, check_dtype
 from warpwell.array.header import read_npy as read_open_npy
 from warpwell.cache import format_size, parse_size
@@ -74,14 +78,66 @@ def test_dtypes_that_are_refused(dtype: object, match: str) -> None:
         check_dtype(dtype, "x.npy")
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_headers_are_read(tmp_path: Path, version: tuple[int, int]) -> None:
-    model = np.zeros((3, 4), [("a", "<f4"), ("b", "S5", (2,))])
+@pytest.mark.parametrize(
+    ("version", "field"), [((1, 0), "b"), ((2, 0), "é"), ((3, 0), "b"), ((3, 0), "Ω"), ((3, 0), "\\'Ω𝔸")]
+)
+def test_headers_are_read(tmp_path: Path, version: tuple[int, int], field: str) -> None:
+    model = np.zeros((3, 4), [("a", "<f4"), (field, "S5", (2,))])
     with (tmp_path / "a.npy").open("wb") as file:
         np.lib.format.write_array(file, model, version=version)
         origin = file.tell() - model.nbytes
     header = read_npy(tmp_path / "a.npy")
     assert (header.dtype, header.shape, header.origin, header.nbytes) == (model.dtype, (3, 4), origin, model.nbytes)
+
+
+@pytest.mark.parametrize(
+    "fields", [[("a", "<f4")], [("Ω", "<f4"), ("é", "<i8")], [(f"f{k:05}", "u1") for k in range(4000)]]
+)
+@pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")
+def test_headers_that_are_written_are_those_of_numpy(fields: Any) -> None:
+    dtype, file = np.dtype(fields), io.BytesIO()
+    np.save(file, np.zeros((3, 4), dtype))
+    header = npy_header(np.lib.format.dtype_to_descr(dtype), (3, 4))
+    assert header[:8] == file.getvalue()[:8] and len(header) % 64 == 0
+    items = np.load(io.BytesIO(header + bytes(12 * dtype.itemsize)), max_header_size=1 << 20)
+    assert (items.dtype, items.shape) == (dtype, (3, 4))
+
+
+def _file_of(shape: tuple[int, ...], fortran: bool, nbytes: int) -> bytes:
+    header = npy_header("<f8", shape)
+    return header.replace(b"False", b"True ") + bytes(nbytes) if fortran else header + bytes(nbytes)
+
+
+@pytest.mark.parametrize("shape", [(-2, -5), (-10,), (-1, 0), (2, -5, -1)])
+def test_negative_extents_are_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    (tmp_path / "a.npy").write_bytes(_file_of(shape, False, 8 * max(0, math.prod(shape))))
+    with pytest.raises(errors.FormatError, match="negative extent"):
+        ww.open(tmp_path / "a.npy", device="cpu")
+
+
+@pytest.mark.parametrize("shape", [(10, 1), (1, 10), (1, 10, 1), (1, 1), (0, 3, 4), (10,), ()])
+def test_fortran_order_that_is_c_order_too_is_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    model = np.arange(math.prod(shape), dtype="<f8").reshape(shape)
+    (tmp_path / "a.npy").write_bytes(_file_of(shape, True, 0) + model.tobytes())
+    with ww.open(tmp_path / "a.npy", device="cpu") as a:
+        assert a.shape == shape and np.array_equal(np.asarray(a), model)
+
+
+@pytest.mark.parametrize("shape", [(10, 2), (2, 1, 10)])
+def test_fortran_order_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    (tmp_path / "a.npy").write_bytes(_file_of(shape, True, 160))
+    with pytest.raises(errors.FormatError, match="ascontiguousarray"):
+        ww.open(tmp_path / "a.npy", device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format:UserWarning")
+def test_fields_have_any_names(tmp_path: Path) -> None:
+    dtype = np.dtype([("Ω", "<f8"), ("n", "<i4")])
+    with ww.create(tmp_path / "a.npy", 3, dtype, device="cpu") as a:
+        a["Ω"] = [1, 2, 3]
+    assert np.array_equal(np.load(tmp_path / "a.npy")["Ω"], [1, 2, 3])
+    with ww.open(tmp_path / "a.npy", device="cpu") as a:
+        assert a.dtype == dtype and np.array_equal(a["Ω"][:], [1, 2, 3])
 
 
 @given(st.data())

@@ -6,13 +6,13 @@ import io
 import math
 import os
 import pathlib
-import tokenize
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from .. import errors
+from .._npy import read_header
 from ..drives.superblock import BYTES, DATA_AT, Superblock
 from ..storage import Medium
 from .items import BFLOAT16, bfloat16_dtype
@@ -50,43 +50,6 @@ def check_extents(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
 def is_npy(fd: int) -> bool:
     """Return whether an open file begins like a ``.npy`` file."""
     return os.pread(fd, len(np.lib.format.MAGIC_PREFIX), 0) == np.lib.format.MAGIC_PREFIX
-
-
-def read_header(
-    file: IO[bytes], name: str, advice: str = "write it with numpy.save"
-) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read the header of a ``.npy`` file, up to its data; return shape and dtype (any dtype).
-
-    `name` is the file's name in messages, `advice` their next step if it is not a ``.npy`` file.
-
-    Raises
-    ------
-    FormatError
-        The file is not a ``.npy`` file, or is in Fortran order.
-    """
-    try:
-        version = np.lib.format.read_magic(file)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }.get(version)
-        if read is None:
-            raise ValueError(f"format version {version} is unknown")
-        begin = file.tell()
-        for _ in range(100):
-            try:
-                shape, fortran, dtype = read(file)
-                break
-            except SystemError:  # Python 3.11 counts the depth of two threads' literals together: once more
-                file.seek(begin)
-        else:
-            raise ValueError("its header cannot be parsed beside those of other threads")
-    except (ValueError, tokenize.TokenError, SyntaxError, MemoryError, RecursionError) as error:
-        # numpy lets what its parsers raise through where a header is no literal at all
-        raise errors.FormatError(f"{name} is not a .npy file ({error}): {advice}", path=name) from None
-    if fortran and len(shape) > 1:
-        raise errors.FormatError(f"{name} is in Fortran order: save numpy.ascontiguousarray(array) instead", path=name)
-    return tuple(int(n) for n in shape), dtype
 
 
 def read_npy(path: pathlib.Path, fd: int, bfloat16: bool = False) -> Header:

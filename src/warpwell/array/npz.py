@@ -10,8 +10,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._npy import read_header
 from ..errors import FormatError
-from .header import read_header
 
 _PIECE = 1 << 22
 """Bytes that are decompressed at a time."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from .. import errors
 from .._check import checked_integer
+from .._npy import npy_header
 from ..cache import Cache, default_page_size, default_queues, parse_page_size, parse_size
 from ..drives import DriveMedium, Namespace, open_namespace
 from ..drives.controller import DriveController, DriveRings, NamespaceMedium
@@ -283,11 +284,7 @@ def create(
     check_extents(extents, checked, str(target))
     require_device(options.get("device") or default_device())
     special = code_of(checked) == BFLOAT16
-    header = {
-        "descr": "<V2" if special else np.lib.format.dtype_to_descr(checked),
-        "fortran_order": False,
-        "shape": extents,
-    }
+    header = npy_header("<V2" if special else np.lib.format.dtype_to_descr(checked), extents)
     try:
         file = target.open("xb")
     except FileExistsError:
@@ -297,11 +294,11 @@ def create(
         raise errors.MissingFileError(message, path=str(target)) from None
     try:
         with file:
-            np.lib.format.write_array_header_2_0(file, header)
-            nbytes = file.tell() + math.prod(extents) * checked.itemsize
+            file.write(header)
+            nbytes = len(header) + math.prod(extents) * checked.itemsize
             file.flush()
             # space is taken now: running out of it later would be found by a kernel
-            if nbytes > file.tell():
+            if nbytes > len(header):
                 os.posix_fallocate(file.fileno(), 0, nbytes)
         return open_array(target, "r+", dtype=BFLOAT16 if special else None, **options)
     except BaseException as error:

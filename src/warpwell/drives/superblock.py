@@ -19,7 +19,6 @@ byte   bytes  value (little-endian)
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .._npy import npy_header
 from ..targets.checksum import crc32c_of
 
 BYTES = 4096
@@ -103,37 +103,23 @@ class Superblock:
         return cls(nbytes, npy_at, identity)
 
 
-def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> bytes:
-    """Return the header of the ``.npy`` file, ``DATA_AT - NPY_AT`` bytes.
+def head_of(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> bytes:
+    """Return the first `DATA_AT` bytes of a namespace that holds an array: superblock, zeros, header.
+
+    Items follow in C order.
 
     Parameters
     ----------
     shape : tuple of int
     dtype : numpy.dtype
     descr : object, optional
-        What the header says of the dtype, where that is not NumPy's own description.
+        Description of the dtype in the header, by default NumPy's own.
 
     Raises
     ------
     ArgumentError
         The dtype has so many fields that its description does not fit.
     """
-    described = np.lib.format.dtype_to_descr(dtype) if descr is None else descr
-    file = io.BytesIO()
-    np.lib.format.write_array_header_2_0(file, {"descr": described, "fortran_order": False, "shape": shape})
-    text = file.getvalue()[12:].rstrip(b" \n")
-    room = DATA_AT - NPY_AT - 12
-    if len(text) >= room:
-        raise errors.ArgumentError(
-            f"the description of this dtype has {len(text)} bytes, and {room - 1} fit: take fewer fields", name="dtype"
-        )
-    return np.lib.format.magic(2, 0) + struct.pack("<I", room) + text.ljust(room - 1) + b"\n"
-
-
-def head_of(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> bytes:
-    """Return the first `DATA_AT` bytes of a namespace that holds an array: superblock, zeros, header.
-
-    Items follow in C order. Parameters and errors as of `npy_header`.
-    """
+    descr = np.lib.format.dtype_to_descr(dtype) if descr is None else descr
     nbytes = DATA_AT - NPY_AT + int(np.prod(shape, dtype=object)) * dtype.itemsize
-    return Superblock(nbytes).pack().ljust(NPY_AT, b"\0") + npy_header(shape, dtype, descr)
+    return Superblock(nbytes).pack().ljust(NPY_AT, b"\0") + npy_header(descr, shape, DATA_AT - NPY_AT)

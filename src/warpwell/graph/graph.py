@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from warpwell.array.header import read_header
+from warpwell._npy import read_header
 from warpwell.errors import FormatError, MissingFileError
 
 FORMAT = "warpwell graph"

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from warpwell import replacing
+from warpwell._npy import npy_header
 
 #: Bytes in front of the data: one page, so that 1,024 aligned items of 4 bytes are in one page of 4 KiB, not in two.
 HEADER_BYTES = 4096
@@ -70,9 +71,7 @@ class NpyWriter:
     def close(self) -> None:
         """Write the header and wait until the file is on the medium."""
         descr, shape = np.lib.format.dtype_to_descr(self.dtype), (self.length, *self.inner)
-        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
-        header = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
-        header += text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+        header = npy_header(descr, shape, HEADER_BYTES)
         with self._file:
             self._file.seek(0)
             write_array(self._file, np.frombuffer(header, np.uint8), self.path, self._advice)

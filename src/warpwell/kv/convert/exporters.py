@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._npy import npy_header
 from ...cache import batches_of
 from ...errors import ArgumentError, KeyLengthError
 from ...replacing import storage_full
@@ -227,8 +228,7 @@ def _write(file: IO[bytes], array: NDArray[Any]) -> None:
 
 
 def _header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+    file.write(npy_header(np.lib.format.dtype_to_descr(dtype), shape))
 
 
 def _file_names(keys: list[bytes], rule: str) -> tuple[str, list[str]]:
