@@ -99,7 +99,7 @@ def whole(array: Any) -> Any:
 
 
 def put(array: Any, index: Any, value: Any) -> None:
-    """Do ``array[index] = value``."""
+    """Do ``array[index] = value``. Of values for one place the last remains, as with NumPy."""
     runs = runs_of(array, index)
     plain = isinstance(value, np.ndarray) and value.dtype.kind in "biufc"  # others may fail where they are converted
     values = value if plain else np.asarray(value, array.dtype)
@@ -114,8 +114,23 @@ def put(array: Any, index: Any, value: Any) -> None:
     for at, starts, nbytes in _launches(runs, max(_BYTES // size, 1) * size):
         some = _items(values, at // size, (at + len(starts) * nbytes) // size)
         raw = np.ascontiguousarray(some, array.dtype).view(np.uint8)
+        last = _last_of_equal(starts) if runs.repeats else None
+        if last is not None:
+            starts, raw = starts[last], raw.reshape(-1, nbytes)[last].reshape(-1)
         if not direct.write(array, starts, nbytes, raw):
             _scatter(array, runs, starts, nbytes, raw)
+
+
+def _last_of_equal(starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the positions of the last occurrence of each start, ascending, or None if no start repeats.
+
+    Threads that write different runs to one place would leave a mixture of them there.
+    """
+    in_order = np.sort(starts)
+    if not (in_order[1:] == in_order[:-1]).any():
+        return None
+    _, from_end = np.unique(starts[::-1], return_index=True)
+    return np.sort(len(starts) - 1 - from_end)
 
 
 def _launches(runs: Runs, most: int) -> Iterator[tuple[int, NDArray[np.int64], int]]:

@@ -32,6 +32,8 @@ class Runs:
         Whether the result is an item, or the row of one index.
     inner : bool
         Whether dimensions after the first are indexed.
+    repeats : bool
+        Whether several runs may start at one place, as with index arrays.
     axis : int
         Position of the first dimension of `shape`: NumPy puts the dimensions of separated index arrays first.
     """
@@ -43,6 +45,7 @@ class Runs:
     starts: Callable[[int, int], NDArray[np.int64]]
     scalar: bool = False
     inner: bool = False
+    repeats: bool = False
     axis: int = 0
 
 
@@ -180,7 +183,7 @@ def _gathered(array: Any, first: Any, rest: Sequence[Any]) -> Runs:
         return (rows[:, np.newaxis] + inside).reshape(-1)[low - from_row * each : high - from_row * each]
 
     step = math.gcd(row, offset, *steps)
-    return Runs((*indices.shape, *shape), flat.size * each, nbytes, step, starts)
+    return Runs((*indices.shape, *shape), flat.size * each, nbytes, step, starts, repeats=True)
 
 
 def _row_indices(array: Any, first: Any) -> NDArray[Any]:
@@ -229,4 +232,4 @@ def _gathered_inside(array: Any, first: Any, rest: Sequence[Any]) -> Runs:
 
     step = math.gcd(row * start, row * by, int(np.gcd.reduce(offsets)) if each else 0)
     nbytes = int(array.dtype.itemsize)
-    return Runs((rows, *inside.shape), rows * each, nbytes, step, starts, axis=axis)
+    return Runs((rows, *inside.shape), rows * each, nbytes, step, starts, repeats=True, axis=axis)
