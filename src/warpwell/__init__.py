@@ -12,6 +12,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     _os/         the clock of timeouts, which tests can advance
     errors/      the exceptions
     _check       checks of options
+    _settings    what environment variables choose
     _npy         headers of ``.npy`` files
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives

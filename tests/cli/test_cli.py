@@ -230,8 +230,6 @@ def test_a_trace_that_was_lost_at_the_end_is_no_success(
     ("variable", "text", "code"),
     [
         ("WARPWELL_THREADS", "abc", "import warpwell.targets.compiler.run_cpu"),
-        ("WARPWELL_THREADS", "-1", "import warpwell.targets.compiler.run_cpu"),
-        ("WARPWELL_SEED", "x", "import warpwell as ww\n@ww.kernel\ndef f():\n    pass\nf[1](device='interp')"),
         ("WARPWELL_POOL_STALL", "ten", "from warpwell.pool.transport.milestone import limit; limit()"),
         ("WARPWELL_POOL_STALL", "-1", "from warpwell.pool.transport.milestone import limit; limit()"),
     ],

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from .._settings import settings
 from ..errors import DriverBuildError
 from ..replacing import replacing
 from . import generate
@@ -216,8 +217,7 @@ def sources_hash() -> str:
 
 
 def _cache() -> Path:
-    root = os.environ.get("WARPWELL_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "warpwell" / "driver"
+    return settings.cache_root / "warpwell" / "driver"
 
 
 def _hash(command: Sequence[str]) -> str:

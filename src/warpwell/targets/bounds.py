@@ -7,13 +7,13 @@ the checks, and what is compiled for ordinary arrays is what it was.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from .. import errors
+from .._settings import settings
 from .atomics import DEVICE, SYSTEM, compare_exchange, load_relaxed, store_relaxed, store_release
 from .device import device
 from .fault import LaunchFlag
@@ -39,10 +39,7 @@ def checking(kernel: Any) -> bool:
         return bool(kernel.bounds)  # None: those that launch others with checks
     if str(kernel.function.__module__).startswith("warpwell."):
         return False
-    text = os.environ.get("WARPWELL_CHECK") or "0"
-    if text not in ("0", "1"):
-        raise errors.ArgumentError(f"WARPWELL_CHECK is {text!r}: give 1 (or 0)", name="WARPWELL_CHECK")
-    return text == "1"
+    return settings.check
 
 
 def checked(value: Any, record: int, number: int) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .._settings import settings
 from .arguments import KernelArgument, begin, device_of, finish, participants, viewed
 from .blocks.launch import BlockLaunch
 from .bounds import Record, checked, checking, for_interp
@@ -269,7 +270,7 @@ class Launch:
             self.kernel.function,
             self.shape,
             values,
-            seed=_seed() if seed is None else seed,
+            seed=settings.seed if seed is None else seed,
             services=list(dict.fromkeys([*services, *offered])),
             coarse_copies=True,
             max_steps=1_000_000_000,
@@ -335,13 +336,6 @@ def _runner(target: str) -> Any:
     from .compiler import run_cuda
 
     return run_cuda
-
-
-def _seed() -> int:
-    text = os.environ.get("WARPWELL_SEED") or "0"
-    if not text.removeprefix("-").isdecimal():
-        raise errors.ArgumentError(f"WARPWELL_SEED is {text!r}: give a whole number", name="WARPWELL_SEED")
-    return int(text)
 
 
 def kernel(

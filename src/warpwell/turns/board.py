@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from .. import errors
+from .._settings import settings
 
 VERSION = 1
 SLOTS = 512
@@ -88,7 +89,7 @@ def folder() -> Path:
         It is somebody else's, or (without ``WARPWELL_TURNS``) others can write to it, or the variable names no whole
         path.
     """
-    chosen = os.environ.get("WARPWELL_TURNS")
+    chosen = settings.turns_folder
     base = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
     if chosen and not os.path.isabs(chosen):
         raise errors.SchedulerError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ..._settings import settings
 from ...json_file import read_json
 from ...replacing import replacing
 from .pairs import Pairs
@@ -36,9 +37,8 @@ def default_path(device: str) -> Path:
 
     In ``WARPWELL_CACHE_DIR`` where that is set, else in ``XDG_CACHE_HOME`` or ``~/.cache``.
     """
-    root = os.environ.get("WARPWELL_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "device"
-    return Path(root).expanduser() / "warpwell" / "scheduler" / f"{name}.json"
+    return settings.cache_root / "warpwell" / "scheduler" / f"{name}.json"
 
 
 class History:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from ... import errors
+from ..._settings import settings
 
 MAX_PATH = 107
 """Bytes of a socket's path at most, on Linux."""
@@ -22,9 +23,8 @@ def default_path() -> Path:
     ``WARPWELL_SOCKET`` where it is set; else in ``$XDG_RUNTIME_DIR``, where that is this user's alone; else in a folder
     of the user in the system's folder for temporary files.
     """
-    chosen = os.environ.get("WARPWELL_SOCKET")
-    if chosen:
-        return Path(chosen)
+    if chosen := settings.socket:
+        return chosen
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isabs(runtime) and _is_private(Path(runtime)):
         return Path(runtime) / "warpwell" / "scheduler.sock"

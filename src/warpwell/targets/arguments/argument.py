@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ... import errors
+from ..._settings import settings
 from ..fault import LaunchFlag
 from ..gpu.device import has_cuda
 from ..struct import DeviceStruct
@@ -102,7 +102,4 @@ def device_of(args: Sequence[Any]) -> str:
 
 def default_device() -> str:
     """Return ``WARPWELL_DEVICE`` where it is set, else "cuda" where there is a GPU, else "cpu"."""
-    chosen = os.environ.get("WARPWELL_DEVICE")
-    if chosen:
-        return chosen
-    return "cuda" if has_cuda() else "cpu"
+    return settings.device or ("cuda" if has_cuda() else "cpu")

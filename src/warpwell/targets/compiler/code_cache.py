@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._settings import settings
 from .bytecode import VERSIONED, attributes, is_bound, names_of
 
 LOCK_SECONDS = 30.0
@@ -130,9 +131,7 @@ def read_or_make(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
 
 def cache_folder() -> pathlib.Path:
     """Return the folder of compiled code for these very sources and versions."""
-    root = os.environ.get("WARPWELL_CACHE_DIR")
-    base = pathlib.Path(root) if root else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return base / "warpwell" / _sources_hash()
+    return settings.cache_root / "warpwell" / _sources_hash()
 
 
 @functools.cache

@@ -10,12 +10,13 @@ import threading
 from collections.abc import Iterator
 
 from ... import errors
+from ..._settings import settings
 from ..uninterrupted import uninterrupted
 
 SECONDS = 1.0
 """Compilations that take no longer say nothing."""
 
-enabled = not os.environ.get("WARPWELL_QUIET")
+enabled = not settings.quiet
 """Whether to say anything; the command line has notices of its own."""
 
 _said = False

@@ -16,6 +16,7 @@ from numba import typeof
 from numba.core.errors import NumbaError
 
 from ... import errors
+from ..._settings import settings
 from .. import atomics
 from ..fault import FLAG, LaunchFlag
 from ..signature import argument, check_arguments
@@ -25,17 +26,7 @@ from .compiling import compiling, explained
 from .hooks import seam_for
 from .ranges import bounded_ranges
 
-
-def _threads() -> int:
-    text = os.environ.get("WARPWELL_THREADS") or "64"
-    if not (text.isdecimal() and int(text) > 0):
-        raise errors.ArgumentError(
-            f"WARPWELL_THREADS is {text!r}: give a whole number, 1 or more", name="WARPWELL_THREADS"
-        )
-    return int(text)
-
-
-THREADS = _threads()
+THREADS = settings.cpu_threads
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
 
 TELL_SECONDS = 1.0

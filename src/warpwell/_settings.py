@@ -1,0 +1,156 @@
+"""`settings`: the options that environment variables set. No other module reads these variables.
+
+A variable is read at each access, so a program can set it after ``import warpwell``; an empty one counts as unset. The
+page ``docs/reference/settings.md`` is `reference`; a test compares them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+from .errors import ArgumentError
+
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Parameters
+    ----------
+    variable : str
+    default : object
+        Its value if the variable is unset.
+    parse : callable
+        Takes the text; raises ValueError if that is no value.
+    expected : str
+        What to give instead of a wrong value: "a whole number".
+    description : str
+        One sentence for users.
+    """
+
+    def __init__(
+        self, variable: str, default: T, parse: Callable[[str], T], expected: str, description: str, shown: str = ""
+    ) -> None:
+        self.variable, self.expected, self.description = variable, expected, description
+        self.shown = shown or str(default)
+        self._default, self._parse = default, parse
+
+    def __get__(self, instance: Settings | None, owner: type[Settings]) -> T:
+        """Read the variable.
+
+        Raises
+        ------
+        ArgumentError
+            Its text is no value of this setting.
+        """
+        text = os.environ.get(self.variable)
+        if not text:
+            return self._default
+        try:
+            return self._parse(text)
+        except ValueError:
+            raise ArgumentError(f"{self.variable} is {text!r}: give {self.expected}", name=self.variable) from None
+
+
+def _positive_integer(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise ValueError(text)
+    return int(text)
+
+
+def _integer(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(text)
+    return text == "1"
+
+
+class Settings:
+    """The settings of this process; assigning to one raises AttributeError: set its variable."""
+
+    __slots__ = ()
+
+    device = Setting(
+        "WARPWELL_DEVICE",
+        "",
+        str,
+        '"cpu", "cuda" or "interp"',
+        "Device of arrays, stores and launches that name none.",
+        "`cuda` if there is a GPU, else `cpu`",
+    )
+    cpu_threads = Setting(
+        "WARPWELL_THREADS",
+        64,
+        _positive_integer,
+        "a whole number, 1 or more",
+        "Threads of a launch on the CPU; more than cores, because threads that wait for storage cost nothing.",
+    )
+    check = Setting(
+        "WARPWELL_CHECK",
+        False,
+        _switch,
+        "1 (or 0)",
+        "1: check the indices of all kernels that are launched from now on.",
+        "0",
+    )
+    seed = Setting("WARPWELL_SEED", 0, _integer, "a whole number", "Seed of the interleaving of launches on `interp`.")
+    cache_folder = Setting[Path | None](
+        "WARPWELL_CACHE_DIR",
+        None,
+        lambda text: Path(text).expanduser(),
+        "a folder",
+        "Folder of compiled code and of the measurements of schedulers.",
+        "`XDG_CACHE_HOME`, else `~/.cache`",
+    )
+    quiet = Setting(
+        "WARPWELL_QUIET",
+        False,
+        bool,
+        "1",
+        "Any text: no line on standard error about a compilation that takes longer than a second.",
+        "unset",
+    )
+    socket = Setting[Path | None](
+        "WARPWELL_SOCKET",
+        None,
+        Path,
+        "a path",
+        "Socket of the scheduler service.",
+        "`warpwell/scheduler.sock` in `XDG_RUNTIME_DIR`, else in a folder of the user in `/tmp`",
+    )
+    turns_folder = Setting(
+        "WARPWELL_TURNS",
+        "",
+        str,
+        "an absolute path",
+        "Folder of the files by which processes take turns on a GPU; the same for all of them.",
+        "a folder of the user in `/dev/shm`",
+    )
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        found = type(self).__dict__.get(name)
+        how = f": set {found.variable} in os.environ" if isinstance(found, Setting) else ""
+        raise AttributeError(f"settings.{name} cannot be assigned{how}")
+
+    @property
+    def cache_root(self) -> Path:
+        """`cache_folder` or its default; the files are in the folder ``warpwell`` in it."""
+        return self.cache_folder or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+
+
+settings = Settings()
+
+
+def reference() -> str:
+    """Return the rows of the reference page."""
+    found = [setting for setting in vars(Settings).values() if isinstance(setting, Setting)]
+    return "\n".join(f"| `{each.variable}` | {each.shown} | {each.description} |" for each in found)
