@@ -21,7 +21,7 @@ import warpwell as ww
 from lab.bench.file import pump
 from lab.bench.timing import machine, save, table
 from lab.drives.qemu import QemuDrive, QemuNamespace
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.drives import DriveMedium
 from warpwell.storage import FileMedium, Medium
 from warpwell.targets import grid, kernel, memory_for
@@ -134,7 +134,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder or "/dev/shm") as folder:
         path = Path(folder) / "image.raw"
-        np.arange(parse_size(options.size) // 8, dtype=np.int64).tofile(path)
+        np.arange(checked_nbytes(options.size) // 8, dtype=np.int64).tofile(path)
         for depth in options.depth:
             count = options.count // (4 if depth == 1 else 1)
             turns = [rates(path, depth, count) for _ in range(options.rounds)]

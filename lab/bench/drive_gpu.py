@@ -26,7 +26,7 @@ import numpy as np
 import warpwell as ww
 from lab.bench.timing import machine, save, table
 from lab.drives.qemu import QemuDrive, QemuNamespace
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.drives.superblock import DATA_AT, head_of
 from warpwell.storage import FileMedium
 from warpwell.targets import grid, kernel
@@ -141,7 +141,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(dir=options.folder or "/dev/shm") as folder:
         path = Path(folder) / "image.raw"
-        data = np.random.default_rng(0).integers(1, 1 << 40, parse_size(options.size) // 8)
+        data = np.random.default_rng(0).integers(1, 1 << 40, checked_nbytes(options.size) // 8)
         path.write_bytes(head_of(data.shape, data.dtype))
         with open(path, "ab") as file:
             data.tofile(file)

@@ -21,7 +21,7 @@ import numpy as np
 import warpwell as ww
 from lab.bench.misses import touch
 from lab.bench.timing import kernel_seconds, machine, save, table
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.nvme import READ
 from warpwell.storage import FileMedium
 from warpwell.targets import SYSTEM, call_native, device, fetch_add, load_relaxed, memory_for
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--json", default=None, metavar="FILE")
     options = parser.parse_args()
     path = options.folder / "file_rate.bin"
-    items = parse_size(options.size) // 8
+    items = checked_nbytes(options.size) // 8
     rows = []
     try:
         np.arange(items, dtype=np.int64).tofile(path)

@@ -27,7 +27,7 @@ import numpy as np
 import warpwell as ww
 from lab.bench.runner import CannotRunError, Record, Setting, benchmark
 from lab.bench.timing import alternate, rates
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.storage.file import _in_memory
 
 PAGE = 4096
@@ -270,7 +270,7 @@ def from_host(items: Any, row_bytes: int, record: Record) -> None:
 @benchmark("gather", figures=["warm", "cold", "cache", "device", "ram", "host"])
 def run(setting: Setting, record: Record) -> None:
     """Measure on the device."""
-    size = parse_size(setting.pick(("64MiB", "1GiB"), ("2GiB", "4GiB"), "size"))
+    size = checked_nbytes(setting.pick(("64MiB", "1GiB"), ("2GiB", "4GiB"), "size"))
     if setting.on_gpu:
         try:
             import torch  # noqa: F401

@@ -15,7 +15,7 @@ import warpwell as ww
 from lab.bench.micro.bam import BamCache, bam_read
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates, registers_per_thread
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.cache.partition import ResidentPool
 from warpwell.storage import Medium, NativeMedium
 from warpwell.targets import (
@@ -266,6 +266,6 @@ def measure(nbytes: int, page_size: int, setting: Setting, record: Record) -> No
 @benchmark("hits", figures=["random", "hot", "sequential", "walk"])
 def run(setting: Setting, record: Record) -> None:
     """Measure with pages of 4 KiB and 512 B."""
-    nbytes = parse_size(setting.pick(("16MiB", "64MiB"), ("4GiB", "8GiB"), "frames"))
+    nbytes = checked_nbytes(setting.pick(("16MiB", "64MiB"), ("4GiB", "8GiB"), "frames"))
     for page_size in setting.option("page-size", [4096, 512]):
         measure(1 << nbytes.bit_length() - 1, page_size, setting, record)

@@ -24,7 +24,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.timing import machine, save, table
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 
 COLUMNS = 250
 BLOCK = 256
@@ -224,7 +224,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as own:
         path = Path(options.folder or own) / "laptop.npy"
-        nbytes = parse_size(options.bytes)
+        nbytes = checked_nbytes(options.bytes)
         rows = make(path, nbytes)
         may_drop = drop()
         results: dict[str, Any] = {**machine("cpu"), "bytes": nbytes, "cpus": os.cpu_count(), "cache": options.cache}

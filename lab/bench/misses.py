@@ -14,7 +14,7 @@ import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import call_times, kernel_times, rates
 from lab.media import Latency, rates_of
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.storage import Medium, RamMedium, Striped
 from warpwell.targets import div, grid, kernel, lane_id, memory_for, store_weak_as, warp_size
 
@@ -153,7 +153,7 @@ def bulk(nbytes: int, setting: Setting, record: Record, copy: float) -> None:
 @benchmark("misses", figures=["storage", "host-cached", "host", "drives", "bulk"])
 def run(setting: Setting, record: Record) -> None:
     """Measure all of it."""
-    data = np.arange(parse_size(setting.pick(("64MiB", "64MiB"), ("1GiB", "2GiB"), "data")) // 8, dtype=np.int64)
+    data = np.arange(checked_nbytes(setting.pick(("64MiB", "64MiB"), ("1GiB", "2GiB"), "data")) // 8, dtype=np.int64)
     sizes = setting.option("page-size", [512, 4096])
     for tier in ("storage", "host-cached"):
         for page_size in sizes:
@@ -174,4 +174,4 @@ def run(setting: Setting, record: Record) -> None:
             record.emulated.add("drive")
     copy = record("copy", copy_rates(setting.device), "B/s")
     record("host/records", host_records(data[: min(data.size, 1 << 27)], setting.device), "B/s", ceiling=("copy", copy))
-    bulk(parse_size(setting.pick(("64MiB", "64MiB"), ("1GiB", "4GiB"))), setting, record, copy)
+    bulk(checked_nbytes(setting.pick(("64MiB", "64MiB"), ("1GiB", "4GiB"))), setting, record, copy)

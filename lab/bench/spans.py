@@ -14,7 +14,7 @@ import warpwell as ww
 from lab.bench.hits import COMPLETE, EVICTING, fill, seen_as
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.storage import RamMedium
 from warpwell.targets import (
     DEVICE,
@@ -198,6 +198,6 @@ def measure(nbytes: int, page_size: int, run_bytes: int, setting: Setting, recor
 @benchmark("spans", figures=["4096B", "512B"])
 def run(setting: Setting, record: Record) -> None:
     """Measure pages of 4 KiB, and pages of 512 B in runs of 2 KiB."""
-    nbytes = parse_size(setting.pick(("16MiB", "16MiB"), ("4GiB", "8GiB"), "frames"))
+    nbytes = checked_nbytes(setting.pick(("16MiB", "16MiB"), ("4GiB", "8GiB"), "frames"))
     for page_size, run_bytes in ((4096, 4096), (512, 2048)):
         measure(nbytes, page_size, run_bytes, setting, record)

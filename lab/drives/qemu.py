@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 from warpwell import errors
-from warpwell.cache import parse_size
+from warpwell._check import checked_nbytes
 from warpwell.drives import DmaArena, Drive
 
 from .qtest import ARENA_SLOT, NVME_SLOT, QtestTransport
@@ -144,7 +144,7 @@ class QemuDrive:
         self._mine = os.getpid()
         self._transport: Callable[[], QtestTransport | None] = lambda: None
         with contextlib.ExitStack() as stack:
-            self.arena = DmaArena(parse_size(arena, "arena"))
+            self.arena = DmaArena(checked_nbytes(arena, "arena"))
             stack.callback(self.arena.close)
             self._said = stack.enter_context(tempfile.TemporaryFile())
             here, there = socket.socketpair()
@@ -300,7 +300,7 @@ def _namespace(nsid: int, space: QemuNamespace, images: contextlib.ExitStack, fi
         else:
             image = os.memfd_create("warpwell-namespace", os.MFD_CLOEXEC)
             images.callback(os.close, image)
-            os.ftruncate(image, parse_size(space.size or 0, "size"))
+            os.ftruncate(image, checked_nbytes(space.size or 0, "size"))
             files.append(image)
             path = f"/proc/self/fd/{image}"
         node = {"driver": "file", "filename": path, "aio": "threads", "locking": "off"}

@@ -1,16 +1,19 @@
 """Checks of options: each message names the option, what was given, and what to give instead.
 
 `checked_integer`, `checked_number`, `checked_seconds`, `checked_timeout`, `checked_share` read numbers, and refuse
-2.5 blocks, NaN and infinity; `checked_flag`, `checked_bytes`, `checked_path`, `checked_callable`, `checked_shape` and
+2.5 blocks, NaN and infinity; `checked_nbytes` reads sizes such as "4KiB", `checked_device` devices such as "cuda:0";
+`checked_flag`, `checked_bytes`, `checked_path`, `checked_callable`, `checked_shape` and
 `checked_dtype` read the rest. Each takes the value and the option's name, and returns the value in its plain type.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +61,94 @@ def checked_integer(
     if (least is not None and number < least) or (most is not None and number > most):
         raise _refused(number, name, of, f"an integer{_bounds(least, most)}")
     return number
+
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:B|([KMGT])i?B?)?\s*", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def checked_nbytes(
+    value: Any, name: str = "size", *, minimum: int = 1, maximum: int | None = None, of: str | None = None
+) -> int:
+    """Return an option that is a size in bytes as an int.
+
+    Parameters
+    ----------
+    value : int or str
+        Bytes, or a text such as "4k", "4K", "4KB", "4KiB" (all are 4096), "256MiB", "1.5 GB" or "4096". K, M, G and T
+        are powers of 1024 in every spelling.
+    name : str
+        The option, for the message.
+    minimum, maximum : int, optional
+        Bounds, both allowed values.
+    of : str, optional
+        Owner of the option, for the message: "task 'a'".
+
+    Raises
+    ------
+    ArgumentError
+        The value is not a size, or outside of the bounds.
+    """
+    nbytes = None
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is not None:
+            from fractions import Fraction  # exact for any number of digits; imported only for text
+
+            nbytes = int(Fraction(match[1]) * _UNITS[(match[2] or "").lower()])
+    elif not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            nbytes = operator.index(value)
+    title = name if of is None else f"{name} of {of}"
+    if nbytes is None:
+        raise ArgumentError(f'{title} {shown(value)} is not a size: give bytes, or a text such as "256MiB"', name=name)
+    if nbytes < minimum or (maximum is not None and nbytes > maximum):
+        limits = f"at least {minimum:,}" if maximum is None else f"{minimum:,} to {maximum:,}"
+        raise ArgumentError(f"{title} must be {limits} bytes, got {shown(value)}", name=name)
+    return nbytes
+
+
+def checked_device(
+    value: Any, name: str = "device", *, among: Sequence[str] = ("cpu", "cuda", "interp"), every_gpu: bool = False
+) -> str:
+    """Return an option that is a device as one of `among`.
+
+    Parameters
+    ----------
+    value : str or torch.device
+        "cuda:0" means "cuda", and "cpu:0" means "cpu", as PyTorch writes them.
+    name : str
+        The option, for the message.
+    among : sequence of str
+        Devices that are allowed.
+    every_gpu : bool
+        Also return "cuda:1" and so on.
+
+    Raises
+    ------
+    ArgumentError
+        The value is not a device, or is another GPU than the first and `every_gpu` is False.
+    """
+    if type(value) is str and value in among:
+        return value
+    text = str(value) if isinstance(value, str) or type(value).__module__.partition(".")[0] == "torch" else ""
+    match = re.fullmatch(r"(cpu|cuda):([0-9]{1,9})", text)
+    if match is not None and match[1] in among:
+        ordinal = int(match[2])
+        if not ordinal:
+            return match[1]
+        if match[1] == "cuda" and every_gpu:
+            return f"cuda:{ordinal}"
+        if match[1] == "cuda":
+            raise ArgumentError(
+                f'{name} {text!r} is not available: the only GPU here is "cuda", the first GPU that the process sees; '
+                f"to use GPU {ordinal}, start the program with CUDA_VISIBLE_DEVICES={ordinal}",
+                name=name,
+            )
+    if text in among:
+        return text
+    expected = [*among, *(["cuda:1"] if every_gpu else [])]
+    raise ArgumentError(f"unknown {name} {shown(value)}; expected one of {', '.join(expected)}", name=name)
 
 
 def checked_number(value: Any, name: str, *, most: float, of: str | None = None) -> int | float:

@@ -13,13 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, storage
+from warpwell._check import checked_device, checked_nbytes
 from warpwell._npy import npy_header
 from warpwell.array.header import Header, check_dtype
 from warpwell.array.header import read_npy as read_open_npy
-from warpwell.cache import format_size, parse_size
+from warpwell.cache import format_size
+from warpwell.drives.arena import DmaArena
+from warpwell.graph.build import _memory
+from warpwell.kv.opening import _device_options
+from warpwell.pool.devices import runtime_for
+from warpwell.scheduler.service.service import Service
+from warpwell.scheduler.task import Task
+from warpwell.scheduler.tenants import Tenant
 
-UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": 2 ** (10 * k) for k, prefix in enumerate("KMGT", 1) for suffix in ("", "B", "iB", "i")
+}
 
 
 def read_npy(path: Path) -> Header:
@@ -29,33 +39,53 @@ def read_npy(path: Path) -> Header:
 
 @given(st.integers(1, 2**62), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " ", "  "]))
 def test_whole_sizes_are_exact(n: int, unit: str, gap: str) -> None:
-    assert parse_size(f"{gap}{n}{gap}{unit}{gap}") == n * UNITS[unit]
-    assert parse_size(f"{n}{unit.lower()}") == n * UNITS[unit]
-    assert parse_size(n) == parse_size(np.int64(n)) == n
+    assert checked_nbytes(f"{gap}{n}{gap}{unit}{gap}") == n * UNITS[unit]
+    assert checked_nbytes(f"{n}{unit.lower()}") == checked_nbytes(f"{n}{unit.upper()}") == n * UNITS[unit]
+    assert checked_nbytes(n) == checked_nbytes(np.int64(n)) == n
 
 
 @given(st.integers(1, 10**6), st.integers(0, 999))
 def test_fractions_round_down(n: int, thousandths: int) -> None:
     text = f"{n}.{thousandths:03d}"
-    assert parse_size(f"{text} MiB") == int(Fraction(text) * 2**20)
+    assert checked_nbytes(f"{text} MiB") == int(Fraction(text) * 2**20)
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "x", "-1", "1e3", "1 PB", "MiB", "1.MiB", ".5", "1,5", None, "nan", "inf", True, [], "1 2"]
+    "bad",
+    [
+        "",
+        "x",
+        "-1",
+        "1e3",
+        "1 PB",
+        "MiB",
+        "1.MiB",
+        ".5",
+        "1,5",
+        None,
+        "nan",
+        "inf",
+        True,
+        [],
+        "1 2",
+        "1iB",
+        4096.0,
+        np.array([1]),
+    ],
 )
 def test_what_is_no_size(bad: object) -> None:
     with pytest.raises(errors.ArgumentError, match=r"cache .* is not a size"):
-        parse_size(bad, "cache")  # type: ignore[arg-type]
+        checked_nbytes(bad, "cache")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [0, -5, "0", "0 GiB", "0.0001", "0.4B"])
 def test_a_size_is_positive(bad: object) -> None:
-    with pytest.raises(errors.ArgumentError, match="not a positive number"):
-        parse_size(bad)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentError, match="at least 1 bytes, got"):
+        checked_nbytes(bad)  # type: ignore[arg-type]
 
 
 def test_a_size_of_many_digits() -> None:
-    assert parse_size("9" * 400) == int("9" * 400)
+    assert checked_nbytes("9" * 400) == int("9" * 400)
     assert format_size(1536) == "1.5 KiB" and format_size(5 * 2**40) == "5.0 TiB"
 
 
@@ -138,6 +168,87 @@ def test_fields_have_any_names(tmp_path: Path) -> None:
     assert np.array_equal(np.load(tmp_path / "a.npy")["Ω"], [1, 2, 3])
     with ww.open(tmp_path / "a.npy", device="cpu") as a:
         assert a.dtype == dtype and np.array_equal(a["Ω"][:], [1, 2, 3])
+
+
+def _array(folder: Path, **options: Any) -> ww.Array:
+    np.save(folder / "a.npy", np.zeros(1000))
+    return ww.open(folder / "a.npy", **{"device": "cpu", **options})
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda size, _: ww.Cache(size, device="cpu").cache_bytes,
+        lambda size, _: ww.Cache("1MiB", page_size=size, device="cpu").page_size,
+        lambda size, folder: _array(folder, page_size=size).cache.page_size,
+        lambda size, _: ww.open(storage.RamMedium("1m"), dtype="u1", offset=size, device="cpu")._origin,
+        lambda size, _: storage.RamMedium(size).nbytes,
+        lambda size, _: type("Zeros", (storage.PythonMedium,), {"read": None})(size).nbytes,
+        lambda size, _: storage.Striped([storage.RamMedium("1m")] * 2, size).stripe_bytes,
+        lambda size, _: DmaArena(size).nbytes,
+        lambda size, _: _memory(size),
+        lambda size, _: Task("a", 1, memory=size).memory,
+        lambda size, _: Tenant("a", memory=size).memory,
+        lambda size, _: Service(max_message=size)._max_message,
+        lambda size, _: _device_options("cpu", None, None, cache=size, value_bytes=None).cache_bytes,
+        lambda size, _: _device_options("cpu", None, None, cache=None, value_bytes=size).value_bytes,
+    ],
+)
+def test_every_option_reads_sizes_alike(read: Any, tmp_path: Path) -> None:
+    assert read("64k", tmp_path) == 65536
+
+
+class TorchDevice(str):
+    """What `checked_device` sees of a torch.device."""
+
+    __module__ = "torch"
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", TorchDevice("cuda:0"), TorchDevice("cuda")])
+def test_the_first_gpu_has_several_names(name: Any) -> None:
+    assert checked_device(name) == checked_device(name, every_gpu=True) == "cuda"
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:1", "cuda0", "", 0, np.zeros(2)])
+def test_unknown_devices_are_refused(name: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match=r"unknown device .* expected one of cpu, cuda, interp"):
+        checked_device(name)
+
+
+def test_another_gpu_is_refused_with_the_way_to_use_it() -> None:
+    with pytest.raises(errors.ArgumentError, match="start the program with CUDA_VISIBLE_DEVICES=1"):
+        checked_device("cuda:1")
+    assert checked_device("cuda:1", every_gpu=True) == "cuda:1"
+
+
+@ww.kernel
+def nothing(x: Any) -> None:
+    ww.grid(1)
+
+
+@pytest.mark.parametrize("how", ["cpu:0", TorchDevice("cpu")])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda name, folder: _array(folder, device=name),
+        lambda name, folder: ww.create(folder / "new.npy", 3, device=name),
+        lambda name, folder: ww.Cache("64k", device=name),
+        lambda name, folder: nothing[1](np.zeros(1), device=name),
+        lambda name, folder: ww.scheduler.Scheduler(name).close(),
+        lambda name, folder: _device_options(name, None, None, cache=None, value_bytes=None),
+        lambda name, folder: runtime_for(name),
+    ],
+    ids=["open", "create", "Cache", "kernel", "Scheduler", "kv", "pool"],
+)
+def test_every_option_reads_devices_alike(use: Any, how: str, tmp_path: Path) -> None:
+    use(how, tmp_path)
+    with pytest.raises(errors.ArgumentError, match=r"unknown .*tpu"):
+        use("tpu", tmp_path)
+
+
+def test_mmap_mode_is_refused_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError, match="mmap_mode is mode= here"):
+        _array(tmp_path, mmap_mode="r")
 
 
 @given(st.data())

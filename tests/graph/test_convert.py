@@ -299,7 +299,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
 
 def test_arguments_that_cannot_be(tmp_path: Path) -> None:
     out = tmp_path / "graph.ww"
-    with pytest.raises(ArgumentError, match="64 KiB"):
+    with pytest.raises(ArgumentError, match="at least 65,536 bytes, got 1000"):
         build(chunks([(0, 1)]), out, memory_bytes=1000)
     with pytest.raises(ArgumentError, match="more than this machine has"):
         build(chunks([(0, 1)]), out, memory_bytes=1 << 60)

@@ -400,7 +400,7 @@ def test_bad_arguments_are_refused_at_once(scheduler):
         (lambda: scheduler_of(log=[]), "log is"),
         (lambda: CpuExecutor(2.5), "threads is 2.5: give an integer"),
         (lambda: CpuExecutor(0), "threads is 0: give an integer"),
-        (lambda: CpuExecutor(memory=2.5), "memory is 2.5: give an integer"),
+        (lambda: CpuExecutor(memory=2.5), "memory 2.5 is not a size"),
         (lambda: CpuExecutor(patience=np.nan), "patience is nan: give seconds"),
         (lambda: connect("none.sock", timeout=np.inf), "timeout is inf: give seconds"),
         (lambda: handle.result(np.inf), "timeout is inf: give seconds"),

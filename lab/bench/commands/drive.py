@@ -11,8 +11,8 @@ import numpy as np
 from lab.bench.micro.drives import drive_reads
 from lab.cli import parser_of, run_command
 from lab.drives.qemu import QemuDrive
-from warpwell._check import checked_integer
-from warpwell.cache import parse_page_size, parse_size
+from warpwell._check import checked_integer, checked_nbytes
+from warpwell.cache import parse_page_size
 from warpwell.cli._common import json_option, output_of
 from warpwell.drives import Namespace, open_namespace
 from warpwell.errors import ArgumentError
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure random reads."""
     output = output_of(arguments)
     page = parse_page_size(arguments.page_size)
-    nbytes = parse_size(arguments.bytes, "--bytes")
+    nbytes = checked_nbytes(arguments.bytes, "--bytes")
     runs = checked_integer(arguments.runs, "--runs", least=1)
     with _opened(arguments, nbytes) as namespace, output.progress() as report:
         found = drive_reads(namespace, page=page, nbytes=nbytes, runs=runs, report=report)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from lab.bench import runner
 from lab.bench.micro import BENCHMARKS, Setting, measure
 from lab.bench.runner import Record, benchmark
-from warpwell.cache import parse_page_size, parse_size
+from warpwell._check import checked_nbytes
+from warpwell.cache import parse_page_size
 from warpwell.errors import ArgumentError
 from warpwell.storage import service_threads
 
@@ -21,14 +22,14 @@ def setting_of(setting: runner.Setting) -> Setting:
     """Return the setting of the micro-benchmarks."""
     page = parse_page_size(setting.option("page-size", "4KiB"))
     text = setting.pick(("16MiB", "64MiB"), ("256MiB", "1GiB"), "bytes")
-    nbytes = parse_size(text) // page * page
+    nbytes = checked_nbytes(text) // page * page
     if nbytes < 64 * page:
         raise ArgumentError(f"bytes must be at least 64 pages of {page} B, got {text}")
     found = Setting(
         device=setting.device,
         tier=setting.option("tier", "storage"),
         page_size=page,
-        cache=parse_size(setting.options["cache"]) if "cache" in setting.options else nbytes // 4,
+        cache=checked_nbytes(setting.options["cache"]) if "cache" in setting.options else nbytes // 4,
         nbytes=nbytes,
         threads=setting.pick((64, 64), (1 << 18, 1 << 18), "threads"),
         service_threads=setting.option("service-threads", service_threads(setting.device)),

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .. import errors
-from .._check import checked_integer
+from .._check import checked_device, checked_integer, checked_nbytes
 from .._npy import npy_header
-from ..cache import Cache, default_page_size, default_queues, parse_page_size, parse_size
+from ..cache import Cache, default_page_size, default_queues, parse_page_size
 from ..drives import DriveMedium, Namespace, open_namespace
 from ..drives.controller import DriveController, DriveRings, NamespaceMedium
 from ..replacing import NO_SPACE
@@ -42,7 +42,7 @@ def open_array(
     *,
     dtype: Any = None,
     shape: int | tuple[int, ...] | None = None,
-    offset: int = 0,
+    offset: int | str = 0,
     device: str | None = None,
     tier: str = "auto",
     cache: int | str | Cache | None = None,
@@ -65,7 +65,8 @@ def open_array(
     mode : {"r", "r+"}
         Read-only, or writable.
     dtype, shape, offset : optional
-        Layout of a raw file: its items ("bfloat16" too), shape (by default one dimension), and first byte.
+        Layout of a raw file: its items ("bfloat16" too), shape (by default one dimension), and first byte (`offset`
+        may be "4KiB").
     device : {"cuda", "cpu", "interp"}, optional
         The device whose kernels use the array; default: "cuda" if there is a GPU, else "cpu".
     tier : {"auto", "mapped", "storage", "host-cached", "host", "device"}
@@ -101,6 +102,7 @@ def open_array(
     """
     given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
     chosen = _checked_device(mode, tier, device, cache, given)
+    offset = checked_nbytes(offset, "offset", minimum=0)
     mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *given.values()])
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
@@ -215,19 +217,22 @@ def _checked_device(
         raise errors.ArgumentError(f'mode is "r" or "r+", not {mode!r}; new files are made by create()')
     if tier not in ("auto", *TIERS):
         raise errors.ArgumentError(f"tier {tier!r} is unknown: choose one of auto, {', '.join(TIERS)}")
-    chosen = device or (cache.device if isinstance(cache, Cache) else default_device())
-    require_device(chosen)
+    chosen = require_device(device or (cache.device if isinstance(cache, Cache) else default_device()))
     if isinstance(cache, Cache):
         if cache.device != chosen:
             raise errors.ArgumentError(f"the cache is on {cache.device!r}, but device= asks for {chosen!r}")
         has = {"page_size": cache.page_size, "stats": "full" if cache.full else "basic", "timeout": cache.timeout}
         for option, value in given.items():
             if option == "page_size" and value is not None:
-                value = parse_size(value, "page_size")
+                value = checked_nbytes(value, "page_size")
             if value is not None and value != has.get(option):
                 raise errors.ArgumentError(
                     f"{option}={value!r} belongs to the shared Cache: pass it to Cache() instead"
                 )
+    if "mmap_mode" in given:
+        raise errors.ArgumentError(
+            f'open() has no option mmap_mode={given["mmap_mode"]!r}: NumPy\'s mmap_mode is mode= here, "r" or "r+"'
+        )
     unknown = sorted(given.keys() - {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"})
     if unknown:
         raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
@@ -254,7 +259,7 @@ def _page_size(given: int | str | None, device: str, cache: int | str | None) ->
     """Return the bytes of a page of an array's own cache."""
     if given is not None:
         return parse_page_size(given)
-    return default_page_size(device, parse_size(DEFAULT_CACHE if cache is None else cache, "cache"))
+    return default_page_size(device, checked_nbytes(DEFAULT_CACHE if cache is None else cache, "cache"))
 
 
 def create(
@@ -312,12 +317,12 @@ def create(
         raise
 
 
-def require_device(device: str) -> None:
-    """Raise unless `device` can be used here."""
-    if device not in ("cpu", "cuda", "interp"):
-        raise errors.ArgumentError(f"device {device!r} is unknown: choose cpu, cuda or interp")
-    if device == "cuda":
+def require_device(device: str) -> str:
+    """Return a device in its plain form; raise unless it can be used here."""
+    chosen = checked_device(device)
+    if chosen == "cuda":
         require_gpu()
+    return chosen
 
 
 def _medium(path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, mapped: bool) -> _Opened:
@@ -443,7 +448,6 @@ def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> He
     if dtype is None:
         raise errors.ArgumentError(f"{name} is raw data: pass dtype= (and shape=)")
     checked = check_dtype(dtype, name)
-    checked_integer(offset, "offset", least=0)
     if offset > size:
         raise errors.ArgumentError(f"offset {offset} is outside of {name}, which has {size} bytes")
     if shape is None:

@@ -27,9 +27,9 @@ from .cache import Cache, default_page_size, default_queues
 from .layout import N_HITS, N_WANTED, OWNER_PAGE
 from .lookup import count, hashed, owner_address, queue_of, word_address
 from .prefetch import Ticket
-from .sizes import batches_of, format_size, parse_page_size, parse_size
+from .sizes import batches_of, format_size, parse_page_size
 from .statistics import Statistics
 from .transfer import frame_address
 from .word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF, VALID, frame_of
 
-__all__ = ["Cache", "Statistics", "Ticket", "format_size", "parse_size"]
+__all__ = ["Cache", "Statistics", "Ticket", "format_size"]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .._check import checked_integer, checked_seconds
+from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
 from .._os import clock
 from ..queues import MERGE_MAX, QueuePairs
 from ..storage import HostThreads, Medium, Rings, Server, Service
@@ -27,7 +27,7 @@ from . import maintenance
 from .launches import CacheLaunch, Launches, error_of
 from .partition import PageSpace, Partition, ResidentPool
 from .prefetch import Bulk, Ticket
-from .sizes import parse_page_size, parse_size
+from .sizes import parse_page_size
 from .statistics import Statistics
 from .written import Pages, Written, text_of
 
@@ -100,8 +100,8 @@ class Cache:
     ) -> None:
         self._closed = True  # until everything is there, so that a failed constructor has nothing to close
         self.process = OpeningProcess()
-        self.device = device or default_device()
-        self.cache_bytes = parse_size(nbytes, "cache")
+        self.device = checked_device(device or default_device())
+        self.cache_bytes = checked_nbytes(nbytes, "cache")
         self.page_size = (
             default_page_size(self.device, self.cache_bytes) if page_size is None else parse_page_size(page_size)
         )

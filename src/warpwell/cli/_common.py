@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .._check import checked_device
 from ..errors import ArgumentError, MissingFileError, WarpwellError
 
 if TYPE_CHECKING:
@@ -103,10 +104,17 @@ def json_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, without progress")
 
 
+def _device(text: str) -> str:
+    try:
+        return checked_device(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def device_option(parser: argparse._ActionsContainer, choices: Sequence[str] = ("cpu", "cuda", "interp")) -> None:
     """Add ``--device``."""
     parser.add_argument(
-        "--device", choices=choices, help="where kernels run (default: cuda if there is a GPU, else cpu)"
+        "--device", type=_device, choices=choices, help="where kernels run (default: cuda if there is a GPU, else cpu)"
     )
 
 

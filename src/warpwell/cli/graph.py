@@ -157,11 +157,11 @@ def generate(arguments: argparse.Namespace) -> int:
 def _make(arguments: argparse.Namespace, make: Callable[[dict[str, Any]], Graph]) -> None:
     import time
 
-    from ..cache import parse_size
+    from .._check import checked_nbytes
 
     output = output_of(arguments)
     options: dict[str, Any] = {"in_edges": arguments.in_edges, "overwrite": arguments.overwrite}
-    options["memory_bytes"] = None if arguments.memory is None else parse_size(arguments.memory, "memory")
+    options["memory_bytes"] = None if arguments.memory is None else checked_nbytes(arguments.memory, "memory")
     started = time.perf_counter()
     with output.progress() as report:
         graph = make({**options, "progress": report})

@@ -140,12 +140,12 @@ def _create(
     import shutil
 
     from .. import kv
-    from ..cache import parse_size
+    from .._check import checked_nbytes
     from ..errors import CorruptionError, StoreVersionError, WarpwellError
     from ..replacing import beside
 
     path = Path(arguments.store)
-    segment_bytes = parse_size(arguments.segment_bytes, "segment-bytes")
+    segment_bytes = checked_nbytes(arguments.segment_bytes, "segment-bytes")
     # a store to be replaced stays until the new one is complete
     target = path
     if path.is_dir() and any(path.iterdir()):

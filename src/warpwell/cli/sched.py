@@ -257,7 +257,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoReturn:
-    from ..cache import parse_size
+    from .._check import checked_nbytes
     from ..scheduler.service.service import Service
 
     tenants = _read_names(arguments.tenants, "--tenants")
@@ -274,8 +274,8 @@ def _serve_until_stopped(arguments: argparse.Namespace, output: Output) -> NoRet
         allow=arguments.allow,
         trust_group=arguments.trust_group,
         log=arguments.log,
-        max_message=parse_size(arguments.max_message, "max-message"),
-        max_held=parse_size(arguments.max_held, "max-held"),
+        max_message=checked_nbytes(arguments.max_message, "max-message"),
+        max_held=checked_nbytes(arguments.max_held, "max-held"),
         stuck=arguments.stuck_after,
     )
     try:

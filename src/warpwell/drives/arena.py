@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import errors
-from .._check import checked_integer
+from .._check import checked_nbytes
 from ..targets import ALIGNMENT, Allocator, Block, memory_for
 from ..targets.gpu.memory import pin
 from ..targets.memory import view_of
@@ -46,8 +46,8 @@ class DmaArena:
 
     Parameters
     ----------
-    nbytes : int
-        A power of two of at least 64 KiB. Memory is taken from the system when it is first used, unless the transport
+    nbytes : int or str
+        A power of two of at least "64KiB". Memory is taken from the system when it is first used, unless the transport
         pins all of it.
     ranges : sequence of (int, int), optional
         First and last address of what the controller can be given, where addresses of this process are used as they
@@ -68,8 +68,9 @@ class DmaArena:
         No place in `ranges` is free.
     """
 
-    def __init__(self, nbytes: int, *, ranges: Sequence[tuple[int, int]] = ((LOWEST, (1 << 46) - 1),)) -> None:
-        if checked_integer(nbytes, "arena", least=1 << 16) & (nbytes - 1):
+    def __init__(self, nbytes: int | str, *, ranges: Sequence[tuple[int, int]] = ((LOWEST, (1 << 46) - 1),)) -> None:
+        nbytes = checked_nbytes(nbytes, "arena", minimum=1 << 16)
+        if nbytes & (nbytes - 1):
             raise errors.ArgumentError(f"an arena of {nbytes} bytes: take a power of two", name="arena")
         self.nbytes = nbytes
         self.fd = os.memfd_create("warpwell-dma", os.MFD_CLOEXEC)

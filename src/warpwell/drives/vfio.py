@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .._check import checked_nbytes
 from ..nvme.registers import ALL_ONES, CSTS, DOORBELLS
 from ..storage import word
 from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
@@ -91,7 +92,7 @@ class VfioTransport(Transport):
     name : str
         The drive, as `Machine.drive` takes it.
     arena : int
-        Bytes of memory that the controller may reach: a power of two. All of it is pinned (``ulimit -l``).
+        Memory that the controller may reach ("64MiB"): a power of two. All of it is pinned (``ulimit -l``).
     machine : Machine, optional
 
     Attributes
@@ -110,7 +111,7 @@ class VfioTransport(Transport):
         do.
     """
 
-    def __init__(self, name: str, arena: int = ARENA_BYTES, machine: Machine | None = None) -> None:
+    def __init__(self, name: str, arena: int | str = ARENA_BYTES, machine: Machine | None = None) -> None:
         machine = machine or Machine()
         drive = machine.drive(name)
         if drive.driver != VFIO_DRIVER or drive.group is None:
@@ -121,7 +122,7 @@ class VfioTransport(Transport):
             )
         try:
             with contextlib.ExitStack() as undo:
-                self._take(drive, machine, arena, undo)
+                self._take(drive, machine, checked_nbytes(arena, "arena"), undo)
                 undo.pop_all()
         except errors.WarpwellError:
             raise

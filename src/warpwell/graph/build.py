@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from warpwell._check import checked_nbytes
 from warpwell.errors import ArgumentError, FormatError
 from warpwell.graph.edge_list import VERTEX_LIMIT
 from warpwell.graph.external import ExternalSort
@@ -34,7 +35,7 @@ def build(
     source: str = "",
     weights: str | bool | None = None,
     in_edges: bool = False,
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Graph:
@@ -67,8 +68,8 @@ def build(
     in_edges : bool, default False
         Also store for each vertex the sources of the edges that end in it, as a second part of about the same size. A
         graph whose edges are stored in both directions has them already.
-    memory_bytes : int, optional
-        Memory for sorting, in bytes, at least 64 KiB; default: half of the free memory. Offsets need 8 more bytes a
+    memory_bytes : int or str, optional
+        Memory for sorting, at least "64KiB"; default: half of the free memory. Offsets need 8 more bytes a
         vertex.
     progress : callable, optional
         Called from time to time as ``progress(stage, done, total)``: ``"read"`` with edges and a total of 0, as
@@ -253,12 +254,10 @@ def default_memory_bytes() -> int:
     return max(free // 2, 1 << 28)
 
 
-def _memory(memory_bytes: int | None) -> int:
+def _memory(memory_bytes: int | str | None) -> int:
     if memory_bytes is None:
         return default_memory_bytes()
-    if memory_bytes < _LEAST_MEMORY:
-        raise ArgumentError(f"memory_bytes is {memory_bytes}. Give at least {_LEAST_MEMORY} (64 KiB).")
-    return memory_bytes
+    return checked_nbytes(memory_bytes, "memory_bytes", minimum=_LEAST_MEMORY)
 
 
 def _vertices(sort: ExternalSort, vertices: int | None, source: str) -> int:

@@ -61,7 +61,7 @@ def convert(
     weights: str | bool | None = None,
     in_edges: bool = False,
     columns: Sequence[str] | None = None,
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Graph:

@@ -40,7 +40,7 @@ def generate(
     self_loops: bool = False,
     weights: str | None = None,
     in_edges: bool = False,
-    memory_bytes: int | None = None,
+    memory_bytes: int | str | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Graph:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .._check import checked_device
 from ..array import Array, PageSet, open_array
 from ..cache import Cache
 from ..errors import ArgumentError, ClosedError, FormatError
@@ -74,7 +75,7 @@ class LoadedGraph:
         self.graph = graph if isinstance(graph, Graph) else Graph.open(graph)
         if edges is not None:
             device = self._require_edges(edges, device)
-        self.device = device or (cache.device if isinstance(cache, Cache) else default_device())
+        self.device = checked_device(device or (cache.device if isinstance(cache, Cache) else default_device()))
         self.warp = 32 if self.device == "cuda" else 1
         self._options: dict[str, Any] = {
             "device": self.device,
@@ -103,7 +104,7 @@ class LoadedGraph:
                 f"{graph.destinations} of shape ({graph.edges},): copy {graph.edges_path.name} to it",
                 name="edges",
             )
-        if device not in (None, edges.device):
+        if device is not None and checked_device(device) != edges.device:
             raise ArgumentError(f"edges is open for {edges.device!r}, and device is {device!r}", name="device")
         return edges.device
 

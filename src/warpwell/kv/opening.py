@@ -12,8 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from .. import errors
-from .._check import checked_callable, checked_flag, checked_path, extra
-from ..cache import parse_size
+from .._check import checked_callable, checked_device, checked_flag, checked_nbytes, checked_path, extra
 from ..targets import has_cuda
 from . import lifetime
 from .device.device_store import DeviceStore, MakeMedium
@@ -75,7 +74,7 @@ def create(
     meta: dict[str, Any] = {"schema": None if given is None else given.to_json()}
     options: dict[str, Any] = {
         "durability": durability,
-        "segment_bytes": parse_size(segment_bytes, "segment_bytes"),
+        "segment_bytes": checked_nbytes(segment_bytes, "segment_bytes"),
     }
     if isinstance(shards, str | bytes | os.PathLike) or not isinstance(shards, Iterable | None):
         raise errors.ArgumentError(f"shards is {shards!r}: give a list of folders", name="shards")
@@ -192,8 +191,8 @@ def _device_options(
     """Check the device options of `open_store`; return None if only the host reads."""
     options = DeviceOptions(
         device="cpu" if device is None else _device(device),
-        cache_bytes=0 if cache is None else parse_size(cache, "cache"),
-        value_bytes=4096 if value_bytes is None else parse_size(value_bytes, "value_bytes"),
+        cache_bytes=0 if cache is None else checked_nbytes(cache, "cache"),
+        value_bytes=4096 if value_bytes is None else checked_nbytes(value_bytes, "value_bytes"),
         **others,
     )
     checked_callable(drive, "drive")
@@ -295,15 +294,11 @@ copyreg.pickle(DeviceStore, _reduced_on_device)
 # -- steps of `create` and `open_store` ----------------------------------------------------------------------------
 
 
-def _device(name: str) -> str:
-    if not isinstance(name, str):
-        raise errors.ArgumentError(f'device is {name!r}: give "cpu", "cuda", "cuda:1" or "interp"', name="device")
-    on_gpu = name == "cuda" or name.startswith("cuda:")
-    if name in ("cpu", "interp") or on_gpu:
-        if on_gpu and not has_cuda():
-            raise errors.DeviceNotFoundError(f'device "{name}" needs an NVIDIA GPU and {extra("cuda")}: use "cpu"')
-        return name
-    raise errors.ArgumentError(f'device {name!r} is unknown: choose "cpu", "cuda", "cuda:1" or "interp"', name="device")
+def _device(device: Any) -> str:
+    name = checked_device(device, every_gpu=True)
+    if name.startswith("cuda") and not has_cuda():
+        raise errors.DeviceNotFoundError(f'device "{name}" needs an NVIDIA GPU and {extra("cuda")}: use "cpu"')
+    return name
 
 
 def _create(path: Path, meta: dict[str, Any], options: dict[str, Any], folders: list[str] | None) -> Shard | Shards:

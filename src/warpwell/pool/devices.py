@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from .. import errors
+from .._check import checked_device
 from ..targets import DeviceStruct, has_cuda
 from ..targets.arguments import is_argument
 from ..targets.kernel import set_place
@@ -119,7 +120,7 @@ class Devices(DeviceGroup):
         count: int = 1,
         *,
         target: str | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
         host: str | None = None,
         timeout: float | None = None,
     ) -> Lease:
@@ -129,8 +130,8 @@ class Devices(DeviceGroup):
         ----------
         count : int
         target : {"cpu", "cuda"}, optional
-        memory : int, optional
-            Minimal bytes of memory of each device.
+        memory : int or str, optional
+            Minimal memory of each device ("16GiB").
         host : str, optional
             The host of the devices.
         timeout : float, optional
@@ -356,14 +357,12 @@ def broadcast(devices: Iterable[Device], function: Callable[..., T], *args: Any,
 
 def runtime_for(target: str) -> Runtime:
     """Return the runtime for "cpu", "cuda" (the first GPU) or "cuda:1"."""
-    if target == "cpu":
+    device = checked_device(target, "targets", among=("cpu", "cuda"), every_gpu=True)
+    if device == "cpu":
         return CpuRuntime()
-    kind, _, ordinal = target.partition(":")
-    if kind != "cuda" or not (ordinal.isdigit() or not ordinal):
-        raise errors.ArgumentError(f"target {target!r}: choose 'cpu', 'cuda' or 'cuda:1'", name="targets")
     from .agent.cuda_runtime import CudaRuntime
 
-    return CudaRuntime(int(ordinal or 0))
+    return CudaRuntime(int(device.removeprefix("cuda").removeprefix(":") or 0))
 
 
 def _default_targets() -> list[str]:

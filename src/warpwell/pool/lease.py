@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 from .. import errors
-from .._check import checked_integer, checked_timeout
+from .._check import checked_device, checked_integer, checked_nbytes, checked_timeout
 from .device import Device
 from .transport.milestone import LOOK, limit
 
@@ -106,14 +106,14 @@ class Leases:
         self._changed = threading.Condition(self._lock)
 
     def lease(
-        self, count: int, *, target: str | None, memory: int | None, host: str | None, timeout: float | None
+        self, count: int, *, target: str | None, memory: int | str | None, host: str | None, timeout: float | None
     ) -> Lease:
         if checked_integer(count, "count", least=None) < 1:
             raise errors.ArgumentError(f"a lease of {count} devices: ask for one at least", name="count")
         if memory is not None:
-            checked_integer(memory, "memory", least=0, most=1 << 62)
-        if target not in (None, "cpu", "cuda"):
-            raise errors.ArgumentError(f"target={target!r:.60}: choose 'cpu' or 'cuda'", name="target")
+            memory = checked_nbytes(memory, "memory", minimum=0, maximum=1 << 62)
+        if target is not None:
+            target = checked_device(target, "target", among=("cpu", "cuda"))
         wanted = {"target": target, "host": host}
 
         def fits(device: Device) -> bool:

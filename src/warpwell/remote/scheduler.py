@@ -8,7 +8,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class PoolScheduler(Scheduler):
         launch: Launch,
         *args: Any,
         name: str | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
         **options: Any,
@@ -117,7 +117,7 @@ class PoolScheduler(Scheduler):
             -(-total // each),
             launch=launch,
             arguments=_kept(args),
-            memory=0 if memory is None else memory,
+            memory=cast(int, 0 if memory is None else memory),  # `Task` reads text
             size=size or {},
             profile=Profile(source="unknown") if profile is None else profile,
             **options,

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from .. import errors, registry
+from .._check import checked_device
 from ..targets import Launch, default_device
 from ..targets.arguments import is_argument
 from .callables import Call, as_launch
@@ -121,9 +122,7 @@ class Scheduler:
     ) -> None:
         if devices is not None:
             raise errors.ArgumentError("devices= is for Scheduler itself: inherit from PoolScheduler", name="devices")
-        self.device = device or default_device()
-        if self.device not in ("cpu", "cuda"):
-            raise errors.ArgumentError(f"device {self.device!r} has no scheduler: choose cpu or cuda", name="device")
+        self.device = checked_device(device or default_device(), among=("cpu", "cuda"))
         for name, given, fits, wanted in (
             ("policy", policy, isinstance(policy, str | Policy), "a name, or a Policy"),
             ("rates", rates, rates is None or callable(getattr(rates, "together", None)), "Rates, or None"),
@@ -178,7 +177,7 @@ class Scheduler:
         deadline: float | None = None,
         after: Future[Any] | Sequence[Future[Any]] = (),
         name: str | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
     ) -> Handle:
@@ -200,8 +199,8 @@ class Scheduler:
             Tasks, or other futures, that must end first. If one fails or is cancelled, this task is cancelled.
         name : str, optional
             Default: the kernel's name.
-        memory : int, optional
-            Bytes of device memory that it needs, if more than its arrays.
+        memory : int or str, optional
+            Device memory that it needs, in bytes or as "1GiB", if more than its arrays.
         profile : Profile, optional
             The known profile of the task.
 
@@ -346,7 +345,7 @@ class Scheduler:
         launch: Any,
         *args: Any,
         name: str | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
         profile: Profile | None = None,
         size: dict[str, float] | None = None,
         **options: Any,
@@ -369,7 +368,7 @@ class Scheduler:
             launch=launch,
             arguments=args,
             size=size or {},
-            memory=0 if memory is None else memory,
+            memory=cast(int, 0 if memory is None else memory),  # `Task` reads text
             whole=str(runs_whole or ""),
             cut=blocks,
             **options,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import errors
-from .._check import LONGEST, checked_integer, checked_number, shown
+from .._check import LONGEST, checked_integer, checked_nbytes, checked_number, shown
 
 MOST = 2**63 - 1
 """The largest whole number: policies, logs and services reckon with 64 bits."""
@@ -135,8 +135,8 @@ class Task:
         tenant (see `Tenant`), which is 8 unless a setting says otherwise.
     deadline : float or None
         Seconds after arrival, up to 1e9.
-    memory : int
-        Bytes of device memory that it holds from admission to its end, preempted or not.
+    memory : int or str
+        Device memory, in bytes or as "1GiB", that it holds from admission to its end, preempted or not.
     there : int
         Of these, bytes that are in the device's memory already: they count for its tenant, and need no free memory.
     size : dict
@@ -180,7 +180,7 @@ class Task:
         if type(self.blocks) is not int or not 1 <= self.blocks <= MOST:
             self.blocks = checked_integer(self.blocks, "blocks", most=MOST, of=f"task {self.name!r}")
         if type(self.memory) is not int or not 0 <= self.memory <= MOST:
-            self.memory = checked_integer(self.memory, "memory", least=0, most=MOST, of=f"task {self.name!r}")
+            self.memory = checked_nbytes(self.memory, "memory", minimum=0, maximum=MOST, of=f"task {self.name!r}")
         if type(self.priority) is not int or not -MOST <= self.priority <= MOST:
             self.priority = checked_integer(
                 self.priority, "priority", least=-MOST - 1, most=MOST, of=f"task {self.name!r}"

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 from .. import errors
-from .._check import checked_integer
+from .._check import checked_integer, checked_nbytes
 from .executor import Capacity, Ended, Stopped
 from .residency import resident_alone
 from .task import MOST, Job, Task
@@ -33,8 +33,8 @@ class Tenant:
         Quota of SM-seconds as a fraction of the device, 0 to 1: in any `window` seconds, ``share * processors *
         window``. None: no quota. A task that runs is not stopped for it; what it took too much is paid back by
         waiting.
-    memory : float or None
-        Quota of bytes for its tasks, including preempted ones; a value up to 1 is a fraction of the device's memory.
+    memory : float, str or None
+        Quota of memory for its tasks, including preempted ones: bytes, "8GiB", or up to 1 a fraction of the device's.
         None: no quota.
     burst : bool
         Whether it may exceed `share` while no tenant within its quota waits.
@@ -50,7 +50,7 @@ class Tenant:
     name: str
     weight: float = 1.0
     share: float | None = None
-    memory: float | None = None
+    memory: float | str | None = None
     burst: bool = True
     priority: int = 0
     window: float = 1.0
@@ -59,6 +59,9 @@ class Tenant:
     def __post_init__(self) -> None:
         if type(self.name) is not str or not self.name:
             raise errors.ArgumentError(f"a tenant is named {self.name!r:.40}: give a string", name="tenants")
+        if isinstance(self.memory, str):
+            nbytes = checked_nbytes(self.memory, "memory", minimum=0, of=f"tenant {self.name!r}")
+            object.__setattr__(self, "memory", nbytes)
         checks: dict[str, tuple[Callable[[Any], bool], str]] = {
             "weight": (lambda n: 0 < n < math.inf, "a number, more than 0"),
             "window": (lambda n: 0 < n < math.inf, "a number of seconds, more than 0"),
@@ -114,7 +117,7 @@ class Account:
         self.running = 0
         self.clock = 0.0
         self.weight = tenant.weight
-        share, memory = tenant.share, tenant.memory
+        share, memory = tenant.share, cast("float | None", tenant.memory)
         self.rate = math.inf if share is None else share * capacity.processors
         self.bound = math.inf if share is None else self.rate * tenant.window
         self.credit = self.bound

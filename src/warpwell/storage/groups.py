@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_nbytes
 from ..nvme import (
     COMMAND_INTERRUPTED,
     FLUSH,
@@ -166,16 +167,17 @@ class Striped(MediumGroup):
     ----------
     media : sequence of Medium
         1 to 60 media. The capacity ends at the first missing stripe, so the last medium may be smaller.
-    stripe_bytes : int
-        A multiple of 512; preferably of the page size.
+    stripe_bytes : int or str
+        Bytes of a stripe ("4KiB"), a multiple of 512; preferably of the page size.
 
     Raises
     ------
     ArgumentError
     """
 
-    def __init__(self, media: Sequence[Medium], stripe_bytes: int) -> None:
-        if stripe_bytes < 512 or stripe_bytes % 512:
+    def __init__(self, media: Sequence[Medium], stripe_bytes: int | str) -> None:
+        stripe_bytes = checked_nbytes(stripe_bytes, "stripe_bytes", minimum=512)
+        if stripe_bytes % 512:
             raise errors.ArgumentError(
                 f"stripes of {stripe_bytes} bytes: a multiple of 512, such as the page size",
                 name="stripe_bytes",

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_nbytes
 from ..nvme import (
     CAPACITY_EXCEEDED,
     FLUSH,
@@ -251,10 +252,8 @@ class PythonMedium(Medium):
     np.uint64(188)
     """
 
-    def __init__(self, nbytes: int, *, writable: bool = False, name: str | None = None) -> None:
-        if nbytes < 0:
-            raise errors.ArgumentError(f"a medium of {nbytes} bytes: 0 or more", name="nbytes")
-        self.nbytes = nbytes
+    def __init__(self, nbytes: int | str, *, writable: bool = False, name: str | None = None) -> None:
+        self.nbytes = checked_nbytes(nbytes, "nbytes", minimum=0)
         self.writable = writable
         self.name = type(self).__name__ if name is None else name
         self.description = f"{self.name} (Python)"

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._check import checked_nbytes
 from ..nvme import FLUSH, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED, READ, WRITE
 from ..targets import copy_bytes, memory_for, native, private_block
 from .commands import word, zero_fill
@@ -34,7 +35,7 @@ class RamMedium(Medium):
         The array is not in C order, or it is read-only and `writable` is True.
     """
 
-    def __init__(self, source: NDArray[Any] | int, *, writable: bool | None = None) -> None:
+    def __init__(self, source: NDArray[Any] | int | str, *, writable: bool | None = None) -> None:
         if isinstance(source, np.ndarray):
             if not source.flags.c_contiguous:
                 raise errors.ArgumentError(
@@ -46,10 +47,9 @@ class RamMedium(Medium):
             self._bytes = source.reshape(-1).view(np.uint8)
             self._owner: Any = source
         else:
-            if source < 0:
-                raise errors.ArgumentError(f"a medium of {source} bytes: 0 or more", name="source")
-            self._owner = private_block(max(source, 8))
-            self._bytes = self._owner.view(np.dtype(np.uint8))[:source]
+            nbytes = checked_nbytes(source, "source", minimum=0)
+            self._owner = private_block(max(nbytes, 8))
+            self._bytes = self._owner.view(np.dtype(np.uint8))[:nbytes]
             self.writable = True if writable is None else writable
         self.nbytes = self._bytes.nbytes
         self.name = "ram"

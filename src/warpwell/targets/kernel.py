@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import errors
+from .._check import checked_device
 from .._settings import settings
 from .arguments import KernelArgument, begin, device_of, finish, participants, viewed
 from .blocks.launch import BlockLaunch
@@ -175,9 +176,7 @@ class Launch:
         args = viewed(self.kernel, args)
         if _place is not None and _place(self, args, device):
             return
-        target = device or device_of(args)
-        if target not in DEVICES:
-            raise errors.ArgumentError(f"device {target!r} is unknown: choose one of {', '.join(DEVICES)}")
+        target = checked_device(device or device_of(args), among=DEVICES)
         if target != "interp" and checking(self.kernel):
             self._run_checked(args, target, flag or LaunchFlag(target), seed=seed, services=services, aborts=aborts)
             return

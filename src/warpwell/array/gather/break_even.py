@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache import parse_size
+from ..._check import checked_nbytes
 from ...storage import FileMedium
 from .memory import RowCopy
 
@@ -55,7 +55,7 @@ def given() -> int | None:
         It is no size.
     """
     text = os.environ.get(VARIABLE)
-    return None if not text else 0 if text == "0" else parse_size(text, VARIABLE)
+    return checked_nbytes(text, VARIABLE, minimum=0) if text else None
 
 
 def of_mapping(array: Any, *, measure: bool) -> int:

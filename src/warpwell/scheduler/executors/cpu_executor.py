@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import errors
-from ..._check import checked_integer, checked_seconds
+from ..._check import checked_integer, checked_nbytes, checked_seconds
 from ...targets.blocks import cpu as workers
 from ...targets.blocks.control import CURSOR, DONE, NEVER, STOP, TARGET
 from ...targets.blocks.launch import BlockLaunch
@@ -179,9 +179,9 @@ class CpuExecutor(BlockExecutor[CpuRun]):
         Seconds that `close` waits for blocks that run.
     """
 
-    def __init__(self, threads: int | None = None, *, memory: int | None = None, patience: float = 10.0) -> None:
+    def __init__(self, threads: int | None = None, *, memory: int | str | None = None, patience: float = 10.0) -> None:
         threads = None if threads is None else checked_integer(threads, "threads")
-        memory = None if memory is None else checked_integer(memory, "memory", least=0)
+        memory = None if memory is None else checked_nbytes(memory, "memory", minimum=0)
         patience = checked_seconds(patience, "patience")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.threads = threads or THREADS_PER_CORE * cores

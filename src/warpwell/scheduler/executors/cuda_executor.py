@@ -34,6 +34,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import errors
+from ..._check import checked_nbytes
 from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
 from ...targets.blocks.launch import BlockLaunch
 from ...targets.gpu.gpu import Gpu
@@ -91,7 +92,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
 
     linger = LINGER
 
-    def __init__(self, ordinal: int = 0, *, memory: int | None = None, gpu: Any = None) -> None:
+    def __init__(self, ordinal: int = 0, *, memory: int | str | None = None, gpu: Any = None) -> None:
         self._gpu = gpu = Gpu(ordinal) if gpu is None else gpu
         super().__init__(
             Capacity(
@@ -100,7 +101,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
                 shared=gpu.shared,
                 threads=gpu.threads,
                 blocks=32,
-                memory=gpu.free_memory() if memory is None else memory,
+                memory=gpu.free_memory() if memory is None else checked_nbytes(memory, "memory", minimum=0),
                 clock=gpu.clock,
                 modes=("drain",),
             )

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,7 +156,7 @@ class Client:
         priority: int = 0,
         deadline: float | None = None,
         after: Future[Any] | Sequence[Future[Any]] = (),
-        memory: int | None = None,
+        memory: int | str | None = None,
         size: dict[str, float] | None = None,
         profile: Profile | None = None,
         tenant: str | None = None,
@@ -175,7 +175,8 @@ class Client:
         numbers = self._after(after)
         # what a scheduler refuses is refused here, by the same words
         title = name or tasks[0]["kernel"]["name"]
-        checked = Task(title, 1, priority=priority, deadline=deadline, memory=0 if memory is None else memory)
+        held = cast(int, 0 if memory is None else memory)  # `Task` reads text
+        checked = Task(title, 1, priority=priority, deadline=deadline, memory=held)
         header = {
             "type": "submit",
             "tasks": tasks,

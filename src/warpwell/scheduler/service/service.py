@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import errors
+from ..._check import checked_device, checked_nbytes
 from ...replacing import unfinished
 from ..tenants import read_tenants
 from . import address, protocol
@@ -87,8 +88,8 @@ class Service:
         allow: Sequence[str] = (),
         trust_group: bool = False,
         log: str | os.PathLike[str] | None = None,
-        max_message: int = protocol.MAX_BODY,
-        max_held: int = MAX_HELD,
+        max_message: int | str = protocol.MAX_BODY,
+        max_held: int | str = MAX_HELD,
         stuck: float | None = None,
         patience: float = protocol.PATIENCE,
         silence: float = SILENCE,
@@ -105,14 +106,15 @@ class Service:
                 f"users are tenants {', '.join(unnamed)}, for which tenants= has no setting: name them there, too",
                 name="users",
             )
-        self._max_message, self._patience = max_message, patience
+        self._max_message, self._patience = checked_nbytes(max_message, "max_message"), patience
+        max_held = checked_nbytes(max_held, "max_held")
         settings = {
-            "device": device,
+            "device": None if device is None else checked_device(device, among=("cpu", "cuda")),
             "policy": policy,
             "limit": limit,
             "tenants": named or None,
             "stuck": stuck,
-            "max_message": max_message,
+            "max_message": self._max_message,
         }
         self.broker = Broker(
             settings, allow=allow, trust=trust_group, max_held=max_held, log=log, silence=silence, command=command

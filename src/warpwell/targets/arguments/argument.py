@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from ... import errors
+from ..._check import checked_device
 from ..._settings import settings
 from ..fault import LaunchFlag
 from ..gpu.device import has_cuda
@@ -102,4 +103,6 @@ def device_of(args: Sequence[Any]) -> str:
 
 def default_device() -> str:
     """Return ``WARPWELL_DEVICE`` where it is set, else "cuda" where there is a GPU, else "cpu"."""
-    return settings.device or ("cuda" if has_cuda() else "cpu")
+    if settings.device:
+        return checked_device(settings.device, "WARPWELL_DEVICE")
+    return "cuda" if has_cuda() else "cpu"

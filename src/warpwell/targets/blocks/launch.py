@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from ... import errors
+from ..._check import checked_device
 from ..arguments import KernelArgument, begin, device_of, finish, participants
 from ..compiler.virtual import returns_early, virtual_copy
 from ..fault import LaunchFlag
@@ -56,9 +57,7 @@ class BlockLaunch:
     def __init__(self, launch: Any, args: Any, device: str | None = None) -> None:
         self.launch = launch
         self.args = tuple(args)
-        self.device = device or device_of(self.args)
-        if self.device not in ("cpu", "cuda"):
-            raise errors.ArgumentError(f"blocks are claimed on 'cpu' and 'cuda', not on {self.device!r}", name="device")
+        self.device = checked_device(device or device_of(self.args), among=("cpu", "cuda"))
         self.kernel = launch.kernel
         self.name = str(launch.kernel.__name__)
         self.total = math.prod(launch.shape)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ..._check import checked_device
 from ..arguments import is_argument, viewed
 from ..blocks.launch import BlockLaunch
 from ..fault import LaunchFlag
@@ -212,8 +213,8 @@ class SourceBlocks(BlockLaunch):
 
     def __init__(self, launch: SourceLaunch, args: Sequence[Any], device: str | None = None) -> None:
         source: Any = launch.kernel
-        if device not in (None, "cuda"):
-            raise errors.ArgumentError(f"CUDA source {source.name!r} runs on 'cuda', not on {device!r}", name="device")
+        if device is not None:
+            device = checked_device(device, among=("cuda",))
         wanted = source.parameters
         if len(args) != len(wanted):
             raise errors.ArgumentError(
