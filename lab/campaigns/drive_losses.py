@@ -32,7 +32,15 @@ from warpwell.nvme import registers as reg
 ITEMS = 1 << 15
 STORES = 150
 """Items that a launch stores, all over the disk: in many more pages than the cache has."""
-OPTIONS: dict[str, Any] = {"dtype": "int64", "device": "cpu", "page_size": 4096, "cache": "64KiB"}
+PATIENCE = 120.0
+"""Seconds for which QEMU may be silent while other programs use the cores; a kill is noticed at once."""
+OPTIONS: dict[str, Any] = {
+    "dtype": "int64",
+    "device": "cpu",
+    "page_size": 4096,
+    "cache": "64KiB",
+    "timeout": PATIENCE,
+}
 LONGEST = 0.12
 """Seconds from the first flush to the kill."""
 Opener = Callable[[Namespace], AbstractContextManager[Any]]
@@ -122,7 +130,7 @@ class Campaign:
 
     def _one(self) -> None:
         with (
-            QemuDrive([QemuNamespace(backend=self._disk.backend)]) as qemu,
+            QemuDrive([QemuNamespace(backend=self._disk.backend)], seconds=PATIENCE) as qemu,
             qemu.open() as drive,
             self._opened(drive.namespace(1)) as array,
         ):
@@ -190,7 +198,7 @@ class Comeback(Campaign):
         """Do so many losses, and look at what they left."""
         with (
             self._disk,
-            QemuDrive([QemuNamespace(backend=self._disk.backend)]) as qemu,
+            QemuDrive([QemuNamespace(backend=self._disk.backend)], seconds=PATIENCE) as qemu,
             qemu.open() as drive,
             self._opened(drive.namespace(1)) as array,
         ):

@@ -28,7 +28,7 @@ ITEMS = 1 << 15
 DATA = np.arange(ITEMS)
 PAGE = 512
 """Items of a page."""
-OPTIONS = {"device": "cpu", "page_size": 4096, "cache": "64KiB", "timeout": 20.0}
+OPTIONS = {"device": "cpu", "page_size": 4096, "cache": "64KiB", "timeout": HANG_SECONDS}
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def drive_with(image, **options) -> Iterator[tuple[QemuDrive, Drive]]:
 
 
 def opened(drive: Drive, mode: str = "r", **options) -> ww.Array:
-    options = {"device": "cpu", "cache": "128KiB", "page_size": 4096, "timeout": 20.0, **options}
+    options = {"device": "cpu", "cache": "128KiB", "page_size": 4096, "timeout": HANG_SECONDS, **options}
     return ww.open(drive.namespace(1), mode, **options)
 
 
