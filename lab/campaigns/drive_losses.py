@@ -33,7 +33,7 @@ ITEMS = 1 << 15
 STORES = 150
 """Items that a launch stores, all over the disk: in many more pages than the cache has."""
 PATIENCE = 120.0
-"""Seconds for which QEMU may be silent while other programs use the cores; a kill is noticed at once."""
+"""Time-out of commands, in seconds: other programs may keep QEMU from its cores. A kill is noticed at once."""
 OPTIONS: dict[str, Any] = {
     "dtype": "int64",
     "device": "cpu",
