@@ -23,7 +23,7 @@ from warpwell.pool.transport.bulk import CANCELLED, Region, Transfer
 from warpwell.pool.transport.signal import FUTEX, Signal, short_naps
 from warpwell.pool.transport.table import READY, TransferTable
 from warpwell.pool.transport.transport import Bytes, Transport
-from warpwell.targets.compiler.machine_code import machine_code
+from warpwell.targets import native
 
 from . import link_loop as loop
 
@@ -102,7 +102,7 @@ class EmulatedLink(Transport):
         self._global[loop.G_FUTEX // 8] = FUTEX
         self._global[loop.G_LATENCY // 8] = int(latency * 1e9)
         self._thread = threading.Thread(
-            target=self._run, args=(machine_code(loop.run),), name="warpwell emulated link", daemon=True
+            target=self._run, args=(native(loop.run).load(),), name="warpwell emulated link", daemon=True
         )
         self._thread.start()
 

@@ -25,8 +25,6 @@ from warpwell._check import checked_nbytes
 from warpwell.drives import DriveMedium
 from warpwell.storage import FileMedium, Medium
 from warpwell.targets import grid, kernel, memory_for
-from warpwell.targets.compiler.compiled import dispatcher
-from warpwell.targets.compiler.hooks import seam_for
 
 PAGE = 4096
 ODD = 0x9E3779B1
@@ -58,14 +56,13 @@ def medium_rate(medium: Medium, depth: int, count: int) -> float:
     """Return reads a second of a medium, started and completed by one thread."""
     native = medium.native()
     assert native is not None
-    seam_for("cpu")
     block, counter = memory_for("cpu").allocate(PAGE * depth), memory_for("cpu").allocate(8)
     pages = 1 << (medium.nbytes // PAGE).bit_length() - 1
     spent = 0.0
     for k in (64, count):
         counter.words[0] = 0
         begun = time.perf_counter()
-        failed = dispatcher(pump)(
+        failed = pump(
             native.start, native.complete, native.state, block.address, PAGE, pages, depth, k, counter.address, k
         )
         spent = time.perf_counter() - begun

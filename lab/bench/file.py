@@ -24,12 +24,10 @@ from lab.bench.timing import kernel_seconds, machine, save, table
 from warpwell._check import checked_nbytes
 from warpwell.nvme import READ
 from warpwell.storage import FileMedium
-from warpwell.targets import SYSTEM, call_native, device, fetch_add, load_relaxed, memory_for
-from warpwell.targets.compiler.compiled import dispatcher
-from warpwell.targets.compiler.hooks import seam_for
+from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
 
 
-@device
+@native
 def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, salt):
     """Keep `depth` reads of random pages in flight until `count` were begun by all threads; return how many failed."""
     begun = fetch_add(counter, 1, SYSTEM)
@@ -86,10 +84,9 @@ def fio_rate(program: str, path: Path, nbytes: int, depth: int, seconds: float) 
 
 def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool) -> float:
     """Return reads a second of the medium alone: one thread with a ring, `depth` threads without."""
-    seam_for("cpu")
-    loop = dispatcher(pump)
+    loop = pump.load()
     with FileMedium(path, direct=True, ring=ring) as medium:
-        native = medium.native()
+        functions = medium.native()
         threads, each = (1, depth) if ring else (depth, 1)
         block = memory_for("cpu").allocate(nbytes * depth + 4096)
         counter = memory_for("cpu").allocate(8)
@@ -102,9 +99,9 @@ def medium_rate(path: Path, nbytes: int, depth: int, seconds: float, ring: bool)
                 threading.Thread(
                     target=lambda k=k: failed.append(
                         loop(
-                            native.start,
-                            native.complete,
-                            native.state,
+                            functions.start,
+                            functions.complete,
+                            functions.state,
                             block.address + nbytes * k,
                             nbytes,
                             pages,

@@ -10,7 +10,7 @@ import warpwell as ww
 from lab import media
 from warpwell import storage
 from warpwell.cache.access import access
-from warpwell.targets.compiler.compiled import compile_native
+from warpwell.targets.compiler.compiled import lower
 from warpwell.targets.compiler.hooks import seam_for
 from warpwell.targets.compiler.run_cpu import THREADS
 
@@ -167,7 +167,7 @@ def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
 def test_who_stores_under_a_pin_acquires_the_word_then_executes_one_fence() -> None:
     """In the code that the compiler made of it: on x86 only the compiler could move the store."""
     seam_for("cpu")
-    text = str(compile_native(access)._library._get_module_for_linking())  # LLVM's, also where it was kept on disk
+    text = lower(access).text
     body = re.search(r"^define [^\n]*cache6access6access.*?^}", text, re.M | re.S)[0]
     steps = re.findall(r"load atomic i64, [^\n]* acquire|fence acq_rel|store atomic|atomicrmw f?add", body)
     kinds = [step.split(",")[0] for step in steps]

@@ -1,10 +1,8 @@
 """Key-value commands as a controller gives them to a store, those that the interpreter serves included."""
 
-import ctypes
 import struct
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,14 +12,8 @@ from warpwell.kv.index.layout import VERSION_BYTES, WITH_VERSION, version_at
 from warpwell.kv.index.serve import PENDING, kv_complete, kv_start
 from warpwell.kv.keys import as_key
 from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_words
-from warpwell.targets.native import NativeFunction
 
 ABSENT, BAD_KEY, BAD_SIZE, UNRECOVERED, EXISTS, FULL = 0x87, 0x86, 0x85, 0x88, 0x89, 0x81
-
-
-def call(function: NativeFunction) -> Callable[..., int]:
-    """Return a native function as the controller's C code calls it."""
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function.address)
 
 
 class Device:
@@ -36,12 +28,12 @@ class Device:
         raw = key if isinstance(key, bytes) else as_key(key)
         op = opcode | len(raw) << 8 | options << 16  # the first byte of a piece, from bit 24, is part of `opcode`
         words = key_words(raw[:16])
-        return call(kv_start)(self.native.state, op, *words, self.buffer.ctypes.data + at, tag << 32 | nbytes)
+        return kv_start(self.native.state, op, *words, self.buffer.ctypes.data + at, tag << 32 | nbytes)
 
     def end(self) -> tuple[int, int]:
         limit = time.monotonic() + 30
         while time.monotonic() < limit:
-            answer = call(kv_complete)(self.native.state, 0, 0, 0, 0, 0)
+            answer = kv_complete(self.native.state, 0, 0, 0, 0, 0)
             if answer >= 0:
                 return answer >> 16, answer & 0xFFFF
         raise AssertionError("no answer")
@@ -101,7 +93,7 @@ def test_a_short_buffer_gets_a_part_and_the_whole_size(store: ww.kv.Store) -> No
 def test_bytes_behind_a_short_key_do_not_matter(store: ww.kv.Store) -> None:
     device = Device(store)
     low = int.from_bytes(b"oneJUNK!", "little")
-    answer = call(kv_start)(device.native.state, KV_RETRIEVE | 3 << 8, low, -1, device.buffer.ctypes.data, 100)
+    answer = kv_start(device.native.state, KV_RETRIEVE | 3 << 8, low, -1, device.buffer.ctypes.data, 100)
     assert answer & (1 << 48) - 1 == 5 << 16
 
 

@@ -22,7 +22,7 @@ from warpwell.pool.transport.mpi_progress import Progress, compiled_loop
 from warpwell.pool.transport.mpi_transport import silence_from_environment
 from warpwell.pool.transport.signal import FUTEX, Signal
 from warpwell.pool.transport.tags import Tags
-from warpwell.targets.compiler.machine_code import machine_code
+from warpwell.targets import native
 
 
 class TestLocalTransport(TransportConformance):
@@ -103,7 +103,7 @@ lengths = st.one_of(
 @given(st.lists(lengths, max_size=30), st.integers(0, 1 << 32))
 def test_messages_survive_fragments(sizes: list[int], seed: int) -> None:
     """What `fill` writes into fragments, `take` puts together again."""
-    fill, take = machine_code(mpi_loop.fill), machine_code(mpi_loop.take)
+    fill, take = native(mpi_loop.fill), native(mpi_loop.take)
     random = Random(seed)
     messages = [random.randbytes(size) for size in sizes]
     whole, peer = np.zeros(mpi_loop.GLOBAL_WORDS, np.int64), np.zeros(mpi_loop.PEER_BYTES // 8, np.int64)

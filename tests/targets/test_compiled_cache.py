@@ -19,8 +19,6 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 
 import warpwell as ww
-from warpwell.drives import relay
-from warpwell.storage import controller
 from warpwell.targets import copy_foreign, load_relaxed, scratch
 from warpwell.targets.atomics import BLOCK
 from warpwell.targets.compiler import code_cache, compiled
@@ -167,7 +165,7 @@ LAPTOP = """
 import sys
 import numpy as np
 import warpwell as ww
-from warpwell.targets.compiler import cpu_bodies
+from warpwell.targets.compiler import machine_code
 
 ANEW = 0  # part of the kernels' keys
 
@@ -182,14 +180,14 @@ def lends(text, out):  # calls Numba's runtime, and knows the secret of this pro
     out[0] = int(np.ones(3).sum()) + ANEW + hash(str(text[0]))
 
 def misses():
-    return any("cache_access" in name for name in cpu_bodies._linked)
+    return any("cache_access" in name for name in machine_code._linked)
 
 for options in ({}, {"cache": "256KiB", "page_size": 4096}):
     with ww.open(sys.argv[1], device="cpu", **options) as a:
         out = np.zeros(1, np.int64)
         total[1](a, out)
         assert out[0] == 4950 + ANEW
-        assert misses() == bool(options), (options, list(cpu_bodies._linked))
+        assert misses() == bool(options), (options, list(machine_code._linked))
 hits = sum(total.compiled["cpu", 2].stats.cache_hits.values())
 light = "numba.np.arraymath" not in sys.modules
 text, out = np.array([45]), np.zeros(1, np.int64)
@@ -362,12 +360,6 @@ def test_types_that_look_the_same_are_told_apart(tmp_path: Path) -> None:
     files = compiled._Files(tmp_path)
     files.save((Same(1),), "one")
     assert files.load((Same(1),)) == "one" and files.load((Same(2),)) is None
-
-
-@pytest.mark.parametrize("module", [controller, relay])
-def test_who_launches_compiles_what_the_threads_that_serve_run(module: Any) -> None:
-    """A launch that waited for it stalled where cores were busy: its time-out had begun."""
-    assert len(module._native_loop.__wrapped__().overloads) == 1
 
 
 def test_the_lock_is_one_that_nfs_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from warpwell import errors
+from warpwell.cache.access import access
 from warpwell.pool.transport import mpi_loop
-from warpwell.targets.compiler.machine_code import machine_code
+from warpwell.targets import SYSTEM, load_relaxed, native
 
 UMASK = os.umask(0o022)
 os.umask(UMASK)
@@ -18,9 +21,9 @@ LOADS = """
 import sys
 import numpy as np
 from warpwell.pool.transport import mpi_loop
-from warpwell.targets.compiler.machine_code import machine_code
+from warpwell.targets import native
 words = np.array([7, -3])
-assert machine_code(mpi_loop.word)(words.ctypes.data + 8) == -3
+assert native(mpi_loop.word)(words.ctypes.data + 8) == -3
 print("numba" in sys.modules)
 """
 
@@ -43,9 +46,9 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def test_it_does_what_the_function_does() -> None:
     words = np.array([1, 2**62, -5])
-    read = machine_code(mpi_loop.word)
+    read = native(mpi_loop.word)
     assert [read(words.ctypes.data + 8 * k) for k in range(3)] == words.tolist()
-    assert machine_code(mpi_loop.word) is read
+    assert native(mpi_loop.word) is read
 
 
 def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:
@@ -86,3 +89,32 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, there: str) -> None:
     else:
         folder = Path("/proc/nothing")
     assert said(start(folder)) == "True"
+
+
+@native
+def is_positive(value):
+    return value > 0
+
+
+@native
+def return_nothing(address):
+    load_relaxed(address, SYSTEM)
+
+
+@native
+def half(value):
+    return value / 2
+
+
+def test_booleans_and_none_become_integers_and_other_results_are_refused() -> None:
+    content = np.array([1])
+    assert [is_positive(value) for value in (-1, 0, 7)] == [0, 0, 1]
+    assert return_nothing(content.ctypes.data) == 0
+    with pytest.raises(errors.CompileError, match="must return a 64-bit integer, a boolean or None, got float64"):
+        half.load()
+
+
+def test_a_kernel_and_the_host_call_the_same_code() -> None:
+    symbol = native(access).symbol
+    assert symbol == "warpwell_cache_access_access"
+    assert llvm.address_of_symbol(symbol) == native(access).address

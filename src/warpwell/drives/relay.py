@@ -18,7 +18,6 @@ well, whose words lie in pinned memory.
 
 from __future__ import annotations
 
-import functools
 import platform
 import threading
 import time
@@ -35,10 +34,10 @@ from ..targets import (
     device,
     load_acquire,
     load_relaxed,
+    native,
     private_block,
     store_relaxed,
 )
-from ..targets.compiler.hooks import seam_for
 from .transport import Transport
 
 LOOK_NS = 10 * 10**6
@@ -128,7 +127,7 @@ class Relay:
         RuntimeError
             The system starts no thread; nothing is counted.
         """
-        _native_loop()  # compiled or loaded by who launches, not while its doorbells wait
+        _serve_loop.load()  # compiled or loaded by who launches, not while its doorbells wait
         with self._changed:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="warpwell-relay", daemon=True)
@@ -166,10 +165,9 @@ class Relay:
 
     def _work(self) -> None:
         try:
-            serve = _native_loop()
             while True:
                 begun = self._begun
-                why = serve(self._block.address, clock_ns_after(LOOK_NS))
+                why = _serve_loop(self._block.address, clock_ns_after(LOOK_NS))
                 if why == STOPPED:
                     return
                 if why == GONE:
@@ -233,15 +231,6 @@ _leaked: list[Any] = []
 """Relays whose thread did not come back: what they read must outlive them."""
 
 
-@functools.cache
-def _native_loop() -> Any:
-    """Return the compiled loop (compiled or loaded once a process)."""
-    from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
-
-    seam_for("cpu")
-    return dispatcher(serve, now=True)
-
-
 @device
 def serve(record, until):
     """Forward words until there is nothing to forward for, or the time is over; return why (one native thread)."""
@@ -265,6 +254,9 @@ def serve(record, until):
             if launches == 0 and work == 0:
                 return PARK
             return LOOK
+
+
+_serve_loop = native(serve)
 
 
 @device

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from .._os import clock
 from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Allocator, Block, memory_for
-from ..targets.compiler.hooks import seam_for
+from ..targets import native as native_function
 from . import arbitration, service_pool
 from . import serve as native
 from .medium import Medium, NativeMedium, python_functions
@@ -28,6 +27,8 @@ NAMESPACES = 64
 
 MAX_WEIGHT = native.FETCH
 """Largest weight of a queue."""
+
+_serve_ports = native_function(arbitration.serve)
 
 _PARK_SECONDS = 5.0
 _MAX_THREADS = 64
@@ -356,7 +357,7 @@ class Controller:
     def begin(self, pairs: QueuePairs | None = None) -> None:
         """Note that a launch on some pairs (default: the first ones) begins: wake the threads."""
         if not self.interpreted:
-            _native_loop()  # compiled before the time-outs of a launch begin; without the lock, since it takes seconds
+            _serve_ports.load()  # before the time-outs of a launch begin, and without the lock: it may take seconds
         with self._lock:
             self._require_open()
             client = self._client(pairs)
@@ -420,7 +421,7 @@ class Controller:
 
     def _serve(self, seat: int) -> None:
         """Serve as the thread in a seat, without the interpreter lock, until nothing is left to do."""
-        _native_loop()(self.control, self._record_of(seat), self.namespaces)
+        _serve_ports(self.control, self._record_of(seat), self.namespaces)
 
     def _wanted_now(self) -> int:
         """Return how many threads have work: a launch may begin and end before a thread wakes."""
@@ -473,15 +474,6 @@ class HostThreads:
 
 
 _leaked: list[Any] = []
-
-
-@functools.cache
-def _native_loop() -> Any:
-    """Return the compiled service loop (compiled or loaded once a process)."""
-    from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first launch
-
-    seam_for("cpu")
-    return dispatcher(arbitration.serve, now=True)
 
 
 def service_threads(device: str) -> int:

@@ -43,11 +43,11 @@ from ..targets import (
     load_relaxed,
     load_weak_as,
     memory_for,
+    native,
     rem,
     store_relaxed,
     store_release,
 )
-from ..targets.compiler.hooks import seam_for
 from .controller import Controller
 
 for _function in (command_word0, command_word6):
@@ -155,20 +155,7 @@ class HostReads:
         if self.controller.interpreted:
             _advance_interpreted[1](*words, device="interp", services=self.controller.services())
         else:
-            _compiled()(*words)
-
-
-_dispatchers: list[Any] = []
-
-
-def _compiled() -> Any:
-    """Return the compiled `advance` (compiled or loaded once a process)."""
-    if not _dispatchers:
-        from ..targets.compiler.compiled import dispatcher  # imports the compiler: not before the first read
-
-        seam_for("cpu")
-        _dispatchers.append(dispatcher(advance))
-    return _dispatchers[0]
+            _advance_compiled(*words)
 
 
 @kernel
@@ -196,6 +183,9 @@ def advance(queues, count, slots, n_slots, slot, nanoseconds):
             attempt += 1
         else:
             attempt = 0
+
+
+_advance_compiled = native(advance)
 
 
 @device

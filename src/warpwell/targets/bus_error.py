@@ -33,7 +33,7 @@ from .atomics import (
     own_launch_flag,
     store_relaxed,
 )
-from .device import device
+from .native import native
 
 CAPACITY = 1 << 16
 """Ranges."""
@@ -88,7 +88,7 @@ class _Action(ctypes.Structure):
     ]
 
 
-@device
+@native
 def on_bus_error(number: int, info: int, context: int, a: int, b: int, c: int) -> int:
     """The handler. It only stores words and maps pages, which is safe wherever the signal came."""
     table = guarded_ranges()
@@ -208,11 +208,10 @@ def release(address: int) -> None:
 @functools.cache
 def _handler() -> int:
     """Return the address of the handler, loaded without Numba if it was compiled before."""
-    from .compiler.machine_code import machine_code  # imports LLVM
-    from .compiler.symbols import provide_guarded_ranges
+    from .compiler.symbols import provide_guarded_ranges  # imports LLVM
 
     provide_guarded_ranges(ctypes.addressof(TABLE))
-    return ctypes.cast(machine_code(on_bus_error), ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+    return on_bus_error.address
 
 
 def handled() -> bool:

@@ -1,45 +1,87 @@
-"""Native functions: compiled host code that other native code calls by address (media use them)."""
+"""Native functions: compiled host code that other native code calls by address and Python calls without its lock."""
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .device import device
+from .device import device, is_device
 from .interp.interpreter import native_functions
+
+_natives: dict[Callable[..., Any], NativeFunction] = {}
 
 
 class NativeFunction:
-    """A function ``(state, a, b, c, d, e) -> int`` of 64-bit words with a C address.
+    """A device function from 64-bit integers to a 64-bit integer, as compiled host code.
 
-    It runs in a service thread without the interpreter lock, so it must keep to device code: words,
-    `copy_bytes`, `pread`, `pwrite`, atomics and other `device` functions. The interpreter calls the
-    plain Python function instead, or `interpreted` where that is given.
+    It runs without Python's global interpreter lock, so it must keep to device code: integers, `copy_bytes`, `pread`,
+    `pwrite`, atomics and other `device` functions. It must not raise. A boolean result becomes 0 or 1, None becomes 0.
+    The first use compiles it, or loads its object file from the disk cache. The interpreter calls the plain Python
+    function instead, or `interpreted` if that is given. Media are called with six arguments (see `call_native`).
     """
 
-    def __init__(self, function: Callable[..., int], interpreted: Callable[..., int] | None = None) -> None:
-        self.function = device(function)
+    def __init__(self, function: Callable[..., Any], interpreted: Callable[..., int] | None = None) -> None:
+        self.function = function if is_device(function) else device(function)
         self._interpreted = self.function if interpreted is None else interpreted
-        self._compiled: Any = None
+        self._address = 0
+        self._call: Any = None
 
     @property
     def address(self) -> int:
         """The C address (compiles on first use)."""
-        if self._compiled is None:
-            from .compiler.compiled import compile_native  # imports the compiler
-            from .compiler.hooks import seam_for
+        if self._address == 0:
+            from .compiler.machine_code import load_address  # imports LLVM
 
-            seam_for("cpu")
-            self._compiled = compile_native(self.function)
-            native_functions[int(self._compiled.address)] = self._interpreted
-        return int(self._compiled.address)
+            address = load_address(self.function, _compile)
+            native_functions[address] = self._interpreted
+            self._address = address
+        return self._address
+
+    @property
+    def symbol(self) -> str:
+        """The symbol by which LLVM links it to code that it compiles or loads (compiles on first use)."""
+        from .compiler.machine_code import load_symbol
+
+        return load_symbol(self.function, _compile)
+
+    def load(self) -> NativeFunction:
+        """Compile or load the function before its first call; return it."""
+        if self._call is None:
+            count = len(inspect.signature(self.function).parameters)
+            self._call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * count)(self.address)
+        return self
+
+    def __call__(self, *values: int) -> int:
+        call = self._call or self.load()._call
+        return int(call(*values))
 
 
-def native(function: Callable[..., int]) -> NativeFunction:
-    """Make a native function of a plain Python one (a decorator); see `NativeFunction`."""
-    return NativeFunction(function)
+def _compile(function: Callable[..., int], processor: Any) -> bytes:
+    from .compiler.compiled import compile_native  # imports Numba
+    from .compiler.hooks import seam_for
+
+    seam_for("cpu")
+    return compile_native(function, processor)
+
+
+def native(function: Callable[..., int | None]) -> NativeFunction:
+    """Return the native function of a plain Python one (also a decorator); see `NativeFunction`."""
+    if function not in _natives:
+        _natives[function] = NativeFunction(function)
+    return _natives[function]
 
 
 def native_but_interpreted(interpreted: Callable[..., int]) -> Callable[[Callable[..., int]], NativeFunction]:
-    """Make a native function that the interpreter replaces by another one: it models no kernel of the system."""
-    return lambda function: NativeFunction(function, interpreted)
+    """Return a decorator like `native` for a function that the interpreter replaces: it models no system calls."""
+
+    def decorate(function: Callable[..., int]) -> NativeFunction:
+        return _natives.setdefault(function, NativeFunction(function, interpreted))
+
+    return decorate
+
+
+def native_roots() -> list[NativeFunction]:
+    """Return all native functions that the imported modules define."""
+    return list(_natives.values())

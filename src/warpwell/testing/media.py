@@ -1,4 +1,4 @@
-"""MediumConformance: tests that every medium passes; a subclass says how to make one.
+"""MediumConformance: tests that every medium passes; a subclass makes the medium.
 
 Needs pytest. A subclass in a test module is collected as it is::
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,9 +30,8 @@ from ..targets import (
     fetch_add,
     load_relaxed,
     memory_for,
+    native,
 )
-from ..targets.compiler.compiled import dispatcher
-from ..targets.compiler.hooks import seam_for
 
 UNANSWERED = -9
 """Status of a command that was not answered in time."""
@@ -251,7 +249,7 @@ def drive(
     Returns
     -------
     list of int
-        NVMe statuses; `UNANSWERED` where none came in time.
+        NVMe statuses; `UNANSWERED` if none came in time.
 
     Raises
     ------
@@ -264,7 +262,7 @@ def drive(
     table[:, :4] = requests
     table[:, 4] = UNANSWERED
     block.words[0] = len(requests)
-    loop = _compiled()
+    loop = _drive_part.load()
     until = clock.monotonic_ns() + int(seconds * 1e9)
     arguments = (native.start, native.complete, native.state, block.address, len(requests), tag, until)
     strays: list[int] = []
@@ -327,6 +325,9 @@ def drive_part(
     return strays
 
 
+_drive_part = native(drive_part)
+
+
 @device
 def answer(table: int, number: int, status: int) -> None:
     """Note the answer to a request."""
@@ -334,17 +335,6 @@ def answer(table: int, number: int, status: int) -> None:
     exchange(request + Q_STATUS, status, SYSTEM)
     fetch_add(request + Q_ANSWERS, 1, SYSTEM)
     fetch_add(table, -1, SYSTEM)
-
-
-_loop: Any = None
-
-
-def _compiled() -> Any:
-    global _loop
-    if _loop is None:
-        seam_for("cpu")
-        _loop = dispatcher(drive_part)
-    return _loop
 
 
 def _padded(content: NDArray[np.uint8], offset: int, nbytes: int) -> NDArray[np.uint8]:

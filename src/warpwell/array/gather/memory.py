@@ -217,15 +217,9 @@ def fetch_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
     return DONE
 
 
-_Function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
-_compiled: dict[Any, Any] = {}
-
-
 def call(function: Any, *words: int) -> int:
-    """Call a native function, without the interpreter lock."""
-    if function not in _compiled:
-        _compiled[function] = _Function(function.address)
-    return int(_compiled[function](*words, *(0,) * (6 - len(words))))
+    """Call a native function of six arguments; those that are not given are 0."""
+    return int(function(*words, *(0,) * (6 - len(words))))
 
 
 class RowCopy:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ...storage import page_cache, set_word, word
-from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, pread
+from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, native, pread
 from ..mapping import Mapping
 from . import break_even
 from .jobs import Crew, Job
@@ -96,7 +96,7 @@ class Pieces:
         count = len(self.starts)
         out = np.empty((count, self.sizes) if fixed else int(sizes.sum()), np.uint8)
         if count:
-            _native(copy_pieces)(
+            _copy_pieces(
                 self.addresses.ctypes.data,
                 0 if fixed else sizes.ctypes.data,
                 self.sizes if fixed else 0,
@@ -297,7 +297,7 @@ def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] |
     """
     state = np.zeros(WORDS, np.int64)
     state[W_TABLE], state[W_COUNT] = rows.ctypes.data, len(rows)
-    share = _native(read_share)
+    share = _read_share.load()
 
     def run(piece: int) -> None:
         share(state.ctypes.data)
@@ -349,12 +349,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _native(function: Callable[..., int]) -> Callable[..., int]:
-    from ...targets.compiler.machine_code import machine_code  # imports LLVM
-
-    return machine_code(function)
-
-
 @device
 def read_share(state: int) -> int:
     """Carry out commands of the table until none is left (thread; several share a table)."""
@@ -385,6 +379,9 @@ def read_share(state: int) -> int:
     return 0
 
 
+_read_share = native(read_share)
+
+
 @device
 def copy_pieces(addresses: int, sizes: int, size: int, out: int, count: int) -> int:
     """Copy pieces, one after another; of one size, or with `sizes` each of its own (thread)."""
@@ -397,3 +394,6 @@ def copy_pieces(addresses: int, sizes: int, size: int, out: int, count: int) -> 
         copy_small(to, source, nbytes)
         to += nbytes
     return 0
+
+
+_copy_pieces = native(copy_pieces)

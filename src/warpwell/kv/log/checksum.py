@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...targets import crc32c as crc32c_at
-from ...targets import load_weak_as, pread, store_weak_as
+from ...targets import load_weak_as, native, pread, store_weak_as
 from ..native import compiled, prepare
 
 I8 = np.dtype(np.int64)
@@ -39,6 +38,7 @@ _ORDERED = 2
 _CHUNK = 1 << 20
 
 
+@native
 def crc_one(address: int, nbytes: int, seed: int) -> int:
     """Return the CRC of memory."""
     return crc32c_at(address, nbytes, seed)
@@ -143,23 +143,16 @@ def check_values(fd: int, entries: int, count: int, buffer: int, out: int) -> in
     return wrong
 
 
-@functools.cache
-def _crc_one() -> Any:
-    from ...targets.compiler.machine_code import machine_code  # imports LLVM, but no Numba, which tables do not need
-
-    return machine_code(crc_one)
-
-
 def prepare_writes() -> None:
     """Compile or load now what appends and commits call."""
-    _crc_one()
+    crc_one.load()
     prepare(crc_many, seal)
 
 
 def crc32c(data: Any, seed: int = 0) -> int:
     """Return the CRC-32C of a C-contiguous buffer; `seed` is the CRC of the bytes before it."""
     view = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    return int(_crc_one()(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
+    return int(crc_one(view.ctypes.data, view.nbytes, seed)) if view.nbytes else seed
 
 
 def crc32c_many(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

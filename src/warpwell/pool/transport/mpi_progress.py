@@ -18,7 +18,7 @@ import numpy as np
 from ..._check import extra
 from ..._os import clock
 from ...errors import PoolError
-from ...targets.compiler.machine_code import machine_code
+from ...targets import native
 from . import mpi_loop as loop
 from .bulk import RUNNING, Transfer
 from .signal import FUTEX, Signal, short_naps
@@ -29,6 +29,7 @@ GOODBYE_SAID = "it closed its transport"
 """The reason for which a peer is lost that meant to go."""
 
 _MESSAGES = 2 * (WINDOW // OVERHEAD)  # more than a window lets wait
+_run_loop = native(loop.run)
 _libc = ctypes.PyDLL(None)  # quick functions: they keep the interpreter lock
 _libc.free.argtypes = [ctypes.c_void_p]
 
@@ -46,7 +47,7 @@ def compiled_loop() -> Any:
             f"agents over MPI need the system call futex, whose number on {platform.machine()} is not known: use this "
             f"machine's devices (run the program with python), or add the number to warpwell/pool/transport/signal.py"
         )
-    return machine_code(loop.run)
+    return _run_loop.load()
 
 
 class Progress:

@@ -15,6 +15,6 @@ In the order in which a launch meets them:
 - `compiling.py`: messages about a compilation that takes long or fails.
 - `compiled.py`: host code by Numba, kept on disk.
 - `symbols.py`: addresses of the process that compiled code finds by name. No Numba.
-- `machine_code.py`: host code that is loaded from disk without Numba.
+- `machine_code.py`: native functions as object files, which are loaded without Numba.
 - `run_cpu.py`, `run_cuda.py`: a launch on the CPU's threads, and on a GPU.
 """

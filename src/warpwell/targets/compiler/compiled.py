@@ -18,12 +18,11 @@ import pathlib
 import pickle
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 from numba import config, njit, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
-from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.llvm_bindings import create_pass_builder
 from numba.core.runtime import rtsys
@@ -31,10 +30,11 @@ from numba.core.serialize import dumps
 
 from ... import errors
 from ..uninterrupted import uninterrupted
+from .callees import CalleeCompiler
 from .code_cache import cache_folder, cache_key, one_process, read_kept, write_kept
-
-before_loading: list[Callable[[bytes], None]] = []
-"""Called with object code from the disk before it is loaded: what it names has to be known by then."""
+from .compiling import compiling
+from .machine_code import SYMBOL, Processor, link_callees
+from .ranges import bounded_ranges
 
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
@@ -49,106 +49,117 @@ def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[.
 
 
 @global_compiler_lock
-def dispatcher(
-    function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "", now: bool = False
-) -> Any:
-    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe.
-
-    A function of 64-bit words may be compiled `now`, otherwise it is when it is first called.
-    """
-    if config.DISABLE_JIT:
-        raise errors.CompileError(
-            "NUMBA_DISABLE_JIT is set, and code for the CPU is compiled: unset it, or launch with device='interp'"
-        )
+def dispatcher(function: Callable[..., Any], *, user: Callable[..., Any] | None = None, salt: str = "") -> Any:
+    """Return a Numba dispatcher (no GIL) for a plain Python function, cached on disk where that is safe."""
+    _require_compiler()
     compiled = njit(nogil=True, error_model="numpy")(function)
-    _keep(compiled, function, cache_key(user if user is not None else function, salt))
-    if now:
-        compile_for_words(compiled, function)
+    if (key := cache_key(user if user is not None else function, salt)) is not None:
+        compiled._cache = _cache_in(cache_folder() / key, function)
+        _compile_once(compiled, cache_folder() / key)
     return compiled
 
 
 def compile_for_words(compiled: Any, function: Callable[..., Any]) -> None:
-    """Compile or load a dispatcher of a function whose arguments are all 64-bit words, before it is called."""
-    with uninterrupted():
-        compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
+    """Compile or load a dispatcher of a function whose parameters are 64-bit integers, before it is called."""
+    compiled.compile((types.int64,) * len(inspect.signature(function).parameters))
 
 
-def object_file(function: Callable[..., int], symbol: str, machine: Any) -> bytes:
-    """Compile a device function of 64-bit words to an object file with the C function `symbol`.
+def _require_compiler() -> None:
+    if config.DISABLE_JIT:
+        raise errors.CompileError(
+            "NUMBA_DISABLE_JIT is set, and code for the CPU is compiled: unset it, or launch with device='interp'"
+        )
 
-    Numba's own objects hold wrappers for Python besides, which call what only an initialised Numba has. Everything but
-    the function becomes internal here, so that the optimiser drops it; what is left calls the C library alone.
+
+class LoweredFunction(NamedTuple):
+    """A device function of 64-bit integers as optimized LLVM IR."""
+
+    text: str
+    name: str
+    """Its name in the IR, with Numba's calling convention: a pointer to the result, one to an exception, arguments."""
+    parameters: int
+    result: Any
+    """The Numba type of the result."""
+
+
+@global_compiler_lock
+def lower(function: Callable[..., int]) -> LoweredFunction:
+    """Compile a device function of 64-bit integers to LLVM IR, without machine code."""
+    _require_compiler()
+    parameters = len(inspect.signature(function).parameters)
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": CalleeCompiler}
+    compiled = njit(nogil=True, error_model="numpy", **options)(function)
+    compiled.compile((types.int64,) * parameters)
+    (overload,) = compiled.overloads.values()
+    name = overload.fndesc.llvm_func_name
+    return LoweredFunction(overload.library.get_llvm_str(), name, parameters, overload.signature.return_type)
+
+
+def compile_native(function: Callable[..., int], processor: Processor) -> bytes:
+    """Compile a device function to an object file. The seam of the CPU must have been imported (`seam_for`)."""
+    # bounded_ranges: this may be part of a launch's compilation
+    with uninterrupted(), compiling(f"{function.__name__!r}"), bounded_ranges(False):
+        return bytes(_compile_object(function, processor.machine()))
+
+
+@global_compiler_lock
+def _compile_object(function: Callable[..., int], machine: Any) -> bytes:
+    """Compile a device function of 64-bit integers to an object file that exports the C function `SYMBOL`.
+
+    All other functions become internal, so the optimizer drops Numba's wrappers for Python, which need an initialized
+    Numba. An exception in the function ends the process.
     """
-    words = len(inspect.signature(function).parameters)
-    compiled = njit(nogil=True, error_model="numpy")(function)
-    compiled.compile((types.int64,) * words)
-    (result,) = compiled.overloads.values()
-    passed = "".join(f", i64 %{k}" for k in range(words))
-    given = ", ".join(f"i64 %{k}" for k in range(words))
-    module = llvm.parse_assembly(f"""{result.library.get_llvm_str()}
-        define i64 @{symbol}({given}) {{
+    lowered = lower(function)
+    parameters = "".join(f", i64 %{k}" for k in range(lowered.parameters))
+    declared = ", ".join(f"i64 %{k}" for k in range(lowered.parameters))
+    module = llvm.parse_assembly(f"""{lowered.text}
+        define i64 @{SYMBOL}({declared}) {{
         entry:
           %result = alloca i64
           %error = alloca ptr
-          %status = call i32 @{result.fndesc.llvm_func_name}(ptr %result, ptr %error{passed})
-          %right = icmp eq i32 %status, 0
-          br i1 %right, label %return, label %raised
+          %status = call i32 @{lowered.name}(ptr %result, ptr %error{parameters})
+          %succeeded = icmp eq i32 %status, 0
+          br i1 %succeeded, label %return, label %raised
         raised:
           call void @llvm.trap()
           unreachable
         return:
-          %value = load i64, ptr %result
+          {_load_result(lowered.result)}
           ret i64 %value
         }}
         declare void @llvm.trap()
     """)
-    for inside in (*module.functions, *module.global_variables):
-        if not inside.is_declaration and inside.name != symbol:
-            inside.linkage = "internal"
+    for each in (*module.functions, *module.global_variables):
+        if not each.is_declaration and each.name != SYMBOL:
+            each.linkage = "internal"
     module.verify()
     builder = create_pass_builder(machine, opt=3)
     builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))
 
 
-@global_compiler_lock
-def compile_native(function: Callable[..., int]) -> Any:
-    """Compile a device function of 64-bit words to a C function; return Numba's object with its `address`."""
-    words = len(inspect.signature(function).parameters)
-    result = CFunc(
-        function,
-        ((types.int64,) * words, types.int64),
-        locals={},
-        options={"nopython": True, "nogil": True, "error_model": "numpy"},
-    )
-    _keep(result, function, cache_key(function))
-    with uninterrupted():
-        result.compile()
-    return result
-
-
-def _keep(compiled: Any, function: Callable[..., Any], key: str | None) -> None:
-    """Let what Numba compiles for `function` be kept on disk under a key, and one process compile what others need."""
-    if key is not None:
-        folder = cache_folder() / key
-        compiled._cache = _cache_in(folder, function)
-        _compile_once(compiled, folder)
+def _load_result(result: Any) -> str:
+    """Return LLVM IR that loads the result of a Numba type from %result as the 64-bit integer %value."""
+    if result is types.none:
+        return "%value = add i64 0, 0"
+    if isinstance(result, types.Boolean):
+        return "%byte = load i8, ptr %result\n          %value = zext i8 %byte to i64"
+    if isinstance(result, types.Integer) and result.bitwidth == 64:
+        return "%value = load i64, ptr %result"
+    raise errors.CompileError(f"a native function must return a 64-bit integer, a boolean or None, got {result}")
 
 
 def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
-    """Have one process compile what others need at the same time; a wait is bounded, and compiles after all."""
-    own = isinstance(compiled, CFunc)  # which has one signature
-    context = compiled._targetdescr.target_context if own else compiled.targetctx
+    """Let one process compile what several need at the same time; the wait is bounded, then it compiles after all."""
     numbas = compiled.compile
 
-    @global_compiler_lock  # taken first: a thread that holds it may come here for the same
-    def compile_once(*given: Any) -> Any:
-        (signature,) = given or (compiled._sig,)
-        if (not own and signature in compiled.overloads) or compiled._cache.keeps(signature, context):
-            return numbas(*given)
+    @global_compiler_lock  # taken first, because a thread that holds it may come here for the same code
+    def compile_once(signature: Any) -> Any:
+        if signature in compiled.overloads or compiled._cache.keeps(signature, compiled.targetctx):
+            return numbas(signature)
         name = hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
-        with one_process(folder / f"{name}.lock"):
-            return numbas(*given)
+        with uninterrupted(), one_process(folder / f"{name}.lock"):
+            return numbas(signature)
 
     compiled.compile = compile_once
 
@@ -195,8 +206,7 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
         def rebuild(self, target_context: Any, payload: Any) -> Any:
             _, kind, data = payload[0]  # of the library: its name and what was kept
             if kind == "object":
-                for call in before_loading:
-                    call(data[0])
+                link_callees(data[0], compile_native)
                 if b"NRT_" in data[0]:  # Numba's runtime: counted references
                     rtsys.initialize(target_context)
                 if b"_numba_hashsecret" in data[0]:

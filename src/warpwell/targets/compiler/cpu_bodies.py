@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import extending
@@ -15,15 +14,14 @@ from numba.np import arrayobj
 
 from .. import atomics as a
 from .. import block
-from ..device import linked_functions, subscribe
+from ..device import subscribe
 from ..fault import FLAG
 from .callees import CalleeCompiler
 from .checked_arrays import install
 from .checksum import define_checksum
-from .compiled import before_loading, compile_native
-from .compiling import compiling
-from .ranges import bounded_ranges
-from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, symbol_of, to_bits
+from .compiled import compile_native
+from .machine_code import load_symbol
+from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, to_bits
 from .symbols import CLOCK_OFFSET, COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
 
 
@@ -34,16 +32,9 @@ class CpuSeam(Seam):
     options: ClassVar[dict[str, Any]] = {"no_cfunc_wrapper": True, "pipeline_class": CalleeCompiler}
 
     def link(self, context: Any, function: Callable[..., int]) -> str:
-        """Compile `function` (or load it) and name its address."""
-        name = symbol_of(function)
-        if name not in _linked:
-            with compiling("the miss path"), bounded_ranges(False):  # it may be part of a launch's compilation
-                _linked[name] = compile_native(function)
-            llvm.add_symbol(name, _linked[name].address)
-        return name
+        """Compile or load `function`; return its symbol."""
+        return load_symbol(function, compile_native)
 
-
-_linked: dict[str, Any] = {}
 
 seam = CpuSeam(
     extending=extending,
@@ -427,16 +418,6 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
         value = model.set(c.builder, value, packed, name)
         position += count
     return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))
-
-
-def _link_named(code: bytes) -> None:
-    """Compile or load the linked functions that object code from the disk names; LLVM would end the process."""
-    for function in linked_functions():
-        if symbol_of(function).encode() + b"\0" in code:
-            seam.link(None, function)
-
-
-before_loading.append(_link_named)
 
 
 # -- blocks, which have one thread --------------------------------------------------------------------------

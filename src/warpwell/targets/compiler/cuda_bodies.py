@@ -30,7 +30,8 @@ from ..device import subscribe
 from ..fault import FAULT_PAGE
 from .checked_arrays import install
 from .code_cache import cache_folder, cache_key, read_or_make, version
-from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, symbol_of, to_bits
+from .machine_code import symbol_of
+from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, to_bits
 
 
 class CudaSeam(Seam):

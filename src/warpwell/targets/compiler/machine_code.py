@@ -1,87 +1,113 @@
-"""`machine_code`: device functions of 64-bit words as C functions that are loaded without a compiler.
+"""Device functions from 64-bit integers to a 64-bit integer as object files that LLVM loads without Numba.
 
-What is compiled through `dispatcher` needs Numba and all that it knows of types before it can be loaded, which takes a
-process half a second. The processes of a pool need one function each to start, and most need no other: theirs is kept
-as an object file that calls the C library alone.
+Code that Numba keeps for itself needs Numba and its types before it can be loaded, which takes a process half a
+second of processor time. An object file needs only the C library, the names in `symbols.py` and the linked functions
+that it calls.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import hashlib
-import inspect
-import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 
-from ..uninterrupted import uninterrupted
+from ..device import linked_functions
 from . import symbols
-from .code_cache import cache_folder, read_or_make
+from .code_cache import cache_folder, cache_key, read_or_make
 
-_SYMBOL = "warpwell_function"
-_GIVEN = symbols.TLS_KEY, symbols.COPY, symbols.CLOCK_OFFSET  # LLVM knows them before code that names them is loaded
-_engines: list[Any] = []  # a thread may be in their code until the process ends
+SYMBOL = "warpwell_function"
+"""Name of the C function in each object file."""
+_PROVIDED = symbols.TLS_KEY, symbols.COPY, symbols.CLOCK_OFFSET  # registered with LLVM before code that names them
+_engines: list[Any] = []  # a thread may run their code until the process ends
+_addresses: dict[Callable[..., int], int] = {}
+_linked: set[str] = set()
 
 
-@functools.cache
-def machine_code(function: Callable[..., int]) -> Callable[..., int]:
-    """Return a device function of this package as a C function, compiled or out of the on-disk cache.
+class Processor(NamedTuple):
+    """The instructions that code may use."""
 
-    It runs without the interpreter lock, and must not raise: there is nobody to catch it. Of several processes that
-    start together one compiles, for seconds, and the others load what it kept.
+    name: str
+    """LLVM's name of the processor."""
+    features: str
+    """Features in LLVM's notation, in addition to the features of the name."""
+
+    @property
+    def digest(self) -> str:
+        """A short digest for file names."""
+        return hashlib.sha256(f"{self.name} {self.features}".encode()).hexdigest()[:8]
+
+    def machine(self) -> Any:
+        """Return a new LLVM target machine."""
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        return llvm.Target.from_default_triple().create_target_machine(
+            cpu=self.name, features=self.features, opt=3, jit=True, codemodel="jitdefault"
+        )
+
+
+def host_processor() -> Processor:
+    """Return the processor of this host."""
+    try:
+        features = str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM cannot query this processor
+        features = ""
+    return Processor(llvm.get_host_cpu_name(), features)
+
+
+Compile = Callable[[Callable[..., int], Processor], bytes]
+"""Compiles a device function to an object file for a processor. A parameter, because this module imports no Numba."""
+
+
+def load_address(function: Callable[..., int], compile_object: Compile) -> int:
+    """Return the C address of a device function, which is loaded or compiled once in a process.
+
+    The function must not raise, because no caller can catch it.
 
     Parameters
     ----------
     function : device function
-        Takes 64-bit words and returns one. The cache key covers Warpwell's sources and the function's own file.
+        Takes 64-bit integers and returns one, a boolean or None, which becomes 0.
+    compile_object : callable
     """
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    machine = _machine()
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(_kept(function, machine)))
-    engine.finalize_object()
-    _engines.append(engine)
-    words = len(inspect.signature(function).parameters)
-    return ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * words)(engine.get_function_address(_SYMBOL))
+    if function not in _addresses:
+        processor = host_processor()
+        code = object_file(function, processor, compile_object)
+        link_callees(code, compile_object, function)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), processor.machine())
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        _engines.append(engine)
+        _addresses.setdefault(function, int(engine.get_function_address(SYMBOL)))
+    return _addresses[function]
 
 
-def _machine() -> Any:
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, jit=True, codemodel="jitdefault"
-    )
+def load_symbol(function: Callable[..., int], compile_object: Compile) -> str:
+    """Register the address of a device function with LLVM; return the symbol by which compiled code calls it."""
+    symbol = symbol_of(function)
+    if symbol not in _linked:
+        llvm.add_symbol(symbol, load_address(function, compile_object))
+        _linked.add(symbol)
+    return symbol
 
 
-def _features() -> str:
-    try:
-        return str(llvm.get_host_cpu_features().flatten())
-    except RuntimeError:  # LLVM cannot ask this kind
-        return ""
+def symbol_of(function: Callable[..., Any]) -> str:
+    """Return the linker symbol of a device function."""
+    return f"{function.__module__}.{function.__qualname__}".replace(".", "_")
 
 
-def _file_digest(function: Callable[..., int]) -> str:
-    """Return a digest of a file that is not among Warpwell's sources; "" for one that is."""
-    if function.__module__.startswith("warpwell."):
-        return ""
-    return hashlib.sha256(pathlib.Path(function.__code__.co_filename).read_bytes()).hexdigest()[:8]
+def link_callees(code: bytes, compile_object: Compile, caller: Callable[..., int] | None = None) -> None:
+    """Load the linked functions that object code names, because LLVM ends the process if a symbol is unknown."""
+    for function in linked_functions():
+        if function is not caller and symbol_of(function).encode() + b"\0" in code:
+            load_symbol(function, compile_object)
 
 
-def _kept(function: Callable[..., int], machine: Any) -> bytes:
-    """Return the object file, which another process may be writing."""
-    about = f"{llvm.get_host_cpu_name()} {_features()}"  # homes may be shared by hosts
-    processor = hashlib.sha256(about.encode()).hexdigest()[:8]
-    path = cache_folder() / f"{function.__module__}.{function.__name__}.{_file_digest(function)}{processor}.o"
-
-    def make() -> bytes:
-        from .compiled import object_file
-        from .hooks import seam_for
-
-        with uninterrupted():
-            seam_for("cpu")
-            return object_file(function, _SYMBOL, machine)
-
-    return read_or_make(path, make)
+def object_file(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
+    """Return the object file of a device function, compiled or from the disk cache."""
+    key = cache_key(function)
+    if key is None:
+        return compile_object(function, processor)
+    name = f"{function.__module__}.{function.__name__}.{key[:12]}{processor.digest}.o"
+    return read_or_make(cache_folder() / name, lambda: compile_object(function, processor))

@@ -475,11 +475,6 @@ def _dimensions(index: Any) -> int | None:
     return None
 
 
-def symbol_of(function: Callable[..., Any]) -> str:
-    """Return the linker symbol of a linked function."""
-    return f"{function.__module__}.{function.__qualname__}".replace(".", "_")
-
-
 def _drop_zero_fill(added: list[Any]) -> None:
     """Remove the stores with which Numba clears a result slot when the function is entered.
 
