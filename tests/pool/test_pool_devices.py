@@ -374,6 +374,17 @@ def test_global_variables(devices: Devices) -> None:
         devices[0].synchronize(30)
 
 
+def test_a_global_variable_that_changes_here_is_sent(devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = devices[1].zeros(4)
+    tabled[4](x)
+    monkeypatch.setitem(globals(), "FACTOR", 7)
+    tabled[4](x)
+    assert x.copy_to_host().tolist() == [0, 7, 14, 21]
+    monkeypatch.undo()
+    tabled[4](x)
+    assert x.copy_to_host().tolist() == [0, 3, 6, 9]
+
+
 def test_many_threads_use_one_device(devices: Devices) -> None:
     failures: list[BaseException] = []
 

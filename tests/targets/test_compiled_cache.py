@@ -188,12 +188,12 @@ for options in ({}, {"cache": "256KiB", "page_size": 4096}):
         total[1](a, out)
         assert out[0] == 4950 + ANEW
         assert misses() == bool(options), (options, list(machine_code._linked))
-hits = sum(total.compiled["cpu", 2].stats.cache_hits.values())
+hits = sum(total.current().compiled["cpu", 2].stats.cache_hits.values())
 light = "numba.np.arraymath" not in sys.modules
 text, out = np.array([45]), np.zeros(1, np.int64)
 lends[1](text, out, device="cpu")
 assert (int(out[0]) - 3 - ANEW - hash("45")) % 2**64 == 0  # the sum may be beyond 64 bits
-hits += sum(lends.compiled["cpu", 2].stats.cache_hits.values())
+hits += sum(lends.current().compiled["cpu", 2].stats.cache_hits.values())
 print(hits, light)
 """
 

@@ -652,7 +652,10 @@ class Device:
         return self.create("store", _path(path), mode, device=self.target, **options)
 
     def set_global(self, kernel: Any, name: str, value: Any, stream: Stream | None = None) -> None:
-        """Change a global variable of a kernel on this device, in the order of the stream; it compiles again."""
+        """Change a global variable of a kernel on this device, in the order of the stream; it compiles again.
+
+        The value is kept until a variable that the kernel names changes in this process.
+        """
         code = Code.of(kernel)
         self.connection.ensure(code)
         data, handles = dumps(value)

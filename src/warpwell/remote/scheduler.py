@@ -104,8 +104,10 @@ class PoolScheduler(Scheduler):
             An argument cannot be sent, or arguments are on several devices, or on a device of another scheduler.
         """
         require_launch(launch)
+        launch = launch.current() if type(launch) is Launch else launch
         kernel = launch.kernel
-        title = name or Code.of(kernel).name
+        code = Code.of(kernel)  # now: it has the present values of the variables that the kernel names
+        title = name or code.name
         total = math.prod(launch.shape)
         if total < 1:
             raise errors.ArgumentError(f"launch of {title!r} over {launch.shape} has no blocks")

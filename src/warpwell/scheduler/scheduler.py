@@ -15,7 +15,7 @@ from .. import errors, registry
 from .._check import checked_device
 from ..targets import Launch, default_device
 from ..targets.arguments import is_argument
-from .callables import Call, as_launch
+from .callables import Call, as_launch, at_present
 from .core import Core
 from .dispatcher import Dispatcher, Watchdog
 from .events import KEPT, Log
@@ -219,7 +219,7 @@ class Scheduler:
         ForkError
             This process was forked from the one that made the scheduler, or from that of a task in `after`.
         """
-        key = None
+        launch, key = at_present(launch), None
         if deadline is None and memory is None and size is None and after == ():
             last = self._last
             if last is None or launch is not last[0]:
@@ -354,6 +354,7 @@ class Scheduler:
         self._dispatcher.require_process()  # before the analyzer, whose lock another thread may have held at the fork
         launch, args = as_launch(launch, args)
         require_launch(launch)
+        launch = at_present(launch)
         if not isinstance(launch, Call):
             args = shared(args, self.device)
         size = checked_size(size)

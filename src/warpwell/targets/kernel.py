@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import logging
 import math
 import os
 import types
@@ -17,7 +19,9 @@ from .._settings import settings
 from .arguments import KernelArgument, begin, device_of, finish, participants, viewed
 from .blocks.launch import BlockLaunch
 from .bounds import Record, checked, checking, for_interp
+from .compiler.snapshot import Snapshot
 from .device import device as mark_device
+from .device import is_device
 from .fault import LaunchFlag
 from .gpu.device import require_gpu
 from .interp import interpreter
@@ -25,6 +29,11 @@ from .signature import check_arguments, check_launch, configuration, parameters
 from .uninterrupted import Interrupts, interruptible
 
 DEVICES = ("cpu", "cuda", "interp")
+
+MANY_VERSIONS = 8
+"""Versions of a kernel, each compiled for other values of global variables, at which a warning is logged."""
+
+_log = logging.getLogger(__name__)
 
 Place = Callable[[Any, Sequence[Any], str | None], bool]
 _place: Place | None = None
@@ -73,7 +82,15 @@ class Kernel:
         """Numbers of extents and arguments with which launches are known to fit."""
         self.stamp = stamp_of(function.__code__.co_filename)
         """Of its file, when Python had read it."""
-        mark_device(function)
+        self._versions: dict[Callable[..., Any], Kernel] = {}
+        self._current: tuple[Snapshot, Kernel] | None = None
+        """The latest snapshot, and the version that belongs to it."""
+        self.original = self
+        """The kernel that this one is a version of."""
+        self._is_fixed = str(function.__module__).startswith("warpwell.")
+        """Whether the global variables of the kernel never change: it is Warpwell's own, or a version."""
+        if not is_device(function):
+            mark_device(function)
 
     def __repr__(self) -> str:
         options = {"max_registers": self.max_registers, "block": self.block}
@@ -85,6 +102,39 @@ class Kernel:
 
     def __getitem__(self, configuration: Any) -> Launch:
         return Launch(self, *_parse(configuration))
+
+    def current(self) -> Kernel:
+        """Return the kernel that is compiled with the present values of the variables that its code names.
+
+        A version has compiled code of its own, so that a changed variable never runs code with the old value. A kernel
+        that names only objects of installed packages is its own version.
+        """
+        return self if self._is_fixed else self._at_present()[1]
+
+    def _at_present(self) -> tuple[Snapshot, Kernel]:
+        """Return a snapshot of the variables that the code names, and the version that is compiled with them."""
+        current = self._current
+        if current is None or not current[0].is_current():
+            snapshot = Snapshot(self.function)
+            current = self._current = snapshot, self._version(snapshot.function)
+        return current
+
+    def _version(self, function: types.FunctionType) -> Kernel:
+        if function is self.function:
+            return self
+        version = self._versions.get(function)
+        if version is None:
+            version = Kernel(function, max_registers=self.max_registers, block=self.block, check=self.bounds)
+            version.original, version._is_fixed = self, True
+            version = self._versions.setdefault(function, version)
+            if len(self._versions) == MANY_VERSIONS:
+                _log.warning(
+                    "kernel %r is compiled for %d values of its global variables: pass a value that changes often as "
+                    "an argument",
+                    self.__name__,  # type: ignore[attr-defined]
+                    MANY_VERSIONS,
+                )
+        return version
 
     def twin(self, count: int) -> Kernel:
         """Return the kernel that calls this one with `count` checked arguments (see `bounds`)."""
@@ -129,6 +179,8 @@ class Launch:
         self.stream = stream
         self.waits = stream is None
         """Whether a call waits for the kernel."""
+        self._version: tuple[Snapshot, Launch | None] | None = None
+        """The latest snapshot, and the launch of the version that belongs to it, unless that is this launch."""
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -172,12 +224,15 @@ class Launch:
         """
         if named:
             raise by_name(self.kernel, named)
-        self.check(args)
+        launch = self.current()
+        launch.check(args)
         args = viewed(self.kernel, args)
-        if _place is not None and _place(self, args, device):
+        if _place is not None and _place(launch, args, device):
             return
         target = checked_device(device or device_of(args), among=DEVICES)
-        if target != "interp" and checking(self.kernel):
+        if target == "interp":
+            launch = self  # the interpreter reads variables as Python does
+        elif checking(self.kernel):
             self._run_checked(args, target, flag or LaunchFlag(target), seed=seed, services=services, aborts=aborts)
             return
         taking_part = participants(args, target)
@@ -190,7 +245,7 @@ class Launch:
 
         with interruptible(stop) as interrupts:
             interrupts.leaves = not aborts
-            self._run(args, target, taking_part, own, interrupts, seed=seed, services=services)
+            launch._run(args, target, taking_part, own, interrupts, seed=seed, services=services)
 
     def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
         """Run with bounds checks, and wait for it also where the launch was given a stream."""
@@ -285,9 +340,24 @@ class Launch:
             if math.prod(self.shape):  # a launch of nothing asks for nothing
                 self.kernel.checked.add(key)
 
+    def current(self) -> Launch:
+        """Return the launch of the kernel's version for the present values of global variables (`Kernel.current`)."""
+        version = self._version
+        if version is not None and version[0].is_current():
+            return version[1] or self
+        if self.kernel._is_fixed:
+            return self
+        snapshot, kernel = self.kernel._at_present()
+        launch = None
+        if kernel is not self.kernel:
+            launch = copy.copy(self)
+            launch.kernel, launch._version = kernel, None
+        self._version = snapshot, launch
+        return launch or self
+
     def cut(self, args: Sequence[Any], device: str | None = None) -> BlockLaunch:
         """Return the launch with its arguments, block by block."""
-        return BlockLaunch(self, viewed(self.kernel, args), device)
+        return BlockLaunch(self.current(), viewed(self.kernel, args), device)
 
     def subscript(self) -> Any:
         """Return what the kernel is subscripted with to get this launch, but for the stream."""

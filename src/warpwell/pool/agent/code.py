@@ -58,13 +58,19 @@ class Code:
     def of(cls, thing: Any) -> Code:
         """Return the code of a kernel, a CUDA source or a function.
 
-        It is made once: globals that change later are not seen.
+        A kernel is serialized again when a variable that it names has changed. A function is serialized once.
 
         Raises
         ------
         CodeError
             Something that it names cannot be serialized; the message says what.
         """
+        if isinstance(thing, Kernel):
+            compiled = thing.current().compiled
+            code: Code | None = compiled.get("code")
+            if code is None:
+                code = compiled["code"] = cls(_name(thing), _serialize(thing.original))
+            return code
         try:
             made = _made.get(thing)
         except TypeError:  # an object that cannot be referred to weakly

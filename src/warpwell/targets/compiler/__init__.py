@@ -3,6 +3,7 @@
 In the order in which a launch meets them:
 
 - `bytecode.py`: the names and objects in a function's code; functions as bytes. No compiler.
+- `snapshot.py`: functions bound to the present values of the variables that they name. No compiler.
 - `virtual.py`: copies of functions that take their block from a worker. No compiler.
 - `code_cache.py`: the folder of compiled code on disk, its cache keys, and its locks. No compiler.
 - `hooks.py`: `seam_for`, which imports a target's compiler when the target is first used.

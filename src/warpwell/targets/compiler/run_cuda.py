@@ -334,6 +334,7 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     cc : (int, int)
         Compute capability.
     """
+    kernel = kernel.current()
     if asks_flag(kernel):
         argument_types = (*argument_types, 0)
     return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
