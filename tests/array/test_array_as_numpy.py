@@ -12,6 +12,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.array.array import TIERS
 from warpwell.array.on_storage import ITERATION_BYTES
 
 
@@ -87,6 +88,38 @@ def test_statistics_read_like_a_sentence(array: Any) -> None:
     first[1](array, np.zeros(1))
     assert repr(array.stats - before) == "<Statistics: 1 misses, 1 read commands, 4.0 KiB read>"
     assert repr(before - before) == "<Statistics: nothing yet>"
+
+
+@ww.kernel
+def total(a: Any, out: Any) -> None:
+    i = ww.grid(1)
+    ww.atomic_add(out, 0, a[i])
+
+
+@pytest.mark.parametrize(
+    ("tier", "device"),
+    [("mapped", "cpu"), *((tier, device) for tier in TIERS[1:] for device in ("cpu", "interp"))],
+)
+def test_statistics_of_a_scan_say_what_is_counted(tier: str, device: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(100))
+    with ww.open(tmp_path / "a.npy", device=device, tier=tier) as a:
+        total[a.size](a, np.zeros(1))
+        if tier in ("mapped", "host", "device"):
+            text = f'reads by kernels are not counted in tier "{tier}"'
+            assert text in str(a.stats) and text in str(a.stats - a.stats) and text in a.stats.as_dict()["uncounted"]
+        else:
+            assert "misses" in str(a.stats) and not a.stats.uncounted
+
+
+@pytest.mark.parametrize("tier", ["mapped", "storage"])
+def test_reads_of_the_host_past_the_cache_are_counted(tier: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((100, 3)))
+    with ww.open(tmp_path / "a.npy", device="cpu", tier=tier) as a:
+        before = a.stats
+        np.asarray(a), a[3], a[7, 1], a[10:20].sum()
+        since = a.stats - before
+        assert (since.host_reads, since.host_bytes) == (4, 100 * 24 + 24 + 8 + 240)
+        assert str(a.stats).startswith("4 reads by the host past the cache, 2.6 KiB read by the host")
 
 
 @pytest.mark.parametrize("shape", [np.arange(10.0), np.arange(3)])

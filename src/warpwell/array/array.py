@@ -29,6 +29,15 @@ from .view import ArrayView, ViewField, ViewStatic
 
 TIERS = ("mapped", "storage", "host-cached", "host", "device")
 INT64_MAX = (1 << 63) - 1
+_UNCOUNTED = {
+    tier: f'reads by kernels are not counted in tier "{tier}", which {how}: open with tier="storage" to count them'
+    for tier, how in (
+        ("mapped", "uses the system's page cache"),
+        ("host", "holds the file in host memory"),
+        ("device", "holds the file in device memory"),
+    )
+}
+"""Why a tier without a cache has no counters of kernels, and how to get them."""
 _How = tuple[bool, bool, bool, bool, int, bool]
 
 
@@ -347,9 +356,15 @@ class Array(OnStorage):
 
     @property
     def stats(self) -> Statistics:
-        """Return the statistics of the array's cache."""
+        """Return the statistics of the array's cache, and of the host's reads of the array past it."""
         self._require_open()
-        return self.cache.stats
+        part = self._part
+        return replace(
+            self.cache.stats,
+            host_reads=part.host_reads,
+            host_bytes=part.host_bytes,
+            uncounted=_UNCOUNTED.get(self.tier, ""),
+        )
 
     def flush(self) -> None:
         """Write all changes of kernels and host to storage and make them durable (fdatasync).

@@ -52,6 +52,8 @@ class Attachment:
     pins : HostPins
         Pages that the host holds, and how often.
     closed : bool
+    host_reads, host_bytes : int
+        Reads of the file by the host past the cache, and their bytes.
     viewed : bool
         Whether views were returned; kernels that use them are not counted and may write.
     """
@@ -89,6 +91,7 @@ class Attachment:
         self._streams: list[Callable[[], bool]] = []
         self._begun = 0
         self._compared = 0
+        self.host_reads = self.host_bytes = 0
         self.mapping = mapping
         self._resident = (
             None
@@ -157,6 +160,12 @@ class Attachment:
         with self.cache.lock:
             clean = self._compared == self._begun and not self.viewed and not self._running()
         return self.medium if clean else None
+
+    def count_host_reads(self, reads: int, nbytes: int) -> None:
+        """Count reads of the file by the host past the cache."""
+        # without a lock, which would slow down short reads: no other Python thread runs within an augmented assignment
+        self.host_reads += reads
+        self.host_bytes += reads * nbytes
 
     @property
     def data(self) -> int:

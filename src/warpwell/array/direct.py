@@ -28,6 +28,7 @@ def read(array: Any, runs: Runs, out: NDArray[np.uint8]) -> bool:
     for low in range(0, runs.count, 1 << 16):
         for k, start in enumerate(runs.starts(low, min(low + (1 << 16), runs.count)).tolist(), low):
             file.read_into(array._origin + start, out[k * runs.nbytes : (k + 1) * runs.nbytes])
+    array._part.count_host_reads(runs.count, runs.nbytes)
     return True
 
 
@@ -41,6 +42,7 @@ def row(array: Any, index: int) -> Any:
         return None
     raw = np.empty(nbytes, np.uint8)
     file.read_into(array._origin + index % array.shape[0] * nbytes, raw)
+    array._part.count_host_reads(1, nbytes)
     out: NDArray[Any] = raw.view(array.dtype)
     return out if array.ndim == 2 else out.reshape(array.shape[1:])[()]
 

@@ -17,6 +17,7 @@ _NOUNS = (
     ("prefetched", "pages prefetched"),
     ("prefetch_dropped", "prefetches dropped"),
     ("retries", "retries"),
+    ("host_reads", "reads by the host past the cache"),
 )
 
 
@@ -48,6 +49,12 @@ class Statistics:
     """Reads that the cache answered at once."""
     bytes_wanted: int | None = None
     """Bytes that kernels asked for."""
+    host_reads: int = 0
+    """Reads of an array's file by the host that bypassed the cache."""
+    host_bytes: int = 0
+    """Bytes of these reads."""
+    uncounted: str = ""
+    """Accesses of an array that are not counted, and why; empty if all are counted."""
 
     @property
     def io_amplification(self) -> float | None:
@@ -57,12 +64,18 @@ class Statistics:
         return self.bytes_read / self.bytes_wanted
 
     def __str__(self) -> str:
-        """Return the counters that are not zero: "60 misses, 45 evictions, 240.0 KiB read"."""
+        """Return the counters that are not zero, "60 misses, 45 evictions, 240.0 KiB read", then `uncounted`."""
         told = [f"{getattr(self, name):,} {noun}" for name, noun in _NOUNS if getattr(self, name)]
-        for name, noun in (("bytes_read", "read"), ("bytes_written", "written"), ("bytes_wanted", "wanted")):
+        for name, noun in (
+            ("bytes_read", "read"),
+            ("bytes_written", "written"),
+            ("bytes_wanted", "wanted"),
+            ("host_bytes", "read by the host"),
+        ):
             if getattr(self, name):
                 told.append(f"{format_size(getattr(self, name))} {noun}")
-        return ", ".join(told) or "nothing yet"
+        counted = ", ".join(told)
+        return "; ".join(filter(None, (counted, self.uncounted))) or "nothing yet"
 
     def __repr__(self) -> str:
         return f"<Statistics: {self}>"
@@ -74,5 +87,8 @@ class Statistics:
     def __sub__(self, earlier: Statistics) -> Statistics:
         """Return the differences to the counters `earlier`."""
         mine, before = asdict(self), asdict(earlier)
-        since: dict[str, Any] = {k: None if mine[k] is None or before[k] is None else mine[k] - before[k] for k in mine}
-        return Statistics(**since)
+        counters = mine.keys() - {"uncounted"}
+        since: dict[str, Any] = {
+            name: None if mine[name] is None or before[name] is None else mine[name] - before[name] for name in counters
+        }
+        return Statistics(**since, uncounted=self.uncounted)
