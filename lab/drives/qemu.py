@@ -202,7 +202,7 @@ class QemuDrive:
         if os.getpid() != self._mine:
             raise errors.ForkError(
                 f"drive {address} belongs to process {self._mine}, and this is {os.getpid()}, forked from it: start "
-                "another QEMU here, or use the spawn method"
+                "another QEMU here"
             )
         open_now = self._transport()
         if open_now is not None and not open_now.closed and self.running:

@@ -421,7 +421,7 @@ def forked(path: str, store: ww.kv.Store, queue) -> None:
         try:
             out.append(call())
         except errors.ForkError as error:
-            out.append("open it again" in str(error))
+            out.append("open it again here, by its path (for reading" in str(error))
     with ww.kv.open(path) as own:
         out.append(own["kept"])
     queue.put(out)

@@ -53,7 +53,7 @@ class OpeningProcess:
         if self.forked:
             raise errors.ForkError(
                 f"{name} was opened in process {self.pid} and this is {os.getpid()}, forked from it: open it again "
-                f"here (multiprocessing: use the spawn method, or open it in the worker)"
+                "here, by its path"
             )
 
 

@@ -176,8 +176,8 @@ class DmaArena:
     def _check(self) -> None:
         if os.getpid() != self._pid:
             raise errors.ForkError(
-                f"the drive's memory belongs to process {self._pid}, and this is {os.getpid()}, forked from it: open "
-                "the drive here, or use the spawn method"
+                f"the drive's memory belongs to process {self._pid}, and this is {os.getpid()}, forked from it: use "
+                "the drive there, or open another drive here"
             )
         if self.closed:
             raise errors.ClosedError("the drive's memory is closed: open the drive again")

@@ -181,7 +181,7 @@ class Transport(ABC):
         if os.getpid() != self._pid:
             raise errors.ForkError(
                 f"drive {self.address} was opened in process {self._pid}, and this is {os.getpid()}, forked from it: "
-                "use it there, or use the spawn method and open another drive"
+                "use it there, or open another drive here"
             )
         if self.lost is not None and not self._is_despite():
             self._raise_lost()

@@ -170,7 +170,7 @@ class Devices(DeviceGroup):
         for connection in caller.connections.values():
             connection.lost = connection.forked = (
                 f"{connection.label} belongs to process {self._process} and this is {os.getpid()}, forked from it: "
-                f"ask ww.devices() here (multiprocessing: use the spawn method), and move data as NumPy arrays"
+                f"call ww.devices() here, and move data as NumPy arrays"
             )
             connection.lock = threading.RLock()
         for rank, reply in list(caller.replies.values()):

@@ -229,7 +229,7 @@ class Engine:
         if self.forked:
             raise errors.ForkError(
                 f"{self.name} was opened on a device in the process that this one ({os.getpid()}) was forked from: open"
-                " it again here (multiprocessing: use the spawn method, or open it in the worker)",
+                " it again here, by its path",
                 path=self.name,
             )
 

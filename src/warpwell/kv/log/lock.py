@@ -196,6 +196,6 @@ def check_process(pid: int, path: str) -> None:
     if os.getpid() != pid:
         raise errors.ForkError(
             f"{path} was opened by process {pid} and this is {os.getpid()}, forked from it: "
-            "open the store again here (multiprocessing: use the spawn method, or open it in the worker)",
+            "open the store again here, by its path (for reading if the other process still writes)",
             path=path,
         )

@@ -63,8 +63,8 @@ def check_fork() -> None:
     if _forked:
         raise errors.ForkError(
             f"process {os.getpid()} cannot use a GPU: the process that it was forked from had initialised CUDA, which "
-            f"works in no forked child; start it with multiprocessing's spawn method, or use device='cpu' and "
-            f"Devices(targets=['cpu'])"
+            f"does not work in a forked child: start it with multiprocessing's spawn method and open arrays there, by "
+            f"their path, or use device='cpu' and Devices(targets=['cpu'])"
         )
 
 
