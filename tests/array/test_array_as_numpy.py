@@ -1,8 +1,10 @@
 """What somebody who knows NumPy tries first on an array on storage: each works, or says what to write instead."""
 
 import copy
+import itertools
 import operator
 import pickle
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 import warpwell as ww
 from warpwell import errors
+from warpwell.array import reductions
 from warpwell.array.array import TIERS
 from warpwell.array.on_storage import ITERATION_BYTES
 
@@ -62,6 +65,13 @@ def test_numpy_gets_a_copy_and_never_without_being_told(array: Any) -> None:
         (lambda a: operator.iadd(a, 1), r"a\[:\] \+ 1"),
         (lambda a: -a, r"-a\[:\]"),
         (lambda a: abs(a), r"abs\(a\[:\]\)"),
+        (lambda a: np.ones(10) + a, r"np.add\(array.*, a\[:\]\)"),
+        (lambda a: np.add(a, 1), r"np.add\(a\[:\], 1\)"),
+        (lambda a: np.add.accumulate(a), r"np.add.accumulate\(a\[:\]\)"),
+        (lambda a: np.median(a), r"np.median\(a\[:\]\)"),
+        (lambda a: np.concatenate([a, a]), r"np.concatenate\("),
+        (lambda a: np.add(a[:], a), r"read them first, a\[:\],"),
+        (lambda a: np.add(1, 2, out=(a[:],)), r"rows\[...\] = ..."),
         (lambda a: 5.0 in a, r"5.0 in a\[:\]"),
         (copy.copy, "cannot be copied"),
         (copy.deepcopy, "cannot be copied"),
@@ -72,6 +82,76 @@ def test_what_needs_the_items_says_how_to_get_them(array: Any, attempt: Callable
     with pytest.raises(TypeError, match=says):
         attempt(array)
     assert array[0, 1] == 1.0  # and leaves the array open
+
+
+@pytest.mark.parametrize("name", ["astype", "cumsum", "copy"])
+def test_other_methods_of_numpy_name_the_way(array: Any, name: str) -> None:
+    assert not hasattr(array, name) and hasattr(array[:], name)
+    with pytest.raises(AttributeError, match=rf"read them first, a\[:\]\.{name}"):
+        getattr(array, name)
+    with pytest.raises(AttributeError, match="'Array' object has no attribute 'nonsense'"):
+        array.nonsense  # noqa: B018
+
+
+def test_functions_of_numpy_that_read_nothing(array: Any) -> None:
+    assert (np.shape(array), np.ndim(array), np.size(array), np.result_type(array)) == ((1000, 10), 2, 10_000, "f8")
+
+
+REDUCTIONS = [getattr(np, name) for name in reductions.NAMES]
+
+
+def _values(dtype: str) -> Any:
+    values = np.random.default_rng(3).normal(size=(7, 5, 6)) * (1 if dtype == "f2" else 50)
+    if dtype == "nan":
+        values[[2, 5], 1, 4] = np.nan
+        return values
+    return values.astype(dtype)
+
+
+@pytest.mark.parametrize("block", [40, 700])
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i2", "?", "c16", "nan"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::numpy.exceptions.ComplexWarning")
+def test_reductions_are_those_of_numpy(dtype: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "BLOCK_BYTES", block)
+    values = _values(dtype)
+    np.save(tmp_path / "a.npy", values)
+    rtol, atol = {"f2": (4e-3, 0.05), "f4": (2e-5, 1e-4)}.get(dtype, (1e-12, 1e-9))
+    with ww.open(tmp_path / "a.npy", device="cpu") as a:
+        for reduction, axis in itertools.product(REDUCTIONS, (None, 0, -1, (0, 2))):
+            if isinstance(axis, tuple) and reduction in (np.argmin, np.argmax):
+                continue
+            for options in ({}, {"keepdims": True}, *([{"ddof": 1}] if reduction in (np.std, np.var) else [])):
+                expected, result = (reduction(items, axis=axis, **options) for items in (values, a))
+                case = f"{reduction} {axis} {options}"
+                assert (np.shape(result), result.dtype) == (np.shape(expected), expected.dtype), case
+                np.testing.assert_allclose(result, expected, rtol=rtol, atol=atol, err_msg=case)
+
+
+def test_reductions_have_the_forms_of_numpy(array: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reductions, "BLOCK_BYTES", 400)
+    values, out = np.asarray(array), np.zeros(10)
+    assert array.sum() == array.sum(None, np.float64) == np.sum(array) == values.sum() and array.max(0)[3] == 9993
+    assert array.sum(0, None, out) is out and np.add.reduce(array)[0] == out[0] == values[:, 0].sum()
+    assert np.amax(array) == np.maximum.reduce(array, axis=None) == 9999 and array.sum(dtype="f4").dtype == np.float32
+    with pytest.raises(TypeError, match=r"np\.asarray\(a\)\.sum\(where=\.\.\.\)"):
+        array.sum(where=values > 3)
+    with pytest.raises(np.exceptions.AxisError):
+        array.sum(axis=2)
+
+
+@pytest.mark.parametrize("shape", [(1 << 22,), (1, 1 << 22), (1 << 21, 2)])
+@pytest.mark.parametrize("name", ["sum", "std", "argmax"])
+def test_reductions_take_little_memory(
+    name: str, shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reductions, "BLOCK_BYTES", 1 << 19)
+    with ww.create(tmp_path / "a.npy", shape, np.float64, device="cpu") as a:
+        tracemalloc.start()
+        try:
+            assert getattr(a, name)() == 0
+            assert tracemalloc.get_traced_memory()[1] < 8 << 19  # of 32 MiB
+        finally:
+            tracemalloc.stop()
 
 
 def test_arrays_are_equal_to_themselves_alone(array: Any) -> None:

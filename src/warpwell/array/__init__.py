@@ -11,6 +11,7 @@ Files, in the order in which an array meets them:
 - in_memory.py     a whole file in host or device memory; which pages changed
 - array.py         `Array`: shape, kernels' views, host subscripts, prefetch and pins, closing
 - on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise
+- reductions.py    `sum`, `mean`, `argmax` and so on, in bounded memory
 - view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
 - elements.py      subscripts in kernels: check the index, compute the item's place, hit or miss
 - items.py         what an item is in a kernel: float16 and bfloat16 are float32 there

@@ -1,7 +1,7 @@
-"""Host side of every array on storage: shape, iteration, and operators.
+"""Host side of every array on storage: shape, iteration, reductions, and operators.
 
-A whole array refuses operators and says what to write instead, since it may be larger than memory. A range of its rows
-reads them (`ReadOnUse`).
+A whole array may be larger than memory. It reduces its items block by block (`reductions`). Operators and other
+functions of NumPy raise, and the message has the code to write instead. A range of its rows reads them (`ReadOnUse`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+
+from . import reductions
 
 ITERATION_BYTES = 1 << 20
 """Bytes of rows that iteration reads at a time."""
@@ -100,6 +102,29 @@ class OnStorage:
     def __contains__(self, value: object) -> bool:
         self._refuse(f"{value!r:.20} in a[:]")
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Reduce in bounded memory; refuse other operations of NumPy on all items."""
+        name = next((name for name, function in reductions.UFUNCS.items() if function is ufunc), None)
+        if method == "reduce" and name is not None and inputs[0] is self:
+            return getattr(self, name)(**{"axis": 0, **options})
+        call = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        self._refuse_function(call, inputs)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Reduce in bounded memory; refuse other functions of NumPy, which would read all items."""
+        if function in _BOUNDED:
+            return function._implementation(*arguments, **options)
+        self._refuse_function(function.__name__, arguments)
+
+    def _refuse_function(self, name: str, arguments: Any) -> NoReturn:
+        shown = ("a[:]" if isinstance(value, OnStorage) else f"{value!r:.20}" for value in arguments)
+        self._refuse(f"np.{name}({', '.join(shown)})")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in READING:
+            raise AttributeError(f"items of array {self.name!r} are on storage: read them first, a[:].{name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def _refuse(self, instead: str) -> NoReturn:
         raise TypeError(
             f"items of array {self.name!r} are on storage: read them first, {instead}, or use a kernel if they are many"
@@ -155,22 +180,57 @@ for _name, _sign in _UNARY.items():
 OnStorage.__abs__ = _operator("__abs__", "abs(a[:])")  # type: ignore[attr-defined]
 
 
-# -- ranges of rows: who writes a[lo:hi] has said how much to read ----------------------------------------------------
+def _reduction(name: str) -> Callable[..., Any]:
+    def reduce(self: OnStorage, axis: Any = None, *positional: Any, **options: Any) -> Any:
+        return reductions.reduce(self, name, axis, *positional, **options)
+
+    reduce.__name__ = reduce.__qualname__ = name
+    reduce.__doc__ = f"Return what `numpy.ndarray.{name}` does, in bounded memory; reads all items."
+    return reduce
+
+
+for _name in reductions.NAMES:
+    setattr(OnStorage, _name, _reduction(_name))
+
+_BOUNDED = {
+    np.ndim,
+    np.shape,
+    np.size,
+    np.result_type,
+    np.amin,
+    np.amax,
+    *(getattr(np, name) for name in reductions.NAMES),
+}
+"""Functions of NumPy that read no items, or reduce them by the array's own methods."""
+
+
+# -- ranges of rows: a[lo:hi] limits how much is read -----------------------------------------------------------------
 
 READING = (
-    "all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "clip", "compress", "conj", "copy",
-    "cumprod", "cumsum", "diagonal", "dot", "flatten", "item", "max", "mean", "min", "nonzero", "prod", "ravel",
-    "repeat", "round", "searchsorted",
-    "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "tofile", "tolist", "trace", "transpose",
-    "var",
+    "argpartition", "argsort", "astype", "clip", "compress", "conj", "copy", "cumprod", "cumsum", "diagonal", "dot",
+    "flatten", "item", "nonzero", "ravel", "repeat", "round", "searchsorted", "squeeze", "swapaxes", "take", "tobytes",
+    "tofile", "tolist", "trace", "transpose",
 )  # fmt: skip
-"""Methods of a NumPy array that change nothing. Those that change it in place are missing: they would change a copy."""
+"""Methods of a NumPy array that change nothing, except reductions. Those that change it in place are missing: they
+would change a copy."""
 
 
 class ReadOnUse(OnStorage):
     """Base of views of rows: each operator and method reads the rows anew and hands them to NumPy."""
 
     __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        """Read the rows; return what NumPy does."""
+        if any(isinstance(value, OnStorage) for value in options.get("out") or ()):
+            raise TypeError(f"out= cannot be rows of array {self.name!r}: assign the result, rows[...] = ...")
+        return getattr(ufunc, method)(*map(_read, inputs), **options)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
+        """Read the rows; return what NumPy does."""
+        if all(issubclass(cls, ReadOnUse) or not issubclass(cls, OnStorage) for cls in types):
+            return function._implementation(*arguments, **options)
+        self._refuse_function(function.__name__, arguments)
 
     def __copy__(self) -> NDArray[Any]:  # type: ignore[override]
         return np.array(self)
