@@ -243,8 +243,7 @@ class Controller:
             tag has 31 bits; bits 16 to 25 are the index of the queue. It returns ``status | result << 16``, or
             `PENDING`. After that ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1
             while no completion is due; ``complete(state, 1, tag, 0, 0, 0)``, which follows at once in the same thread,
-            returns its result. The result has 47 bits: dw0 of the completion, and from bit 32 on bits 30:16 of dw1,
-            which tell the versions of a value apart. A completion of no command under way is dropped and counted
+            returns its result, dw0 of the completion. A completion of no command in flight is dropped and counted
             (`stray`).
         name : str
             For messages.
