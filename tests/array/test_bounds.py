@@ -283,3 +283,18 @@ def test_loops_that_ask_whether_the_launch_failed_stop() -> None:
     rounds = np.zeros(4, np.int64)
     fails(lambda: until_failed[4](np.zeros(3), rounds, device="cpu"), "until_failed", "x", 3, 3)
     assert rounds.max() < 2_000_000_000
+
+
+def test_a_store_beyond_a_view_is_caught_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without checks it changes the memory after the view."""
+
+    @ww.kernel
+    def fill(out):
+        i = ww.grid(1)
+        out[i] = 7
+
+    block = np.zeros(20)
+    monkeypatch.setenv("WARPWELL_CHECK", "1")
+    with pytest.raises(errors.IndexRangeError, match=r"'fill' used index 1\d of its argument 'out'"):
+        fill[20](block[:10], device="cpu")
+    assert block.tolist() == [7] * 10 + [0] * 10

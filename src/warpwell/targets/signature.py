@@ -22,6 +22,12 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
     ArgumentError
     """
     _check_count(kernel, count)
+    code = kernel.function.__code__
+    if code.co_flags & _NEVER_RUN:
+        raise errors.ArgumentError(
+            f"kernel {kernel.__name__!r} ({code.co_filename}, line {code.co_firstlineno}) is a generator or coroutine; "
+            f"a launch does not run its body; write results to an array instead"
+        )
     if 0 in shape:
         return
     dims = len(shape)
@@ -39,6 +45,7 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
         raise errors.ArgumentError(f"{where}: {extents}{hint}")
 
 
+_NEVER_RUN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _EXTENTS = {1: "one extent", 2: "two extents", 3: "three extents"}
 
 

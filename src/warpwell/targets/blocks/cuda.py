@@ -185,7 +185,7 @@ class Forms:
         types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._values)
         if types not in dispatcher.overloads:
             name = self._blocks.kernel.__name__
-            with compiling(f"kernel {name!r}"), explained(name, "cuda"):
+            with compiling(f"kernel {name!r}"), explained(self._blocks.kernel, "cuda"):
                 dispatcher.compile(types).bind()
         return dispatcher.overloads[types]
 

@@ -13,6 +13,7 @@ In the order in which a launch meets them:
 - `checked_arrays.py`: arrays with bounds checks.
 - `checksum.py`: CRC-32C as compiled host code.
 - `callees.py`: device functions as parts of what calls them.
+- `reasons.py`: why a kernel does not compile, in the words of Python. No compiler.
 - `compiling.py`: messages about a compilation that takes long or fails.
 - `compiled.py`: host code by Numba, kept on disk.
 - `symbols.py`: addresses of the process that compiled code finds by name. No Numba.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from ... import errors
 from ..._settings import settings
 from ..uninterrupted import uninterrupted
+from .reasons import reason_of
 
 SECONDS = 1.0
 """Compilations that take no longer say nothing."""
@@ -21,9 +21,7 @@ enabled = not settings.quiet
 
 _said = False
 
-_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_HEADS = ("Failed in ", "Rejected as the implementation raised")
-_MISSING = "No implementation of function"
+_COMPILER_ERRORS = {"NumbaError", "UnsupportedBytecodeError"}
 
 
 @contextlib.contextmanager
@@ -64,43 +62,14 @@ def _say(name: str) -> None:
 
 
 @contextlib.contextmanager
-def explained(name: str, target: str) -> Iterator[None]:
-    """Raise `CompileError` for what Numba raises; Numba's own is its cause."""
+def explained(kernel: Any, target: str) -> Iterator[None]:
+    """Raise `CompileError` for what the compiler raises; the error of the compiler is its cause."""
     try:
         yield
     except Exception as error:
         # numba-cuda has an exception tree of its own, with the same names
-        if not any(cls.__name__ == "NumbaError" for cls in type(error).__mro__):
+        is_compilers = any(cls.__name__ in _COMPILER_ERRORS for cls in type(error).__mro__)
+        if not is_compilers and not (isinstance(error, AttributeError) and str(error).startswith("module '")):
             raise
-        said = innermost(str(error))
-        raise errors.CompileError(f"kernel {name!r} does not compile for {target!r}: {said}") from error
-
-
-def innermost(text: str) -> str:
-    """Return the innermost message of an error of Numba, with the place in the user's code."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
-    said: list[str] = []
-    open_calls: list[str] = []
-    missing: str | None = None
-    place: tuple[str, str] | None = None
-    head = True  # the first line may be all there is
-    for k, line in enumerate(lines):
-        found = re.sub(r"^\w*Error: (?=Failed in )", "", line)
-        if found.startswith(_HEADS):
-            head = True
-            continue
-        if found.startswith(_MISSING) and k + 1 < len(lines):
-            open_calls.append(lines[k + 1].removeprefix(">>>").strip())
-        elif head:
-            said.append(re.sub(r"^TypingError: ", "", found))
-        head = False
-        during = re.match(r"During: typing of .* at (.*) \((\d+)\)$", found)
-        if during is not None:
-            call = open_calls.pop() if open_calls else None
-            if place is None and not during[1].startswith((_OWN, "<")):
-                place, missing = (during[1], during[2]), call
-    where = f" ({place[0]}, line {place[1]})" if place else ""
-    if said:
-        return said[-1] + where
-    missing = missing or (open_calls[-1] if open_calls else None)
-    return (f"there is no {missing}" if missing else lines[0] if lines else "no reason is given") + where
+        reason = reason_of(error, kernel.function)
+        raise errors.CompileError(f"kernel {kernel.__name__!r} does not compile for {target!r}: {reason}") from error

@@ -213,7 +213,7 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
         raise errors.ArgumentError(f"kernel {kernel.__name__!r} cannot take its arguments: {error}") from error
     if signature not in driver.overloads:
         check_arguments(kernel, arguments)
-        with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cpu"), bounded_ranges():
+        with compiling(f"kernel {kernel.__name__!r}"), explained(kernel, "cpu"), bounded_ranges():
             driver.compile(signature)
 
 

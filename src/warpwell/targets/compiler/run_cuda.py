@@ -141,7 +141,7 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
         check_arguments(launch.kernel, values, compiles=False)
     with (
         contextlib.nullcontext() if kernel.overloads else compiling(f"kernel {launch.kernel.__name__!r}"),
-        explained(launch.kernel.__name__, "cuda"),
+        explained(launch.kernel, "cuda"),
     ):
         configured(kernel, blocks, threads, stream)(*extents, *values)
 
@@ -210,7 +210,7 @@ class _Again:
         dispatcher = compiled(kernel, dims, len(values))
         types = tuple(dispatcher.typeof_pyval(value) for value in (0, 0, 0, *values))
         if types not in dispatcher.overloads:
-            with compiling(f"kernel {kernel.__name__!r}"), explained(kernel.__name__, "cuda"):
+            with compiling(f"kernel {kernel.__name__!r}"), explained(kernel, "cuda"):
                 dispatcher.compile(types).bind()
         self._kernel = dispatcher.overloads[types]
         self._name = kernel.__name__
@@ -337,7 +337,8 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     kernel = kernel.current()
     if asks_flag(kernel):
         argument_types = (*argument_types, 0)
-    return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
+    with explained(kernel, "cuda"):
+        return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
 
 
 def ptx_of(function: Any, words: int, argument_types: tuple[Any, ...], cc: tuple[int, int]) -> str:

@@ -21,6 +21,7 @@ from .. import atomics as a
 from ..device import ArrayKind, StructKind
 from ..struct import DeviceStruct
 from .checked_arrays import CheckedArray, item_address
+from .reasons import index_problem, type_names
 
 
 class StructType(types.Type):
@@ -30,6 +31,8 @@ class StructType(types.Type):
         self.cls = cls
         self.static = static
         super().__init__(name=f"{cls.__name__}{static!r}")
+        dtype, ndim = getattr(static, "dtype", ""), getattr(static, "ndim", None)
+        type_names[self.name] = f"storage array({dtype}, {ndim}d)" if ndim else cls.__name__
 
     @property
     def members(self) -> list[tuple[str, types.Type]]:
@@ -444,9 +447,12 @@ def _resolver(name: str) -> Callable[..., Any]:
         if not isinstance(struct, StructType):
             return None
         try:
-            return struct.cls.implementation(name, struct.static, _dimensions(rest[0] if rest else None))
+            function = struct.cls.implementation(name, struct.static, _dimensions(rest[0] if rest else None))
         except errors.DTypeError as error:
             raise TypingError(str(error)) from error
+        if function is None and name in ("getitem", "setitem"):
+            raise TypingError(index_problem(str(rest[0])))
+        return function
 
     return resolve
 

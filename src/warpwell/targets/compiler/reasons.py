@@ -1,0 +1,222 @@
+"""`reason_of`: why a kernel does not compile, in the words of Python, from an error of Numba.
+
+Numba reports a tree of attempts with the types of its compiler. The user needs the innermost error, its line of source
+and what to write instead.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .bytecode import is_primitive, said
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_HEADS = ("Failed in ", "Rejected as the implementation raised")
+_MISSING = "No implementation of function"
+
+type_names: dict[str, str] = {}
+"""The words for types of structs in messages, by the compiler's name of the type."""
+
+_Location = tuple[str, int]
+"""A file and a line."""
+
+
+def reason_of(error: BaseException, function: Any) -> str:
+    """Return why a kernel's function does not compile: what is wrong, what to write instead, and the line of source."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    message, location = _innermost(text)
+    location = _location_in(text) or location
+    message = _readable(message)
+    for pattern, wording in _WORDINGS:
+        found = re.search(pattern, message)
+        if found is not None:
+            message = wording(found)
+            break
+    location = location or _search(function, text) or (function.__code__.co_filename, function.__code__.co_firstlineno)
+    return f"{message} ({_source(*location)})"
+
+
+def _innermost(text: str) -> tuple[str, _Location | None]:
+    """Return the innermost message of an error of Numba, with its location in the user's code."""
+    rows = [row.strip() for row in text.splitlines() if row.strip()]
+    messages: list[str] = []
+    open_calls: list[str] = []
+    missing: str | None = None
+    location: _Location | None = None
+    is_head = True  # the first line may be the whole message
+    for k, row in enumerate(rows):
+        content = re.sub(r"^\w*Error: (?=Failed in )", "", row)
+        if content.startswith(_HEADS):
+            is_head = True
+            continue
+        if content.startswith(_MISSING) and k + 1 < len(rows):
+            open_calls.append(rows[k + 1].removeprefix(">>>").strip())
+        elif is_head:
+            messages.append(re.sub(r"^(TypingError|NumbaTypeError|UnsupportedError): ", "", content))
+        is_head = False
+        during = re.match(r"During: typing of .* at (.*) \((\d+)\)$", content)
+        if during is not None:
+            call = open_calls.pop() if open_calls else None
+            if location is None and not during[1].startswith((_PACKAGE, "<")):
+                location, missing = (during[1], int(during[2])), call
+    if messages:
+        return messages[-1], location
+    missing = missing or (open_calls[-1] if open_calls else None)
+    return (f"there is no {missing}" if missing else rows[0] if rows else "no reason is given"), location
+
+
+def _location_in(text: str) -> _Location | None:
+    """Return the first location in the user's code that a message names."""
+    for path, line in re.findall(r'(?:File "|Raised from )(.+?)(?:", line | \()(\d+)', text):
+        path = os.path.abspath(path)
+        if not path.startswith(_PACKAGE) and os.path.exists(path):
+            return path, int(line)
+    return None
+
+
+def _search(function: Any, text: str) -> _Location | None:
+    """Return the location of a statement for which Numba names none."""
+    name = re.search(r"name '(\w+)' is not defined|has no attribute '(\w+)'", text)
+    if name is not None:
+        return _find(function, lambda instruction: instruction.argval in name.groups(), set())
+    operations = ("BUILD_SLICE", "BINARY_SLICE", "STORE_SLICE") if "slice" in text else ("BEFORE_WITH", "LOAD_SPECIAL")
+    return _find(function, lambda instruction: instruction.opname in operations, set())
+
+
+def _find(function: Any, is_wanted: Callable[[Any], bool], visited: set[int]) -> _Location | None:
+    if not isinstance(function, types.FunctionType) or id(function) in visited or is_primitive(function):
+        return None
+    visited.add(id(function))
+    callees = []
+    for instruction, value, _ in said(function):
+        line = instruction.positions.lineno if instruction.positions else None
+        if is_wanted(instruction) and line is not None:
+            return function.__code__.co_filename, line
+        callees.append(value)
+    return next((location for value in callees if (location := _find(value, is_wanted, visited))), None)
+
+
+def _source(path: str, line: int) -> str:
+    """Return a location with its line of source."""
+    text = linecache.getline(path, line).strip()
+    return f"{path}, line {line}" + (f": `{text}`" if text else "")
+
+
+def _readable(message: str) -> str:
+    """Return a message that names types as Python does."""
+    for name in sorted(type_names, key=len, reverse=True):
+        message = message.replace(name, type_names[name])
+    message = re.sub(r"Literal\[str\]\((.*?)\)", r"'\1'", message)
+    message = re.sub(r"Literal\[\w+\]\((.*?)\)", r"\1", message)
+    message = re.sub(r"slice<a:b(:c)?>", "slice", message)
+    message = re.sub(r"\bTuple\(", "(", message)
+    message = re.sub(r"UniTuple\((\w+) x (\d+)\)", lambda m: f"({', '.join([m[1]] * int(m[2]))})", message)
+    message = message.replace("unicode_type", "str").replace("reflected list", "list").replace("<iv=None>", "")
+    return re.sub(r": i\d+ %\S+$", "", message)
+
+
+def index_problem(types_of_index: str) -> str:
+    """Return why an index is refused, from the names of its types."""
+    if "slice" in types_of_index:
+        return (
+            "a kernel subscripts one item of an array on storage, and a slice is not an index; loop over a[i, j], or "
+            "use ww.fold for a run of items"
+        )
+    got = f"an index must be an integer, got {_readable(types_of_index)}"
+    return f"{got}; divide with //, or convert with int(...)" if "float" in types_of_index else got
+
+
+def _variable(found: re.Match[str]) -> str:
+    name, kind = found[1], found[2].rpartition(".")[2]
+    if kind == "function":
+        return f"{name!r} is a Python function and not device code; put @ww.device above its def"
+    if kind == "Kernel":
+        return f"{name!r} is a kernel, and a kernel calls device functions only; write the common part with @ww.device"
+    if kind == "builtin_function_or_method":
+        return f"{name!r} is not available in kernels"
+    if kind == "type":
+        return f"{name!r} is a class, which kernels cannot read; assign its values to global variables"
+    return f"{name!r} is a {kind}, which kernels cannot read; pass its values as arguments, or as a NumPy array"
+
+
+def _operation(found: re.Match[str]) -> str:
+    kind = found[1].strip()
+    operations = {
+        "IMPORT_NAME": "a kernel cannot import; move the import to the top of the file",
+        "STORE_GLOBAL": "a kernel cannot assign a global variable; write to an array that is an argument",
+        "DELETE_GLOBAL": "a kernel cannot delete a global variable",
+        "LOAD_BUILD_CLASS": "a kernel cannot define a class; define it at the top of the file",
+    }
+    return operations.get(kind, f"kernels cannot use this statement ({kind}); see the Python that Numba compiles")
+
+
+_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "eq": "=="}
+
+
+def _call(found: re.Match[str]) -> str:
+    name, arguments = found[1], found[2]
+    if name in _SYMBOLS:
+        return f"{_SYMBOLS[name]} does not take ({arguments})"
+    if name == "setitem":
+        return f"an item cannot be stored: no assignment takes (array, index, value) of ({arguments})"
+    return f"there is no {name}({arguments}); see the Python and NumPy functions that Numba compiles"
+
+
+_WORDINGS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
+    (r"Untyped global name '(\w+)'.*<class '([\w.]+)'>", _variable),
+    (r"Untyped \w+ name '(\w+)'.*<class '([\w.]+)'>", _variable),
+    (
+        r"The use of a .*? type, assigned to variable '(\w+)'",
+        lambda m: f"{m[1]!r} is a list, which kernels cannot read; make it a tuple, or pass it as a NumPy array",
+    ),
+    (r"name '(\w+)' is not defined", lambda m: f"name {m[1]!r} is not defined; define or import it before the launch"),
+    (r"module '([\w.]+)' has no attribute '(\w+)'", lambda m: f"module {m[1]!r} has no attribute {m[2]!r}"),
+    (r"unsupported opcode \((\w+)\)", _operation),
+    (r"The 'with ", lambda m: "a kernel cannot use a with statement; open files and locks on the host"),
+    (
+        r"Exception matching is limited",
+        lambda m: "a kernel cannot catch exceptions of a class; device code never raises, so test with if",
+    ),
+    (
+        r"Unsupported array index type (.*) in \[",
+        lambda m: index_problem("str" if "str" in m[1] else m[1]),
+    ),
+    (
+        r"cannot index (array\(.*?\)) with (\d+) indices",
+        lambda m: f"{m[2]} indices for an {m[1]}: give one integer for each dimension",
+    ),
+    (
+        r"Unknown attribute '(\w+)' of type Module\(<module '([\w.]+)'",
+        lambda m: f"module {m[2]!r} has no {m[1]!r} that kernels can use",
+    ),
+    (
+        r"Unknown attribute '\w+' of type storage array",
+        lambda m: f"{m.string}; kernels use a[i, j], len(a), a.shape, a.size and ww.fold",
+    ),
+    (
+        r"Invalid use of getiter with parameters \((.*)\)$",
+        lambda m: f"a kernel cannot iterate over {m[1]}; loop over range(...) and subscript it",
+    ),
+    (
+        r"Cannot unify (.*) and (.*) for '(\w+?)(?:\.\d+)?', defined at",
+        lambda m: f"variable {m[3]!r} is {m[1]} or {m[2]}; a variable of a kernel has one type",
+    ),
+    (
+        r"Cannot resolve setattr: \((.*)\)\.(\w+) = ",
+        lambda m: f"a kernel cannot assign attribute {m[2]!r} of {m[1]}",
+    ),
+    (
+        r"Cannot bind 'args=.*' to signature '(\(.*\))' due to \"TypeError: (.*)\"",
+        lambda m: f"{m[2]} for a function with the parameters {m[1]}",
+    ),
+    (
+        r"Variable '(\w+?)(?:\.\d+)?' is not defined",
+        lambda m: f"variable {m[1]!r} is read before it has a value",
+    ),
+    (r"there is no (\w+)\((.*)\)$", _call),
+)

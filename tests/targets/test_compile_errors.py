@@ -1,0 +1,134 @@
+"""What does not compile is reported in the words of Python, with the line of source and what to write instead."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warpwell as ww
+from warpwell import errors
+
+TABLE = [1, 2]
+NAMES = {"a": 1}
+
+
+class Settings:
+    FACTOR = 2
+
+
+SETTINGS = Settings()
+
+
+def helper(x):
+    return x + 1
+
+
+@ww.device
+def calls_helper(x):
+    return helper(x) * 2
+
+
+@ww.kernel
+def another(a, out):
+    out[0] = 1
+
+
+CASES = {
+    "out[0] = a[0, :].sum()": "a slice is not an index; loop over a",
+    "out[0] = a[0:2, 0]": "a slice is not an index",
+    "a[0, :] = 1": "a slice is not an index",
+    "out[0] = a[ww.grid(1) / 2, 0]": r"an index must be an integer, got \(float64, 0\); divide with //",
+    "a[ww.grid(1) / 2, 0] = 1": "an index must be an integer",
+    "out[ww.grid(1) / 2] = 1": "an index must be an integer, got float64; divide with //",
+    "out[0] = out['x']": "an index must be an integer, got 'x'",
+    "out[0] = a['x']": "no field 'x'",
+    "out[0] = a[None, 0]": r"an index must be an integer, got \(none, 0\)",
+    "out[0] = a[0]": "1 of 2 indices",
+    "out[0] = a[0, 0, 0]": "3 of 2 indices",
+    "out[0, 0] = 1": r"2 indices for an array\(float64, 1d, C\)",
+    "out[0] = helper(a[0, 0])": "'helper' is a Python function and not device code; put @ww.device above",
+    "out[0] = calls_helper(a[0, 0])": "'helper' is a Python function",
+    "another(a, out)": "'another' is a kernel",
+    "import math": "a kernel cannot import; move the import to the top",
+    "from math import sin": "a kernel cannot import",
+    "global TABLE; TABLE = 3": "a kernel cannot assign a global variable",
+    "out[0] = nowhere(1)": "name 'nowhere' is not defined",
+    "out[0] = ww.nowhere(1)": "module 'warpwell' has no attribute 'nowhere'",
+    "out[0] = np.nowhere(1)": "module 'numpy' has no '?nowhere|has no attribute 'nowhere'",
+    "out[0] = eval('1')": "'eval' is not available in kernels",
+    "out[0] = TABLE[0]": "'TABLE' is a list, which kernels cannot read",
+    "out[0] = NAMES['a']": "'NAMES' is a dict",
+    "out[0] = SETTINGS.FACTOR": "'SETTINGS' is a Settings",
+    "out[0] = Settings.FACTOR": "'Settings' is a class",
+    "out[0] = a.mean()": r"Unknown attribute 'mean' of type storage array\(<f8, 2d\); kernels use",
+    "out[0] = (a + 1)[0, 0]": r"\+ does not take \(storage array",
+    "for x in a: out[0] = 1": "a kernel cannot iterate over storage array",
+    "a.x = 3": "a kernel cannot assign attribute 'x' of storage array",
+    "out[0] = calls_helper(1, 2)": r"too many positional arguments for a function with the parameters \(x\)",
+    "out[0] = late; late = 1": "variable 'late' is read before it has a value",
+    "with open('x') as f: out[0] = 1": "a kernel cannot use a with statement",
+    "class Inner: pass": "a kernel cannot define a class",
+    "try: out[0] = 1\n    except ValueError: pass": "a kernel cannot catch exceptions of a class",
+}
+
+
+@pytest.fixture(scope="module")
+def array(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path = tmp_path_factory.mktemp("errors") / "a.npy"
+    np.save(path, np.ones((10, 4)))
+    with ww.open(path, "r+", device="cpu", cache="64KiB") as a:
+        yield a
+
+
+def kernel_of(statement: str, folder: Path) -> Any:
+    path = folder / "user_kernel.py"
+    source = f"def user_kernel(a, out):\n    {statement}\n"
+    path.write_text(source)
+    scope = {name: value for name, value in globals().items() if name != "__name__"}
+    exec(compile(source, str(path), "exec"), scope)
+    return ww.kernel(scope["user_kernel"])
+
+
+def reported(call: Any) -> str:
+    with pytest.raises(errors.CompileError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text and caught.value.__cause__ is not None
+    internal = (
+        r"ViewStatic|Literal\[|slice<|unicode_type|Untyped|opcode|typing|nopython|<class|reflected|getitem|\(step"
+    )
+    assert not re.search(internal, text), text
+    return text
+
+
+@pytest.mark.parametrize("statement", CASES)
+def test_a_message_names_the_kernel_the_line_and_the_remedy(statement: str, array: Any, tmp_path: Path) -> None:
+    kernel = kernel_of(statement, tmp_path)
+    text = reported(lambda: kernel[10](array, np.zeros(10)))
+    assert re.search(CASES[statement], text), text
+    assert text.startswith("kernel 'user_kernel' does not compile for 'cpu': ")
+    place = "calls_helper" if "'helper'" in text and "calls" in statement else "user_kernel.py, line "
+    assert place in text or "test_compile_errors.py, line " in text, text
+
+
+@pytest.mark.ptx
+@pytest.mark.parametrize("statement", ["out[0] = a[0, :].sum()", "import math", "out[0] = helper(a[0, 0])"])
+def test_messages_are_the_same_for_a_gpu(statement: str, array: Any, tmp_path: Path) -> None:
+    from warpwell.targets.compiler.run_cuda import ptx
+
+    kernel = kernel_of(statement, tmp_path)
+    text = reported(lambda: ptx(kernel, (array.view(), np.zeros(10))))
+    assert re.search(CASES[statement], text) and "for 'cuda'" in text and "user_kernel.py, line 2" in text, text
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_a_generator_is_no_kernel(device: str) -> None:
+    @ww.kernel
+    def generates(out):
+        yield 1
+
+    with pytest.raises(errors.ArgumentError, match=r"'generates' .*is a generator"):
+        generates[1](np.zeros(1), device=device)
