@@ -166,7 +166,7 @@ LINKED = {"access", "hold", "let_go", "prefetch", "out_of_range"}
 def test_linked_functions_compile_to_ptx_under_their_symbol(named):
     seam_for("cuda")
     from warpwell.targets.compiler.cuda_bodies import CudaSeam
-    from warpwell.targets.compiler.seam import symbol_of
+    from warpwell.targets.compiler.machine_code import symbol_of
 
     functions = linked_functions()
     assert {f.__name__ for f in functions} >= LINKED

@@ -120,8 +120,8 @@ class ArrayView(DeviceStruct):
             return None
         if ndim != static.ndim:
             raise errors.DTypeError(
-                f"{ndim} of {static.ndim} indices: a kernel subscripts one item of an array by one integer for each "
-                f"dimension, as in a[i, j]"
+                f"{ndim} {'index' if ndim == 1 else 'indices'} for an array of {static.ndim} dimensions: a kernel "
+                f"subscripts one item, a[i, j]"
             )
         return _implementation(name, static)
 
