@@ -1,15 +1,17 @@
 """Build the wheel and the sdist in ``dist/``, and check the wheel in a fresh environment (``make dist``).
 
 The checks: the wheel that is built from the sdist has the same files, the wheel holds nothing but the package, no file
-is larger than 300 kB, dependencies are met, every command prints its help, and the first Python block of the README
-runs. The environment is outside of the checkout. It borrows the dependencies from the environment that runs this
-script, so nothing is downloaded.
+is larger than 300 kB, every native function has compiled code in the wheel, dependencies are met, every command prints
+its help, and the first Python block of the README runs in at most 5 s of CPU from an empty compilation cache. The
+environment is outside of the checkout. It borrows the dependencies from the environment that runs this script, so
+nothing is downloaded. Compiled code is cached in ``build/native-cache``.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MAX_BYTES = 300_000
 """Size limit of a file in the wheel, in bytes."""
+MAX_SECONDS = 5.0
+"""Limit of the CPU seconds of the README kernel with an empty compilation cache."""
 ABSENT = ("lab", "tests", "tools", "benchmarks")
 """Packages of the repository that the wheel must not hold."""
 
@@ -67,6 +71,7 @@ def run(*command: str | Path, folder: Path, quiet: bool = False) -> str:
     """
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment.setdefault("WARPWELL_CACHE_DIR", str(ROOT / "build" / "native-cache"))
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         name = " ".join(map(str, command))[:200]
@@ -161,12 +166,31 @@ def check_environment(python: Path, folder: Path) -> None:
         raise CheckError(f"the environment has a module {name}; the wheel must not bring it")
     run(python.with_name("warpwell"), "--help", folder=folder)
     run(python, "-c", HELP, ROOT / "docs" / "site", folder=folder)
+    run(python, ROOT / "tools" / "build_native.py", "--check", folder=folder)
     block = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     if block is None:
         raise CheckError("README.md must have a Python block")
     program = folder / "readme.py"
     program.write_text(block[1])
-    run(python, program, folder=folder)
+    print(f"README kernel from an empty cache: {processor_seconds(python, program):.1f} s of CPU", flush=True)
+
+
+def processor_seconds(python: Path, program: Path) -> float:
+    """Run a program with an empty compilation cache; return its CPU seconds.
+
+    Raises
+    ------
+    CheckError
+        If the program fails, or takes more than `MAX_SECONDS`.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory(prefix="warpwell-cache-") as cache:
+        run("env", f"WARPWELL_CACHE_DIR={cache}", python, program, folder=program.parent)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    if seconds > MAX_SECONDS:
+        raise CheckError(f"the README kernel took {seconds:.1f} s of CPU, at most {MAX_SECONDS} s are allowed")
+    return seconds
 
 
 def main() -> int:

@@ -192,14 +192,14 @@ def test_ptx_of_linked_functions_is_compiled_once(tmp_path, monkeypatch):
     hold, prefetch = (next(f for f in linked_functions() if f.__name__ == name) for name in ("hold", "prefetch"))
     requests = [(hold, (9, 0)), (hold, (8, 0)), (prefetch, (9, 0))]
     for _ in range(2):
-        assert [cuda_bodies.seam.cached_ptx(*request).decode() for request in requests] == texts
+        assert [cuda_bodies.seam.stored_ptx(*request).decode() for request in requests] == texts
     assert len(texts) == 3
     for path in tmp_path.rglob("*.ptx.z"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert b"compilation 3" in cuda_bodies.seam.cached_ptx(hold, (9, 0)), "a damaged file is not used"
-    assert b"compilation 3" in cuda_bodies.seam.cached_ptx(hold, (9, 0))
+    assert b"compilation 3" in cuda_bodies.seam.stored_ptx(hold, (9, 0)), "a damaged file is not used"
+    assert b"compilation 3" in cuda_bodies.seam.stored_ptx(hold, (9, 0))
     monkeypatch.setattr(cuda_bodies, "_compiler_digest", lambda: None)
-    assert b"compilation 4" in cuda_bodies.seam.cached_ptx(hold, (9, 0)), "the version of the compiler is unknown"
+    assert b"compilation 4" in cuda_bodies.seam.stored_ptx(hold, (9, 0)), "the version of the compiler is unknown"
 
 
 def _instructions(text: str) -> list[str]:

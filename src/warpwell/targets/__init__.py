@@ -9,6 +9,7 @@ Primitives and decorators of device code:
 - `device.py`: `device` and `linked`, which mark functions as device code.
 - `struct.py`: `DeviceStruct`, host objects that device code receives by value.
 - `native.py`: functions with a C address, for media.
+- `shipped.py`: object files and PTX that are part of the wheel.
 
 In the order in which a launch meets them:
 

@@ -18,8 +18,9 @@ class NativeFunction:
 
     It runs without Python's global interpreter lock, so it must keep to device code: integers, `copy_bytes`, `pread`,
     `pwrite`, atomics and other `device` functions. It must not raise. A boolean result becomes 0 or 1, None becomes 0.
-    The first use compiles it, or loads its object file from the disk cache. The interpreter calls the plain Python
-    function instead, or `interpreted` if that is given. Media are called with six arguments (see `call_native`).
+    The first use compiles it, or loads its object file from the package or the disk cache. The interpreter calls the
+    plain Python function instead, or `interpreted` if that is given. Media are called with six arguments (see
+    `call_native`).
     """
 
     def __init__(self, function: Callable[..., Any], interpreted: Callable[..., int] | None = None) -> None:
@@ -34,7 +35,7 @@ class NativeFunction:
         if self._address == 0:
             from .compiler.machine_code import load_address  # imports LLVM
 
-            address = load_address(self.function, _compile)
+            address = load_address(self.function, compile_for)
             native_functions[address] = self._interpreted
             self._address = address
         return self._address
@@ -44,7 +45,7 @@ class NativeFunction:
         """The symbol by which LLVM links it to code that it compiles or loads (compiles on first use)."""
         from .compiler.machine_code import load_symbol
 
-        return load_symbol(self.function, _compile)
+        return load_symbol(self.function, compile_for)
 
     def load(self) -> NativeFunction:
         """Compile or load the function before its first call; return it."""
@@ -58,7 +59,8 @@ class NativeFunction:
         return int(call(*values))
 
 
-def _compile(function: Callable[..., int], processor: Any) -> bytes:
+def compile_for(function: Callable[..., int], processor: Any) -> bytes:
+    """Compile a device function to an object file for a processor."""
     from .compiler.compiled import compile_native  # imports Numba
     from .compiler.hooks import seam_for
 

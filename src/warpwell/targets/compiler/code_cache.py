@@ -135,12 +135,19 @@ def cache_folder() -> pathlib.Path:
 
 
 @functools.cache
-def _sources_hash() -> str:
+def sources_digest() -> str:
+    """Return a digest of all Python sources of this package."""
     digest = hashlib.sha256()
     package = pathlib.Path(__file__).parents[2]
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode())
         digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _sources_hash() -> str:
+    digest = hashlib.sha256(sources_digest().encode())
     for found in (sys.version, *map(version, ("numba", "llvmlite", "numpy"))):
         digest.update(found.encode())
     return digest.hexdigest()[:20]

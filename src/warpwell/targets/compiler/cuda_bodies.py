@@ -28,9 +28,10 @@ from .. import atomics as a
 from .. import block
 from ..device import subscribe
 from ..fault import FAULT_PAGE
+from ..shipped import find_ptx
 from .checked_arrays import install
-from .code_cache import cache_folder, cache_key, read_or_make, version
-from .machine_code import symbol_of
+from .code_cache import cache_folder, read_or_make, version
+from .machine_code import object_name, symbol_of
 from .seam import I16, I32, I64, Seam, from_bits, item_bits, literal, to_bits
 
 
@@ -49,23 +50,30 @@ class CudaSeam(Seam):
         cc = compiler.get_current_device().compute_capability
         key = name, cc
         if key not in self._objects:
-            self._objects[key] = cuda.PTXSource(self.cached_ptx(function, cc), name=f"{name}.ptx")
+            self._objects[key] = cuda.PTXSource(self.stored_ptx(function, cc), name=f"{name}.ptx")
         context.active_code_library.add_linking_file(self._objects[key])
         return name
 
     @classmethod
+    def stored_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
+        """Return the PTX of a linked function: from the wheel, from the disk cache, or compiled."""
+        major, minor = cc
+        name = object_name(function)
+        found = None if name is None else find_ptx(name, 10 * major + minor)
+        return zlib.decompress(cls.cached_ptx(function, cc) if found is None else found)
+
+    @classmethod
     def cached_ptx(cls, function: Callable[..., int], cc: Any) -> bytes:
-        """Return the PTX of a linked function, compiled or from the disk cache."""
+        """Return the compressed PTX of a linked function from the disk cache, or compiled."""
 
         def make() -> bytes:
             return zlib.compress(cls.ptx_of(function, cc).encode())
 
-        key, compiler = cache_key(function), _compiler_digest()
-        if key is None or compiler is None:
-            return zlib.decompress(make())
+        name, compiler = object_name(function), _compiler_digest()
+        if name is None or compiler is None:
+            return make()
         major, minor = cc
-        name = f"{symbol_of(function)}.{key[:12]}{compiler}.sm_{major}{minor}.ptx.z"
-        return zlib.decompress(read_or_make(cache_folder() / name, make))
+        return read_or_make(cache_folder() / f"{name}.{compiler}.sm_{major}{minor}.ptx.z", make)
 
     @staticmethod
     def ptx_of(function: Callable[..., int], cc: Any) -> str:

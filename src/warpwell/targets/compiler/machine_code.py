@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 
 from ..device import linked_functions
+from ..shipped import find_object
 from . import symbols
 from .code_cache import cache_folder, cache_key, read_or_make
 
@@ -105,9 +106,23 @@ def link_callees(code: bytes, compile_object: Compile, caller: Callable[..., int
 
 
 def object_file(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
-    """Return the object file of a device function, compiled or from the disk cache."""
-    key = cache_key(function)
-    if key is None:
+    """Return the object file of a device function: from the wheel, from the disk cache, or compiled."""
+    name = object_name(function)
+    if name is not None and (found := find_object(name)) is not None:
+        return found
+    return cached_object(function, processor, compile_object)
+
+
+def cached_object(function: Callable[..., int], processor: Processor, compile_object: Compile) -> bytes:
+    """Return the object file of a device function from the disk cache, or compiled."""
+    name = object_name(function)
+    if name is None:
         return compile_object(function, processor)
-    name = f"{function.__module__}.{function.__name__}.{key[:12]}{processor.digest}.o"
-    return read_or_make(cache_folder() / name, lambda: compile_object(function, processor))
+    path = cache_folder() / f"{name}.{processor.digest}.o"
+    return read_or_make(path, lambda: compile_object(function, processor))
+
+
+def object_name(function: Callable[..., int]) -> str | None:
+    """Return the file name of a device function's code without a suffix, or None if the code cannot be kept."""
+    key = cache_key(function)
+    return None if key is None else f"{function.__module__}.{function.__name__}.{key[:12]}"
