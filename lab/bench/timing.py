@@ -37,7 +37,7 @@ def kernel_times(
     from warpwell.targets.compiler import run_cuda
 
     run_cuda.share_fault_page()
-    compiled = run_cuda.compiled(kernel, 1, len(args))
+    compiled = run_cuda.compiled(kernel.current(), 1, len(args))
     blocks = -(-n // run_cuda.BLOCK_THREADS)
     flag = LaunchFlag("cuda")
     for a in arrays:
@@ -66,7 +66,7 @@ def registers_per_thread(kernel: Any, count: int) -> int:
     """Return the registers of a thread of a kernel for a GPU with `count` arguments."""
     from warpwell.targets.compiler import run_cuda
 
-    return int(next(iter(run_cuda.compiled(kernel, 1, count).overloads.values())).regs_per_thread)
+    return int(next(iter(run_cuda.compiled(kernel.current(), 1, count).overloads.values())).regs_per_thread)
 
 
 def call_times(call: Callable[[], object], runs: int = 3, before: Callable[[], object] = lambda: None) -> list[float]:
