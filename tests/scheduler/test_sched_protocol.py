@@ -1797,7 +1797,7 @@ def test_clients_of_one_tenant_leave_room_for_others(make: Made) -> None:
 
 
 def test_options_are_refused_as_a_scheduler_does_it(make: Made) -> None:
-    wrong: dict[str, Any] = {"priority": 1.5, "deadline": -1.0, "memory": "1 GB", "name": 5, "size": [1]}
+    wrong: dict[str, Any] = {"priority": 1.5, "deadline": -1.0, "memory": "1 gigabyte", "name": 5, "size": [1]}
     with connect(make().path) as client:
         for name, value in wrong.items():
             with pytest.raises(errors.ArgumentError, match=name) as caught:

@@ -224,7 +224,7 @@ FORKED = """
             try:
                 call()
             except ww.errors.ForkError as error:
-                print("CUDA, which works in no forked child" in str(error), flush=True)
+                print("CUDA, which does not work in a forked child" in str(error), flush=True)
         double[3](a, device="cpu")
         print(a.sum(), len(ww.pinned_empty(5)), flush=True)
         os._exit(0)
