@@ -250,7 +250,7 @@ def test_another_device_is_refused() -> None:
     x = np.zeros(1, np.float32)
     with pytest.raises(errors.ArgumentError, match="expected one of cuda"):
         source("")[1, 32](x, 1, device="cpu")
-    with ww.scheduler.Scheduler("cpu") as scheduler, pytest.raises(errors.ArgumentError, match="'cuda'"):
+    with ww.scheduler.Scheduler("cpu") as scheduler, pytest.raises(errors.ArgumentError, match="expected one of cuda"):
         scheduler.submit(source("")[1, 32], x, 1)
 
 
