@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from tests.harness.arrays.kernels import read, write
+from tests.harness.clock import time_passes
 from tests.harness.drives import needs_qemu, set_timeout
 from tests.harness.until import HANG_SECONDS, until
 
@@ -226,7 +227,8 @@ def test_launches_end_when_the_drive_is_lost(tmp_path, harm: str) -> None:
         time.sleep(0.3)
         HARM[harm](qemu, drive)
         set_timeout(drive, 2.0)
-        thread.join(HANG_SECONDS)
+        with time_passes(HANG_SECONDS):
+            thread.join(HANG_SECONDS)
         (error,) = what
         assert isinstance(error, errors.DriveLostError), repr(error)
         assert error.drive == drive.address and error.namespace == 1 and error.command == "read"
@@ -251,7 +253,8 @@ def test_late_data_meet_only_memory_that_nobody_has(tmp_path) -> None:
         time.sleep(0.2)
         qemu.stop()
         set_timeout(drive, 2.0)
-        thread.join(HANG_SECONDS)
+        with time_passes(HANG_SECONDS):
+            thread.join(HANG_SECONDS)
         assert isinstance(what[-1], errors.DriveLostError)
         assert a.cache.pairs.in_use() > 0  # there is something to come late
         a.close()
