@@ -160,9 +160,9 @@ def test_closing_beside_a_launch_of_another_stream(devices: Devices, path: Path)
     stream = devices[0].stream()
     slow[64, stream](array, out, 1)
     stream.synchronize()  # it is compiled
-    slow[64, stream](array, out, 1_000_000)
+    slow[64, stream](array, out, 10_000_000)
     until(lambda: any("slow" in lane["doing"] for lane in devices[0].ask()["lanes"].values()))
-    time.sleep(0.02)
+    time.sleep(0.05)
     with pytest.raises(errors.RemoteError) as caught:
         array.close()
     assert isinstance(caught.value.__cause__, errors.WarpwellError)
