@@ -2,8 +2,8 @@
 
 `checked_integer`, `checked_number`, `checked_seconds`, `checked_timeout`, `checked_share` read numbers, and refuse
 2.5 blocks, NaN and infinity; `checked_nbytes` reads sizes such as "4KiB", `checked_device` devices such as "cuda:0";
-`checked_flag`, `checked_bytes`, `checked_path`, `checked_callable`, `checked_shape` and
-`checked_dtype` read the rest. Each takes the value and the option's name, and returns the value in its plain type.
+`checked_flag`, `checked_bytes`, `checked_path`, `checked_callable`, `checked_shape` and `checked_dtype` read the rest.
+Each takes the value and the option's name, and returns the value in its plain type.
 """
 
 from __future__ import annotations

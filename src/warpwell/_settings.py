@@ -30,6 +30,8 @@ class Setting(Generic[T]):
         What to give instead of a wrong value: "a whole number".
     description : str
         One sentence for users.
+    shown : str, optional
+        The default in the reference page, if it is not the text of `default`.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class VfioTransport(Transport):
     ----------
     name : str
         The drive, as `Machine.drive` takes it.
-    arena : int
+    arena : int or str
         Memory that the controller may reach ("64MiB"): a power of two. All of it is pinned (``ulimit -l``).
     machine : Machine, optional
 
