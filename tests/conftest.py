@@ -65,7 +65,7 @@ OWNER = os.getpid()
 os.environ["CFLAGS"] = f"{os.environ.get('CFLAGS', '')} -Werror".strip()
 
 # Compiling makes millions of objects that stay: a twentieth of its time went to collections that freed next to nothing.
-gc.set_threshold(20_000, 20, 50)
+gc.set_threshold(100_000, 20, 50)
 
 # Workers begin at equal distances along this list. Rooms whose tests compile little come first, so that one worker
 # compiles what all kernels need while the others have enough to do until they can load it.

@@ -44,11 +44,6 @@ TIERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _without_jobs_of_other_tests() -> None:
-    jobs._live.clear()
-
-
 @pytest.fixture(params=list(TIERS))
 def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     if request.param == "read ahead":

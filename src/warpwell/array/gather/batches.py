@@ -240,7 +240,12 @@ class _Batch:
         self.repeated = self.hot = 0
 
     def result(self) -> Any:
-        out = self.cold.result()
+        try:
+            out = self.cold.result()
+        except Exception:
+            if self.copied is not None:
+                self.copied.wait()  # the caller may close the array
+            raise
         if self.copied is not None:
             self.copied.wait()
             if self.copied.error is not None:
@@ -252,6 +257,8 @@ class _Batch:
 
     def cancel(self) -> None:
         self.cold.cancel()
+        if self.copied is not None:
+            self.copied.cancel()
 
 
 def rows(array: Array, batches: Iterable[Any], ahead: int = 2, hot: Any = None) -> RowBatches:
