@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
-    from .array.gather import Gather, RowBatches, RowsReport, gather, rows
+    from .array.gather import Gather, RowBatches, gather, rows
     from .array.spans import (
         add,
         add_square,
@@ -86,7 +86,6 @@ __all__ = [
     "PageSet",
     "RowBatches",
     "Rows",
-    "RowsReport",
     "Statistics",
     "Ticket",
     "add",
@@ -152,7 +151,7 @@ _FROM = {
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",
-    "array.gather": "Gather RowBatches RowsReport gather rows",
+    "array.gather": "Gather RowBatches gather rows",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics Ticket",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",

@@ -773,20 +773,14 @@ def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pyt
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hot", [None, [], [3, 3, 499, 0], np.arange(ROWS)], ids=["none", "empty", "some", "all"])
 @pytest.mark.parametrize("ahead", [0, 1, 5])
-def test_batches_are_those_that_numpy_has(opened: Any, tmp_path: Path, ahead: int, hot: Any) -> None:
+def test_batches_are_those_that_numpy_has(opened: Any, tmp_path: Path, ahead: int) -> None:
     model = np.arange(ROWS * 5, dtype="f4").reshape(ROWS, 5)
     rng = np.random.default_rng(ahead)
     wanted = [rng.integers(0, ROWS, n).astype(kind) for n, kind in ((9, "i8"), (0, "i4"), (200, "i4"), (3, "i8"))]
-    with opened(saved(tmp_path, model)) as a, ww.rows(a, iter(wanted), ahead, hot) as batches:
+    with opened(saved(tmp_path, model)) as a, ww.rows(a, iter(wanted), ahead) as batches:
         for rows, got in zip(wanted, batches, strict=True):
             assert (got == model[rows]).all() and got.shape == (len(rows), 5)
-        report = batches.report()
-        flat = np.concatenate(wanted)
-        assert (report.batches, report.rows, report.bytes_wanted) == (4, flat.size, flat.size * 20)
-        assert report.hot == (0 if hot is None else int(np.isin(flat, hot).sum()))
-        assert report.repeated == sum(len(one) - len(set(one.tolist())) for one in wanted)
         with pytest.raises(StopIteration):
             next(batches)
     assert not jobs._live
@@ -810,7 +804,7 @@ def test_batches_are_taken_as_far_ahead_as_was_said(tmp_path: Path) -> None:
 
 def test_the_place_of_a_wrong_row_is_that_in_its_batch(opened: Any, tmp_path: Path) -> None:
     with opened(saved(tmp_path, np.arange(ROWS))) as a, pytest.raises(errors.IndexRangeError, match="at place 3 of"):
-        list(ww.rows(a, [[1, 5, 1, ROWS]], hot=[1, 5]))
+        list(ww.rows(a, [[1, 5, 1, ROWS]]))
 
 
 def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
@@ -836,20 +830,17 @@ def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
                 ww.rows(a, wrong)  # type: ignore[arg-type]
         with pytest.raises(errors.ArgumentError, match="ahead"):
             ww.rows(a, [], ahead=-1)
-        with pytest.raises(errors.IndexRangeError):
-            ww.rows(a, [], hot=[ROWS])
     with pytest.raises(errors.ClosedError):
         ww.rows(a, [[1]])
 
 
-@pytest.mark.parametrize("with_places", [False, True])
-def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, with_places):
+@pytest.mark.parametrize("kind", ["i4", "i8"])
+def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, kind):
     monkeypatch.setattr(in_stream, "MANY", 1)
     monkeypatch.setattr(in_stream, "REGION_BYTES", 4096)
     random = np.random.default_rng(1)
     model, n = random.integers(0, 1 << 60, (5000, 4)), 3000
-    rows = random.integers(0, len(model), n).astype(np.int64 if with_places else np.int32)
-    places = random.permutation(n) if with_places else None
+    rows = random.integers(0, len(model), n).astype(kind)
     out, expected = np.zeros((n, 4), np.int64), model[rows]
     copier = in_stream.RowsInStream(
         "cpu", stream_on("cpu"), source=model.ctypes.data, extent=len(model), stride=32, nbytes=32, far=True
@@ -861,7 +852,6 @@ def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, with_places
     def begin(numbers):
         return copier.begin(
             in_stream.Numbers((n,), numbers, None, numbers.itemsize),
-            places,
             out.ctypes.data,
             lambda: None,
             lambda _: ValueError(),
@@ -870,7 +860,7 @@ def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, with_places
 
     job = begin(rows)
     assert job.done and job.error is None and seen
-    assert np.array_equal(out if places is None else out[places], expected)
+    assert np.array_equal(out, expected)
     listed = view_of(seen[0][0], 8 * n, np.int64)
     assert (np.diff(listed >> 7) >= 0).all() and sorted(listed) == sorted(rows)  # 128 rows are a region of 4,096 bytes
     rows[7] = len(model)

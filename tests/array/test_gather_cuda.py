@@ -142,24 +142,6 @@ def test_a_data_set_gives_tensors_of_the_gpu(tmp_path: Path, model: Any) -> None
         assert (data[7]["x"] == model[7]).all()
 
 
-def test_hot_rows_that_do_not_fit_are_packed_in_pinned_memory(a: Any, model: Any, monkeypatch: Any) -> None:
-    memory = a.cache.memory
-    allocate = memory.allocate
-
-    def refuse(nbytes: int) -> Any:
-        if nbytes == 500 * 256:
-            raise MemoryError
-        return allocate(nbytes)
-
-    monkeypatch.setattr(memory, "allocate", refuse)
-    lists = [np.random.default_rng(k).integers(0, 1000, 400) for k in range(5)]
-    with ww.rows(a, lists, hot=np.arange(500)) as batches:
-        for rows, got in zip(lists, batches, strict=True):
-            assert (got.copy_to_host() == model[rows]).all()
-        report = batches.report()
-    assert report.hot_memory == "pinned" and report.hot == sum((rows < 500).sum() for rows in lists)
-
-
 def test_a_gather_of_a_slow_medium_goes_on_beside_and_is_cancelled(model: Any) -> None:
     medium = Latency(RamMedium(model, writable=False), latency_us=20_000)
     with ww.open(medium, device="cuda", dtype="f4", shape=model.shape, cache="16KiB", page_size=512) as a:

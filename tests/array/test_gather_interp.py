@@ -22,4 +22,4 @@ def test_rows_are_those_that_numpy_has(tmp_path: Path, tier: str) -> None:
         assert ww.gather(a, [1, 199]).result().tolist() == [[-1, 4, 5], [597, 598, -2]]
         with pytest.raises(errors.IndexRangeError, match="row 200 at place 1"):
             ww.gather(a, [0, 200]).result()
-        assert [one.tolist() for one in ww.rows(a, [[0], [1]], hot=[0])] == [[[0, 1, 2]], [[-1, 4, 5]]]
+        assert [one.tolist() for one in ww.rows(a, [[0], [1]])] == [[[0, 1, 2]], [[-1, 4, 5]]]

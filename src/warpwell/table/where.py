@@ -181,9 +181,9 @@ def gathered(table: Home, column: Column, numbers: NDArray[np.int64], reads: Rea
         nbytes = array._strides[0]
         if by_stream(array):
             given: Any = numbers_of(rows, 0)
-            futures.append(begin(array, given, None, result, address + at, result, stream_of(array.device, 0)))
+            futures.append(begin(array, given, result, address + at, result, stream_of(array.device, 0)))
         else:
-            futures.append(begin(array, rows, None, result, address + at, result))
+            futures.append(begin(array, rows, result, address + at, result))
         at += len(rows) * nbytes
 
     def wait() -> Any:

@@ -106,8 +106,7 @@ class GatherConformance:
             assert sum(called) > len(rows) - 4 * PAGE / nbytes * 5
             a.prefetch(0, 1).wait()
             self.same(a, model, rows.reshape(5, -1))
-            hot = np.unique(rows[:3])
-            for got in ww.rows(a, [rows.astype("i4")], hot=hot):  # each row to a place of its own
+            for got in ww.rows(a, [rows.astype("i4")]):
                 assert (self.far(got) == model[rows]).all()
             with pytest.raises(errors.IndexRangeError, match="row -1 at place 0"):
                 ww.gather(a, [-1, 0]).result(60)
@@ -164,15 +163,13 @@ class GatherConformance:
             medium.configure()
             self.same(a, model, np.arange(self.ROWS))
 
-    def test_batches_come_in_their_order_and_hot_rows_from_memory(self, tmp_path: Path) -> None:
+    def test_batches_come_in_their_order(self, tmp_path: Path) -> None:
         model = np.arange(4 * self.ROWS).reshape(-1, 4)
         lists: list[Any] = [[3, 1, 3], self.near(np.array([9, 9, 0])), np.zeros(0, int), [[5, 6]], np.arange(self.ROWS)]
         for tier in TIERS.values():
-            with self.open(self.saved(tmp_path, model), **tier) as a, ww.rows(a, lists, hot=[9, 3]) as batches:
+            with self.open(self.saved(tmp_path, model), **tier) as a, ww.rows(a, lists) as batches:
                 for rows, got in zip(lists, batches, strict=True):
                     assert (self.far(got) == model[self.far(rows)]).all()
-                report = batches.report()
-                assert (report.hot, report.bytes_hot, report.hot_memory) == (6, 192, "device")
                 with pytest.raises(errors.IndexRangeError):
                     list(ww.rows(a, [[0], [self.ROWS]]))
 

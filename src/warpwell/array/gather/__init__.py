@@ -1,7 +1,7 @@
 """Rows by their numbers: what a batch needs is known before it is read.
 
 - future.py      `gather`: checks, and pieces of work; `Gather`, what becomes of them
-- batches.py     `rows`: batches that are announced, gathered ahead; what that saved
+- batches.py     `rows`: batches of rows, gathered ahead of their use
 - tensors.py     arrays of any library as addresses, and row numbers
 - jobs.py        pieces of work on the process's service threads
 - memory.py      rows of arrays in memory, and of mapped files, which are read ahead
@@ -14,7 +14,7 @@
 - break_even.py  over how large a hole reads are merged, measured
 """
 
-from .batches import RowBatches, RowsReport, rows
+from .batches import RowBatches, rows
 from .future import Gather, gather
 
-__all__ = ["Gather", "RowBatches", "RowsReport", "gather", "rows"]
+__all__ = ["Gather", "RowBatches", "gather", "rows"]

@@ -195,18 +195,18 @@ class CachedRows:
         """Let `copy` end after the wave that it is at."""
         self._stopped = True
 
-    def copy(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
-        """Copy rows, whose numbers are in range; ``places[k]`` is the row of the result.
+    def copy(self, rows: NDArray[Any], hole: int) -> None:
+        """Copy rows, whose numbers are in range; row ``rows[k]`` becomes row k of the result.
 
         Raises
         ------
         MediumError, StallError, ClosedError
         """
         with self._array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
-            self.copy_held(rows, places, hole)
+            self.copy_held(rows, None, hole)
 
     def copy_held(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
-        """Do what `copy` does, for who holds the cache's frames in place."""
+        """Copy rows to rows `places`, by default in their order; the caller holds the cache's frames in place."""
         array = self._array
         array.cache.require_no_doubt(array._nsid)  # as for a launch, which this is not for the cache
         order = np.argsort(rows, kind="stable")

@@ -113,10 +113,8 @@ class FrameRows:
         if self._waves is not None:
             self._waves.stop()
 
-    def copy(
-        self, numbers: Numbers, places: NDArray[np.int64] | None, point: Any, check: Callable[[NDArray[Any]], None]
-    ) -> None:
-        """Copy row ``numbers[k]`` to row ``places[k]``, after a point of another stream; it is done on return.
+    def copy(self, numbers: Numbers, point: Any, check: Callable[[NDArray[Any]], None]) -> None:
+        """Copy row ``numbers[k]`` to row k, after a point of another stream; it is done on return.
 
         ``check(numbers in host memory)`` raises if one is out of range.
 
@@ -134,7 +132,7 @@ class FrameRows:
                 return
             with array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
                 array.cache.require_no_doubt(array._nsid)
-                self._copy(lane, numbers, places, room, check)
+                self._copy(lane, numbers, room, check)
         finally:
             lane.stream.wait()
             give_back(room)
@@ -143,7 +141,6 @@ class FrameRows:
         self,
         lane: Lane,
         numbers: Numbers,
-        places: NDArray[np.int64] | None,
         room: Room,
         check: Callable[[NDArray[Any]], None],
     ) -> None:
@@ -155,10 +152,9 @@ class FrameRows:
         rows: Any = numbers.host
         for low in range(0, numbers.size, each):
             n = min(each, numbers.size - low)
-            into = None if places is None else places[low : low + n]
-            base = self._out if places is not None else self._out + low * self._nbytes
+            base = self._out + low * self._nbytes
             listed = at + low * numbers.width
-            wrong, count = self._present(lane, listed, numbers.width, n, into, base, most)
+            wrong, count = self._present(lane, listed, numbers.width, n, base, most)
             if self._stopped:
                 return
             if rows is None and (count or wrong):  # of a GPU's numbers nobody on the host knows before
@@ -169,14 +165,14 @@ class FrameRows:
                 continue
             some = rows[low : low + n]
             if lists and count == n:  # in their order, which is known
-                self._by_service_threads(lane, some, 0 if into is None else lane.near("places", 8 * n), base)
+                self._by_service_threads(lane, some, 0, base)
                 continue
             missing = self._missing(lane, count)
             some = some[missing]
             if lists:
-                self._by_service_threads(lane, some, lane.near("targets", 8 * n), base)
+                self._by_service_threads(lane, some, lane.near("missing", 8 * (n + 2)) + 16, base)
             else:
-                self._through_cache(lane, some, missing if into is None else into[missing], base)
+                self._through_cache(lane, some, missing, base)
 
     def _by_lists(self) -> bool:
         """Return whether service threads copy rows from the medium's own memory, past the cache."""
@@ -193,27 +189,19 @@ class FrameRows:
         rows: int,
         width: int,
         n: int,
-        places: NDArray[np.int64] | None,
         out: int,
         most: int,
     ) -> tuple[bool, int]:
         """Copy the rows whose pages are in the cache; return whether a number is out of range, and how many miss.
 
-        These are listed in memory "missing", and their places in "targets".
+        Their places follow two words of memory "missing".
         """
         array, stream = self._array, lane.stream
         core, space, _ = array.cache.records(array._nsid)
         seen = lane.near("seen", 8 * n * most)
         wrong = lane.near("missing", 8 * (n + 2))  # that word, their number, and the list
         missing = wrong + 8
-        targets = lane.near("targets", 8 * n)
         shared = lane.shared("missing", 8 * (n + 2))
-        into = 0
-        if places is not None:
-            into = lane.near("places", 8 * n)
-            held = lane.shared("places", 8 * n)
-            held.words[:n] = places
-            stream.copy(into, held.address, 8 * n)
         page = array.cache.page_size
         unit = unit_of(array._origin, self._stride, self._nbytes, out)
         shift = lanes_shift(min(self._nbytes, page), unit, array.device)
@@ -222,7 +210,7 @@ class FrameRows:
         stream.launch(
             kernels.look_pages, n * most, core, space, rows, width, n, most, array.shape[0], *where, seen, wrong
         )
-        stream.launch(kernels.copy_seen, n << shift, core, rows, width, into, n, most, shift, *where, out, unit, seen)
+        stream.launch(kernels.copy_seen, n << shift, core, rows, width, n, most, shift, *where, out, unit, seen)
         stream.launch(
             kernels.settle_rows,
             n,
@@ -230,7 +218,6 @@ class FrameRows:
             space,
             rows,
             width,
-            into,
             n,
             most,
             *where,
@@ -238,7 +225,6 @@ class FrameRows:
             0 if array.read_once else REF,
             array.dtype.itemsize if array.cache.full else 0,
             missing,
-            targets,
         )
         stream.copy(shared.address, wrong, 16)
         stream.wait()

@@ -178,7 +178,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
         if not gpu:
             numbers = _apart_from(numbers, address, math.prod(shape) * array.dtype.itemsize)
     if not gpu:
-        return begin(array, numbers, None, result, address, keep, borrowed=True)
+        return begin(array, numbers, result, address, keep, borrowed=True)
     caller = stream_of(array.device, handle)
     for tensor in (keep, numbers.tensor):
         if isinstance(tensor, Tensor):
@@ -189,7 +189,7 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
                 )
             if tensor.stream is not None:
                 caller.after(stream_of(array.device, tensor.stream).point())
-    return begin(array, numbers, None, result, address, (keep, numbers, stream), caller)
+    return begin(array, numbers, result, address, (keep, numbers, stream), caller)
 
 
 def by_stream(array: Array) -> bool:
@@ -275,7 +275,6 @@ def _require_apart(array: Array, address: int, nbytes: int) -> None:
 def begin(
     array: Array,
     numbers: Any,
-    places: NDArray[np.int64] | None,
     result: Any,
     address: int,
     keep: Any,
@@ -283,27 +282,27 @@ def begin(
     *,
     borrowed: bool = False,
 ) -> Gather:
-    """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row ``places[k]`` there.
+    """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row k there.
 
     With a stream after its work so far. Numbers that are borrowed are copied, unless all is done when this returns.
     """
     array._require_readable()
     if stream is not None:
-        return _begin_in_stream(array, numbers, places, result, address, keep, stream)
+        return _begin_in_stream(array, numbers, result, address, keep, stream)
     future = Gather(array, numbers, result)
     flat = numbers.reshape(-1)
     nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     part = array._part
     way = _through_cache if part.cached else _from_memory
-    pieces, run, at_once = way(future, flat, places, address, nbytes, HERE_BYTES if borrowed else PIECE_BYTES)
+    pieces, run, at_once = way(future, flat, address, nbytes, HERE_BYTES if borrowed else PIECE_BYTES)
     if borrowed and not at_once:
-        pieces, run, at_once = way(future, flat.copy(), places, address, nbytes, 0)
+        pieces, run, at_once = way(future, flat.copy(), address, nbytes, 0)
 
     finished, is_over = future._over, future._over.is_set
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
     counted = part.mapping is None or not part.forked
 
-    def over(kept: tuple[Any, ...] = (keep, places)) -> None:
+    def over(kept: Any = keep) -> None:
         finished.set()  # not by way of the future, which has the job: the result lives no longer than its users
         if counted:
             part.continued_over(is_over)
@@ -326,7 +325,6 @@ def begin(
 def _begin_in_stream(
     array: Array,
     numbers: Any,
-    places: NDArray[np.int64] | None,
     result: Any,
     address: int,
     keep: Any,
@@ -341,7 +339,7 @@ def _begin_in_stream(
 
     def wrong(rows: NDArray[Any]) -> errors.IndexRangeError:
         bad = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
-        return _out_of_range(array, rows, places, int(bad[0]))
+        return _out_of_range(array, rows, int(bad[0]))
 
     def check_range(rows: NDArray[Any]) -> None:
         if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]):
@@ -378,7 +376,7 @@ def _begin_in_stream(
                 nbytes=nbytes,
                 far=array.tier == "host",
             )
-            begun.append(rows.begin(numbers, places, address, ended.set, wrong, keep))
+            begun.append(rows.begin(numbers, address, ended.set, wrong, keep))
             future._job, future._settle = begun[0], settle
             if part.cached:
                 cache.continues(flag, is_over)
@@ -388,11 +386,11 @@ def _begin_in_stream(
         future._stop, future.asked = copier.stop, lambda: copier.asked
         point = stream.point()
 
-        def over(kept: tuple[Any, ...] = (keep, places)) -> None:
+        def over(kept: Any = keep) -> None:
             ended.set()
             part.continued_over(is_over)
 
-        future._job = Job(1, lambda piece: copier.copy(numbers, places, point, check_range), over, crew_for(array))
+        future._job = Job(1, lambda piece: copier.copy(numbers, point, check_range), over, crew_for(array))
     except BaseException:
         ended.set()
         part.continued_over(is_over)
@@ -424,7 +422,7 @@ def crew_for(array: Array) -> Crew | None:
 
 
 def _from_memory(
-    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int, here_bytes: int
+    future: Gather, rows: NDArray[Any], address: int, nbytes: int, here_bytes: int
 ) -> tuple[int, Callable[[int], None], bool]:
     """Return the number of pieces of a gather from memory, the function that does one, and whether to do it here.
 
@@ -434,7 +432,7 @@ def _from_memory(
     mapping = part.mapping
     copier = RowCopy(
         rows,
-        places,
+        None,
         source=part.data + array._origin,
         extent=array.shape[0],
         stride=array._strides[0],
@@ -461,14 +459,14 @@ def _from_memory(
         else:
             wrong = copier.copy(first, end)
         if wrong != DONE:
-            raise _out_of_range(array, rows, places, wrong)
+            raise _out_of_range(array, rows, wrong)
         part.require_sound()
 
     return max(1, -(-rows.size // each)), run, at_once
 
 
 def _through_cache(
-    future: Gather, rows: NDArray[Any], places: NDArray[np.int64] | None, address: int, nbytes: int, here_bytes: int
+    future: Gather, rows: NDArray[Any], address: int, nbytes: int, here_bytes: int
 ) -> tuple[int, Callable[[int], None], bool]:
     """Return the same of a gather through a cache, which shares the cache's own threads: one piece, never here."""
     del here_bytes
@@ -481,21 +479,18 @@ def _through_cache(
             return
         if int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]:
             wrong = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
-            raise _out_of_range(array, rows, places, int(wrong[0]))
+            raise _out_of_range(array, rows, int(wrong[0]))
         if nbytes:
-            copier.copy(rows, places, break_even.of_cache(array, measure=rows.size >= MEASURED))
+            copier.copy(rows, break_even.of_cache(array, measure=rows.size >= MEASURED))
 
     return 1, run, False
 
 
-def _out_of_range(
-    array: Array, rows: NDArray[Any], places: NDArray[np.int64] | None, wrong: int
-) -> errors.IndexRangeError:
+def _out_of_range(array: Array, rows: NDArray[Any], wrong: int) -> errors.IndexRangeError:
     row, extent = int(rows[wrong]), array.shape[0]
-    place = wrong if places is None else int(places[wrong])  # rows that are packed are not in this list
     advice = "gather counts from 0 (a[rows] takes negative numbers)" if row < 0 else "compare the numbers with len(a)"
     return errors.IndexRangeError(
-        f"row {row} at place {place} of the list is out of range for array {array.name!r} of {extent} rows: {advice}",
+        f"row {row} at place {wrong} of the list is out of range for array {array.name!r} of {extent} rows: {advice}",
         array=array.name,
         index=row,
         size=extent,

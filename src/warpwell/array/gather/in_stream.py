@@ -223,31 +223,28 @@ class RowsInStream:
     def begin(
         self,
         numbers: Numbers,
-        places: NDArray[np.int64] | None,
         out: int,
         over: Callable[[], None],
         wrong: Callable[[NDArray[Any]], BaseException],
         keep: Any,
     ) -> InStream:
-        """Begin to copy row ``numbers[k]`` to row ``places[k]`` at address `out`, and return.
+        """Begin to copy row ``numbers[k]`` to row k at address `out`, and return.
 
         ``wrong(numbers in host memory)`` returns the exception for numbers of which one is out of range; `over` is
         called when the copy was seen to be over.
         """
         n = numbers.size
-        host = numbers.host if numbers.host is not None else np.zeros(0, np.int64)
-        listed = host if places is None else np.concatenate((host.astype(np.int64, copy=False), places))
-        room = take_room(self._device, max(n * numbers.width, listed.nbytes))
+        room = take_room(self._device, n * numbers.width)
         try:
-            at = room.put(self._stream, listed) if listed.size else 0
+            at, width, put = 0, numbers.width, 0
             if numbers.tensor is not None:
                 at = numbers.tensor.address
-            width = 8 if places is not None else numbers.width
+            elif n:
+                at = room.put(self._stream, numbers.host)
             unit = unit_of(self._source, self._stride, self._nbytes, out)
             shift = lanes_shift(self._nbytes, unit, self._device)
-            put = 0 if places is None else at + 8 * host.size
             if self._far and n >= MANY and self._nbytes < LONG_ROW and self._extent * self._stride > 2 * REGION_BYTES:
-                at, width, put = self._by_regions(room, at, width, put, n)
+                at, width, put = self._by_regions(room, at, width, n)
             if n:
                 self._stream.launch(
                     kernels.copy_listed,
@@ -270,7 +267,7 @@ class RowsInStream:
             over()
             raise
 
-        def ended(kept: tuple[Any, ...] = (keep, places)) -> BaseException | None:
+        def ended(kept: Any = keep) -> BaseException | None:
             try:
                 bad = bool(room.shared.words[0])
                 error = wrong(numbers.on_host(self._stream, room)) if bad else None
@@ -282,8 +279,8 @@ class RowsInStream:
 
         return InStream(reached, ended)
 
-    def _by_regions(self, room: Room, rows: int, width: int, places: int, n: int) -> tuple[int, int, int]:
-        """Return the addresses and width of the same numbers and places, region by region of the rows' memory."""
+    def _by_regions(self, room: Room, rows: int, width: int, n: int) -> tuple[int, int, int]:
+        """Return the address and width of the same numbers and the address of their places, region by region of the rows' memory."""
         each = max(REGION_BYTES, self._extent * self._stride // REGIONS) // self._stride
         shift = max(0, each.bit_length() - 1)
         while (self._extent - 1) >> shift >= REGIONS:
@@ -294,7 +291,7 @@ class RowsInStream:
         stream.zero(counters, REGIONS * kernels.COUNTER_BYTES)
         stream.launch(kernels.count_regions, n, *given, n, self._extent, shift, counters)
         stream.launch(kernels.begin_regions, 1, counters, REGIONS)
-        stream.launch(kernels.list_by_region, n, *given, places, n, self._extent, shift, counters, listed)
+        stream.launch(kernels.list_by_region, n, *given, n, self._extent, shift, counters, listed)
         return listed, 8, listed + 8 * n
 
 

@@ -144,14 +144,14 @@ def begin_regions(counters, regions):
 
 
 @kernel
-def list_by_region(rows, width, places, n, extent, shift, counters, listed):
-    """List row numbers, region by region, and behind all of them their places (one thread a row)."""
+def list_by_region(rows, width, n, extent, shift, counters, listed):
+    """List row numbers, region by region, followed by the place of each (one thread a row)."""
     k = grid(1)
     if k < n:
         row = row_at(rows, width, k)
         at = listed + 8 * fetch_add_as(counter_of(counters, row, extent, shift), 1, I8)
         store_weak_as(at, row, I8)
-        store_weak_as(at + 8 * n, place_of(places, k), I8)
+        store_weak_as(at + 8 * n, k, I8)
 
 
 @device
@@ -194,7 +194,7 @@ def look_pages(core, space, rows, width, n, most, extent, origin, stride, nbytes
 
 
 @kernel
-def copy_seen(core, rows, width, places, n, most, shift, origin, stride, nbytes, out, unit, seen):
+def copy_seen(core, rows, width, n, most, shift, origin, stride, nbytes, out, unit, seen):
     """Copy the pages of rows from the frames that `seen` names; 2**`shift` threads take a row."""
     t = grid(1)
     k = t >> shift
@@ -202,7 +202,7 @@ def copy_seen(core, rows, width, places, n, most, shift, origin, stride, nbytes,
         page_shift = field(core, at.C_PAGE_SHIFT)
         first = origin + row_at(rows, width, k) * stride
         end = first + nbytes
-        to = out + place_of(places, k) * nbytes
+        to = out + k * nbytes
         word = seen + 8 * k * most
         begin = first
         lanes = 1 << shift
@@ -218,13 +218,11 @@ def copy_seen(core, rows, width, places, n, most, shift, origin, stride, nbytes,
 
 
 @kernel
-def settle_rows(
-    core, space, rows, width, places, n, most, origin, stride, nbytes, seen, mark, itemsize, missing, targets
-):
+def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen, mark, itemsize, missing):
     """List the rows of which a page was not in the cache all the time since `look_pages` (one thread a row).
 
-    ``missing[0]`` counts them; ``missing[1 + i]`` is such a k, and ``targets[i]`` its row of the result. `mark` is REF,
-    or 0 for pages that are used once; `itemsize` is 0 unless statistics are full.
+    ``missing[0]`` counts them; ``missing[1 + i]`` is such a k. `mark` is REF, or 0 for pages that are used once;
+    `itemsize` is 0 unless statistics are full.
     """
     k = grid(1)
     if k < n:
@@ -249,7 +247,6 @@ def settle_rows(
         if not good:
             i = fetch_add_as(missing, 1, I8)
             store_relaxed(missing + 8 + 8 * i, k, DEVICE)
-            store_relaxed(targets + 8 * i, place_of(places, k), DEVICE)
 
 
 @kernel
