@@ -137,7 +137,7 @@ def test_work_waits_at_gates_while_another_program_has_the_gpu(
     torch = pytest.importorskip("torch")
     from warpwell.turns import ahead
 
-    # The other program ends when this thread says so: on a slow host, the thread must not wait for the GPU before that.
+    # This thread ends the other program: on a slow host, it must not wait for the GPU before that.
     monkeypatch.setattr(ahead, "HOST", HANG_SECONDS)
     x = torch.zeros(SIZE, device="cuda")
     # The driver loads a kernel at its first launch, and waits for all streams to do so: not behind a gate.

@@ -280,7 +280,7 @@ class RowsInStream:
         return InStream(reached, ended)
 
     def _by_regions(self, room: Room, rows: int, width: int, n: int) -> tuple[int, int, int]:
-        """Return the address and width of the same numbers and the address of their places, region by region of the rows' memory."""
+        """Return the address and width of the numbers in order of memory regions, and the address of their places."""
         each = max(REGION_BYTES, self._extent * self._stride // REGIONS) // self._stride
         shift = max(0, each.bit_length() - 1)
         while (self._extent - 1) >> shift >= REGIONS:
