@@ -143,7 +143,7 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.quick("storage", "host")
+@pytest.mark.quick("storage")
 @pytest.mark.parametrize("tier", TIERS)
 @settings(max_examples=12, deadline=None)
 @given(operations=OPERATIONS)

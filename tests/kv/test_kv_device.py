@@ -460,6 +460,7 @@ def test_lost_commands(numbers: Any) -> None:
         load.check_batch(*store.get_async(np.arange(90)).wait(), range(90), records, 512)
 
 
+@pytest.mark.quick("cpu-retrieve", "cpu-poll")
 @pytest.mark.parametrize("kernel", [load.retrieve_for, load.poll_for], ids=["retrieve", "poll"])
 @pytest.mark.parametrize("device", ["cpu", "interp"])
 def test_a_lost_command_while_others_are_answered(numbers: Any, device: str, kernel: Any) -> None:

@@ -24,7 +24,7 @@ def picked(a, cache, order):
     return sums[0]
 
 
-@pytest.mark.quick("64")
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [64, 65, 40])
 def test_reads_with_few_slots(slots: int) -> None:
     # a thread references one page at a time, and there are up to 64 threads

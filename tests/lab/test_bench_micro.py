@@ -97,6 +97,7 @@ def test_medium_has_a_description() -> None:
     assert setting.where() == "2 x 980Pro at 1/16 of its rates (emulated)"
 
 
+@pytest.mark.slow
 def test_the_ceiling_of_a_medium_includes_its_last_commands():
     setting = Setting("cpu", "storage", 512, 64 * 512, 256 * 512, 64, 2, "P5800X/64", runs=1)
     assert ceilings.medium_rate(setting, numbers(setting.items), np.arange(256)) > 0  # no command is left in flight

@@ -61,6 +61,7 @@ def took(dataset: Any, connection: Any) -> None:
     connection.send((dataset.take(np.array(WANTED) % ROWS), os.getpid()))
 
 
+@pytest.mark.quick("files", "behind a cache")
 @pytest.mark.parametrize("kind", ["files", "raw file", "behind a cache", "columns"])
 def test_rows_are_the_same_in_all_processes(folder: Path, kind: str) -> None:
     dataset = ww.train.Dataset(sources(folder)[kind])
