@@ -141,7 +141,7 @@ class ArrayMachine(RuleBasedStateMachine):
         return set(range((128 + 8 * rows[0]) // PAGE, -(-(128 + 8 * rows[1]) // PAGE)))
 
 
-TestArrayMachine = pytest.mark.timeout(100)(ArrayMachine.TestCase)
+TestArrayMachine = ArrayMachine.TestCase
 # No shrinking: it takes longer than the test may, and what failed would not be told.
 TestArrayMachine.settings = settings(
     max_examples=30,

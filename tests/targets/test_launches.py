@@ -14,8 +14,6 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.targets.compiler import run_cpu
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def run(folder: Path, program: str, *arguments: str) -> str:
     """Run a program, which must end by itself and well, and return what it printed."""

@@ -33,7 +33,6 @@ from .kernels import (
 )
 
 
-@pytest.mark.timeout(110)
 class ItemConformance:
     """Reading and writing items, by kernels and by the host: tests that hold on every device.
 

@@ -68,7 +68,6 @@ def same(kind: str, mine: Bits, model: Bits) -> None:
     np.testing.assert_array_equal(mine[nan] & 0x8000, model[nan] & 0x8000)
 
 
-@pytest.mark.timeout(110)
 class SmallFloatConformance:
     """Tests that hold on every device.
 
