@@ -454,7 +454,7 @@ def program(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     source = textwrap.dedent(PROGRAM) + textwrap.dedent(text)
     quiet = "ignore:This process:DeprecationWarning"  # of fork() beside threads, from Python 3.12 on
     command = [sys.executable, "-W", quiet, "-c", source]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.quick("falls off", "handler", "multiprocessing")

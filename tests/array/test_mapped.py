@@ -320,7 +320,7 @@ def test_a_foreign_mapping_that_fails_ends_the_process(path: Path, arguments: li
         cwd=path.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ended.returncode == -signal.SIGBUS
@@ -448,7 +448,7 @@ def test_a_worker_opens_it(path: Path, method: str) -> None:
         queue = context.Queue()
         worker = context.Process(target=_total, args=(path, queue))
         worker.start()
-        assert queue.get(timeout=60) == N * (N - 1) // 2
+        assert queue.get(timeout=120) == N * (N - 1) // 2
         worker.join(60)
         assert worker.exitcode == 0 and a[3] == 3
 
@@ -562,7 +562,7 @@ except KeyboardInterrupt:
 
 def test_ctrl_c_ends_a_launch_and_the_array_goes_on(path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", STUCK], cwd=path.parent, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", STUCK], cwd=path.parent, capture_output=True, text=True, timeout=120, check=False
     )
     assert ended.stdout == "interrupted 3\n", ended.stderr
 

@@ -251,7 +251,7 @@ def test_nothing_stays_when_the_disk_is_full(tmp_path: Path, limit: int, memory:
         [sys.executable, "-c", LIMITED, str(tmp_path / "graph.ww"), str(limit), str(memory)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert (run.returncode, run.stderr) == (2, "")
@@ -290,7 +290,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert b"KeyboardInterrupt" in errors

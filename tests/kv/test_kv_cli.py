@@ -221,7 +221,7 @@ def test_a_load_that_is_broken_off_leaves_a_store_that_opens(
         assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == (130 if number == signal.SIGINT else -number), err
     assert "Traceback" not in err
     assert out == ""
@@ -534,5 +534,5 @@ def test_a_closed_pipe(words: Path) -> None:
     assert process.stdout.read(10) == bytes(10)
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (141, b"")

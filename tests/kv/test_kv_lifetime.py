@@ -235,7 +235,7 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
 
 def end(program: str, path: Path) -> tuple[int, str]:
     code = f"import os, sys, warpwell as ww\npath = {str(path)!r}\n{program}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     return done.returncode, done.stderr
 
 

@@ -524,5 +524,5 @@ def test_an_iterator_that_is_alive_does_not_hold_up_the_exit() -> None:
         "iterator = iter(t.DataLoader(t.Records(np.arange(1000)), 5))\n"
         "next(iterator)\n"
     )
-    done = subprocess.run([sys.executable, "-c", text, str(Path(__file__).parent)], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", text, str(Path(__file__).parent)], capture_output=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, b"")

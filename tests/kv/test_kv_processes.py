@@ -327,7 +327,7 @@ def test_workers_of_torch_read_right_values(path: Path, method: str, wrapped: bo
     dataset = Held(path, wrapped=wrapped)
     assert dataset[0].tobytes() == value(0)
     loader = data.DataLoader(
-        dataset, batch_size=16, num_workers=2, shuffle=False, multiprocessing_context=method, timeout=60
+        dataset, batch_size=16, num_workers=2, shuffle=False, multiprocessing_context=method, timeout=120
     )
     for _ in range(2 if method == "fork" else 1):  # the others import torch for each worker
         seen = np.concatenate([batch.numpy() for batch in loader])

@@ -433,7 +433,7 @@ def test_a_forked_writer_refuses_and_the_parent_goes_on(store: ww.kv.Store) -> N
     queue = context.Queue()
     child = context.Process(target=forked, args=(store.path, store, queue))
     child.start()
-    assert queue.get(timeout=60) == [True, True, None, b"value"]
+    assert queue.get(timeout=120) == [True, True, None, b"value"]
     child.join(30)
     store["after"] = b"1"
     store.commit()
@@ -717,6 +717,6 @@ def test_an_integer_that_is_too_large_may_come_first(tmp_path: Path) -> None:
         "except ww.errors.KeyLengthError as error:\n    print(error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "s.kv")], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", program, str(tmp_path / "s.kv")], capture_output=True, text=True, timeout=120, check=True
     )
     assert "not a signed 64-bit integer" in done.stdout

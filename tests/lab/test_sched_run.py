@@ -387,6 +387,6 @@ def test_a_log_is_explained_where_stdin_and_stdout_are_closed(tmp_path: Path) ->
     for given, closed, said in ((str(path), ">&-", ""), ("-", "<&-", "this log has no events\n")):
         command = [sys.executable, "-m", "warpwell", "sched", "explain", "--all", given]
         done = subprocess.run(
-            ["bash", "-c", f'"$@" {closed}', "bash", *command], capture_output=True, text=True, timeout=60, check=False
+            ["bash", "-c", f'"$@" {closed}', "bash", *command], capture_output=True, text=True, timeout=120, check=False
         )
         assert (done.returncode, done.stderr) == (0, said)

@@ -46,7 +46,9 @@ def test_examples_that_need_a_service_run_beside_one(
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as service:
         try:
             assert until((tmp_path / "socket").exists, 30)
-            done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            )
         finally:
             service.terminate()
     assert done.returncode == 0, done.stderr

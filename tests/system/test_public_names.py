@@ -43,7 +43,7 @@ def test_wrong_names_are_found_by_who_checks_types() -> None:
 def test_what_a_prompt_offers() -> None:
     """Before the first use of a name, and nothing that the module itself imports."""
     code = "import warpwell as ww; a = dir(ww); b = dir(ww.pool); print(*a); print(*b)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     for line, names in zip(done.stdout.splitlines(), (ww.__all__, ww.pool.__all__), strict=True):
         assert {name for name in line.split() if not name.startswith("__")} == set(names)
         assert {"__doc__", "__name__", "__all__"} <= set(line.split())
@@ -52,7 +52,7 @@ def test_what_a_prompt_offers() -> None:
 @pytest.mark.parametrize("name", ["cache.Cache", "graph.bfs", "nvme.key_words", "storage.Striped"])
 def test_folders_that_the_documentation_names_are_there_from_the_start(name: str) -> None:
     code = f"import warpwell as ww; ww.{name}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert not done.returncode, done.stderr
 
 

@@ -115,7 +115,7 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_pyarrow(tmp_path: Path) -> None:
     code = "import sys; sys.modules['pyarrow'] = None; from warpwell.cli import main; sys.exit(main())"
     for arguments in (["table", "head", str(tmp_path)], ["table", "convert", str(tmp_path), str(tmp_path / "t")]):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
         assert done.returncode == 2 and "[table]" in done.stderr, done.stderr
     code = "import sys, warpwell as ww; ww.table, ww.table.open; assert 'pyarrow' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=dict(os.environ))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=dict(os.environ))

@@ -186,5 +186,5 @@ double[3](x, device="interp")
 assert x.tolist() == [0, 2, 4]
 print([name for name in ("pandas", "polars", "pyarrow", "torch") if name in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout == "[]\n", done.stderr

@@ -139,7 +139,7 @@ def test_a_medium_that_takes_long(medium: str) -> None:
     base = np.arange(100_000)
     chosen = media.Latency(storage.RamMedium(base), latency_us=50_000) if medium == "slow" else Blocking(base)
     out = np.zeros(64, np.int64)
-    with ww.open(chosen, dtype="i8", device="cpu", cache="64KiB", timeout=60) as a:
+    with ww.open(chosen, dtype="i8", device="cpu", cache="64KiB", timeout=120) as a:
         read[1](a, out)
         gate.clear()
         with interrupted():
@@ -283,7 +283,7 @@ def test_two_end_a_program_whose_kernel_is_endless(tmp_path: Path) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.communicate(timeout=1.5)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=120)
         assert "kernel 'f' does not leave one index: press Ctrl-C again to abandon it" in said
         assert process.returncode == -signal.SIGINT and "KeyboardInterrupt" in said
     finally:

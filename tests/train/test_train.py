@@ -187,7 +187,7 @@ for name in ("FeatureStore", "NeighborSampler"):
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
     assert done.stdout.count("needs torch_geometric: install Warpwell's extra [train]") == 2, done.stderr

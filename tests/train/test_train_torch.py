@@ -198,5 +198,5 @@ data = ww.train.Dataset({{"x": {str(folder / "rows.npy")!r}}})
 data[3]
 assert "torch" not in sys.modules
 """
-    done: Any = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done: Any = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ def execute(text, interrupt=False):
     said = []
     if interrupt:
         threading.Timer(0.5, kernel.interrupt_kernel).start()
-    reply = client.execute_interactive(text, timeout=40, output_hook=said.append, allow_stdin=False)
+    reply = client.execute_interactive(text, timeout=120, output_hook=said.append, allow_stdin=False)
     output = "".join(m["content"].get("text", "") for m in said if m["msg_type"] == "stream")
     return reply["content"].get("ename"), output
 
@@ -30,7 +30,7 @@ try:
     check(execute("with d[1]: print(d[1].call(sum, [1, 2]).get())"), (None, "3\n"))
     check(execute("d[0].call(print, 'from an agent').get(); time.sleep(0.5)"), (None, "from an agent\n"))
     kernel.restart_kernel()
-    client.wait_for_ready(timeout=60)
+    client.wait_for_ready(timeout=120)
     check(execute("import warpwell as ww; print(len(ww.devices()))"), (None, "2\n"))
 finally:
     client.stop_channels()
