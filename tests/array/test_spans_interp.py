@@ -38,14 +38,3 @@ def test_stores(tmp_path: Path, kind: str) -> None:
     with ww.open(tmp_path / "a.npy", "r+", device="interp", page_size=PAGE, cache=2 * (PAGE + 8)) as a:
         change[6](a, b, out, lo, hi)
         assert np.array_equal(b, data + 2) and np.array_equal(out, data + 3) and np.array_equal(a[:], 3 * data)
-
-
-def test_a_hashed_table(tmp_path: Path) -> None:
-    data = np.arange(64 * 9000)
-    np.save(tmp_path / "a.npy", data)
-    lo = np.arange(4) * 64 * 2000 + 5
-    out = np.zeros(4, np.int64)
-    with ww.open(tmp_path / "a.npy", device="interp", page_size=PAGE, cache=2 * (PAGE + 8) + 600) as a:
-        assert a.cache.hashed
-        in_order[4](a, lo, lo + 100, out)
-    assert out.tolist() == [mixed(data[i : i + 100]) for i in lo]

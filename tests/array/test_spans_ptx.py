@@ -20,7 +20,6 @@ def view(dtype: str = "<i8", ndim: int = 1, cached: bool = True, **static: objec
         ndim,
         cached,
         **{  # type: ignore[arg-type]
-            "hashed": False,
             "writable": True,
             "full": False,
             "aligned": True,
@@ -72,7 +71,7 @@ def rows(a, out):
 
 @pytest.mark.quick("{}-own")
 @pytest.mark.parametrize("fold", [fold_all, sum_all], ids=["own", "add"])
-@pytest.mark.parametrize("static", [{}, {"placed": True}, {"shift": 9}, {"hashed": True}], ids=str)
+@pytest.mark.parametrize("static", [{}, {"placed": True}, {"shift": 9}], ids=str)
 def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object], fold: ww.Kernel) -> None:
     text = run_cuda.ptx(fold, (view(**static), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
@@ -96,10 +95,8 @@ def fold_together(a, out):
     out[0] = ww.fold_block(mix, 0, a, out[1], out[2])
 
 
-@pytest.mark.quick("{}")
-@pytest.mark.parametrize("static", [{}, {"hashed": True}], ids=str)
-def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, object]) -> None:
-    text = run_cuda.ptx(fold_together, (view(shift=9, **static), np.zeros(4, np.int64)))
+def test_a_warp_looks_at_four_small_pages_with_one_acquire() -> None:
+    text = run_cuda.ptx(fold_together, (view(shift=9), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]
     steps = {
         "acquire": "ld.acquire.gpu",
@@ -110,8 +107,6 @@ def test_a_warp_looks_at_four_small_pages_with_one_acquire(static: dict[str, obj
     }
     asked = next(k for k, line in enumerate(lines) if "activemask" in line)
     seen = [name for line in lines[asked:] for name, text in steps.items() if text in line]
-    if static:
-        seen.remove("look")  # at the frame's owner
     assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
 
 
@@ -152,7 +147,7 @@ def test_kernels_with_spans_may_use_more_registers() -> None:
 
 
 @pytest.mark.quick("table1")
-@pytest.mark.parametrize("table", [np.zeros(4, np.int64), view(hashed=True), view(cached=False)])
+@pytest.mark.parametrize("table", [np.zeros(4, np.int64), view(cached=False)])
 def test_arrays_among_the_arguments_compile(table: object) -> None:
     assert run_cuda.ptx(by_tables, (view(), table, np.zeros(4), np.zeros(4, np.int64)))
 

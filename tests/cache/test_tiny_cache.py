@@ -8,7 +8,7 @@ import pytest
 
 import warpwell as ww
 from lab import media
-from warpwell import storage
+from warpwell import errors, storage
 from warpwell.cache.access import access
 from warpwell.targets.compiler.compiled import lower
 from warpwell.targets.compiler.hooks import seam_for
@@ -87,23 +87,18 @@ def test_many_threads_and_few_frames(tmp_path: Path, frames: int, tier: str, see
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
 
 
-@pytest.mark.slow
-def test_a_tiny_hashed_cache(tmp_path: Path) -> None:
-    n = 64 * 9000
-    rng = np.random.default_rng(3)
-    start = np.zeros(n, np.int64)
-    index = rng.integers(0, 1 << 40, (64, 30))
-    amount = rng.integers(-99, 99, (64, 30))
-    expected, expected_sums = model_of(start, index, amount)
-    np.save(tmp_path / "a.npy", start)
-    for frames in (1, 9):
-        np.save(tmp_path / "a.npy", start)
-        with ww.open(tmp_path / "a.npy", "r+", device="cpu", cache=frames * (PAGE + 8) + 600, page_size=PAGE) as a:
-            assert a.cache.hashed and a.cache.frames <= frames + 1
-            sums = np.zeros(64, np.int64)
-            mixed[64](a, index, amount, sums)
-            np.testing.assert_array_equal(sums, expected_sums)
-        np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), expected)
+def test_a_page_table_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    small, large = np.arange(64 * 8), storage.RamMedium(np.zeros(64 * 8300, np.int64))
+    np.save(tmp_path / "a.npy", small)
+    with ww.Cache("64KiB", page_size=PAGE, device="cpu") as cache:
+        a = ww.open(tmp_path / "a.npy", cache=cache)
+        with pytest.raises(errors.ArgumentError, match="choose a larger page_size"):
+            ww.open(large, dtype="i8", cache=cache)
+        assert np.array_equal(a[:], small), "the cache serves its other arrays as before"
+    with ww.open(large, dtype="i8", device="cpu", cache="64KiB", page_size=2 * PAGE) as b:
+        assert not b[::640].any()
+    with ww.open(large, dtype="i8", device="cpu", cache="160KiB", page_size=PAGE) as b:
+        assert not b[::640].any() and b.cache.table_bytes > 64 << 10
 
 
 def test_one_thread_gets_its_page_beside_a_crowd() -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ptx
 @pytest.mark.quick("False")
 @pytest.mark.parametrize("cached", [True, False])
 def test_filters_compile(cached):
-    kind = ViewStatic("<i8", 1, cached, hashed=False, writable=False, full=False, aligned=True, stride=8, packed=True)
+    kind = ViewStatic("<i8", 1, cached, writable=False, full=False, aligned=True, stride=8, packed=True)
     words = ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
     numbers, bytes_ = np.zeros(1, np.int64), np.zeros(1, np.uint8)
     given = (words, words, words, numbers, numbers, bytes_, 0, 3, 0, 0, 0, numbers, numbers, numbers, numbers)

@@ -17,7 +17,6 @@ def view(dtype: str) -> ArrayView:
         dtype,
         1,
         False,
-        hashed=False,
         writable=False,
         full=False,
         aligned=True,

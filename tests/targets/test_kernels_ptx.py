@@ -32,9 +32,9 @@ def record_view():
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
-def view(dtype="<i8", ndim=1, *, cached=True, hashed=False, writable=False, full=False, aligned=True, placed=False):
+def view(dtype="<i8", ndim=1, *, cached=True, writable=False, full=False, aligned=True, placed=False):
     stride = item_of(dtype).stored.itemsize
-    static = ViewStatic(dtype, ndim, cached, hashed, writable, full, aligned, stride, placed=placed)
+    static = ViewStatic(dtype, ndim, cached, writable, full, aligned, stride, placed=placed)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
@@ -117,11 +117,10 @@ WORD = np.int64(0)
         (read_one, (view("|b1"), OUT), 1),
         (read_one, (view(aligned=False), OUT), 1),
         (read_one, (view(full=True), OUT), 1),
-        (read_one, (view(hashed=True), OUT), 1),
         (read_one, (view(placed=True, full=True), OUT), 1),
         (read_one, (view(cached=False), OUT), 1),
         (write_all, (view("<f4", writable=True), FOUR), 1),
-        (write_all, (view(writable=True, hashed=True, full=True), OUT), 1),
+        (write_all, (view(writable=True, full=True), OUT), 1),
         (write_all, (view(writable=True, cached=False), OUT), 1),
         (write_all, (view(), OUT), 1),
         (read_two, (view(ndim=2), OUT), 2),
@@ -209,10 +208,9 @@ def _instructions(text: str) -> list[str]:
     return [line.strip() for line in body.splitlines()]
 
 
-@pytest.mark.quick("False")
-@pytest.mark.parametrize("hashed", [False, True])
-def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(hashed):
-    lines = _instructions(run_cuda.ptx(read_many, (view(hashed=hashed), OUT, WORD)))
+@pytest.mark.quick()
+def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word():
+    lines = _instructions(run_cuda.ptx(read_many, (view(), OUT, WORD)))
     loads = r"ld\.acquire\.gpu\.global(?:\.L2::cache_hint)?\.u64 (%\w+), \[(%\w+)\]"
     acquires = [(k, *m.groups()) for k, line in enumerate(lines) if (m := re.search(loads, line))]
     relaxed = [
@@ -224,13 +222,10 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
     for word in words:
         # the reload: the first relaxed load of the address of the word
         reload = next(k for k, _, other in relaxed if other == word)
-        starts = [k for k, _, other in acquires if other == word and k < reload]
-        if not hashed:  # its basic block alone: one that reads a page's own frame may stand between
-            starts = [k for k in range(reload) if not lines[k] or lines[k].startswith("$L")]
-        start = max(starts)
+        # its basic block alone: one that reads a page's own frame may stand between
+        start = max(k for k in range(reload) if not lines[k] or lines[k].startswith("$L"))
         items = [k for k, _, other in acquires if start < k < reload and other != word]
-        # a hashed table's owner too: loaded relaxed it would order nothing before the reload
-        assert len(items) == 1 + hashed, "exactly the item is acquired between the word and its reload"
+        assert len(items) == 1, "exactly the item is acquired between the word and its reload"
         assert not any(start < k < reload for k, *_ in relaxed)
         assert not any(line.startswith(("call", "st.", "atom")) for line in lines[start:reload])
     assert len(words) >= 1

@@ -20,7 +20,7 @@ from warpwell.array import Array, atomic_add
 from warpwell.array.attachment import Attachment
 from warpwell.array.header import Header
 from warpwell.array.spans import fill
-from warpwell.cache import READABLE, VALID, Cache, frame_of, hashed, word_address
+from warpwell.cache import READABLE, VALID, Cache, frame_of, word_address
 from warpwell.cache import layout as at
 from warpwell.cache.frames import clean
 from warpwell.cache.maintenance import flush_frames
@@ -40,8 +40,6 @@ OWNED = 16
 """Item ``OWNED + t`` of each page is written by thread t alone; the first ones are never written."""
 COUNTERS = 40
 """Items from here are added to by all."""
-MANY_PAGES = 9000
-"""So many that the page table of a small cache is hashed."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class Focus:
 
     frames: int | None = None
     pages: int | None = None
-    hashed: bool | None = None
     readers: bool | None = None
     """Some threads only read one page while the others make the frames change hands."""
     naps: Sequence[int] = ()
@@ -88,8 +85,7 @@ class CacheModel:
         random = Random(seed * 2 + 1)
         self.seed, self.trace, self.naps, self.writers = seed, trace, focus.naps, focus.writers
         self.random = random
-        many = random.random() < 0.2
-        many = many if focus.hashed is None else focus.hashed
+        stats = "full" if random.random() < 0.2 else "basic"
         frames = focus.frames or random.choice((1, 1, 1, 2, 2, 3, 4))
         self.resident = focus.resident
         if focus.resident:
@@ -102,9 +98,11 @@ class CacheModel:
             queues=random.choice((1, 1, 2)),
             merge=1,
             timeout=1.0,
+            stats=stats,
         )
-        total = frames if focus.resident else MANY_PAGES if many else random.randint(8, 20)
-        self.pages = self._choose_pages(total, many, focus.pages or random.choice((2, 3, 5, 8)))
+        total = frames if focus.resident else random.randint(8, 20)
+        number = focus.pages or random.choice((2, 3, 5, 8))
+        self.pages = random.sample(range(total), min(number, total))
         self.medium = ScriptedMedium(total * PAGE, seed)
         for page in self.pages:
             items = [base_value(page, k) for k in range(ITEMS)]
@@ -118,6 +116,7 @@ class CacheModel:
         self.flag = LaunchFlag("interp")
         self.view = self.array.kernel_struct()
         self.frames = self.cache.frames
+        self.owners = int(self.cache._words[at.C_OWNERS])
         self.held: dict[int, int] = defaultdict(int)
         self.begun: dict[tuple[int, int], int] = defaultdict(int)
         self.returned: set[tuple[int, int, int]] = set()
@@ -128,16 +127,6 @@ class CacheModel:
             self.readers = random.choice((1, self.threads - 2))
         self.where: dict[int, int] = {}
         self.run = self._interpreter(seed)
-
-    def _choose_pages(self, total: int, many: bool, number: int) -> list[int]:
-        if not many:
-            return self.random.sample(range(total), min(number, total))
-        mask = 63
-        classes: dict[int, list[int]] = defaultdict(list)
-        for page in range(1000):
-            classes[hashed(page, mask)].append(page)
-        chosen = self.random.sample(sorted(classes), 2)
-        return [page for k in chosen for page in classes[k][: max(1, number // 2)]]
 
     # -- threads --------------------------------------------------------------------------------------------
 
@@ -303,14 +292,14 @@ class CacheModel:
 
     def _flush(self) -> None:
         cache = self.cache
-        base = cache.space(self.array._nsid).base
+        space = cache.space(self.array._nsid)
         # once more where command ids were short
         for attempt in range(4):
             run = self._interpreter(self.seed + ((attempt + 1) << 41))
             cache.begin(self.flag)
             launch = cache.launches.take(self.flag)
             launch.reset()
-            arguments = (cache.core, launch.space(0), base, base + MANY_PAGES, 0, launch.count_address)
+            arguments = (cache.core, launch.space(0), space.base, space.base + space.pages, 0, launch.count_address)
             run.launch(flush_frames.function, self.frames, arguments)
             left = launch.counted()
             cache.end(self.flag)
@@ -360,7 +349,7 @@ class CacheModel:
         return frames
 
     def _owners(self) -> list[int]:
-        return self._read_core(self.view.owners, self.frames)
+        return self._read_core(self.owners, self.frames)
 
     def _read_core(self, address: int, words: int) -> list[int]:
         assert self.cache._core is not None

@@ -97,8 +97,6 @@ _BUFFERS = "array.spans.buffers"
 _ROWS = "array.gather.cached"
 _LISTED = "array.gather.kernels"
 _SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
-_OWNED = "            owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE) & OWNER_PAGE\n"
-_ROW_LOOKED = "            good = owner == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0\n"
 _ROW_COPIED = "frame_of(seen)) + first, whole)\n"
 
 _PULL = """        page_shift = field(core, at.C_PAGE_SHIFT)
@@ -217,13 +215,8 @@ _ONE_LESS = """        store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * 
 """
 _ONE_LESS_AT_END = """    store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
 """
-_SEE = "return load_acquire(word_of(view, page), DEVICE)"
-_SEE_HASHED = "            seen = load_acquire(word_of(view, page), DEVICE)\n"
-_OWNER = """            owner = load_relaxed(view.owners + 8 * ((seen >> FRAME_SHIFT) & FRAME_MAX), DEVICE)
-            if owner & OWNER_PAGE != page + view.base + 1:
-                seen &= ~READABLE
-"""
-_LOOKED = "        return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0\n"
+_SEE = "    return load_acquire(view.table + 8 * page, DEVICE)\n"
+_LOOKED = "    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0\n"
 _GROUP = """        a, b = load(frame_place(view, seen) + at - (page << shift))
 """
 _FOUR = """        words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
@@ -249,53 +242,21 @@ FAULTS = (
                 "            if True:",
             ),
         ),
-        Focus(hashed=False),
-        seed=61,
-    ),
-    Fault(
-        "recheck-removed-hashed",
-        "cache",
-        "a reader of a hashed table compares only the owner of the frame",
-        (
-            Edit(
-                "array.elements",
-                "_hit",
-                "if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
-                "if owner == page + 1:",
-            ),
-        ),
-        Focus(frames=1, hashed=True, readers=True),
-        seed=168,
-    ),
-    Fault(
-        "owner-check-removed",
-        "cache",
-        "a reader of a hashed table takes any page of its word for its own",
-        (Edit("array.elements", "_hit", "if owner == page + 1 and (seen", "if (seen"),),
-        Focus(hashed=True),
+        seed=90,
     ),
     Fault(
         "fence-removed",
         "frame",
         "nothing orders INVALID before the new bytes of the frame",
         (Edit("cache.transfer", "fill", "    syncwarp(mask)\n    fence(DEVICE)\n", "    syncwarp(mask)\n"),),
-        Focus(hashed=False),
     ),
     Fault(
         "store-fence-removed",
         "cache",
         "nothing orders the old page's INVALID before a store under a pin",
         (Edit("cache.access", "access", "                    fence(DEVICE)\n", "                    pass\n"),),
-        Focus(frames=1, pages=2, hashed=False, readers=True, naps=MIDDLE, writers=True),
+        Focus(frames=1, pages=2, readers=True, naps=MIDDLE, writers=True),
         seed=1221,
-    ),
-    Fault(
-        "owner-relaxed",
-        "frame",
-        "who sees the owner of a later page need not see that the word has changed",
-        (Edit("array.elements", "_hit", "owner = load_acquire(", "owner = load_relaxed("),),
-        Focus(hashed=True),
-        seed=380,
     ),
     Fault(
         "mark-cleared-early",
@@ -510,7 +471,7 @@ FAULTS = (
         "cache",
         "the generation is the same again after four evictions",
         (Edit("cache.word", "evicted", "(generation_of(word) + 1) & GEN_MAX", "(generation_of(word) + 1) & 3"),),
-        Focus(frames=1, pages=2, hashed=False, readers=True, naps=LONG),
+        Focus(frames=1, pages=2, readers=True, naps=LONG),
         seed=42,
     ),
     Fault(
@@ -934,35 +895,13 @@ FAULTS = (
         "span-first-look-relaxed",
         "spans",
         "who sees its page VALID need not see the page's bytes",
-        (
-            Edit(_WORDS_OF, "pages_of", _SEE, _SEE.replace("acquire", "relaxed")),
-            Edit(_WORDS_OF, "pages_of", _SEE_HASHED, _SEE_HASHED.replace("acquire", "relaxed")),
-        ),
+        (Edit(_WORDS_OF, "see", _SEE, _SEE.replace("acquire", "relaxed")),),
     ),
     Fault(
         "span-without-a-second-look",
         "spans",
         "the word is not looked at again",
-        (Edit(_WORDS_OF, "pages_of", _LOOKED, "        return seen & READABLE != 0\n"),),
-    ),
-    Fault(
-        "span-owner-last",
-        "spans",
-        "in a hashed table the frame's owner is loaded after the word was seen again",
-        (
-            Edit(_WORDS_OF, "pages_of", _OWNER, ""),
-            Edit(
-                _WORDS_OF,
-                "pages_of",
-                _LOOKED,
-                _OWNER.replace("            ", "        ", 1)
-                .replace("            if", "        if")
-                .replace("    seen &= ~READABLE", "return False")
-                + _LOOKED,
-            ),
-        ),
-        Focus(hashed=True),
-        seed=17,
+        (Edit(_WORDS_OF, "same", _LOOKED, "    return seen & READABLE != 0\n"),),
     ),
     Fault(
         "span-escapes",
@@ -986,24 +925,7 @@ FAULTS = (
         "row-without-a-second-look",
         "gather",
         "the word is not looked at again",
-        (Edit(_ROWS, "take_row", " and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0", ""),),
-    ),
-    Fault(
-        "row-owner-last",
-        "gather",
-        "in a hashed table the frame's owner is loaded after the word was seen again",
-        (
-            Edit(_ROWS, "take_row", _OWNED, ""),
-            Edit(
-                _ROWS,
-                "take_row",
-                _ROW_LOOKED,
-                _ROW_LOOKED.replace("owner == page + base + 1 and ", "")
-                + _OWNED
-                + "            good = good and owner == page + base + 1\n",
-            ),
-        ),
-        Focus(hashed=True),
+        (Edit(_ROWS, "take_row", "good = (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0", "pass"),),
     ),
     Fault(
         "launches-without-a-second-look",
@@ -1023,13 +945,6 @@ FAULTS = (
         "launches",
         "rows are settled if their page is in the frame again",
         (Edit(_LISTED, "same_page", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
-    ),
-    Fault(
-        "launches-any-owner",
-        "launches",
-        "in a hashed table nobody asks whose word it is",
-        (Edit(_LISTED, "look_page", "& OWNER_PAGE != page + 1", "& OWNER_PAGE == -1"),),
-        Focus(hashed=True),
     ),
     Fault(
         "drive-unlocked",

@@ -11,7 +11,7 @@ from random import Random
 
 import numpy as np
 
-from warpwell.cache import hashed, owner_address, word_address
+from warpwell.cache import owner_address, word_address
 from warpwell.cache.layout import HELD_FRAME
 from warpwell.cache.transfer import fill, publish
 from warpwell.cache.word import BUSY, evicted, with_state
@@ -25,14 +25,7 @@ class FrameModel(CacheModel):
     """One run of the frame scenario; `seed` and `trace` as for `CacheModel`."""
 
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
-        shared = Random(seed).random() < 0.5 if focus is None or focus.hashed is None else focus.hashed
-        super().__init__(seed, trace, Focus(frames=1, pages=2, hashed=shared, readers=True, naps=SHORT))
-
-    def _choose_pages(self, total: int, many: bool, number: int) -> list[int]:
-        if not many:
-            return super()._choose_pages(total, many, number)
-        first = self.random.randrange(64)
-        return [page for page in range(total) if hashed(page, 63) == hashed(first, 63)][:2]  # two of one word
+        super().__init__(seed, trace, Focus(frames=1, pages=2, readers=True, naps=SHORT))
 
     def _look(self, seed: int) -> None:
         random, page = Random(seed), self.pages[0]

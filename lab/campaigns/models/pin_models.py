@@ -19,7 +19,7 @@ class ResidentModel(CacheModel):
     """
 
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
-        super().__init__(seed, trace, Focus(pages=8, hashed=False, readers=False, resident=True))
+        super().__init__(seed, trace, Focus(pages=8, readers=False, resident=True))
         self.rounds = 2
 
     def _worker(self, thread: int, seed: int) -> None:
@@ -45,7 +45,7 @@ class PinModel(CacheModel):
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
         before, at.FRAMES_PER_CREDIT_WORD = at.FRAMES_PER_CREDIT_WORD, Random(seed).choice((1, 1, 2))
         try:
-            super().__init__(seed, trace, Focus(frames=Random(~seed).randint(2, 4), hashed=False, readers=False))
+            super().__init__(seed, trace, Focus(frames=Random(~seed).randint(2, 4), readers=False))
         finally:
             at.FRAMES_PER_CREDIT_WORD = before
 
@@ -53,7 +53,7 @@ class PinModel(CacheModel):
         run = super()._interpreter(seed)
         self.long: set[int] = set()
         for frame in range(self.cache.frames):
-            run.watched[self.view.owners + 8 * frame] = partial(self._owner_changed, frame)
+            run.watched[self.owners + 8 * frame] = partial(self._owner_changed, frame)
         return run
 
     def _owner_changed(self, frame: int, owner: int) -> None:

@@ -66,7 +66,7 @@ class InPlaceModel(CacheModel):
 
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
         random = Random(~seed)
-        super().__init__(seed, trace, focus or Focus(frames=random.choice((1, 1, 2)), hashed=False))
+        super().__init__(seed, trace, focus or Focus(frames=random.choice((1, 1, 2))))
 
     def _read(self, thread: int, page: int, item: int, seen: dict[tuple[int, int], int]) -> None:
         super()._read(thread, page, item, seen)

@@ -38,7 +38,7 @@ _UNCOUNTED = {
     )
 }
 """Why a tier without a cache has no counters of kernels, and how to get them."""
-_How = tuple[bool, bool, bool, bool, int, bool]
+_How = tuple[bool, bool, bool, int, bool]
 
 
 class Array(OnStorage):
@@ -157,7 +157,7 @@ class Array(OnStorage):
         constants = self.cache.constants(self._nsid, flag)
         shift = self.cache.page_size.bit_length() - 1 if cached else 0
         placed = cached and constants["placed"] != 0
-        how = cached, cached and self.cache.hashed, self.writable, cached and self.cache.full, shift, placed
+        how = cached, self.writable, cached and self.cache.full, shift, placed
         if self._static is None or self._static[0] != how:
             static = _static(self.dtype, self._origin, self._strides, how)
             contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
@@ -317,8 +317,7 @@ class Array(OnStorage):
         Raises
         ------
         PinError
-            The pages are more than the array's frames minus one, or the page table is hashed (the cache is very small
-            for its data), where pinned pages would block others.
+            The pages are more than the array's frames minus one.
         """
         first, end = self._residency(start, stop)
         if end > first:
@@ -513,7 +512,7 @@ class _Active:
 def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> ViewStatic:
     """Return the compile-time parameters of a view, and those of its fields."""
     itemsize = dtype.itemsize
-    cached, hashed, writable, full, shift, placed = how
+    cached, writable, full, shift, placed = how
     unit = itemsize // 2 if dtype.kind == "c" else itemsize
     fields = []
     for name, (kind, offset, *_) in (dtype.fields or {}).items():
@@ -527,7 +526,6 @@ def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> Vie
         stride=strides[-1] if strides else 0,
         fields=tuple(fields),
         cached=cached,
-        hashed=hashed,
         writable=writable,
         full=full,
         shift=shift,

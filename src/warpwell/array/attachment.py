@@ -299,10 +299,6 @@ class Attachment:
 
     def pin(self, first: int, end: int) -> None:
         """Read pages [first, end) and pin them; see `Array.pin`."""
-        if self.cache.hashed:
-            raise errors.PinError(
-                f"array {self.name!r} is too large for its cache to pin pages: enlarge cache or page_size"
-            )
         with self.in_use(), self.pins.lock:
             fresh = self.pins.fresh(first, end)
             number = sum(b - a for a, b in fresh)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..cache import FRAME_MAX, FRAME_SHIFT, IDENTITY, N_HITS, N_WANTED, READABLE, REF, count, hashed
+from ..cache import FRAME_MAX, FRAME_SHIFT, IDENTITY, N_HITS, N_WANTED, READABLE, REF, count
 from ..cache import access as slow
 from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
 from ..cache.latch import latch
@@ -43,11 +43,8 @@ from .items import BFLOAT16, item_of, reader_of, writer_of
 CACHED_MEMBERS = (
     "core",
     "space",
-    "base",
     "table",
     "frames",
-    "owners",
-    "hash_mask",
     "shift",
     "origin",
     "once",
@@ -193,34 +190,6 @@ def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
         return _placed_hit(dtype, static)
     nbytes = dtype.itemsize
     full, shift = static.full, static.shift
-
-    if static.hashed:
-
-        @device
-        def read_hashed(view, offset):
-            page = offset >> shift
-            inside = offset - (page << shift)
-            page += view.base
-            word = view.table + 8 * hashed(page, view.hash_mask)
-            seen = load_acquire(word, DEVICE)
-            if seen & READABLE != 0:
-                frame = (seen >> FRAME_SHIFT) & FRAME_MAX
-                # acquired: who sees a later page's owner also sees, below, that the word has changed
-                owner = load_acquire(view.owners + 8 * frame, DEVICE)
-                item = load_passing_as(view.frames + (frame << shift) + inside, dtype)
-                if owner == page + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
-                    if seen & REF == 0 and view.once == 0:
-                        fetch_or_as(word, REF, I8)
-                    if full:
-                        count(view.core, N_HITS, 1)
-                        count(view.core, N_WANTED, nbytes)
-                    return item
-            if full:
-                count(view.core, N_WANTED, nbytes)
-            item = slow.item_of(inside, nbytes, LOAD)
-            return bits_as(slow.access(view.space, page - view.base, item, 0), dtype)
-
-        return read_hashed
 
     @device
     def read(view, offset):

@@ -29,7 +29,6 @@ class ViewStatic:
     dtype: str
     ndim: int
     cached: bool
-    hashed: bool
     writable: bool
     full: bool
     aligned: bool

@@ -25,7 +25,7 @@ Files, in the order in which an access meets them (all is device code, except ca
 
 from .cache import Cache, default_page_size, default_queues
 from .layout import N_HITS, N_WANTED, OWNER_PAGE
-from .lookup import count, hashed, owner_address, queue_of, word_address
+from .lookup import count, owner_address, queue_of, word_address
 from .prefetch import Ticket
 from .sizes import batches_of, format_size, parse_page_size
 from .statistics import Statistics

@@ -247,8 +247,8 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
     ----------
     space : int
     table, frames : int
-        Where the words of the array's pages and the frames begin; table 0 for a hashed table. What is the same for all
-        arrays is in one line of memory, which all warps would ask for at once.
+        Where the words of the array's pages and the frames begin. What is the same for all arrays is in one line of
+        memory, which all warps would ask for at once.
     begin : int
         Where the first group lies, from the start of the array's first page.
     step, rows : int
@@ -274,17 +274,11 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
         leader = ffs(todo) - 1
         current = shfl(mask, begin >> shift, leader)
         home = shfl(mask, space, leader)
-        word = shfl(mask, table, leader)
-        frame = -1
-        if word != 0:
-            word += 8 * current
-            frame = shfl(mask, pin_present(word, lane == leader), leader)
-        place = shfl(mask, frames, leader) + (frame << shift)
+        word = shfl(mask, table, leader) + 8 * current
+        frame = shfl(mask, pin_present(word, lane == leader), leader)
         if frame < 0:
             frame = call_cold(pin_run, home, current, current, mask, lane, leader)
-            core = field(home, at.S_CORE)
-            word = word_address(core, current + field(home, at.S_BASE))
-            place = frame_address(core, frame)
+        place = shfl(mask, frames, leader) + (frame << shift)
         if rows > 0 and begin >> shift == current and space == home:
             if frame < 0:
                 rows = -1

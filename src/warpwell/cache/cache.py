@@ -154,7 +154,6 @@ class Cache:
         self._lock = threading.RLock()
         self._pools: list[tuple[int, int]] = []
         self._resident: list[ResidentPool | None] = []
-        self.hashed = False
         self.frames = 0
         self._closed = False
         closing.ready()
@@ -289,7 +288,6 @@ class Cache:
         self._views = None
         self._core = block
         self._words = words
-        self.hashed = parts.hashed
         self.frames = parts.frames
         self.table_bytes = parts.table_bytes
         self._pools = parts.pools
@@ -320,10 +318,8 @@ class Cache:
             "core": core,
             "space": launch.space(self.index_of(nsid)),
             "base": space.base,
-            "table": int(self._words[at.C_TABLE]) + (0 if self.hashed else 8 * space.base),
+            "table": int(self._words[at.C_TABLE]) + 8 * space.base,
             "frames": int(self._words[at.C_FRAMES]),
-            "owners": int(self._words[at.C_OWNERS]),
-            "hash_mask": int(self._words[at.C_HASH_MASK]),
             "shift": int(self._words[at.C_PAGE_SHIFT]),
         } | self._residency(space, launch is not self._views)
 
@@ -908,7 +904,7 @@ class Cache:
         self.close()
 
     def page_words(self, nsid: int, first: int, end: int) -> NDArray[np.int64]:
-        """Return the words of pages [first, end) of an array as they are, on `cpu` and `interp`; the table not hashed.
+        """Return the words of pages [first, end) of an array as they are, on `cpu` and `interp`.
 
         They belong to the cache: call it within `held`.
         """

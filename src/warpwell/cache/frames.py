@@ -35,7 +35,6 @@ from .word import (
     DIRTY,
     INVALID,
     PINS,
-    READABLE,
     REF,
     VALID,
     WRITEBACK,
@@ -231,9 +230,6 @@ def clean(core, space, page, pinned_too, mask, lane, leader):
     frame = 0
     if lane == leader:
         old = load_acquire(word, DEVICE)
-        if field(core, at.C_HASH_MASK) != 0 and state_of(old) & READABLE != 0:
-            if load_relaxed(owner_address(core, frame_of(old)), DEVICE) != page + 1:
-                old = 0  # another page's word: this page is not in the cache
         if state_of(old) == WRITEBACK or (state_of(old) == VALID and old & DIRTY != 0):
             action = 1
             if state_of(old) == VALID and (pinned_too or old & PINS == 0):

@@ -12,9 +12,7 @@ BLOCK = 512
 # -- core record ---------------------------------------------------------------------------------------------
 C_PAGE_SHIFT = 0
 C_TABLE = 1
-"""Address of the page words."""
-C_HASH_MASK = 2
-"""0: a word a page; else the table is hashed and has mask + 1 words."""
+"""Address of the page words, one for each page."""
 C_FRAMES = 3
 """Address of frame 0."""
 C_OWNERS = 4

@@ -16,24 +16,8 @@ from . import layout as at
 
 @device
 def word_address(core, page):
-    """Return the address of a page's word (thread).
-
-    In a hashed table pages share words; the owner of the frame says which page a VALID word holds.
-    """
-    mask = field(core, at.C_HASH_MASK)
-    if mask == 0:
-        return field(core, at.C_TABLE) + 8 * page
-    return field(core, at.C_TABLE) + 8 * hashed(page, mask)
-
-
-@device
-def hashed(page, mask):
-    """Return the word index of a page in a hashed table of mask + 1 words (thread).
-
-    Multiplicative hash, folded; consecutive pages spread without collisions.
-    """
-    mixed = (page & 0x7FFFFFFF) * 0x9E3779B1 + (page >> 31) * 0x85EBCA6B
-    return ((mixed >> 15) ^ mixed) & mask
+    """Return the address of a page's word (thread)."""
+    return field(core, at.C_TABLE) + 8 * page
 
 
 @device

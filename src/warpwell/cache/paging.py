@@ -40,7 +40,7 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import clean, find_frame, pool_of, spare_frame, win_page
+from .frames import find_frame, pool_of, spare_frame, win_page
 from .latch import expired, failed_before, latch, latched, progress
 from .lookup import count, owner_address, queue_of, word_address
 from .stash import give_back, vacate
@@ -89,30 +89,24 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
     merge = True
     while True:
         frame = RETRY
-        other = 0
+        absent = 0
         tried = False
         if lane == leader:
             old = load_acquire(word, DEVICE)
             state = state_of(old)
-            if state == VALID:
-                frame = try_pin(core, word, old, page)
-                if frame < RETRY:
-                    other = -frame
+            if state == VALID and pin_valid(word, old, 0):
+                frame = frame_of(old)
             elif state == INVALID:
-                other = -1
+                absent = 1
         frame = shfl(mask, frame, leader)
         if frame >= 0:
             return frame
-        other = shfl(mask, other, leader)
-        if other < 0:
+        if shfl(mask, absent, leader) != 0:
             tried = True
             frame = call_cold(load_page, core, space, page, word, wanted, merge, mask, lane, leader)
             if frame >= 0:
                 return frame
             merge = frame != FAILED
-        elif other > 0:
-            # the word is held by a dirty page of the same hash: write that back, then it can be evicted
-            call_cold(clean, core, space, other - 2, False, mask, lane, leader)
         stop = 0
         if lane == leader and (tried or attempt & 7 == 7):
             if failed_before(space) or (attempt & 31 == 31 and latched(space) != at.CLEAR):
@@ -128,35 +122,11 @@ def pin_page(core, space, page, wanted, mask, lane, leader):
             return FAILED
         call_cold(serve, core, queue_of(core, page), mask, lane, leader)
         if attempt & 1 == 1:
-            # frames, and words of a hashed table, may be held by prefetches of other queues
-            other = rem(attempt >> 1, field(core, at.C_N_QUEUES)) * (8 * Q_WORDS)
-            call_cold(serve, core, field(core, at.C_QUEUES) + other, mask, lane, leader)
+            # prefetches of other queues may hold the frames
+            queue = field(core, at.C_QUEUES) + rem(attempt >> 1, field(core, at.C_N_QUEUES)) * (8 * Q_WORDS)
+            call_cold(serve, core, queue, mask, lane, leader)
         backoff(attempt)
         attempt += 1
-
-
-@device
-def try_pin(core, word, old, page):
-    """Pin the page of a VALID word (thread).
-
-    RETRY: the word changed or is full of pins. In a hashed table it may be another page's, which is evicted
-    if it is clean and unpinned (RETRY too); for a dirty one the result is -2 minus that page.
-    """
-    frame = frame_of(old)
-    if field(core, at.C_HASH_MASK) != 0:
-        owner = load_relaxed(owner_address(core, frame), DEVICE)
-        if owner != page + 1:
-            if old & PINS != 0 or owner <= 0:
-                return RETRY
-            if old & DIRTY != 0:
-                return -1 - owner
-            if compare_exchange(word, old, evicted(old), DEVICE) == old:
-                count(core, at.N_EVICTIONS, 1)
-                give_back(core, frame)
-            return RETRY
-    if pin_valid(word, old, 0):
-        return frame
-    return RETRY
 
 
 @device
@@ -319,19 +289,18 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
 def _run_before(core, space, page, most):
     """Return how many pages before `page`, without a gap and up to `most`, are in the cache (thread).
 
-    0 where the page before was not read lately: with random access, many pages have a neighbour in the cache, but the
-    clock's hand has gone far since that came. And in a hashed table, whose words do not tell whose page they hold.
+    0 if the page before was not read recently: with random access, many pages have a neighbor in the cache, but the
+    clock's hand has passed many frames since that page was read.
     """
     before = 0
-    if field(core, at.C_HASH_MASK) == 0:
-        first = field(space, at.S_BASE)
-        while before < most and page - before > first:
-            old = load_relaxed(word_address(core, page - before - 1), DEVICE)
-            if state_of(old) & READABLE == 0:
-                break
-            if before == 0 and not _lately(core, space, frame_of(old)):
-                break
-            before += 1
+    first = field(space, at.S_BASE)
+    while before < most and page - before > first:
+        old = load_relaxed(word_address(core, page - before - 1), DEVICE)
+        if state_of(old) & READABLE == 0:
+            break
+        if before == 0 and not _lately(core, space, frame_of(old)):
+            break
+        before += 1
     return before
 
 

@@ -12,10 +12,13 @@ from .. import errors
 from ..queues import MERGE_MAX
 from ..targets import ALIGNMENT
 from . import layout as at
+from .sizes import format_size
 from .word import FRAME_MAX
 
 SMALL_TABLE = 64 * 1024
 """Bytes of page table that are not counted in the budget, so that a cache of one page is possible."""
+TABLE_FRACTION = 2
+"""A larger page table may take one half of the budget at most: the frames get the rest."""
 
 
 @dataclass
@@ -92,14 +95,17 @@ class Partition:
 
     Attributes
     ----------
-    hashed : bool
-        Whether the table has fewer words than pages, because one word a page would exceed an eighth of the budget.
     frames, table_bytes, nbytes : int
         Number of frames; bytes of the table, and of everything.
     pools : list of (int, int)
         First frame and number of frames of each share.
     resident : list of bool
         Which pools have a frame for each page of their arrays.
+
+    Raises
+    ------
+    ArgumentError
+        The page table does not fit into the budget, or a share of the frames would have no frame.
     """
 
     def __init__(self, spaces: Sequence[PageSpace], *, budget: int, page_size: int) -> None:
@@ -110,14 +116,12 @@ class Partition:
             # groups of eight pages share a queue and never two arrays
             space.base = base
             base += -(-max(space.pages, 1) // MERGE_MAX) * MERGE_MAX
-        words = base
-        self.hashed = 8 * words > max(budget // 8, SMALL_TABLE)
-        if self.hashed:
-            words = 1 << max(6, (4 * max(1, budget // page_size) - 1).bit_length())
-            while words > 64 and 8 * words > budget // 8:
-                words >>= 1
-        self.table_words = words
-        self.table_bytes = 8 * words
+        self.table_bytes = 8 * base
+        if self.table_bytes > max(budget // TABLE_FRACTION, SMALL_TABLE):
+            raise errors.ArgumentError(
+                f"a page table of {base:,} pages of {page_size} bytes takes {format_size(self.table_bytes)}, more than "
+                f"half of the cache of {format_size(budget)}: choose a larger page_size or a larger cache"
+            )
         counted = 0 if self.table_bytes <= SMALL_TABLE else self.table_bytes
         wanted = max(1, sum(space.pages for space in self.spaces))
         self.frames = max(1, min((budget - counted) // (page_size + 8), wanted, FRAME_MAX))
@@ -142,7 +146,6 @@ class Partition:
         pools_at = spaces_at + at.SPACE_WORDS * len(self.spaces)
         words[at.C_PAGE_SHIFT] = self.page_size.bit_length() - 1
         words[at.C_TABLE] = address + self._table_at
-        words[at.C_HASH_MASK] = self.table_words - 1 if self.hashed else 0
         words[at.C_OWNERS] = address + self._owners_at
         words[at.C_FRAMES] = address + self._frames_at
         words[at.C_SPACES] = address + 8 * spaces_at
@@ -176,7 +179,7 @@ class Partition:
         resident = []
         for k, (first, number) in enumerate(self.pools):
             members = [space for space in self.spaces if space.pool == k]
-            resident.append(not self.hashed and sum(space.pages for space in members) <= number)
+            resident.append(sum(space.pages for space in members) <= number)
             for space in members:
                 space.frame = first if resident[k] else -1
                 first += space.pages

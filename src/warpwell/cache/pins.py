@@ -42,11 +42,10 @@ TRIES = 8
 def hold_page(core, space, page, pin, mask, lane, leader):
     """Try to add a long pin of a page, reading it on a miss; return whether it is held (all lanes of `mask`).
 
-    `pin` is KERNEL_PIN or HOST_PIN. It may fail, because one frame of the pool must stay free for misses. In a hashed
-    table a held page would block the other pages of its word.
+    `pin` is KERNEL_PIN or HOST_PIN. It may fail, because one frame of the pool must stay free for misses.
     """
     found = FULL
-    if lane == leader and field(core, at.C_HASH_MASK) == 0:
+    if lane == leader:
         found = hold_present(core, space, page, pin)
         attempt = 0
         while found == NOT_HELD and own_frame(space, page) < 0 and not credit_left(core, space) and attempt <= TRIES:
@@ -70,10 +69,8 @@ def hold_page(core, space, page, pin, mask, lane, leader):
 def hold_present(core, space, page, pin):
     """Add a long pin of a page that is in the cache, waiting for nothing; return HELD, NOT_HELD, or FULL (thread).
 
-    In a hashed table, or where the page has no long pin yet and its word has changed, NOT_HELD.
+    NOT_HELD also if the page has no long pin yet and its word has changed.
     """
-    if field(core, at.C_HASH_MASK) != 0:
-        return NOT_HELD
     address = word_address(core, page)
     word = load_acquire(address, DEVICE)
     if state_of(word) & READABLE == 0:
@@ -159,7 +156,7 @@ def let_page_go(core, space, page, pin):
     if own >= 0:
         return take_pin(owner_address(core, own), pin)
     word = load_acquire(word_address(core, page), DEVICE)
-    if field(core, at.C_HASH_MASK) != 0 or state_of(word) & READABLE == 0:
+    if state_of(word) & READABLE == 0:
         return False
     owner = owner_address(core, frame_of(word))
     old = load_relaxed(owner, DEVICE)

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from ..targets import Block
 from . import layout as at
-from .lookup import hashed
 from .partition import PageSpace
 from .word import DIRTY, FRAME_SHIFT, STATE, VALID
 
@@ -116,9 +115,8 @@ def _dirty_again(
     of = (owners[owned] & at.OWNER_PAGE) - 1
     chosen = choose(of)
     found = []
-    mask = int(words[at.C_HASH_MASK])
     for frame, page in zip(owned[chosen].tolist(), of[chosen].tolist(), strict=True):
-        where = offset(at.C_TABLE) + 8 * (_hashed(page, mask) if mask else page)
+        where = offset(at.C_TABLE) + 8 * page
         word = int(core.read(where, 8).view(np.int64)[0])
         # an owner word may be older than the page's eviction
         if word & STATE == VALID and (word >> FRAME_SHIFT) & _FRAMES == frame:
@@ -127,7 +125,6 @@ def _dirty_again(
     return np.array(found, np.int64)
 
 
-_hashed: Callable[[int, int], int] = hashed
 _FRAMES = (1 << (64 - FRAME_SHIFT)) - 1
 
 

@@ -89,19 +89,6 @@ class PageSetConformance:
                 take[len(items)](a, items, out, first, stop)
             assert (out == values[items]).all()
 
-    def test_hashed_table(self, tmp_path):
-        values = np.arange(1 << 20, dtype=np.int64)
-        np.save(tmp_path / "x.npy", values)
-        with self.open(tmp_path / "x.npy", cache="64KiB") as a:
-            assert a.cache.hashed
-            pages = a.page_set()
-            items = np.random.default_rng(2).integers(0, 1 << 20, 200)
-            mark[len(items)](pages, items)
-            out = np.full(len(items), -1, np.int64)
-            for first, stop in pages.waves():
-                take[len(items)](a, items, out, first, stop)
-            assert (out == items).all()
-
     def test_ranges_set_whole_words_of_marks(self, tmp_path):
         file, _ = self.saved(tmp_path, 128 * 300)
         with self.open(file) as a:

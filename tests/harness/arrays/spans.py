@@ -250,16 +250,6 @@ class SpanConformance:
             assert kind != "part" or (a.base[:, :20] == -1).all()
         assert out.tolist() == (data**2).sum(axis=1).tolist()
 
-    def test_a_hashed_table(self, tmp_path: Path) -> None:
-        n = 64 * 9000
-        data = np.arange(n)
-        lo = np.arange(64) * 9000 + 5
-        out = np.zeros(64, np.int64)
-        with self.open(tmp_path / "a.npy", data, cache=9 * (PAGE + 8) + 600) as a:
-            assert a.cache.hashed
-            in_order[64](a, lo, lo + 500, out, device=self.DEVICE)
-        assert out.tolist() == [mixed(data[i : i + 500]) for i in lo]
-
     def test_blocks(self, tmp_path: Path) -> None:
         data = np.arange(4096)
         with self.open(tmp_path / "a.npy", data, mode="r+") as a:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ...cache import (
     IDENTITY,
-    OWNER_PAGE,
     READABLE,
     REF,
     Ticket,
@@ -24,7 +23,6 @@ from ...cache import (
     count,
     frame_address,
     frame_of,
-    owner_address,
     word_address,
 )
 from ...cache import access as slow
@@ -78,11 +76,9 @@ def take_row(core, space, place, nbytes, target, mark, itemsize):
         seen = load_acquire(word, DEVICE)
         good = seen & READABLE != 0
         if good:
-            # the owner before the fence: who sees a later one also sees that the word has changed
-            owner = load_relaxed(owner_address(core, frame_of(seen)), DEVICE) & OWNER_PAGE
             copy_foreign(buffer, frame_address(core, frame_of(seen)) + first, whole)
             fence(DEVICE)
-            good = owner == page + base + 1 and (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0
+            good = (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0
         if itemsize != 0:
             count(core, at.N_WANTED, part)
             if good:
@@ -150,9 +146,9 @@ def over_holes(pages: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 
 
 def absent(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which pages were not in the cache a moment ago; in a hashed table and on a GPU, all of them."""
+    """Return which pages were not in the cache a moment ago; on a GPU, all of them."""
     cache = array.cache
-    if cache.hashed or cache.device == "cuda" or not len(pages):
+    if cache.device == "cuda" or not len(pages):
         return pages
     words = cache.page_words(array._nsid, int(pages[0]), int(pages[-1]) + 1)
     missing: NDArray[np.int64] = pages[words[pages - pages[0]] & READABLE == 0]

@@ -28,7 +28,7 @@ from ...targets import (
     store_weak_as,
 )
 from ..items import item_of
-from .words import Stored, pages_of, places_of, tally_of
+from .words import Stored, places_of, same, see, tally_of, touch
 
 Maker = Callable[..., Any]
 
@@ -192,7 +192,6 @@ def copied_window(array: Stored, stores: bool) -> Window:
     dtype, size = item_of(array.code).stored, array.size
     get, put = _accesses(array.code)
     shift = array.shift
-    see, same, touch = pages_of(array.hashed)
     complete, data_of, frame_place = places_of(array.placed, shift)
     tally = tally_of(array.full, size)
 

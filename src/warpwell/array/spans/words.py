@@ -9,7 +9,6 @@ group for each lane. The look at the pages of up to four rows, by each lane for 
 3. Execute an acquire-release fence, one for all pages and arrays of the rows.
 4. Load the word again, relaxed. The same frame and generation: the groups are the page's. If a group was stored by who
    filled the frame anew, its fence and this one make the INVALID word visible to this load, and the generation differs.
-   In a hashed table the frame's owner is loaded before the fence, for the same reason.
 5. Only then is an item given to anyone.
 
 A lane whose look fails pins the page for as long as it loads the groups, one page at a time, with whichever lanes come
@@ -44,13 +43,11 @@ from ...cache import (
     IDENTITY,
     N_HITS,
     N_WANTED,
-    OWNER_PAGE,
     READABLE,
     REF,
     VALID,
     count,
     frame_of,
-    hashed,
 )
 from ...cache import access as slow
 from ...cache.paging import pin_valid
@@ -94,7 +91,6 @@ class Stored(NamedTuple):
     """What an item is, see `items.item_of`."""
     shift: int
     """log2 of the page size."""
-    hashed: bool
     placed: bool
     """Whether each page has a frame of its own."""
     full: bool
@@ -147,7 +143,6 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
     """
     size, shift, small = array.size, array.shift, array.small
     nbytes = group * size
-    see, same, touch = pages_of(array.hashed)
     complete, data_of, frame_place = places_of(array.placed, shift)
     load = _load_one(nbytes)
 
@@ -212,44 +207,24 @@ def _always(view, i, step):
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def pages_of(is_hashed: bool) -> tuple[Maker, Maker, Maker]:
-    """Return the first look at a page's word, the second one, and its mark that it was used."""
-    if is_hashed:
+@device
+def see(view, page):
+    """Return a page's word, at the first look at it (thread; acquire)."""
+    return load_acquire(view.table + 8 * page, DEVICE)
 
-        @device
-        def word_of(view, page):
-            return view.table + 8 * hashed(page + view.base, view.hash_mask)
 
-        @device
-        def see(view, page):
-            seen = load_acquire(word_of(view, page), DEVICE)
-            # the owner is loaded before the fence: who sees a later one also sees that the word has changed
-            owner = load_relaxed(view.owners + 8 * ((seen >> FRAME_SHIFT) & FRAME_MAX), DEVICE)
-            if owner & OWNER_PAGE != page + view.base + 1:
-                seen &= ~READABLE
-            return seen
-    else:
+@device
+def same(view, page, seen):
+    """Return whether a page's word is still what `see` returned, at the second look (thread; relaxed)."""
+    again = load_relaxed(view.table + 8 * page, DEVICE)
+    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0
 
-        @device
-        def word_of(view, page):
-            return view.table + 8 * page
 
-        @device
-        def see(view, page):
-            return load_acquire(word_of(view, page), DEVICE)
-
-    @device
-    def same(view, page, seen):
-        again = load_relaxed(word_of(view, page), DEVICE)
-        return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0
-
-    @device
-    def touch(view, page, seen):
-        if seen & REF == 0 and view.once == 0:
-            fetch_or_as(word_of(view, page), REF, I8)
-
-    return see, same, touch
+@device
+def touch(view, page, seen):
+    """Mark a page as used, unless it was or the view is read once (thread; relaxed)."""
+    if seen & REF == 0 and view.once == 0:
+        fetch_or_as(view.table + 8 * page, REF, I8)
 
 
 @functools.cache
@@ -318,7 +293,6 @@ def loader(nbytes: int) -> Maker:
 def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
     """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
     size, shift = array.size, array.shift
-    see, same, touch = pages_of(array.hashed)
     complete, data_of, _ = places_of(array.placed, shift)
     load_four, address = loader(nbytes), _address(array)
 
@@ -374,7 +348,6 @@ def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
     - The other lanes do what these four do: nobody has to tell them apart.
     """
     size, shift, row = array.size, array.shift, 32 * nbytes
-    see, same, touch = pages_of(array.hashed)
     complete, data_of, _ = places_of(array.placed, shift)
     load_four, address = loader(nbytes), _address(array)
 
@@ -436,7 +409,7 @@ def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker
 
     Inlined: across a call each lane would save up to 50 registers in memory, and the fences would wait for that.
     """
-    if array.hashed or nbytes < 8:
+    if nbytes < 8:
         return _no_word, _store_never
     return (_storing_shared if shared else _storing_alone)(array, nbytes)
 
@@ -601,11 +574,6 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
     """Return `Look.store_four` and `Look.store_one`."""
     size, shift = array.size, array.shift
     shape = size | (group * size) << 8 | shift << 16
-    own_words = 0 if array.hashed else 1
-
-    @device
-    def table_of(view):
-        return view.table * own_words
 
     @device
     def store_one(view, i, lo, hi, first, second):
@@ -613,7 +581,7 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
         return (
             slow.store_groups(
                 view.space,
-                table_of(view),
+                view.table,
                 view.frames,
                 view.origin + i * size,
                 0,
@@ -636,7 +604,7 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
     def store_four(view, i, step, words):
         return (
             slow.store_groups(
-                view.space, table_of(view), view.frames, view.origin + i * size, step * size, 4, shape, 0, *words
+                view.space, view.table, view.frames, view.origin + i * size, step * size, 4, shape, 0, *words
             )
             != 0
         )
