@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.until import until
 
 import warpwell as ww
 from warpwell import errors
@@ -94,18 +95,18 @@ def test_what_a_dropped_writer_could_not_commit_is_told(path: Path, capfd: pytes
 def test_an_interrupt_while_a_dropped_writer_commits(path: Path) -> None:
     store = ww.kv.open(path, "r+")
     store.put(11, b"x")
-    inner = store._shards.log.commit
+    store_log = store._shards.log
+    inner = store_log.commit
 
     def commit() -> int:
+        store_log.commit = inner  # closing the log commits once more
         signal.raise_signal(signal.SIGINT)
         return inner()
 
-    store._shards.log.commit = commit
+    store_log.commit = commit
     with pytest.raises(KeyboardInterrupt):  # and not in a finalizer, where it would be forgotten, and the record lost
         del store
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: False)
     with ww.kv.open(path) as again:
         assert again[11] == b"x"
 
