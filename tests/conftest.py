@@ -37,7 +37,8 @@ HERE = Path(__file__).parent
 # What somebody has set for programs of theirs is none of the tests': devices, checks, the socket of a running service.
 for name in [name for name in os.environ if name.startswith("WARPWELL_") and name != "WARPWELL_CACHE_DIR"]:
     del os.environ[name]
-os.environ["WARPWELL_QUIET"] = "1"  # what programs that are compiled for the first time say on standard error
+# Programs that tests start must not warn that a compilation takes long; they may log errors.
+os.environ["WARPWELL_LOG_LEVEL"] = "ERROR"
 
 # The clock of timeouts can be advanced (tests/harness/clock.py), also that of the programs that a test starts. It is
 # eleven days ahead from the start, so that code that mixes it with the clock of the system fails in every test.

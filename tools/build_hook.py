@@ -47,7 +47,7 @@ class NativeCodeHook(BuildHookInterface[Any]):
             "WARPWELL_CACHE_DIR": str(root / "build" / "native-cache"),
             **os.environ,
             "PYTHONPATH": str(root / "src"),
-            "WARPWELL_QUIET": "1",
+            "WARPWELL_LOG_LEVEL": "ERROR",
         }
         command = [sys.executable, str(root / "tools" / "build_native.py"), str(folder)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
             return 2
     else:
         device = arguments.device or runner.default_device()
-        os.environ.setdefault("WARPWELL_QUIET", "1")
+        os.environ.setdefault("WARPWELL_LOG_LEVEL", "ERROR")
         setting = runner.Setting(device, quick=not arguments.full)
         results = measure(setting, arguments.only or list(PLAN[device]), arguments.seconds, arguments.json)
     refused = store(results, arguments.machine) if arguments.machine else []

@@ -194,7 +194,7 @@ def _process(program: Program, rounds: int, chosen: random.Random, folder: Path,
     source.write_text(program.source)
     numbers = {"seed": str(chosen.randrange(1 << 30)), "times": str(rounds), "source": str(source)}
     command = [sys.executable, *(numbers.get(word.strip("{}"), word) for word in program.command)]
-    environment = {**os.environ, "TMPDIR": str(folder), "WARPWELL_QUIET": "1", "PYTHONPATH": str(CHECKOUT)}
+    environment = {**os.environ, "TMPDIR": str(folder), "WARPWELL_LOG_LEVEL": "ERROR", "PYTHONPATH": str(CHECKOUT)}
     with open(folder.with_suffix(".err"), "w+b") as errors:
         process = subprocess.Popen(
             command,

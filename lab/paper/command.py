@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         chosen = experiments(options.names)
     except ValueError as error:
         parser.error(str(error))
-    os.environ.setdefault("WARPWELL_QUIET", "1")
+    os.environ.setdefault("WARPWELL_LOG_LEVEL", "ERROR")
 
     from rich.console import Console
 

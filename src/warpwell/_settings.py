@@ -6,6 +6,7 @@ page ``docs/reference/settings.md`` is `reference`; a test compares them.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,12 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _log_level(text: str) -> str:
+    if text not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        raise ValueError(text)
+    return text
+
+
 class Settings:
     """The settings of this process; assigning to one raises AttributeError: set its variable."""
 
@@ -113,13 +120,12 @@ class Settings:
         "Folder of compiled code and of the measurements of schedulers.",
         "`XDG_CACHE_HOME`, else `~/.cache`",
     )
-    quiet = Setting(
-        "WARPWELL_QUIET",
-        False,
-        bool,
-        "1",
-        "Any text: no line on standard error about a compilation that takes longer than a second.",
-        "unset",
+    log_level = Setting(
+        "WARPWELL_LOG_LEVEL",
+        "WARNING",
+        _log_level,
+        '"DEBUG", "INFO", "WARNING" or "ERROR"',
+        "Least severe messages of the logger `warpwell`, set at the import. Without a handler, Python prints warnings.",
     )
     socket = Setting[Path | None](
         "WARPWELL_SOCKET",
@@ -150,6 +156,7 @@ class Settings:
 
 
 settings = Settings()
+logging.getLogger("warpwell").setLevel(settings.log_level)
 
 
 def reference() -> str:

@@ -305,15 +305,14 @@ def test_a_dropped_array_is_written(tier: str, shared: bool, tmp_path: Path) -> 
         cache.close()
 
 
-def test_what_a_dropped_array_cannot_write_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_dropped_array_cannot_write_is_told(caplog: pytest.LogCaptureFixture) -> None:
     medium = Refusing(np.zeros(N, np.int64))
     a = ww.open(medium, "r+", dtype="i8", tier="host", cache="64KiB", device="cpu", name="mine")
     a[3] = 8
     medium.broken = 0
     del a
     assert closing.settle(20)
-    told = capfd.readouterr().err
-    assert "changes of array 'mine', which was dropped, may be lost: StorageFullError: no room" in told
+    assert "changes of array 'mine', which was dropped, may be lost: StorageFullError: no room" in caplog.text
 
 
 def test_a_collection_between_any_two_lines_blocks_nothing(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_page_and_json(tmp_path):
 
 
 def test_the_command_from_end_to_end(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("WARPWELL_QUIET", "1")
+    monkeypatch.setenv("WARPWELL_LOG_LEVEL", "ERROR")
     argv = ["scheduling/cost", "scheduling/decay", "scheduling/decisions", "--quick"]
     assert command.main([*argv, "--json", str(tmp_path / "a.json"), "--page", str(tmp_path / "a.md")]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -1,7 +1,5 @@
 """What a launch says and does around device code: notices, names, warnings of Numba and CuPy."""
 
-import io
-import sys
 import threading
 import time
 import types
@@ -31,19 +29,20 @@ def test_kernels_and_launches_say_what_they_are() -> None:
     assert repr(scale[3, 4]) == "<launch of <warpwell.kernel 'scale'> over 3, 4>"
 
 
-def test_the_first_compilation_is_told_once_also_where_nobody_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", said)
+def test_one_warning_of_a_long_compilation_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(compiling, "SECONDS", 0.01)
-    monkeypatch.setattr(compiling, "enabled", True)
-    monkeypatch.setattr(compiling, "_said", False)
-    with compiling.compiling("kernel 'one'"):
-        pass  # too short to be told
+    monkeypatch.setattr(compiling, "_warned", False)
+    caplog.set_level("WARNING", compiling.logger.name)
+    with compiling.compiling("kernel 'short'"):
+        pass
+    assert not caplog.records
     for name in ("one", "two"):
         with compiling.compiling(f"kernel {name!r}"):
             time.sleep(0.2)
-    assert said.getvalue().count("\n") == 1
-    assert "compiling kernel 'one'" in said.getvalue() and "WARPWELL_QUIET=1" in said.getvalue()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "compiling kernel 'one'" in record.getMessage()
 
 
 def test_a_small_grid_is_no_reason_to_warn() -> None:

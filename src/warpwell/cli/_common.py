@@ -263,13 +263,14 @@ class Output:
         Nothing is shown with JSON, or if stderr is not a terminal. A compilation of more than a second is announced on
         any stderr, because nothing else explains the wait.
         """
+        import logging
         import threading
 
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        from ..targets.compiler import compiling as launches
+        from ..targets.compiler import compiling
 
-        launches.enabled = False  # the stage names the compilation
+        compiling.logger.setLevel(logging.ERROR)  # the stage names the compilation
         bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),

@@ -21,7 +21,7 @@ Three cases need care.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import sys
 import threading
@@ -37,6 +37,8 @@ from ..targets.uninterrupted import uninterrupted
 from .device.engine import Engine
 from .shard import Shard
 from .shards import Shards
+
+_logger = logging.getLogger(__name__)
 
 _SECONDS = 5.0
 _DEVICE_SECONDS = 60.0
@@ -166,8 +168,7 @@ def _are(count: int) -> str:
 
 
 def _say(what: str) -> None:
-    with contextlib.suppress(Exception):
-        print(f"warpwell: {what}", file=sys.stderr, flush=True)
+    _logger.error("warpwell: %s", what)
 
 
 # -- the end of the process ---------------------------------------------------------------------------------------

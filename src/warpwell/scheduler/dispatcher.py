@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import queue
 import sys
@@ -28,6 +29,8 @@ from .executor import Executor
 from .handle import ENDED, Handle
 from .series import Series, SeriesHandle
 from .task import Job, Pattern, Request, State
+
+_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -651,10 +654,10 @@ def _at_exit() -> None:
         left: list[Handle] = []
         dispatcher.close(cancel=True, patience=1.0, timeout=3.0, left=left)
         lost = sum(not handle.done() or handle.cancelled() or handle.exception() is not None for handle in left)
-        # there is no stderr in a program without a console; what ended by an exception knows that its tasks are lost
-        if lost and sys.stderr is not None and not hasattr(sys, "last_type"):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it
-                sys.stderr.write(
-                    f"warpwell: {lost} tasks of a scheduler were cancelled, as the program ended before them: call its "
-                    "close(), or use it in a with statement\n"
-                )
+        # a program that ended by an exception knows that its tasks are lost
+        if lost and not hasattr(sys, "last_type"):
+            _logger.error(
+                "warpwell: %d tasks of a scheduler were cancelled, as the program ended before them: call its "
+                "close(), or use it in a with statement",
+                lost,
+            )

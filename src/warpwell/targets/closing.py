@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import queue
 import sys
 import threading
 from collections.abc import Callable
 from typing import Protocol
+
+_logger = logging.getLogger(__name__)
 
 _END_SECONDS = 120.0
 """Longest wait for dropped objects at the end of the program; each is bounded by its own time-outs, too."""
@@ -80,11 +83,8 @@ def settle(seconds: float) -> bool:
 
 
 def say(name: str, error: BaseException) -> None:
-    """Report on stderr that changes of `name` are lost, where no caller could catch an exception."""
-    kind = type(error).__name__
-    text = f"warpwell: changes of {name} may be lost: {kind}: {error}"
-    if sys.stderr is not None:  # there is none in a program without a console
-        print(text, file=sys.stderr, flush=True)
+    """Log that changes of `name` are lost, where no caller could catch an exception."""
+    _logger.error("warpwell: changes of %s may be lost: %s: %s", name, type(error).__name__, error)
 
 
 def _close_dropped(handed: queue.SimpleQueue[Callable[[], None]]) -> None:

@@ -1,45 +1,44 @@
-"""What users are told of a compilation: `compiling`, a line where it takes long, and `explained`, why it failed."""
+"""What users are told of a compilation: `compiling`, a warning if it takes long, and `explained`, why it failed."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from ... import errors
-from ..._settings import settings
 from ..uninterrupted import uninterrupted
 from .reasons import reason_of
 
 SECONDS = 1.0
 """Compilations that take no longer say nothing."""
 
-enabled = not settings.quiet
-"""Whether to say anything; the command line has notices of its own."""
+logger = logging.getLogger(__name__)
+"""Of the warning that a compilation takes long; the command line, which has notices of its own, raises its level."""
 
-_said = False
+_warned = False
 
 _COMPILER_ERRORS = {"NumbaError", "UnsupportedBytecodeError"}
 
 
 @contextlib.contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Write to standard error, once a process, that `name` is being compiled, if it takes over a second.
+    """Log a warning, once a process, that `name` is being compiled, if it takes over a second.
 
     An interrupt is raised when it is done: see `uninterrupted`.
     """
-    with uninterrupted(), _saying(name):
+    with uninterrupted(), _warning_later(name):
         yield
 
 
 @contextlib.contextmanager
-def _saying(name: str) -> Iterator[None]:
-    if not enabled or _said:
+def _warning_later(name: str) -> Iterator[None]:
+    if _warned or not logger.isEnabledFor(logging.WARNING):
         yield
         return
-    timer = threading.Timer(SECONDS, _say, (name,))
+    timer = threading.Timer(SECONDS, _warn, (name,))
     timer.daemon = True
     timer.start()
     try:
@@ -48,17 +47,15 @@ def _saying(name: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _say(name: str) -> None:
-    global _said
-    if _said or sys.stderr is None:
-        return
-    _said = True
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it
-        sys.stderr.write(
-            f"warpwell: compiling {name}, and other new code; code for the CPU is cached on disk "
-            "(WARPWELL_QUIET=1 hides this line) ...\n"
+def _warn(name: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "warpwell is compiling %s, and other new code; code for the CPU is cached on disk "
+            "(WARPWELL_LOG_LEVEL=ERROR hides this line) ...",
+            name,
         )
-        sys.stderr.flush()
 
 
 @contextlib.contextmanager

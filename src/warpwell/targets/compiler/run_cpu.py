@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +25,8 @@ from .compiled import compile_host
 from .compiling import compiling, explained
 from .hooks import seam_for
 from .ranges import bounded_ranges
+
+_logger = logging.getLogger(__name__)
 
 THREADS = settings.cpu_threads
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
@@ -144,7 +146,7 @@ def run(
 
 
 def _tell(name: str) -> bool:
-    sys.stderr.write(f"warpwell: kernel {name!r} does not leave one index: press Ctrl-C again to abandon it\n")
+    _logger.error("warpwell: kernel %r does not leave one index: press Ctrl-C again to abandon it", name)
     return True
 
 
