@@ -29,7 +29,6 @@ PACKAGES = (
     "warpwell.errors",
     "warpwell.graph",
     "warpwell.kv",
-    "warpwell.nvme",
     "warpwell.pool",
     "warpwell.remote",
     "warpwell.scheduler",

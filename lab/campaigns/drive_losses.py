@@ -27,7 +27,7 @@ from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell import errors
 from warpwell.drives import Drive, DriveMedium, Namespace
 from warpwell.drives.superblock import head_of
-from warpwell.nvme import registers as reg
+from warpwell.nvme import controller as reg
 
 ITEMS = 1 << 15
 STORES = 150

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from warpwell.drives import DmaArena, Transport
 from warpwell.errors import DriveLostError
 from warpwell.nvme import COMMAND, COMPLETION, identify, prp
-from warpwell.nvme import registers as reg
+from warpwell.nvme import controller as reg
 from warpwell.targets.memory import view_of
 
 CAP = 1 << 37 | 2 << 24 | 255  # the NVM command set, ready within 1 s, 256 entries
@@ -137,7 +137,7 @@ class ScriptedDrive(Transport):
         if int(command["opc"]) in (1, 2):
             mine = self.blocks[512 * first : 512 * (first + count)]
             pointers = int(command["prp1"]), int(command["prp2"])
-            for at, size in prp.ranges(*pointers, mine.size, lambda at, n: view_of(at, 8 * n, np.int64).tolist()):
+            for at, size in prp_ranges(*pointers, mine.size, lambda at, n: view_of(at, 8 * n, np.int64).tolist()):
                 assert self.arena.holds(at, size)
                 theirs = view_of(at, size, np.uint8)
                 if command["opc"] == 2:
@@ -146,3 +146,33 @@ class ScriptedDrive(Transport):
                     mine[:size] = theirs
                 mine = mine[size:]
         return 0
+
+
+def prp_ranges(prp1: int, prp2: int, nbytes: int, load: Callable[[int, int], Sequence[int]]) -> list[tuple[int, int]]:
+    """Return the ``(address, bytes)`` that a controller transfers, in order.
+
+    ``load(address, n)`` returns the `n` 64-bit words at an address. Raise ValueError if an offset is not allowed: prp1
+    must be a multiple of 4, prp2 as the address of a list a multiple of 8, and other pages must be aligned.
+    """
+    if prp1 % 4:
+        raise ValueError(f"prp1 must be a multiple of 4, got {prp1:#x}")
+    found = [(prp1, min(nbytes, prp.PAGE - prp1 % prp.PAGE))]
+    remaining = nbytes - found[0][1]
+    pages = [prp2] if 0 < remaining <= prp.PAGE else []
+    if remaining > prp.PAGE:
+        offset, left = prp2, -(-remaining // prp.PAGE)
+        while left:
+            if offset % 8:
+                raise ValueError(f"the address of a list must be a multiple of 8, got {offset:#x}")
+            room = (prp.PAGE - offset % prp.PAGE) // 8
+            entries = list(load(offset, min(left, room)))
+            if left > room:  # the last entry of the page is the address of the next list
+                offset = entries.pop()
+            pages += entries
+            left -= len(entries)
+    for page in pages:
+        if page % prp.PAGE:
+            raise ValueError(f"a page must be aligned, got {page:#x}")
+        found.append((page, min(remaining, prp.PAGE)))
+        remaining -= found[-1][1]
+    return found

@@ -44,7 +44,7 @@ from . import errors  # modules within import it from here, which must not wait 
 from . import registry as _registry
 
 if TYPE_CHECKING:
-    from . import cache, drives, graph, kv, nvme, pool, remote, scheduler, storage, table, train
+    from . import cache, drives, graph, kv, pool, remote, scheduler, storage, table, train
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
@@ -126,7 +126,6 @@ __all__ = [
     "map_block",
     "map_warp",
     "numba_cuda",
-    "nvme",
     "open",
     "pinned_empty",
     "pool",
@@ -147,7 +146,7 @@ __all__ = [
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "cache drives graph kv nvme pool remote scheduler storage table train",
+    "": "cache drives graph kv pool remote scheduler storage table train",
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",

@@ -20,7 +20,7 @@ from warpwell.cache import written
 from warpwell.drives import Drive, DriveMedium
 from warpwell.drives.controller import NamespaceMedium
 from warpwell.drives.superblock import head_of
-from warpwell.nvme import registers as reg
+from warpwell.nvme import controller as reg
 
 pytestmark = needs_qemu
 

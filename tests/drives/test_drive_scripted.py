@@ -15,8 +15,8 @@ from lab.drives.scripted_drive import CAP, ScriptedDrive
 from warpwell import errors, nvme
 from warpwell.drives import DmaArena, Drive
 from warpwell.drives.controller import NamespaceMedium
-from warpwell.nvme import admin
-from warpwell.nvme import registers as reg
+from warpwell.nvme import controller
+from warpwell.nvme import status as codes
 
 
 def test_a_drive_of_the_script() -> None:
@@ -28,7 +28,7 @@ def test_a_drive_of_the_script() -> None:
         space.write(3, np.resize(data, 1024))
         assert np.array_equal(space.read(3, 2), np.resize(data, 1024))
         space.flush()
-    assert wire.closes == 1 and wire.resets == 0 and wire.registers[reg.CSTS] & 1 == 0
+    assert wire.closes == 1 and wire.resets == 0 and wire.registers[controller.CSTS] & 1 == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_controllers_that_are_refused(field: str, value: int, why: str) -> None:
     wire.controller[field] = value
     with pytest.raises(errors.DriveError, match=why):
         Drive(wire)
-    assert wire.closes == 1 and wire.registers[reg.CC] & 1 == 0
+    assert wire.closes == 1 and wire.registers[controller.CC] & 1 == 0
 
 
 FORMATS: list[tuple[str, Callable[[Any], Any]]] = [
@@ -116,7 +116,7 @@ def test_what_the_host_asks_is_checked() -> None:
         with pytest.raises(errors.ArgumentError, match="2 to 256"):
             drive.host_queue(257)
         with pytest.raises(errors.ArgumentError, match="multiple of 4"):
-            drive.log(admin.LOG_HEALTH, 511)
+            drive.log(controller.LOG_HEALTH, 511)
         assert space.read(64, 0).size == 0
 
 
@@ -129,7 +129,7 @@ def test_what_the_host_asks_is_checked() -> None:
     [
         nvme.INVALID_FIELD,
         nvme.LBA_OUT_OF_RANGE,
-        nvme.WRITE_TO_READ_ONLY_RANGE,
+        codes.WRITE_TO_READ_ONLY_RANGE,
         nvme.UNRECOVERED_READ_ERROR,
         nvme.ABORTED_BY_HOST,
         0x4C0,
@@ -154,10 +154,10 @@ def test_statuses_of_every_set_are_errors_that_say_what_failed(code: int, dnr: i
 def test_a_queue_that_is_refused_leaves_nothing() -> None:
     wire = ScriptedDrive()
     with Drive(wire) as drive:
-        wire.status = {admin.CREATE_SQ: nvme.INVALID_QUEUE_SIZE}
+        wire.status = {controller.CREATE_SQ: codes.INVALID_QUEUE_SIZE}
         with pytest.raises(errors.DriveError, match="create I/O submission queue failed: invalid queue size"):
             drive.host_queue()
-        assert wire.seen[-1] == (0, admin.DELETE_CQ)
+        assert wire.seen[-1] == (0, controller.DELETE_CQ)
         wire.status = {}
         assert [drive.host_queue().qid for _ in range(3)] == [1, 2, 3]
         with pytest.raises(errors.DriveError, match="grants 3 I/O queues, and all are in use"):
@@ -170,7 +170,7 @@ def test_only_commands_that_change_no_data_are_sent_by_themselves() -> None:
     wire = ScriptedDrive()
     with Drive(wire) as drive:
         drive.namespace(1)
-        drive.log(admin.LOG_ERRORS, 64)
+        drive.log(controller.LOG_ERRORS, 64)
         drive.delete_pair(drive.host_queue().qid)
     assert {opc for queue, opc in wire.seen if queue == 0} == {0, 1, 2, 4, 5, 6, 9}
     assert not [opc for queue, opc in wire.seen if queue]
@@ -202,7 +202,7 @@ def test_a_wrong_answer_loses_the_drive(field: str, by: int) -> None:
         for call in (lambda: space.read(0, 1), drive.namespaces, drive.host_queue, lambda: drive.delete_pair(1)):
             with pytest.raises(errors.DriveLostError, match="completed read with"):
                 call()
-    assert wire.resets == 0 and wire.registers[reg.CC] & 1 == 0  # it was disabled all the same
+    assert wire.resets == 0 and wire.registers[controller.CC] & 1 == 0  # it was disabled all the same
 
 
 def test_a_stale_phase_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,15 +232,15 @@ def test_an_answer_that_never_comes_is_a_loss_and_memory_waits_for_the_reset(mon
 
 
 def test_fatal_status_and_registers_of_ones_lose_the_drive() -> None:
-    for status, why in ((2, r"fatal error \(CSTS 0x3\)"), (reg.ALL_ONES, "not there any more")):
+    for status, why in ((2, r"fatal error \(CSTS 0x3\)"), (controller.ALL_ONES, "not there any more")):
         wire = ScriptedDrive()
         drive = Drive(wire)
         drive.timeout = 0.05
         wire.bend = lambda completion: False
-        wire.registers[reg.CSTS] |= status
+        wire.registers[controller.CSTS] |= status
         with pytest.raises(errors.DriveLostError, match=why):
             drive.namespaces()
-        wire.registers[reg.CSTS] = 0
+        wire.registers[controller.CSTS] = 0
         drive.close()
 
 
@@ -252,7 +252,7 @@ def test_a_drive_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         Drive(wire)
     assert wire.closes == 1
     wire = ScriptedDrive()
-    wire.registers[reg.VS] = reg.ALL_ONES
+    wire.registers[controller.VS] = controller.ALL_ONES
     with pytest.raises(errors.DriveLostError, match="all ones"):
         Drive(wire)
 
@@ -298,7 +298,7 @@ def test_any_sequence_of_calls(calls: list[str], seed: int) -> None:
             elif call == "identify":
                 assert drive.namespaces() == [1]
             elif call == "log":
-                assert len(drive.log(admin.LOG_HEALTH)) == 512
+                assert len(drive.log(controller.LOG_HEALTH)) == 512
             else:
                 space.flush()
 
@@ -440,7 +440,7 @@ def test_a_function_is_reset_where_the_controller_cannot_be_disabled(monkeypatch
 
         def reset() -> bool:
             asked.append("reset")
-            wire.obeys, wire.registers[reg.CC], wire.registers[reg.CSTS], wire._rings = True, 0, 0, {}
+            wire.obeys, wire.registers[controller.CC], wire.registers[controller.CSTS], wire._rings = True, 0, 0, {}
             return True
 
         monkeypatch.setattr(wire, "reset_function", reset)
@@ -486,7 +486,7 @@ def test_a_drive_that_somebody_does_not_leave_stays_lost() -> None:
         for _ in range(2):
             with pytest.raises(errors.DriveError, match="does not leave it"):
                 drive.recover()
-        assert drive.lost is not None and wire.registers[reg.CC] & 1
+        assert drive.lost is not None and wire.registers[controller.CC] & 1
         guest.leaves = True
         with drive.held(), pytest.raises(errors.DriveError, match="signal's handler"):
             drive._in_io = True

@@ -27,8 +27,8 @@ from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
 from warpwell.drives import Drive, VfioTransport, open_namespace, vfio
 from warpwell.drives.superblock import DATA_AT, head_of
-from warpwell.nvme import registers as reg
-from warpwell.nvme.registers import CSTS
+from warpwell.nvme import controller as reg
+from warpwell.nvme.controller import CSTS
 
 ADDRESS = "0000:01:00.0"
 ARENA = 1 << 16

@@ -139,8 +139,8 @@ def test_commands_that_are_refused(device: str) -> None:
             (bytes(17), nvme.KV_RETRIEVE, size),
             (bytes(255), nvme.KV_EXIST, size),
             (bytes(17), nvme.KV_LIST, size),
-            (b"key", nvme.DATASET_MANAGEMENT, opcode),
-            (b"key", nvme.COMPARE, opcode),
+            (b"key", 0x09, opcode),
+            (b"key", 0x05, opcode),
             (b"key", 0xFF, opcode),
             (b"", nvme.KV_LIST, opcode),  # a fine command, which this store does not know
         ]:

@@ -49,7 +49,7 @@ def test_what_a_prompt_offers() -> None:
         assert {"__doc__", "__name__", "__all__"} <= set(line.split())
 
 
-@pytest.mark.parametrize("name", ["cache.Cache", "graph.bfs", "nvme.key_words", "storage.Striped"])
+@pytest.mark.parametrize("name", ["cache.Cache", "graph.bfs", "kv.key_words", "storage.Striped"])
 def test_folders_that_the_documentation_names_are_there_from_the_start(name: str) -> None:
     code = f"import warpwell as ww; ww.{name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

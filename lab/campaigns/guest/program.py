@@ -30,7 +30,7 @@ from warpwell import errors
 from warpwell.cli import main as warpwell_command
 from warpwell.cli._common import Output
 from warpwell.drives import Drive, Machine, VfioTransport, bind, open_namespace, unbind
-from warpwell.nvme.registers import CSTS
+from warpwell.nvme.controller import CSTS
 
 # Commands import these when they run; modules that are imported here are packed.
 for module in ("binding", "drive", "formatting", "machine", "opened", "superblock", "vfio"):

@@ -15,7 +15,7 @@ from typing import Any
 from warpwell.drives import DriveMedium, Namespace
 from warpwell.drives import medium as native
 from warpwell.nvme import ABORTED_BY_HOST, COMMAND_INTERRUPTED, READ, WRITE, completion_word1, word0_cid, word0_opc
-from warpwell.nvme.registers import DOORBELLS
+from warpwell.nvme.controller import DOORBELLS
 from warpwell.storage import PENDING
 from warpwell.targets import SYSTEM, backoff, load_acquire, load_relaxed, memory_for, store_relaxed, store_release
 from warpwell.targets.interp.interpreter import native_functions

@@ -22,7 +22,7 @@ from warpwell import errors
 from warpwell.drives import Drive, controller, drive, host_queue, transport
 from warpwell.drives.controller import DriveController
 from warpwell.nvme import FLUSH
-from warpwell.nvme import registers as reg
+from warpwell.nvme import controller as reg
 from warpwell.queues import QueuePairs
 
 from .adversary import Violation

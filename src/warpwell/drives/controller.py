@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import ABORTED_BY_HOST, READ, WRITE, describe
-from ..nvme.registers import completion_doorbell, submission_doorbell
+from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..queues import QueuePairs
 from ..queues import layout as at
 from ..storage import Medium, PythonMedium, Rings, Wire

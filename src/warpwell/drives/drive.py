@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_integer
-from ..nvme import COMMAND, FLUSH, READ, WRITE, admin, describe, identify, status_dnr, status_sct
-from ..nvme import registers as reg
-from ..nvme.identify import text_of
+from ..nvme import COMMAND, FLUSH, READ, WRITE, controller, describe, identify, status_dnr
 from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
 from ..targets import Block
 from ..targets.uninterrupted import interruptible
@@ -47,13 +45,13 @@ MOST_QUEUES = 64
 
 ALLOWED = frozenset(
     {
-        admin.IDENTIFY,
-        admin.GET_LOG_PAGE,
-        admin.SET_FEATURES,
-        admin.CREATE_CQ,
-        admin.CREATE_SQ,
-        admin.DELETE_CQ,
-        admin.DELETE_SQ,
+        controller.IDENTIFY,
+        controller.GET_LOG_PAGE,
+        controller.SET_FEATURES,
+        controller.CREATE_CQ,
+        controller.CREATE_SQ,
+        controller.DELETE_CQ,
+        controller.DELETE_SQ,
     }
 )
 """Admin commands that this class sends: none of them changes what is stored."""
@@ -136,16 +134,16 @@ class Drive:
     # -- starting and stopping ------------------------------------------------------------------------------------
 
     def _read_capabilities(self) -> None:
-        version = self.transport.read32(reg.VS)
-        if version == reg.ALL_ONES:
+        version = self.transport.read32(controller.VS)
+        if version == controller.ALL_ONES:
             raise self.transport.lose("its registers read as all ones: it is not there any more, or not powered")
-        cap = self.transport.read64(reg.CAP)
-        self.version = reg.vs_text(version)
-        self.entries = reg.cap_entries(cap)
-        self.stride = reg.cap_stride(cap)
-        self.timeout = max(self.timeout, reg.cap_timeout(cap))
-        self._unit = reg.cap_smallest_page(cap)
-        if not reg.cap_command_sets(cap) & reg.CSS_NVM:
+        cap = self.transport.read64(controller.CAP)
+        self.version = controller.vs_text(version)
+        self.entries = controller.cap_entries(cap)
+        self.stride = controller.cap_stride(cap)
+        self.timeout = max(self.timeout, controller.cap_timeout(cap))
+        self._unit = controller.cap_smallest_page(cap)
+        if not controller.cap_command_sets(cap) & controller.CSS_NVM:
             raise self._refusal("it has no NVM command set")
         if self._unit > PAGE:
             raise self._refusal(f"its smallest memory page has {self._unit} bytes, and not {PAGE}")
@@ -157,31 +155,31 @@ class Drive:
         self._disable()
         self._admin = HostQueue(self.transport, ADMIN_ENTRIES)
         self._admin.connect(0, self.stride)
-        write(reg.AQA, reg.aqa_value(ADMIN_ENTRIES))
-        self.transport.write64(reg.ASQ, self.transport.dma(self._admin.submission.address))
-        self.transport.write64(reg.ACQ, self.transport.dma(self._admin.completion.address))
-        write(reg.CC, reg.cc_value(enable=True))
-        status = self._until(lambda status: reg.csts_ready(status) or reg.csts_fatal(status), read)
-        if not reg.csts_ready(status) or reg.csts_fatal(status):
+        write(controller.AQA, controller.aqa_value(ADMIN_ENTRIES))
+        self.transport.write64(controller.ASQ, self.transport.dma(self._admin.submission.address))
+        self.transport.write64(controller.ACQ, self.transport.dma(self._admin.completion.address))
+        write(controller.CC, controller.cc_value(enable=True))
+        status = self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
+        if not controller.csts_ready(status) or controller.csts_fatal(status):
             raise self.transport.lose(f"it was not ready {self.timeout:g} s after it was enabled (CSTS {status:#x})")
 
     def _disable(self) -> None:
         """Clear CC.EN and wait for CSTS.RDY to follow, in the time that CAP.TO gives."""
         read, write = self.transport.read32, self.transport.write32
-        if read(reg.CC) & 1:
+        if read(controller.CC) & 1:
             # an enable that is under way has to end first; one that failed ends here
-            self._until(lambda status: reg.csts_ready(status) or reg.csts_fatal(status), read)
-        write(reg.CC, reg.cc_value(enable=False))
-        status = self._until(lambda status: not reg.csts_ready(status), read)
-        if reg.csts_ready(status):
+            self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
+        write(controller.CC, controller.cc_value(enable=False))
+        status = self._until(lambda status: not controller.csts_ready(status), read)
+        if controller.csts_ready(status):
             raise self.transport.lose(f"it was not disabled within {self.timeout:g} s (CSTS {status:#x})")
 
     def _until(self, done: Callable[[int], bool], read: Callable[[int], int], seconds: float = 0.0) -> int:
         """Read CSTS until it is as wanted, or the time is over (`timeout`, or longer); return it."""
         until = time.monotonic() + max(self.timeout, seconds)
         while True:
-            status = read(reg.CSTS)
-            if status == reg.ALL_ONES:
+            status = read(controller.CSTS)
+            if status == controller.ALL_ONES:
                 raise self.transport.lose("its registers read as all ones: it is not there any more")
             if done(status) or time.monotonic() > until:
                 return status
@@ -189,7 +187,7 @@ class Drive:
 
     def _identify(self) -> None:
         found = identify.controller_of(self.identify(identify.CNS_CONTROLLER))
-        self.serial, self.model, self.firmware = (text_of(found[name]) for name in ("sn", "mn", "fr"))
+        self.serial, self.model, self.firmware = (identify.text_of(found[name]) for name in ("sn", "mn", "fr"))
         for name, size in (("sqes", 6), ("cqes", 4)):
             if not int(found[name]) & 0xF <= size <= int(found[name]) >> 4:
                 raise self._refusal(f"its queue entries do not have {1 << size} bytes ({name} {int(found[name]):#x})")
@@ -200,8 +198,8 @@ class Drive:
         self.volatile_cache = bool(int(found["vwc"]) & 1)
 
     def _ask_for_queues(self) -> int:
-        answer = self._run(admin.set_queues(self._wanted), "set features (number of queues)")
-        return min(self._wanted, admin.queues_granted(answer.dw0))
+        answer = self._run(controller.set_queues(self._wanted), "set features (number of queues)")
+        return min(self._wanted, controller.queues_granted(answer.dw0))
 
     def _refusal(self, why: str, nsid: int | None = None) -> errors.DriveError:
         return errors.DriveError(f"drive {self.address} cannot be used: {why}", drive=self.address, namespace=nsid)
@@ -351,9 +349,11 @@ class Drive:
                 with contextlib.suppress(errors.DriveError):
                     for qid in list(self._pairs):
                         self.delete_pair(qid)
-                    self.transport.write32(reg.CC, reg.cc_value(enable=True, shutdown=reg.SHUTDOWN_NORMAL))
+                    self.transport.write32(
+                        controller.CC, controller.cc_value(enable=True, shutdown=controller.SHUTDOWN_NORMAL)
+                    )
                     self._until(
-                        lambda status: reg.csts_shutdown(status) == reg.SHUTDOWN_COMPLETE,
+                        lambda status: controller.csts_shutdown(status) == controller.SHUTDOWN_COMPLETE,
                         self.transport.read32,
                         SHUTDOWN_SECONDS,
                     )
@@ -382,13 +382,13 @@ class Drive:
         DriveError
             The controller refuses; ``status`` says why.
         """
-        return self._into_page(lambda at: admin.identify(cns, at, nsid=nsid, csi=csi), "identify", nsid)
+        return self._into_page(lambda at: controller.identify(cns, at, nsid=nsid, csi=csi), "identify", nsid)
 
     def log(self, lid: int, nbytes: int = 512) -> bytes:
         """Return the first `nbytes` (a multiple of 4, at most 4,096) of a log page, as `LOG_HEALTH`; raises so, too."""
         if nbytes % 4 or not 0 < nbytes <= PAGE:
             raise errors.ArgumentError(f"{nbytes} bytes of a log: a multiple of 4 up to {PAGE}", name="nbytes")
-        return self._into_page(lambda at: admin.get_log_page(lid, at, nbytes), "get log page")[:nbytes]
+        return self._into_page(lambda at: controller.get_log_page(lid, at, nbytes), "get log page")[:nbytes]
 
     def _into_page(self, command: Callable[[int], NDArray[Any]], name: str, nsid: int = 0) -> bytes:
         self.transport.check()
@@ -447,14 +447,14 @@ class Drive:
                     drive=self.address,
                 )
             dma = self.transport.dma
-            answers = admin.create_completion_queue(qid, entries, dma(completion))
-            commands = admin.create_submission_queue(qid, entries, dma(submission), qid)
+            answers = controller.create_completion_queue(qid, entries, dma(completion))
+            commands = controller.create_submission_queue(qid, entries, dma(submission), qid)
             self._run(answers, "create I/O completion queue")
             try:
                 self._run(commands, "create I/O submission queue")
             except errors.DriveError:
                 with contextlib.suppress(errors.DriveError):
-                    self._run(admin.delete_completion_queue(qid), "delete I/O completion queue")
+                    self._run(controller.delete_completion_queue(qid), "delete I/O completion queue")
                 raise
             self._pairs[qid] = None
             return qid
@@ -472,8 +472,8 @@ class Drive:
         with interruptible(lambda: None), self._lock:
             if generation not in (None, self.transport.generation):
                 return
-            self._run(admin.delete_submission_queue(qid), "delete I/O submission queue")
-            self._run(admin.delete_completion_queue(qid), "delete I/O completion queue")
+            self._run(controller.delete_submission_queue(qid), "delete I/O submission queue")
+            self._run(controller.delete_completion_queue(qid), "delete I/O completion queue")
             self._pairs.pop(qid, None)
 
     def host_queue(self, entries: int = LEAST_ENTRIES) -> HostQueue:
@@ -565,7 +565,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _next_step(status: int) -> str:
     """Say what to do about a status, for messages."""
-    if status_sct(status) == MEDIA:
+    if status >> 8 & 7 == MEDIA:
         return "restore the data from a copy, or look at the drive's health (smartctl, nvme smart-log)"
     if not status_dnr(status):
         return "the same command may succeed later"

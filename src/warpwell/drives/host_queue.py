@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from .. import errors
 from ..nvme import (
-    COMMAND_BYTES,
-    COMPLETION_BYTES,
+    COMMAND,
+    COMPLETION,
     word1_cid,
     word1_phase,
     word1_sqhd,
     word1_sqid,
     word1_status,
 )
-from ..nvme.registers import completion_doorbell, submission_doorbell
+from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..targets.uninterrupted import interruptible
 from .transport import Transport
 
@@ -70,8 +70,8 @@ class HostQueue:
         self.generation = transport.generation
         self.qid = -1
         self.entries = entries
-        self.submission = transport.arena.allocate(COMMAND_BYTES * entries)
-        self.completion = transport.arena.allocate(COMPLETION_BYTES * entries)
+        self.submission = transport.arena.allocate(COMMAND.itemsize * entries)
+        self.completion = transport.arena.allocate(COMPLETION.itemsize * entries)
         self._commands = self.submission.words.reshape(entries, -1)
         self._completions = self.completion.words.reshape(entries, -1)
         self._doorbells = 0, 0

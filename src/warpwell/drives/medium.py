@@ -50,8 +50,8 @@ from ..nvme import (
     word1_sqid,
     word1_status,
 )
+from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..nvme.prp import PAGE
-from ..nvme.registers import completion_doorbell, submission_doorbell
 from ..storage import PENDING, Medium, NativeMedium, raw_bytes, set_word, word
 from ..storage.commands import (
     R_BUFFER,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from .. import errors
-from ..nvme.registers import ALL_ONES, CSTS, csts_fatal, csts_ready
+from ..nvme.controller import ALL_ONES, CSTS, csts_fatal, csts_ready
 from .arena import DmaArena
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme.registers import ALL_ONES, CSTS, DOORBELLS
+from ..nvme.controller import ALL_ONES, CSTS, DOORBELLS
 from ..storage import word
 from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
 from .arena import DmaArena

@@ -26,6 +26,7 @@ The files, in the order in which a record meets them:
     convert/          import records from other formats, and export them
 """
 
+from ..nvme import key_words
 from .device.device_store import DeviceStore
 from .keys import as_key
 from .loader.dataset import Dataset, rows_of
@@ -49,6 +50,7 @@ __all__ = [
     "Store",
     "StoreStatistics",
     "create",
+    "key_words",
     "open",
     "salvage",
 ]

@@ -1,8 +1,8 @@
-"""What a controller says of itself and of its namespaces: the answers to Identify.
+"""Data structures of Identify: controller, namespaces, command sets.
 
-Each table below has the fields that Warpwell reads, with the bytes at which the specification has them. Figures:
-NVM Express Base Specification, "Identify Controller Data Structure", "Namespace Identification Descriptor"; NVM
-Command Set Specification, "Identify Namespace Data Structure, NVM Command Set", "LBA Format Data Structure".
+Each table has the fields that Warpwell reads, with their bytes in the specification. Source: NVM Express Base
+Specification, "Identify Controller Data Structure", "Namespace Identification Descriptor"; NVM Command Set
+Specification, "Identify Namespace Data Structure, NVM Command Set", "LBA Format Data Structure".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._check import table
+from .wire import layout
 
 IDENTIFY_BYTES = 4096
 
@@ -22,9 +22,9 @@ CNS_NAMESPACE = 0x00
 CNS_CONTROLLER = 0x01
 """Identify: the controller."""
 CNS_ACTIVE_NAMESPACES = 0x02
-"""Identify: the ids of active namespaces that are greater than NSID, 1,024 at most."""
+"""Identify: at most 1,024 ids of active namespaces, those greater than NSID."""
 CNS_DESCRIPTORS = 0x03
-"""Identify: descriptors of a namespace, one of which names its command set."""
+"""Identify: descriptors of a namespace; one of them names its command set."""
 
 CSI_NVM = 0
 """Command set identifier: blocks."""
@@ -36,7 +36,7 @@ CSI_ZONED = 2
 DESCRIPTOR_CSI = 4
 """Type of the descriptor that holds a command set identifier."""
 
-CONTROLLER: np.dtype[Any] = table(
+CONTROLLER: np.dtype[Any] = layout(
     ("vid", "<u2", 0, 1),  # PCI vendor
     ("sn", "S20", 4, 23),  # serial number
     ("mn", "S40", 24, 63),  # model number
@@ -62,9 +62,9 @@ CONTROLLER: np.dtype[Any] = table(
 )
 """Identify Controller."""
 
-NAMESPACE: np.dtype[Any] = table(
+NAMESPACE: np.dtype[Any] = layout(
     ("nsze", "<u8", 0, 7),  # size in blocks
-    ("ncap", "<u8", 8, 15),  # how many may be in use
+    ("ncap", "<u8", 8, 15),  # blocks that may be in use
     ("nuse", "<u8", 16, 23),
     ("nsfeat", "u1", 24, 24),
     ("nlbaf", "u1", 25, 25),  # number of formats, less one
@@ -72,7 +72,7 @@ NAMESPACE: np.dtype[Any] = table(
     ("mc", "u1", 27, 27),
     ("dpc", "u1", 28, 28),
     ("dps", "u1", 29, 29),  # bits 2:0: type of the protection information in use
-    ("nmic", "u1", 30, 30),  # bit 0: other controllers may have it, too
+    ("nmic", "u1", 30, 30),  # bit 0: other controllers may use it, too
     ("nsattr", "u1", 99, 99),  # bit 0: write-protected
     ("nguid", "V16", 104, 119),
     ("eui64", "V8", 120, 127),
@@ -84,16 +84,16 @@ NAMESPACE: np.dtype[Any] = table(
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """How a namespace is formatted.
+    """Format of a namespace.
 
     Attributes
     ----------
     block : int
-        Bytes of a logical block; 0 where the format is not available.
+        Bytes of a logical block; 0 if the format is not available.
     metadata : int
         Bytes of metadata for each block.
     extended : bool
-        Whether the metadata lie behind the data of each block.
+        Whether the metadata follow the data of each block.
     protection : int
         Type of the protection information, 0 for none.
     """
@@ -105,17 +105,11 @@ class BlockFormat:
 
 
 def block_format(namespace: NDArray[Any]) -> BlockFormat:
-    """Return the format in use of a namespace.
-
-    Parameters
-    ----------
-    namespace : ndarray
-        One `NAMESPACE`.
-    """
+    """Return the format in use of one `NAMESPACE`."""
     flbas = int(namespace["flbas"])
     lbaf = int(namespace["lbaf"][flbas & 0xF | (flbas >> 5 & 3) << 4])
     shift = lbaf >> 16 & 0xFF
-    # a shift beyond 63 is garbage, and must not become a number of that many bits
+    # A larger shift is garbage: it must not become a number of that many bits.
     block = 1 << shift if 9 <= shift <= 63 else 0
     return BlockFormat(block, lbaf & 0xFFFF, bool(flbas >> 4 & 1), int(namespace["dps"]) & 7)
 
@@ -137,21 +131,18 @@ def namespace_ids(data: bytes) -> list[int]:
 
 
 def command_set(data: bytes) -> int:
-    """Return the command set identifier out of a list of descriptors; `CSI_NVM` where none says it.
+    """Return the command set identifier out of a list of descriptors, `CSI_NVM` if it is missing.
 
-    A descriptor has its type, its length, two reserved bytes and so many bytes of content; a length of 0 ends the list.
+    A descriptor has its type, the length of its content, two reserved bytes and the content; length 0 ends the list.
     """
-    at = 0
-    while at + 4 < IDENTIFY_BYTES:
-        kind, length = data[at], data[at + 1]
-        if length == 0:
-            break
-        if kind == DESCRIPTOR_CSI:
-            return data[at + 4]
-        at += 4 + length
+    offset = 0
+    while offset + 4 < IDENTIFY_BYTES and data[offset + 1] != 0:
+        if data[offset] == DESCRIPTOR_CSI:
+            return data[offset + 4]
+        offset += 4 + data[offset + 1]
     return CSI_NVM
 
 
 def text_of(field: Any) -> str:
-    """Return a text field without what pads it; bytes that are not ASCII become question marks."""
+    """Return a text field without its padding; bytes that are not ASCII become question marks."""
     return bytes(field).decode("ascii", "replace").replace("�", "?").strip("\0 ")

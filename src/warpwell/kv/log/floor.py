@@ -10,29 +10,28 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from typing import Any
 
 import numpy as np
 
-from ...nvme._check import require_layout
 from .checksum import crc32c
 from .files import Files, closing_on_error, read_at
+from .format import layout_of
 
 FLOOR_NAME = "COMMITTED"
 PLACES = (0, 4096)
 
-MARK: np.dtype[Any] = np.dtype(
+MARK = layout_of(
+    64,
     [
-        ("magic", "S8"),
-        ("uuid", "V16"),
-        ("seq", "<i8"),
-        ("chain", "<u4"),
-        ("salt", "<u4"),
-        ("reserved", "V20"),
-        ("crc", "<u4"),
-    ]
+        ("magic", "S8", 0),
+        ("uuid", "V16", 8),
+        ("seq", "<i8", 24),
+        ("chain", "<u4", 32),
+        ("salt", "<u4", 36),
+        ("reserved", "V20", 40),
+        ("crc", "<u4", 60),
+    ],
 )
-require_layout(MARK, 64, {"magic": 0, "uuid": 8, "seq": 24, "chain": 32, "salt": 36, "reserved": 40, "crc": 60})
 _MAGIC = b"warpwfl1"
 _PACKED = struct.Struct("<8s16sqII20x")  # all of `MARK` but its CRC
 

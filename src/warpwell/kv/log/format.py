@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...nvme._check import require_layout
 from .checksum import crc32c
 
 FORMAT_VERSION = 2
@@ -28,9 +27,14 @@ PAGE = 4096
 
 
 def layout_of(nbytes: int, fields: list[tuple[str, Any, int]]) -> np.dtype[Any]:
-    """Return the dtype of a record of the format: each field's name, type and byte offset, without gaps."""
+    """Return the dtype of a record of the format: each field's name, type and byte offset, without gaps.
+
+    Raise ImportError if they contradict each other: python -O must not switch the check off.
+    """
     layout = np.dtype([(name, kind) for name, kind, _ in fields])
-    require_layout(layout, nbytes, {name: offset for name, _, offset in fields})
+    offsets = [layout.fields[name][1] for name, _, _ in fields] if layout.fields else []
+    if layout.itemsize != nbytes or offsets != [offset for _, _, offset in fields]:
+        raise ImportError(f"a record must have {nbytes} bytes, got {layout.itemsize} bytes with offsets {offsets}")
     return layout
 
 
