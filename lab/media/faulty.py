@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from warpwell import errors
 from warpwell.nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
 from warpwell.storage import PENDING, Medium, NativeMedium, raw_bytes, set_word, word
-from warpwell.storage.commands import keep_result, lock, results_table, take_result, unlock
-from warpwell.storage.medium import Wrapper
+from warpwell.storage.commands import lock, unlock
 from warpwell.targets import (
     SYSTEM,
     call_native,
@@ -33,6 +32,7 @@ from warpwell.targets import (
 )
 
 from .latency import Latency
+from .wrapper import Wrapper, keep_result, results_table, take_result
 
 START = 0
 COMPLETE = 1

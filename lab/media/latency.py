@@ -25,15 +25,11 @@ from warpwell.storage.commands import (
     ROUNDS_AWAKE,
     SlotTable,
     idle_rounds,
-    keep_result,
     record_of,
     release_slot,
-    results_table,
-    take_result,
     take_slot,
     unlock,
 )
-from warpwell.storage.medium import Wrapper
 from warpwell.targets import (
     SYSTEM,
     backoff,
@@ -49,6 +45,8 @@ from warpwell.targets import (
     seat,
     store_relaxed,
 )
+
+from .wrapper import Wrapper, keep_result, results_table, take_result
 
 # -- state: words that are only read, then what commands pass ------------------------------------------------------
 START = 0

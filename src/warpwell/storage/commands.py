@@ -1,8 +1,7 @@
-"""Commands in flight, for native media: words of a state, spin locks, zeros, slots of commands, kept results.
+"""Commands in flight, for native media: words of a state, spin locks, zeros, slots of commands.
 
 A medium that waits for another medium keeps each command in a slot; the slot's number is the tag that the other medium
-receives. The result of a key-value command is kept between the two calls with which a controller takes its completion.
-One thread makes both calls in sequence, so there are at most as many kept results as service threads.
+receives.
 """
 
 from __future__ import annotations
@@ -11,13 +10,10 @@ import numpy as np
 
 from ..targets import (
     SYSTEM,
-    Block,
     backoff,
-    compare_exchange,
     device,
     div,
     exchange,
-    load_acquire,
     load_relaxed,
     private_block,
     seat,
@@ -193,37 +189,3 @@ def idle_rounds() -> int:
     if rounds < 0:
         return ROUNDS_AWAKE
     return rounds
-
-
-# -- results of key-value commands ----------------------------------------------------------------------------
-
-PLACES = 256
-"""More than service threads."""
-
-
-@device
-def keep_result(table: int, tag: int, result: int) -> None:
-    """Keep the result of a command for `take_result`; a result of 0 is not stored."""
-    if result == 0:
-        return
-    at = tag & (PLACES - 1)
-    while compare_exchange(table + 16 * at, 0, tag + 1, SYSTEM) != 0:
-        at = (at + 1) & (PLACES - 1)
-    store_relaxed(table + 16 * at + 8, result, SYSTEM)
-
-
-@device
-def take_result(table: int, tag: int) -> int:
-    """Return and remove the result of a command; 0 if none was kept."""
-    for k in range(PLACES):
-        place = table + 16 * ((tag + k) & (PLACES - 1))
-        if load_acquire(place, SYSTEM) == tag + 1:
-            result = load_relaxed(place + 8, SYSTEM)
-            store_release(place, 0, SYSTEM)
-            return result
-    return 0
-
-
-def results_table() -> Block:
-    """Return memory for the results of one namespace."""
-    return private_block(16 * PLACES)

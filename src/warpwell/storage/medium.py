@@ -1,4 +1,4 @@
-"""Medium: the interface of storage behind a controller; base classes of wrappers and of media in Python."""
+"""Medium: the interface of storage behind a controller; the base class of media in Python."""
 
 from __future__ import annotations
 
@@ -185,47 +185,6 @@ class Medium(ABC):
 def raw_bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the bytes of an array, in C order, shape ``(nbytes,)``."""
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-
-
-class Wrapper(Medium):
-    """Base of a medium that wraps another one, for emulation and tests. Closing it closes the wrapped medium."""
-
-    emulated = True
-
-    def __init__(self, medium: Medium) -> None:
-        self.medium = medium
-        self.nbytes = medium.nbytes
-        self.writable = medium.writable
-        self.block = medium.block
-        self._native: NativeMedium | None = None
-
-    @abstractmethod
-    def _over(self, inner: NativeMedium) -> NativeMedium:
-        """Return native functions that call those of the wrapped medium."""
-
-    def native(self) -> NativeMedium | None:
-        """Return native functions over those of the wrapped medium."""
-        if self._native is None:
-            inner = self.medium.native()
-            if inner is not None:
-                self._native = self._over(inner)
-        return self._native
-
-    def sync(self) -> None:
-        """Sync the wrapped medium."""
-        self.medium.sync()
-
-    def close(self) -> None:
-        """Close the wrapped medium."""
-        self.medium.close()
-
-    def last_error(self) -> str | None:
-        """Return the wrapped medium's description of its last failure."""
-        return self.medium.last_error()
-
-    def failure(self) -> Exception | None:
-        """Return why no command reaches the wrapped medium any more, or None."""
-        return self.medium.failure()
 
 
 class PythonMedium(Medium):
