@@ -29,7 +29,7 @@ from lab import media
 from warpwell import errors, storage
 from warpwell.array.gather import break_even, cached, future, in_stream, jobs, lists, memory, tensors
 from warpwell.cache import prefetch
-from warpwell.storage import service_pool
+from warpwell.storage import io_threads
 from warpwell.targets.launch_stream import stream_on
 from warpwell.targets.memory import view_of
 
@@ -602,7 +602,7 @@ def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
 
 
 def test_a_job_that_is_done_here_is_not_kept_by_a_crew_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(service_pool.current()), "offer", lambda *_: None)
+    monkeypatch.setattr(type(io_threads.current()), "submit", lambda *_: None)
     crew = jobs.Crew(2)
     job = jobs.Job(3, lambda piece: None, lambda: None, crew, here=True)
     assert job.done and not crew._jobs
@@ -756,9 +756,9 @@ def test_programs_that_end_or_are_interrupted_amid_gathers(tmp_path: Path, progr
 
 
 def test_threads_end_when_nothing_is_left_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = service_pool.ServicePool()
-    monkeypatch.setattr(service_pool, "_pool", pool)
-    monkeypatch.setattr(service_pool, "LINGER", 0.05)
+    pool = io_threads.IOThreadPool()
+    monkeypatch.setattr(io_threads, "_pool", pool)
+    monkeypatch.setattr(io_threads, "IDLE_TIMEOUT", 0.05)
     before = set(os.listdir("/proc/self/fd"))
     with ww.open(saved(tmp_path, np.arange(ROWS)), device="cpu") as a:
         for _ in range(20):

@@ -20,7 +20,7 @@ import warpwell as ww
 from warpwell import errors
 from warpwell.kv import lifetime
 from warpwell.kv.loader.loader import Prefetch
-from warpwell.storage import service_pool
+from warpwell.storage import io_threads
 from warpwell.targets import closing
 
 
@@ -154,7 +154,7 @@ def test_a_store_and_another_beside_it_are_dropped_at_once(path: Path) -> None:
 def test_a_dropped_store_on_a_device_ends_its_threads(path: Path) -> None:
     def threads() -> int:
         writers = sum(t.name == "warpwell-kv-writes" for t in threading.enumerate())
-        return writers + service_pool.current().serving
+        return writers + io_threads.current().active_threads
 
     with ww.kv.open(path, device="cpu") as first:
         first.get_async(np.arange(3)).wait()

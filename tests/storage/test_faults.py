@@ -22,7 +22,7 @@ import warpwell as ww
 from lab import media
 from lab.media.gated import GatedMedium
 from warpwell import errors, storage
-from warpwell.storage import service_pool
+from warpwell.storage import io_threads
 from warpwell.targets import has_cuda
 
 PAGE = 512
@@ -236,7 +236,7 @@ def good(tmp_path: Path) -> Path:
 
 def state() -> tuple[int, int]:
     """Open files of this process, and its service threads that serve a controller."""
-    return len(os.listdir("/proc/self/fd")), service_pool.current().serving
+    return len(os.listdir("/proc/self/fd")), io_threads.current().active_threads
 
 
 BAD_FILES = {

@@ -72,7 +72,7 @@ _DRAIN = "queues.completion"
 _PAIR = "queues.pair"
 _SERVE = "storage.serve"
 _TURNS = "storage.arbitration"
-_POOL = "storage.service_pool"
+_POOL = "storage.io_threads"
 _DRIVE = "drives.medium"
 _MOVED = (
     "    if status == 0 and word(record, R_OP) == READ:\n"
@@ -145,16 +145,16 @@ _FETCHED = """    store_release(lock, 0, SYSTEM)
 
 @device
 def room_in_window"""
-_LINGERED = """                    lingered = not self._changed.wait(LINGER)
+_LINGERED = """                    timed_out = not self._changed.wait(IDLE_TIMEOUT)
                     self._parked -= 1
 """
-_GONE = """                    lingered = not self._changed.wait(LINGER)
+_GONE = """                    timed_out = not self._changed.wait(IDLE_TIMEOUT)
                     self._parked -= 1
-                    if lingered:
+                    if timed_out:
                         self.threads -= 1
                         return
 """
-_ALONE = """            if new < 1 and not woken and not seats.taken:
+_ALONE = """            if new < 1 and not woken and not slots.taken:
                 new = 1
 """
 _EACH_TAKEN = """    for k in range(count):
@@ -572,26 +572,26 @@ FAULTS = (
         "thread-ends-without-a-look",
         "service",
         "a thread whose wait is over ends without a look for seats",
-        (Edit(_POOL, "ServicePool._work", _LINGERED, _GONE),),
+        (Edit(_POOL, "IOThreadPool._work", _LINGERED, _GONE),),
     ),
     Fault(
         "thread-called-twice",
         "service",
         "two controllers count on the same parked thread",
-        (Edit(_POOL, "ServicePool.offer", "self._parked - self._called", "self._parked"),),
+        (Edit(_POOL, "IOThreadPool.submit", "self._parked - self._woken", "self._parked"),),
         seed=1100,
     ),
     Fault(
         "call-lost",
         "service",
-        "a controller is offered, and nobody is woken",
-        (Edit(_POOL, "ServicePool.offer", "            self._changed.notify(woken)\n", ""),),
+        "a controller is submitted, and no thread is woken",
+        (Edit(_POOL, "IOThreadPool.submit", "            self._changed.notify(woken)\n", ""),),
     ),
     Fault(
         "silence-starves",
         "service",
         "media that never answer hold all threads",
-        (Edit(_POOL, "ServicePool.offer", _ALONE, ""),),
+        (Edit(_POOL, "IOThreadPool.submit", _ALONE, ""),),
     ),
     Fault(
         "launches-after-words",
@@ -636,7 +636,7 @@ FAULTS = (
         "withdrawn-early",
         "service",
         "a controller is closed while a thread serves it",
-        (Edit(_POOL, "ServicePool.withdraw", "while seats.taken and", "while False and"),),
+        (Edit(_POOL, "IOThreadPool.remove", "while slots.taken and", "while False and"),),
     ),
     Fault(
         "duplicate-posted",

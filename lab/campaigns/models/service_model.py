@@ -1,4 +1,4 @@
-"""Service scenario: controllers offer seats to a pool of threads, which park and end, under one interleaving.
+"""Service scenario: controllers submit slots to a pool of threads, which park and exit, under one interleaving.
 
 The pool's own code runs, on locks and threads of a small scheduler that switches at every one of them, and between any
 two steps of a controller. Controllers are counters: commands announced, in flight and done.
@@ -14,7 +14,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from warpwell.storage import service_pool
+from warpwell.storage import io_threads
 
 from .adversary import Violation
 
@@ -122,11 +122,11 @@ class Controlled:
     def __init__(self, model: ServiceModel, most: int, silent: bool) -> None:
         self.model, self.most, self.silent = model, most, silent
         self.launches = self.announced = self.in_flight = self.inside = 0
-        self.stopped = self.hurried = False
-        self.seats = service_pool.Seats(self.wanted, self.serve, self.hurry)
+        self.stopped = self.quiesced = False
+        self.slots = io_threads.WorkerSlots(self.wanted, self.serve, self.quiesce)
 
-    def hurry(self) -> None:
-        self.hurried = True
+    def quiesce(self) -> None:
+        self.quiesced = True
 
     def wanted(self) -> int:
         if self.stopped:
@@ -135,13 +135,13 @@ class Controlled:
             return self.most
         return int(self.in_flight > 0)
 
-    def serve(self, seat: int) -> None:
+    def serve(self, slot: int) -> None:
         pause = self.model.scheduler.pause
         self.inside += 1
-        if self.inside > self.most or not 0 <= seat < self.most:
-            raise Violation(f"{self.inside} threads serve a controller that takes {self.most}, one in seat {seat}")
+        if self.inside > self.most or not 0 <= slot < self.most:
+            raise Violation(f"{self.inside} threads serve a controller that takes {self.most}, one in slot {slot}")
         idle = 0
-        while not self.stopped and idle < (1 if self.hurried else 4):
+        while not self.stopped and idle < (1 if self.quiesced else 4):
             pause()
             if self.announced and self.silent:
                 # a medium that never answers, until the controller is closed
@@ -152,7 +152,7 @@ class Controlled:
                 pause()
                 self.in_flight -= 1
                 idle = 0
-            elif not self.launches and not (seat == 0 and self.in_flight):
+            elif not self.launches and not (slot == 0 and self.in_flight):
                 idle += 1
         self.inside -= 1
         pause()
@@ -166,7 +166,7 @@ class ServiceModel:
         self.scheduler = self.run = Scheduler(seed)
         self.most = random.choice((1, 2, 4))
         count = random.randint(1, 4)
-        self.pool: service_pool.ServicePool
+        self.pool: io_threads.IOThreadPool
         silent, rounds = random.choice((0.2, 0.7)), random.choice((1, 2, 6))
         self.controllers = [
             Controlled(self, random.choice((1, 1, 2, 3)), silent=k > 0 and random.random() < silent)
@@ -186,9 +186,9 @@ class ServiceModel:
         for _ in range(rounds):
             scheduler.pause()
             controller.launches += 1
-            controller.hurried = False
+            controller.quiesced = False
             scheduler.pause()
-            self.pool.offer(controller.seats)
+            self.pool.submit(controller.slots)
             controller.announced += scheduler.random.randint(0, 3)
             scheduler.pause()
             if not controller.silent and scheduler.random.random() < self.waits:
@@ -201,14 +201,14 @@ class ServiceModel:
             scheduler.pause(lambda: not self.waited_for)  # its threads are held until all others have been served
         if close or controller.silent:
             controller.stopped = True
-            if not self.pool.withdraw(controller.seats, 1e9) or controller.inside:
-                raise Violation(f"{controller.inside} threads serve a controller after it was withdrawn")
+            if not self.pool.remove(controller.slots, 1e9) or controller.inside:
+                raise Violation(f"{controller.inside} threads serve a controller after it was removed")
         self.users -= 1
 
     def check(self) -> int:
         """Run the interleaving; return its steps. Raises `Violation`."""
         with self._replaced():
-            self.pool = service_pool._pool = service_pool.ServicePool()
+            self.pool = io_threads._pool = io_threads.IOThreadPool()
             for controller, rounds, close in zip(self.controllers, self.rounds, self.closed, strict=True):
                 self.users += 1
                 self.scheduler.spawn(lambda c=controller, r=rounds, x=close: self._user(c, r, x))  # type: ignore[misc]
@@ -229,13 +229,13 @@ class ServiceModel:
             "threading": SimpleNamespace(
                 Lock=lambda: Lock(scheduler), Condition=lambda lock: Condition(scheduler, lock), Thread=thread
             ),
-            "MOST": self.most,
+            "MAX_THREADS": self.most,
         }
-        kept = {name: getattr(service_pool, name) for name in (*fakes, "_pool")}
+        kept = {name: getattr(io_threads, name) for name in (*fakes, "_pool")}
         try:
             for name, fake in fakes.items():
-                setattr(service_pool, name, fake)
+                setattr(io_threads, name, fake)
             yield
         finally:
             for name, old in kept.items():
-                setattr(service_pool, name, old)
+                setattr(io_threads, name, old)

@@ -3,7 +3,7 @@
 Files, in the order in which a command meets them:
 
 - controller.py   queue pairs and namespaces that are served together
-- service_pool.py the threads of a process, which all its controllers share; parking
+- io_threads.py the threads of a process, which all its controllers share; parking
 - arbitration.py  which commands a thread takes: turns, weights, a window of commands in flight
 - serve.py        check, start, complete and post commands
 - returns.py      the return value queue: places for values that the controller assigns

@@ -17,7 +17,7 @@ from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Allocator, Block, memory_for
 from ..targets import native as native_function
-from . import arbitration, service_pool
+from . import arbitration, io_threads
 from . import serve as native
 from .medium import Medium, NativeMedium, python_functions
 from .serving import Rings, Wire
@@ -48,8 +48,8 @@ class Controller:
     """Serves the commands of queue pairs: of blocks from media, and of keys and values from stores.
 
     Threads run native code without Python's global interpreter lock: they poll doorbells, decode commands, move data
-    and post completions, round-robin over the ports. All controllers of a process share its service threads
-    (`service_pool`), which park while no launch is in flight. Of a medium written in Python one thread at a time runs
+    and post completions, round-robin over the ports. All controllers of a process share its I/O threads
+    (`io_threads`), which park while no launch is in flight. Of a medium written in Python one thread at a time runs
     the code; `python_served` lists such media.
 
     Queue pairs of several devices may be served (`add_pairs`), each with a weight: if commands wait in several rings,
@@ -103,8 +103,8 @@ class Controller:
         self._stores: dict[int, tuple[str, Any]] = {}
         self._keep: list[Any] = []
         self._lock = threading.Lock()
-        self._pool = service_pool.current()
-        self._seats = service_pool.Seats(self._wanted_now, self._serve, self._hurry)
+        self._pool = io_threads.current()
+        self._slots = io_threads.WorkerSlots(self._wanted_now, self._serve, self._quiesce)
         self._services: list[Callable[[], int]] = []
         self._closed = False
         self.add_pairs(pairs, weight)
@@ -296,16 +296,16 @@ class Controller:
     def _passed(self, seconds: float) -> bool:
         """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
 
-        def rounds(seat: int) -> int:
+        def rounds(slot: int) -> int:
             return int(
                 self._control[
-                    native.K_PORTS + native.MAX_PORTS + arbitration.THREAD_WORDS * seat + arbitration.T_ROUNDS
+                    native.K_PORTS + native.MAX_PORTS + arbitration.THREAD_WORDS * slot + arbitration.T_ROUNDS
                 ]
             )
 
         deadline = clock.monotonic() + seconds
-        before = [(seat, rounds(seat)) for seat in tuple(self._seats.taken)]
-        while any(seat in self._seats.taken and rounds(seat) - begun < 2 for seat, begun in before):
+        before = [(slot, rounds(slot)) for slot in tuple(self._slots.taken)]
+        while any(slot in self._slots.taken and rounds(slot) - begun < 2 for slot, begun in before):
             if clock.monotonic() > deadline:
                 return False
             clock.sleep(5e-5)
@@ -364,7 +364,7 @@ class Controller:
             if self.interpreted:
                 return
             try:
-                self._pool.offer(self._seats)
+                self._pool.submit(self._slots)
             except BaseException:
                 self._count_launch(client, -1)
                 raise
@@ -375,7 +375,7 @@ class Controller:
             self._count_launch(self._client(pairs), -1)
 
     def _count_launch(self, client: _Client, change: int) -> None:
-        self._control[native.K_HURRY] = 0
+        self._control[native.K_QUIESCE] = 0
         client.launches += change
         self._control[native.K_LAUNCHES] += change
 
@@ -414,13 +414,13 @@ class Controller:
                 return
             self._closed = True
             self._control[native.K_STOP] = 1
-        if not self._pool.withdraw(self._seats, _PARK_SECONDS):
+        if not self._pool.remove(self._slots, _PARK_SECONDS):
             # a system call that never returns: the memory it writes to must outlive it
             _leaked.append((self.blocks(), self._clients, self._retired, self._media, self._stores, self._keep))
 
-    def _serve(self, seat: int) -> None:
-        """Serve as the thread in a seat, without the interpreter lock, until nothing is left to do."""
-        _serve_ports(self.control, self._record_of(seat), self.namespaces)
+    def _serve(self, slot: int) -> None:
+        """Serve as the thread in a slot, without the interpreter lock, until nothing is left to do."""
+        _serve_ports(self.control, self._record_of(slot), self.namespaces)
 
     def _wanted_now(self) -> int:
         """Return how many threads have work: a launch may begin and end before a thread wakes."""
@@ -431,8 +431,8 @@ class Controller:
             return self.threads
         return int(any(c.pairs.outstanding() for c in clients))
 
-    def _hurry(self) -> None:
-        self._control[native.K_HURRY] = 1
+    def _quiesce(self) -> None:
+        self._control[native.K_QUIESCE] = 1
 
     def _require_open(self) -> None:
         if self._closed:

@@ -73,8 +73,8 @@ K_SPIN = 2
 K_N_PORTS = 3
 K_WINDOW = 4
 """Most commands under way where threads share all ports (`warpwell.storage.arbitration`); 0: each has its own."""
-K_HURRY = 5
-"""1 where threads without work are missed elsewhere: they park at once."""
+K_QUIESCE = 5
+"""1 if other controllers lack threads: threads without work park at once."""
 K_SHARED = 8
 """Words of the threads that share ports."""
 K_PORTS = 16
@@ -348,7 +348,7 @@ def may_park(control, idle, first):
     """Return whether a thread that was idle `idle` times may park: all but one (`first`) leave commands in flight."""
     if load_acquire(control + 8 * K_LAUNCHES, SYSTEM) != 0:
         return False
-    if (idle <= 64 or idle & 63 != 0) and load_relaxed(control + 8 * K_HURRY, SYSTEM) == 0:
+    if (idle <= 64 or idle & 63 != 0) and load_relaxed(control + 8 * K_QUIESCE, SYSTEM) == 0:
         return False
     for index in range(load_relaxed(control + 8 * K_N_PORTS, SYSTEM)):
         port = port_of(control, index)

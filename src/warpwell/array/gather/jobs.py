@@ -2,7 +2,7 @@
 
 The jobs of one array are a queue, which its crew takes pieces from in order, as many at a time as its limit says. So
 however many are begun there are a few threads for each array, and an array whose medium is silent delays no other. The
-threads are those that serve controllers (`warpwell.storage.service_pool`): they are started on demand, end when nothing
+threads are those that serve controllers (`warpwell.storage.io_threads`): they are started on demand, end when nothing
 is left to do, and a forked child has none of them. A job that nobody waits for any more goes on; at the end of the
 program jobs are cancelled, because memory to which native code writes must outlive it.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from ... import errors
 from ..._os import clock
-from ...storage import service_pool
+from ...storage import io_threads
 
 _END_SECONDS = 5.0
 """Longest wait at the end of the program, for all jobs together."""
@@ -50,14 +50,14 @@ class Crew:
         self._limit = limit
         self._jobs: deque[Job] = deque()
         self._busy = 0
-        self._seats = service_pool.Seats(self._wanted, self._serve, lambda: None)
+        self._slots = io_threads.WorkerSlots(self._wanted, self._serve, lambda: None)
 
     def take_on(self, job: Job) -> None:
         """Carry out a job, after those that came before; here, if the interpreter ends and starts no thread."""
         with self.lock:
             self._jobs.append(job)
         try:
-            service_pool.current().offer(self._seats)
+            io_threads.current().submit(self._slots)
         except RuntimeError:
             self._serve(0)
 

@@ -13,7 +13,7 @@ from tests.harness.until import until
 import warpwell as ww
 from lab.media import Faulty
 from warpwell import errors
-from warpwell.storage import RamMedium, service_pool
+from warpwell.storage import RamMedium, io_threads
 from warpwell.storage.medium import PythonMedium
 
 ITEMS = 2048
@@ -43,7 +43,7 @@ WANT = sum(range(64))
 
 
 def service_threads() -> int:
-    return sum(t.name.startswith("warpwell-service") for t in threading.enumerate())
+    return sum(t.name.startswith("warpwell-io") for t in threading.enumerate())
 
 
 class Blocked(PythonMedium):
@@ -71,15 +71,15 @@ def test_many_arrays_share_threads() -> None:
     finally:
         for a in arrays:
             a.close()
-    assert service_pool.current().serving == 0
+    assert io_threads.current().active_threads == 0
 
 
 def test_threads_park_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_pool, "LINGER", 0.2)
+    monkeypatch.setattr(io_threads, "IDLE_TIMEOUT", 0.2)
     with opened() as a:
         assert total(a) == WANT
-        pool = service_pool.current()
-        assert until(lambda: pool.serving == 0)  # the array is open, but nothing is to be done
+        pool = io_threads.current()
+        assert until(lambda: pool.active_threads == 0)  # the array is open, but nothing is to be done
         assert until(lambda: pool.threads == 0 or service_threads() > 0, 20)
         # those that lingered longer before are of other tests
         assert total(a) == WANT
@@ -88,14 +88,14 @@ def test_threads_park_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_says_how_many_serve_an_array_at_once() -> None:
     with opened(threads=2) as a, a.cache.controller.active():
         assert a.cache.controller.threads == 2
-        assert until(lambda: len(a.cache.controller._seats.taken) == 2)
+        assert until(lambda: len(a.cache.controller._slots.taken) == 2)
         time.sleep(0.05)
-        assert len(a.cache.controller._seats.taken) == 2
+        assert len(a.cache.controller._slots.taken) == 2
 
 
 def test_media_that_block_delay_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of them could hold more threads than there are."""
-    monkeypatch.setattr(service_pool, "MOST", 4)
+    monkeypatch.setattr(io_threads, "MAX_THREADS", 4)
     media = [Blocked() for _ in range(3)]
     arrays = [opened(medium=m, timeout=TIMEOUT) for m in media]
     results: list[int] = []
@@ -148,7 +148,7 @@ def test_arrays_open_and_close_beside_launches() -> None:
         for thread in beside:
             thread.join(60)
     assert not failed
-    assert until(lambda: service_pool.current().serving == 0)
+    assert until(lambda: io_threads.current().active_threads == 0)
 
 
 def test_a_lost_command_keeps_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_lost_command_keeps_one_thread(monkeypatch: pytest.MonkeyPatch) -> Non
     with time_passes(TIMEOUT):
         with pytest.raises(errors.StallError):
             total(a)
-        seats = a.cache.controller._seats
+        seats = a.cache.controller._slots
         assert until(lambda: len(seats.taken) == 1)
         a.close()
     assert seats.taken == set()
@@ -171,12 +171,12 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         if child == 0:
             code = 1
             try:
-                pool = service_pool.current()
+                pool = io_threads.current()
                 assert pool.threads == 0
                 a.cache.controller.close()  # its threads are the parent's
                 with opened(5) as mine:
                     assert total(mine) == WANT + 320
-                code = 0 if service_pool.current() is pool and pool.threads else 2
+                code = 0 if io_threads.current() is pool and pool.threads else 2
             finally:
                 os._exit(code)
         deadline = time.monotonic() + 60
@@ -191,7 +191,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launch fails, and leaves nothing behind."""
-    monkeypatch.setattr(service_pool, "_pool", service_pool.ServicePool())
+    monkeypatch.setattr(io_threads, "_pool", io_threads.IOThreadPool())
     with opened() as a:
 
         def refuse(_: object) -> None:

@@ -1,0 +1,180 @@
+"""IOThreadPool: the I/O threads of a process, which serve all its controllers and chunked host work.
+
+A controller with something to do is submitted to the pool, and free threads take its worker slots, of which it has as
+many as threads may serve it at once; each serves that controller alone until nothing is left to do there. Threads are
+started on demand up to `MAX_THREADS`; beyond that each controller is still served by one, so a medium that never
+answers delays no other controller. A thread without a slot parks, and exits after a while.
+
+No wake-up is lost: a thread looks for slots, and parks, under the lock under which controllers are submitted. A
+controller that was submitted before the look is found by it; one that is submitted later finds the thread parked and
+wakes it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from .._os import clock
+
+MAX_THREADS = 64
+"""Number of threads up to which a controller gets more than one."""
+
+IDLE_TIMEOUT = 5.0
+"""Seconds after which a parked thread exits."""
+
+
+class WorkerSlots:
+    """The worker slots of one controller.
+
+    Parameters
+    ----------
+    wanted : callable
+        Return the number of threads that it has work for at the moment.
+    serve : callable
+        Serve the controller as the thread in the given slot; return when nothing is left to do.
+    quiesce : callable
+        Let threads return at once when nothing is left to do, not after a while.
+    """
+
+    def __init__(self, wanted: Callable[[], int], serve: Callable[[int], None], quiesce: Callable[[], None]) -> None:
+        self.wanted = wanted
+        self.serve = serve
+        self.quiesce = quiesce
+        self.taken: set[int] = set()
+
+
+class IOThreadPool:
+    """Threads that serve the submitted controllers; one pool serves a process (`current`).
+
+    Attributes
+    ----------
+    threads : int
+        Number of threads, parked ones included.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._slot_freed = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
+        self._submitted: list[WorkerSlots] = []
+        self._parked = 0
+        self._woken = 0
+        self._started = 0
+        self.threads = 0
+
+    @property
+    def active_threads(self) -> int:
+        """Number of threads that serve a controller."""
+        with self._changed:
+            return self.threads - self._parked
+
+    def submit(self, slots: WorkerSlots) -> None:
+        """Let threads serve a controller that has something to do: wake parked ones, start missing ones.
+
+        Raises
+        ------
+        RuntimeError
+            The system starts no thread, and none serves the controller.
+        """
+        with self._changed:
+            if slots not in self._submitted:
+                self._submitted.append(slots)
+            missing = slots.wanted() - len(slots.taken)
+            woken = max(0, min(missing, self._parked - self._woken))
+            self._woken += woken
+            self._changed.notify(woken)
+            missing -= woken
+            if missing > 0:
+                missing -= self._quiesce_spare()
+            new = min(missing, MAX_THREADS - self.threads)
+            if new < 1 and not woken and not slots.taken:
+                new = 1
+            for k in range(new):
+                try:
+                    self._start()
+                except RuntimeError:
+                    if k or woken or slots.taken:
+                        return
+                    self._submitted.remove(slots)
+                    raise
+
+    def _quiesce_spare(self) -> int:
+        """Let threads that have nothing left to do look elsewhere; return their number."""
+        count = 0
+        for slots in self._submitted:
+            spare = len(slots.taken) - slots.wanted()
+            if spare > 0:
+                slots.quiesce()
+                count += spare
+        return count
+
+    def remove(self, slots: WorkerSlots, seconds: float) -> bool:
+        """Remove a controller, and wait until no thread serves it; return False if one still does after `seconds`.
+
+        Its `wanted` returns 0 from now on, and its threads were told to stop.
+        """
+        if self is not current():
+            return True  # the threads are the parent's
+        deadline = clock.monotonic() + seconds
+        with self._changed:
+            if slots in self._submitted:
+                self._submitted.remove(slots)
+            while slots.taken and clock.monotonic() < deadline:
+                self._slot_freed.wait(clock.at_most(max(0.0, deadline - clock.monotonic())))
+            return not slots.taken
+
+    def _start(self) -> None:
+        name = f"warpwell-io-{self._started}"
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._started += 1
+        self.threads += 1
+
+    def _work(self) -> None:
+        slots: WorkerSlots | None = None
+        slot = 0
+        while True:
+            with self._changed:
+                if slots is not None:
+                    slots.taken.discard(slot)
+                    self._slot_freed.notify_all()
+                timed_out = False
+                while (slots := self._next_slots()) is None:
+                    if timed_out or self.threads > MAX_THREADS:
+                        self.threads -= 1
+                        return
+                    self._parked += 1
+                    timed_out = not self._changed.wait(IDLE_TIMEOUT)
+                    self._parked -= 1
+                    # a wake-up may come as the wait ends by itself: either way a look for slots answers it
+                    self._woken = max(0, self._woken - 1)
+                slot = next(k for k in range(len(slots.taken) + 1) if k not in slots.taken)
+                slots.taken.add(slot)
+            slots.serve(slot)
+
+    def _next_slots(self) -> WorkerSlots | None:
+        """Return the slots with the fewest threads of those that want more."""
+        found = None
+        for slots in list(self._submitted):
+            wanted = slots.wanted()
+            if not wanted and not slots.taken:
+                self._submitted.remove(slots)
+            elif len(slots.taken) < wanted and (found is None or len(slots.taken) < len(found.taken)):
+                found = slots
+        return found
+
+
+_pool = IOThreadPool()
+
+
+def current() -> IOThreadPool:
+    """Return the pool of this process."""
+    return _pool
+
+
+def _after_fork() -> None:
+    global _pool
+    _pool = IOThreadPool()  # the child has none of the threads, and the old lock may be held by one of them
+
+
+os.register_at_fork(after_in_child=_after_fork)
