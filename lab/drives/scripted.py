@@ -46,7 +46,7 @@ from warpwell.nvme import (
 )
 from warpwell.queues import QueuePairs
 from warpwell.queues import layout as at
-from warpwell.storage import Medium, PythonMedium, Rings, Wire
+from warpwell.storage import Medium, NamespaceAddress, PythonMedium, Rings
 from warpwell.targets import Allocator
 
 BLOCK_SHIFT = 9
@@ -116,7 +116,7 @@ class ScriptedController:
         self._pairs: QueuePairs
         self._media: dict[int, Medium] = {}
 
-    # -- Service
+    # -- QueueBackend
 
     def fit(self, rings: Rings, device: str, page_size: int) -> Rings:
         """Return rings of a page at least, few enough for the arena."""
@@ -176,7 +176,7 @@ class ScriptedController:
         if self._process is process:
             pairs.lose(f"its process ended with status {code}")
 
-    # -- Server
+    # -- QueueServer
 
     def attach(self, medium: Medium, unit: int) -> int:
         """Serve the namespace; return a handle."""
@@ -192,9 +192,9 @@ class ScriptedController:
         """Return the medium of a handle."""
         return self._media[nsid]
 
-    def wire(self, nsid: int) -> Wire:
+    def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return what commands say: namespace 1, whole pages."""
-        return Wire(1, BLOCK_SHIFT, self.namespace.nbytes)
+        return NamespaceAddress(1, BLOCK_SHIFT, self.namespace.nbytes)
 
     def begin(self) -> None:
         """Do nothing: the process polls."""

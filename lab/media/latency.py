@@ -200,7 +200,7 @@ class Limits:
             words[STATE_WORDS + P_LANES + QUEUE_WORDS * k + Q_DUE :: PART_WORDS] = NEVER
         kept = (block, entries, table, results, inner)
         return NativeMedium(
-            latency_start.address, latency_complete.address, block.address, kept, prompt=inner.complete == 0
+            latency_start.address, latency_complete.address, block.address, kept, non_blocking=inner.complete == 0
         )
 
 

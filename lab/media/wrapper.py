@@ -21,7 +21,7 @@ from warpwell.targets import (
     store_release,
 )
 
-PLACES = 256
+RESULT_SLOTS = 256
 """More than service threads."""
 
 
@@ -30,27 +30,27 @@ def keep_result(table: int, tag: int, result: int) -> None:
     """Keep the result of a command for `take_result`; a result of 0 is not stored."""
     if result == 0:
         return
-    at = tag & (PLACES - 1)
+    at = tag & (RESULT_SLOTS - 1)
     while compare_exchange(table + 16 * at, 0, tag + 1, SYSTEM) != 0:
-        at = (at + 1) & (PLACES - 1)
+        at = (at + 1) & (RESULT_SLOTS - 1)
     store_relaxed(table + 16 * at + 8, result, SYSTEM)
 
 
 @device
 def take_result(table: int, tag: int) -> int:
     """Return and remove the result of a command; 0 if none was kept."""
-    for k in range(PLACES):
-        place = table + 16 * ((tag + k) & (PLACES - 1))
-        if load_acquire(place, SYSTEM) == tag + 1:
-            result = load_relaxed(place + 8, SYSTEM)
-            store_release(place, 0, SYSTEM)
+    for k in range(RESULT_SLOTS):
+        slot = table + 16 * ((tag + k) & (RESULT_SLOTS - 1))
+        if load_acquire(slot, SYSTEM) == tag + 1:
+            result = load_relaxed(slot + 8, SYSTEM)
+            store_release(slot, 0, SYSTEM)
             return result
     return 0
 
 
 def results_table() -> Block:
     """Return memory for the results of one namespace."""
-    return private_block(16 * PLACES)
+    return private_block(16 * RESULT_SLOTS)
 
 
 class Wrapper(Medium):
@@ -67,10 +67,10 @@ class Wrapper(Medium):
 
     @abstractmethod
     def _over(self, inner: NativeMedium) -> NativeMedium:
-        """Return native functions that call those of the wrapped medium."""
+        """Return native functions that call the functions of the wrapped medium."""
 
     def native(self) -> NativeMedium | None:
-        """Return native functions over those of the wrapped medium."""
+        """Return native functions that call the functions of the wrapped medium."""
         if self._native is None:
             inner = self.medium.native()
             if inner is not None:

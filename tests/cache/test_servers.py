@@ -1,4 +1,4 @@
-"""Both servers of a cache keep the promises of `storage.serving`: our own controller, and a drive."""
+"""Both servers of a cache keep the promises of `storage.protocol`: our own controller, and a drive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from warpwell.queues import QueuePairs
 from warpwell.storage import RamMedium
 from warpwell.storage.controller import HostThreads
 from warpwell.storage.medium import Medium
-from warpwell.storage.serving import Rings, Server, Service
+from warpwell.storage.protocol import QueueBackend, QueueServer, Rings
 
 PAGE = 4096
 ASKED = Rings(2, 128, 4)
@@ -29,9 +29,9 @@ ASKED = Rings(2, 128, 4)
 class Served:
     """A server, the rings that were made for it, and media that it takes."""
 
-    service: Service
+    service: QueueBackend
     rings: Rings
-    server: Server
+    server: QueueServer
     media: list[Medium]
 
 
@@ -74,7 +74,7 @@ def test_handles_are_numbers_of_arrays_and_used_again(served: Served) -> None:
     assert len(set(handles)) == 3 and min(handles) > 0
     for handle, medium in zip(handles, media, strict=True):
         assert server.medium(handle) is medium
-        wire = server.wire(handle)
+        wire = server.namespace_address(handle)
         assert wire.nsid > 0 and medium.nbytes - PAGE < wire.nbytes <= medium.nbytes
         assert 1 << wire.block_shift == max(512, medium.block)
     server.detach(handles[1])

@@ -23,7 +23,7 @@ from warpwell import errors
 from warpwell.drives import DriveMedium
 from warpwell.drives.controller import NamespaceMedium
 from warpwell.nvme import ABORTED_BY_HOST, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT
-from warpwell.storage.groups import Replicated, Striped
+from warpwell.storage.striped import Replicated, Striped
 from warpwell.testing.media import FILL, HostBytes, drive
 
 pytestmark = needs_qemu

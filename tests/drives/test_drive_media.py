@@ -11,8 +11,8 @@ from tests.harness.drives import needs_qemu
 from lab.drives.qemu import QemuDrive, QemuNamespace
 from warpwell.drives import Drive, DriveMedium
 from warpwell.nvme import READ, WRITE
-from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.medium import Medium
+from warpwell.storage.striped import Replicated, Striped
 from warpwell.testing.media import HostBytes, MediumConformance
 
 pytestmark = needs_qemu

@@ -450,7 +450,7 @@ def test_threads_side_by_side(tmp_path) -> None:
 
 def test_rings_fit_the_drive() -> None:
     with QemuDrive(arena="16MiB", queues=3, mdts=5, seconds=PATIENT) as qemu, qemu.open() as drive:
-        from warpwell.storage.serving import Rings
+        from warpwell.storage.protocol import Rings
 
         rings = DriveRings(drive).fit(Rings(8, 16, 4), "cpu", 4096)
         assert rings == Rings(2, 64, 1)

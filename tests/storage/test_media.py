@@ -23,12 +23,12 @@ from warpwell.nvme import (
     WRITE,
     WRITE_FAULT,
 )
-from warpwell.storage import ring
+from warpwell.storage import uring
 from warpwell.storage.commands import T_FREE, T_LOCK, SlotTable
 from warpwell.storage.file import FileMedium, file_status
-from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.medium import Medium, PythonMedium
 from warpwell.storage.ram import RamMedium
+from warpwell.storage.striped import Replicated, Striped
 from warpwell.testing.media import UNANSWERED, HostBytes, MediumConformance, drive
 
 
@@ -114,7 +114,7 @@ class TestFileInThePageCache(FileConformance):
     direct = False
 
 
-needs_ring = pytest.mark.skipif(ring.allowed() is not None, reason=f"io_uring: {ring.allowed()}")
+needs_ring = pytest.mark.skipif(uring.allowed() is not None, reason=f"io_uring: {uring.allowed()}")
 
 
 @needs_ring

@@ -5,9 +5,9 @@ import pytest
 
 from lab.media import Faulty, Latency, latency
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
-from warpwell.storage.groups import Replicated, Striped
 from warpwell.storage.medium import PENDING, Medium
 from warpwell.storage.ram import RamMedium
+from warpwell.storage.striped import Replicated, Striped
 from warpwell.targets import call_native, clock_ns, grid, memory_for
 from warpwell.targets.interp.interpreter import launch
 from warpwell.testing.media import HostBytes, drive_part

@@ -11,7 +11,7 @@ import pytest
 
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR
 from warpwell.storage import FileMedium, page_cache
-from warpwell.storage.file import DIRECT_FD, LOOK
+from warpwell.storage.file import DIRECT_FD, LOOKUP
 from warpwell.testing.media import HostBytes, drive
 
 pytestmark = pytest.mark.skipif(not page_cache.allowed(), reason="the kernel does not tell what its page cache holds")
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 def blind(path: Path) -> Iterator[FileMedium]:
     """A medium whose direct descriptor fails: what it reads comes from the page cache."""
     with FileMedium(path) as medium:
-        if not medium._looks:
+        if not medium._has_lookup:
             pytest.skip("transfers of this file system are not direct")
         medium.native()
         words = medium._state.words
@@ -64,7 +64,7 @@ def reads(buffer: HostBytes, pages: Any, count: int = 1) -> list[tuple[int, int,
 
 
 def looks_again(medium: FileMedium) -> None:
-    medium._state.words[LOOK + page_cache.L_SKIP] = 0
+    medium._state.words[LOOKUP + page_cache.L_SKIP] = 0
 
 
 def test_what_it_holds_is_not_read_from_the_drive(path: Path, blind: FileMedium) -> None:
@@ -85,29 +85,29 @@ def test_what_it_does_not_hold_is_and_stays_out(path: Path, blind: FileMedium) -
 def test_looks_become_rare_where_nothing_is_found(path: Path) -> None:
     buffer = HostBytes(4096 * PAGES)
     with FileMedium(path) as medium:
-        if not medium._looks:
+        if not medium._has_lookup:
             pytest.skip("transfers of this file system are not direct")
         words = medium._state.words
         keep(path)
         gaps = []
         for page in range(200):
             assert drive(medium, reads(buffer, [page])) == [0]
-            gaps.append(int(words[LOOK + page_cache.L_GAP]))
+            gaps.append(int(words[LOOKUP + page_cache.L_GAP]))
         assert gaps[-1] == page_cache.GAP_MAX == max(gaps) and len(set(gaps)) == 6
         keep(path, *range(PAGES))
         for page in range(page_cache.GAP_MAX + 1):
             assert drive(medium, reads(buffer, [page])) == [0]
-        assert words[LOOK + page_cache.L_GAP] == 0
+        assert words[LOOKUP + page_cache.L_GAP] == 0
     assert (buffer.bytes.view(np.int64)[: 200 * 512] == np.arange(200 * 512)).all()
 
 
 def test_who_looks(path: Path) -> None:
     with FileMedium(path, writable=True) as medium:  # direct writes drop pages that a reader may be copying
-        assert not medium._looks
+        assert not medium._has_lookup
     with FileMedium(path, direct=True) as medium:
-        assert not medium._looks
+        assert not medium._has_lookup
     with FileMedium(path, direct=False) as medium:
-        assert not medium._looks
+        assert not medium._has_lookup
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm cannot be written")
@@ -116,7 +116,7 @@ def test_files_in_memory_are_not_looked_for() -> None:
     try:
         file.write_bytes(bytes(1 << 16))
         with FileMedium(file) as medium:
-            assert not medium._looks
+            assert not medium._has_lookup
     finally:
         file.unlink()
 

@@ -17,7 +17,7 @@ from ..cache import Cache, default_page_size, default_queues, parse_page_size
 from ..drives import DriveMedium, Namespace, open_namespace
 from ..drives.controller import DriveController, DriveRings, NamespaceMedium
 from ..replacing import NO_SPACE
-from ..storage import FileMedium, Medium, Service
+from ..storage import FileMedium, Medium, QueueBackend
 from ..targets import closing, default_device
 from ..targets.gpu.device import require_gpu
 from .array import TIERS, Array
@@ -240,7 +240,12 @@ def _checked_device(
 
 
 def _own_cache(
-    nbytes: int | str | None, device: str, tier: str, file_bytes: int, given: dict[str, Any], service: Service | None
+    nbytes: int | str | None,
+    device: str,
+    tier: str,
+    file_bytes: int,
+    given: dict[str, Any],
+    service: QueueBackend | None,
 ) -> Cache:
     """Return a cache for one array, with the number of queues that it can use."""
     if tier == "mapped":

@@ -16,7 +16,7 @@ from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
 from .._os import clock
 from ..queues import MERGE_MAX, QueuePairs
-from ..storage import HostThreads, Medium, Rings, Server, Service
+from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
 from ..targets import Block, LaunchFlag, closing, default_device, memory_for
 from ..targets.fault import PlainFlag
 from ..targets.launch_stream import LaunchStream
@@ -75,7 +75,7 @@ class Cache:
         Queue pairs, entries of each ring, and how many of the process's service threads may serve this cache at once.
     merge : int
         Maximal number of adjacent pages that one command reads: 1, 2, 4 or 8.
-    service : Service, optional
+    service : QueueBackend, optional
         What carries out the commands; default: threads of this process. `depth` and `merge` may be lowered by it.
 
     Raises
@@ -96,7 +96,7 @@ class Cache:
         depth: int | None = None,
         threads: int | None = None,
         merge: int = 4,
-        service: Service | None = None,
+        service: QueueBackend | None = None,
     ) -> None:
         self._closed = True  # until everything is there, so that a failed constructor has nothing to close
         self.process = OpeningProcess()
@@ -138,7 +138,7 @@ class Cache:
             lists=service.lists,
             timeout=self.timeout,
         )
-        self.controller: Server = service.start(self.pairs, device=self.device, timeout=self.timeout)
+        self.controller: QueueServer = service.start(self.pairs, device=self.device, timeout=self.timeout)
         self.bulk = Bulk(self)
         self._spaces: dict[int, PageSpace] = {}
         self.launches = Launches(self.memory)
@@ -195,9 +195,9 @@ class Cache:
             if not self._drain():
                 raise self._silence("opening another array on this cache")
             nsid = self.controller.attach(medium, self.page_size)
-            wire = self.controller.wire(nsid)
-            pages = -(-wire.nbytes // self.page_size)
-            self._spaces[nsid] = PageSpace(name, nsid, pages, wire.nbytes, share, host, writable, wire[:2])
+            address = self.controller.namespace_address(nsid)
+            pages = -(-address.nbytes // self.page_size)
+            self._spaces[nsid] = PageSpace(name, nsid, pages, address.nbytes, share, host, writable, address[:2])
             self._written.begin(nsid)
             try:
                 self._lay_out()
@@ -918,7 +918,7 @@ class Cache:
         return self._core.read(offset, self.table_bytes).view(np.int64)
 
 
-def _dropped(controller: Server, process: OpeningProcess) -> None:
+def _dropped(controller: QueueServer, process: OpeningProcess) -> None:
     # a finalizer: it takes no lock, and closing waits for threads. No array is left, so nothing is unwritten
     if not process.forked:
         closing.hand_over(controller.close)

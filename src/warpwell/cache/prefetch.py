@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
-from ..storage import Controller, Server
+from ..storage import Controller, QueueServer
 from ..storage.host_reads import HostReads
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
@@ -128,7 +128,7 @@ class Frames(Protocol):
     device: str
     page_size: int
     timeout: float
-    controller: Server
+    controller: QueueServer
     memory: Allocator
 
     def held(self) -> contextlib.AbstractContextManager[None]:

@@ -35,7 +35,7 @@ def info(arguments: argparse.Namespace) -> int:
     import platform
 
     from .._check import extra
-    from ..storage.ring import allowed
+    from ..storage.uring import allowed
     from ..targets import default_device
     from ..targets.compiler.code_cache import cache_folder
     from ..targets.gpu.device import gpus

@@ -28,14 +28,14 @@ from ..nvme import ABORTED_BY_HOST, READ, WRITE, describe
 from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..queues import QueuePairs
 from ..queues import layout as at
-from ..storage import Medium, PythonMedium, Rings, Wire
+from ..storage import Medium, NamespaceAddress, PythonMedium, Rings
 from ..targets import Allocator
 from .drive import LEAST_ENTRIES, Drive, Namespace
 from .relay import Relay, require_processor
 
 
 class DriveRings:
-    """The service of a cache whose namespaces are all on one drive; see `warpwell.storage.serving.Service`.
+    """The service of a cache whose namespaces are all on one drive; see `warpwell.storage.protocol.QueueBackend`.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class NamespaceMedium(PythonMedium):
 
 
 class DriveController:
-    """Serves the pairs of one cache by a drive; see `warpwell.storage.serving.Server`.
+    """Serves the pairs of one cache by a drive; see `warpwell.storage.protocol.QueueServer`.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class DriveController:
     def __init__(self, drive: Drive, pairs: QueuePairs) -> None:
         self.drive = drive
         self.pairs = pairs
-        self._media: dict[int, tuple[Medium, Wire]] = {}
+        self._media: dict[int, tuple[Medium, NamespaceAddress]] = {}
         self._lock = threading.RLock()  # taken after the drive's, never before
         self._closed = False
         self._start()
@@ -209,17 +209,18 @@ class DriveController:
                     "it: open it with a cache of its own",
                     name="cache",
                 )
+            address = NamespaceAddress(0, 9, 0)
             if namespace is not None:
                 self.drive.transport.require(namespace.generation)
-            if namespace is not None and namespace.block > unit:
-                raise errors.ArgumentError(
-                    f"{medium.name} has blocks of {namespace.block} bytes: take a page_size of at least that",
-                    name="page_size",
-                )
+                if namespace.block > unit:
+                    raise errors.ArgumentError(
+                        f"{medium.name} has blocks of {namespace.block} bytes: take a page_size of at least that",
+                        name="page_size",
+                    )
+                reach = medium.nbytes // unit * unit
+                address = NamespaceAddress(namespace.nsid, namespace.block.bit_length() - 1, reach)
             nsid = next(k for k in range(1, len(self._media) + 2) if k not in self._media)
-            reach = medium.nbytes // unit * unit
-            wire = Wire(namespace.nsid, namespace.block.bit_length() - 1, reach) if namespace else Wire(0, 9, 0)
-            self._media[nsid] = medium, wire
+            self._media[nsid] = medium, address
             return nsid
 
     def detach(self, nsid: int) -> None:
@@ -231,7 +232,7 @@ class DriveController:
         """Return the medium of a handle."""
         return self._media[nsid][0]
 
-    def wire(self, nsid: int) -> Wire:
+    def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return what commands to a handle say."""
         return self._media[nsid][1]
 

@@ -307,7 +307,7 @@ class DriveMedium(Medium):
                     target=_watch, args=(weakref.ref(self), self._wake), name=f"watch {self.name}", daemon=True
                 )
                 self._watch.start()
-        return NativeMedium(drive_start.address, drive_complete.address, self._state.address, self, prompt=True)
+        return NativeMedium(drive_start.address, drive_complete.address, self._state.address, self, non_blocking=True)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return bytes; see `Medium.read`."""

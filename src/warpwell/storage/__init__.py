@@ -3,29 +3,29 @@
 Files, in the order in which a command meets them:
 
 - controller.py   queue pairs and namespaces that are served together
-- io_threads.py the threads of a process, which all its controllers share; parking
+- io_threads.py   the I/O threads of a process, which all its controllers share; parking
 - arbitration.py  which commands a thread takes: turns, weights, a window of commands in flight
 - serve.py        check, start, complete and post commands
 - returns.py      the return value queue: places for values that the controller assigns
-- serving.py      what a cache needs of who carries out its commands: `Server`, and `Service`, which finds one
+- protocol.py     `QueueServer`, which serves the queues of a cache, and `QueueBackend`, which starts one
 - host_reads.py   `HostReads`: long reads that the host submits, beside the commands of kernels
-- medium.py       the interface `Medium`; bases for wrappers and for media written in Python
+- medium.py       the interface `Medium`, and the base class of media written in Python
 - ram.py          bytes in host memory
 - file.py         a file or block device
-- ring.py         io_uring: many commands of a file in flight
-- page_cache.py   what the system's page cache holds of a file is copied from there
-- groups.py       `Striped` and `Replicated`: several media as one
+- uring.py        io_uring: many commands of a file in flight
+- page_cache.py   pages of a file in the system's page cache, which commands copy
+- striped.py      `Striped` and `Replicated`: several media as one
 - commands.py     helpers of native media: slots of commands in flight, spin locks, state words
 """
 
 from .commands import set_word, word
 from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
 from .file import FileMedium, allow_more_files
-from .groups import Replicated, Striped
 from .medium import PENDING, Medium, NativeMedium, PythonMedium, python_functions, raw_bytes
+from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium
 from .serve import MAX_PORTS
-from .serving import Rings, Server, Service, Wire
+from .striped import Replicated, Striped
 
 __all__ = [
     "Controller",

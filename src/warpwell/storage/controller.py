@@ -20,7 +20,7 @@ from ..targets import native as native_function
 from . import arbitration, io_threads
 from . import serve as native
 from .medium import Medium, NativeMedium, python_functions
-from .serving import Rings, Wire
+from .protocol import NamespaceAddress, Rings
 
 NAMESPACES = 64
 """Size of the namespace table; namespace ids run from 1."""
@@ -227,7 +227,7 @@ class Controller:
             record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
             record[native.NS_MEMORY] = functions.memory
-            record[native.NS_PROMPT] = functions.prompt
+            record[native.NS_NON_BLOCKING] = functions.non_blocking
             self._publish(nsid, functions.start, functions.complete)
             return nsid
 
@@ -327,9 +327,9 @@ class Controller:
         """Return the medium of a namespace."""
         return self._media[nsid]
 
-    def wire(self, nsid: int) -> Wire:
+    def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return what commands to a namespace say."""
-        return Wire(nsid, native.BLOCK.bit_length() - 1, self._media[nsid].nbytes)
+        return NamespaceAddress(nsid, native.BLOCK.bit_length() - 1, self._media[nsid].nbytes)
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: what fails is told by the status of each command."""

@@ -59,8 +59,8 @@ from .commands import (
     zero_fill,
 )
 from .medium import PENDING, Medium, NativeMedium, raw_bytes
-from .page_cache import LOOK_WORDS, in_page_cache, look_at
-from .ring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, hand_over, queue, queued, reap, take_back
+from .page_cache import LOOKUP_WORDS, enable_lookup, page_cache_lookup
+from .uring import BATCH, G_FAILED, G_SLOTS, Ring, allowed, cancel_queued, poll_completions, queue, queued, submit
 
 FD = 0
 DIRECT_FD = 1
@@ -75,12 +75,12 @@ ERRNO_LOCATION = 8
 PROBE = 9
 """A byte to read into when only the length of the file is of interest."""
 RING = 10
-"""Address of the ring (`ring`), or 0."""
+"""Address of the ring (`uring`), or 0."""
 MAPPED = 11
 """Address of the file's bytes in memory, or 0."""
 CUT = 12
 """Address of a word that is not 0 once the mapping has failed."""
-LOOK = 13
+LOOKUP = 13
 """From here on: the words of `page_cache`."""
 
 SYSTEM_PAGE = 4096
@@ -189,7 +189,7 @@ class FileMedium(Medium):
             self.close()
             raise
         libc = ctypes.CDLL(None)
-        self._state = memory_for("cpu").allocate(8 * (LOOK + LOOK_WORDS))
+        self._state = memory_for("cpu").allocate(8 * (LOOKUP + LOOKUP_WORDS))
         words = self._state.words
         words[FD], words[DIRECT_FD], words[ALIGNMENT] = self._fd, self._direct_fd, self.alignment
         words[NBYTES], words[WRITABLE] = self.nbytes, writable
@@ -199,13 +199,13 @@ class FileMedium(Medium):
         whole = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
         self._maps = direct is None and ring is not True and not writable and whole and _in_memory(self._fd)
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
-        self._looks = (
+        self._has_lookup = (
             self.direct
             and direct is None
             and ring is not True
             and not writable
             and not _in_memory(self._fd)
-            and look_at(self._fd, words[LOOK:])
+            and enable_lookup(self._fd, words[LOOKUP:])
         )
 
     @property
@@ -227,7 +227,7 @@ class FileMedium(Medium):
         if self._maps and not self._state.words[MAPPED] and self._fd >= 0:
             self._map()
         if self._ring is None:
-            start = looking_start if self._looks else file_start
+            start = lookup_start if self._has_lookup else file_start
             return NativeMedium(start.address, 0, self._state.address)
         return NativeMedium(ring_start.address, ring_complete.address, self._state.address)
 
@@ -554,16 +554,16 @@ def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: 
 
 
 @native_but_interpreted(file_start.function)
-def looking_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def lookup_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
     """Transfer the bytes before returning, from the page cache where it holds them (never pending)."""
-    return run_command(state, op, offset, nbytes, buffer, way(state, op, offset, nbytes))
+    return run_command(state, op, offset, nbytes, buffer, choose_path(state, op, offset, nbytes))
 
 
 @device
-def way(state: int, op: int, offset: int, nbytes: int) -> int:
+def choose_path(state: int, op: int, offset: int, nbytes: int) -> int:
     """Return through which descriptor to read or write: DIRECT_FD, or -1 for what the page cache holds."""
     inside = min(nbytes, word(state, NBYTES) - offset)
-    if op == READ and offset >= 0 and inside > 0 and in_page_cache(state + 8 * LOOK, offset, inside):
+    if op == READ and offset >= 0 and inside > 0 and page_cache_lookup(state + 8 * LOOKUP, offset, inside):
         return -1
     return word(state, DIRECT_FD)
 
@@ -627,7 +627,7 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
 def ring_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
     """Queue a command and return PENDING, or run it if the ring cannot carry it."""
     inside = max(0, min(nbytes, word(state, NBYTES) - offset))
-    direct = way(state, op, offset, nbytes)
+    direct = choose_path(state, op, offset, nbytes)
     if direct < 0 or not for_ring(state, op, offset, inside, buffer):
         return run_command(state, op, offset, nbytes, buffer, direct)
     if op == WRITE and was_cut(state):
@@ -644,14 +644,14 @@ def ring_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: 
     set_word(record, R_NBYTES, inside)
     set_word(record, R_BUFFER, buffer)
     set_word(record, R_EXTRA, nbytes - inside)
-    put_in(state, ring, slot)
+    enqueue(state, ring, slot)
     if queued(ring) >= BATCH:
-        hand_over(ring)
+        submit(ring)
     return PENDING
 
 
 @device
-def put_in(state: int, ring: int, slot: int) -> None:
+def enqueue(state: int, ring: int, slot: int) -> None:
     """Queue the command of a slot with the descriptor that it needs."""
     fd = word(state, DIRECT_FD)
     if word(record_of(word(ring, G_SLOTS), slot), R_OP) == FLUSH:
@@ -704,14 +704,14 @@ def ring_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
     ring = word(state, RING)
     if ring == 0:
         return -1
-    hand_over(ring)
-    found = reap(ring)
+    submit(ring)
+    found = poll_completions(ring)
     if found >= 0:
         result = found & 0xFFFFFFFF
         if result >= 0x80000000:
             result -= 0x100000000
         return settle(state, found >> 32, result)
-    slot = take_back(ring)
+    slot = cancel_queued(ring)
     if slot >= 0:
         return settle(state, slot, -11)
     return -1

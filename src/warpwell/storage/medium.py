@@ -53,7 +53,7 @@ class NativeMedium:
     memory : int
         Address of the medium's first byte, for data in memory that `start` copies without waiting: answers to several
         commands are then posted together. 0 for any other medium.
-    prompt : bool
+    non_blocking : bool
         Whether `complete` only looks at memory and never waits: several completions are then posted together.
     """
 
@@ -62,7 +62,7 @@ class NativeMedium:
     state: int
     owner: Any = field(default=None, compare=False, repr=False)
     memory: int = 0
-    prompt: bool = False
+    non_blocking: bool = False
 
 
 class Medium(ABC):

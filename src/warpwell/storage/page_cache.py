@@ -1,20 +1,19 @@
-"""What the system's page cache holds of a file: commands copy that from there, and do not ask the drive for it again.
+"""Pages of a file in the system's page cache: commands copy them from there instead of reading the drive again.
 
-Direct reads pass the page cache by, and so take as long when it holds the file as when it does not. Where the kernel
-can tell (`cachestat`, Linux 6.5), a command whose pages are all there is read through the cache, and nothing else is: a
-read through the cache of what is not there would read ahead into it.
+Direct reads bypass the page cache, so they take as long if it holds the file as if it does not. If the kernel reports
+what it holds (`cachestat`, Linux 6.5), a command whose pages are all there is read through the cache, and no other
+command is: a read of missing pages through the cache would read ahead into it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
+from .._os import probe
 from ..targets import SYSTEM, call_foreign, device, load_relaxed, scratch, store_relaxed
 from .commands import set_word, word
 
@@ -32,64 +31,57 @@ L_SKIP = 2
 """Commands that do not look from now on."""
 L_GAP = 3
 """How many the last look without success told not to look."""
-LOOK_WORDS = 4
+LOOKUP_WORDS = 4
+
+
+_TRY_IT = f"""
+import ctypes, sys
+where = (ctypes.c_uint64 * 7)(0, 4096)
+file = open(sys.executable, "rb")
+sys.exit(ctypes.CDLL(None).syscall({CACHESTAT}, file.fileno(), where, ctypes.byref(where, 16), 0) != 0)
+"""
 
 
 @functools.cache
 def allowed() -> bool:
-    """Return whether this process may ask what the page cache holds, and is told (asked once a process)."""
+    """Return whether this process may query what the page cache holds (probed once a process)."""
     try:
         filtered = "\nSeccomp:\t0\n" not in Path("/proc/self/status").read_text()
     except OSError:
         filtered = True
-    if not filtered:
-        place = (ctypes.c_uint64 * 7)(0, 1 << PAGE_SHIFT)
-        with open("/proc/self/exe", "rb") as file:
-            return bool(_libc.syscall(CACHESTAT, file.fileno(), place, ctypes.byref(place, 16), 0) == 0)
-    if getattr(sys, "frozen", False) or not Path(sys.executable or ".").name.startswith("python"):
-        return False
-    # in a child: a sandbox may kill who asks
-    program = (
-        "import ctypes, sys; place = (ctypes.c_uint64 * 7)(0, 4096); file = open(sys.executable, 'rb'); "
-        f"sys.exit(ctypes.CDLL(None).syscall({CACHESTAT}, file.fileno(), place, ctypes.byref(place, 16), 0))"
-    )
-    try:
-        command = [sys.executable, "-I", "-S", "-c", program]
-        asked = subprocess.run(command, capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return asked.returncode == 0
+    if filtered:
+        return probe(_TRY_IT) is None
+    with open("/proc/self/exe", "rb") as file:
+        return _cachestat(file.fileno(), 0, 1 << PAGE_SHIFT) is not None
 
 
-def look_at(fd: int, words: np.ndarray) -> bool:
+def _cachestat(fd: int, offset: int, nbytes: int) -> int | None:
+    """Return the number of pages of a range of a file that the page cache has, or None if the kernel refuses."""
+    where, counted = (ctypes.c_uint64 * 2)(offset, nbytes), (ctypes.c_uint64 * 5)()
+    failed = _libc.syscall(CACHESTAT, fd, ctypes.byref(where), ctypes.byref(counted), 0)
+    return None if failed else counted[0]
+
+
+def enable_lookup(fd: int, words: np.ndarray) -> bool:
     """Fill the words by which commands look for a file's pages; return False if they cannot."""
-    if not allowed():
+    # the kernel refuses for files that this process neither owns nor may write to
+    if not allowed() or _cachestat(fd, 0, 1 << PAGE_SHIFT) is None:
         return False
-    libc = ctypes.CDLL(None)
-    place = (ctypes.c_uint64 * 7)(0, 1 << PAGE_SHIFT)
-    # of files of others, the kernel does not tell
-    if libc.syscall(CACHESTAT, fd, place, ctypes.byref(place, 16), 0) != 0:
-        return False
-    words[L_SYSCALL] = ctypes.cast(libc["syscall"], ctypes.c_void_p).value or 0
+    words[L_SYSCALL] = ctypes.cast(_libc["syscall"], ctypes.c_void_p).value or 0
     words[L_FD] = fd
     return True
 
 
 def has_all(fd: int, offset: int, pages: int) -> bool:
-    """Return whether the page cache has so many pages of a file from `offset` on; False where nobody can tell.
+    """Return whether the page cache has `pages` pages of a file from `offset` on; False if that is not known.
 
     Pages are counted faster than they are listed (``mincore``). Those that are being read count, too.
     """
-    if not allowed():
-        return False
-    counted = (ctypes.c_uint64 * 5)()  # of which the first is the pages that it has
-    span = (ctypes.c_uint64 * 2)(offset, pages << PAGE_SHIFT)
-    failed = _libc.syscall(CACHESTAT, fd, ctypes.byref(span), ctypes.byref(counted), 0)
-    return not failed and counted[0] == pages
+    return allowed() and _cachestat(fd, offset, pages << PAGE_SHIFT) == pages
 
 
 @device
-def in_page_cache(look: int, offset: int, nbytes: int) -> bool:
+def page_cache_lookup(look: int, offset: int, nbytes: int) -> bool:
     """Return whether the page cache holds all bytes, a moment ago; False where this is not to be asked (native)."""
     function = word(look, L_SYSCALL)
     if function == 0:

@@ -95,7 +95,7 @@ NS_STRAY = 6
 """Completions that were dropped, because no command was under way."""
 NS_MEMORY = 7
 """Address of the data if they are in memory, so that commands never wait, else 0."""
-NS_PROMPT = 8
+NS_NON_BLOCKING = 8
 """1 if its complete function never waits: completions are posted together."""
 NS_WORDS = 16
 
@@ -253,7 +253,7 @@ def serve_media(control, ended, namespaces):
                 fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
             store_relaxed(ended + 8 * count, finished, SYSTEM)
             count += 1
-            if load_relaxed(record + 8 * NS_PROMPT, SYSTEM) == 0:
+            if load_relaxed(record + 8 * NS_NON_BLOCKING, SYSTEM) == 0:
                 count = post_port(control, ended, count)
         while count > 0:
             count = post_port(control, ended, count)

@@ -1,9 +1,9 @@
 """Ring: io_uring, through which one thread has many reads and writes of a file in flight.
 
-Used where the kernel allows it (`allowed`, which asks a child process, because a sandbox may kill who asks), and where
-transfers bypass the page cache: others end at once, and gain nothing. Any service thread queues commands, hands them to
-the kernel, and takes completions, so the ring is not bound to one thread. A command that the ring cannot carry, because
-it is not aligned or no slot is free, is transferred by its thread instead.
+It is used if the kernel allows it (`allowed`, which probes it in a child process, because some sandboxes kill the
+caller), and if transfers bypass the page cache: others end at once, and gain nothing. Any I/O thread queues commands,
+submits them to the kernel, and takes completions, so the ring is not bound to one thread. A command that the ring
+cannot carry, because it is not aligned or no slot is free, is transferred by its thread instead.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import functools
 import inspect
 import mmap
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .._os import clock
+from .._os import clock, probe
 from ..nvme import FLUSH, READ
 from ..targets import (
     SYSTEM,
@@ -176,27 +174,14 @@ _left: list[Ring] = []
 
 @functools.cache
 def allowed() -> str | None:
-    """Return None if this process may use io_uring, else the reason why not (asked once a process)."""
+    """Return None if this process may use io_uring, else the reason why not (probed once a process)."""
     try:
         switch = int(Path("/proc/sys/kernel/io_uring_disabled").read_text())
     except (OSError, ValueError):
         switch = 0
     if switch == 2:
         return "kernel.io_uring_disabled is 2"
-    if getattr(sys, "frozen", False) or not Path(sys.executable or ".").name.startswith("python"):
-        return "no Python interpreter to ask it in a child process"
-    program = f"{inspect.getsource(_try_it)}\n_try_it()"
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=10, check=False, text=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"a child process could not ask: {error}"
-    if asked.returncode == 0:
-        return None
-    if asked.returncode < 0:
-        return f"the system killed the process that asked (signal {-asked.returncode})"
-    return asked.stdout.strip() or "the process that asked failed"
+    return probe(f"{inspect.getsource(_try_it)}\n_try_it()")
 
 
 def _try_it() -> None:
@@ -284,7 +269,7 @@ def queue(ring: int, fd: int, slot: int) -> None:
 
 
 @device
-def hand_over(ring: int) -> None:
+def submit(ring: int) -> None:
     """Hand queued commands to the kernel, unless another thread is at it: what that one misses is left to the next."""
     flag = ring + 8 * G_ENTERING
     if word(ring, G_FAILED) != 0 or load_relaxed(flag, SYSTEM) != 0:
@@ -301,7 +286,7 @@ def hand_over(ring: int) -> None:
 
 
 @device
-def reap(ring: int) -> int:
+def poll_completions(ring: int) -> int:
     """Take a completion: return ``slot << 32 | result``, with the result's lower 32 bits, or -1 if there is none."""
     head_at = word(ring, G_CQ_HEAD)
     tail_at = word(ring, G_CQ_TAIL)
@@ -321,7 +306,7 @@ def reap(ring: int) -> int:
 
 
 @device
-def take_back(ring: int) -> int:
+def cancel_queued(ring: int) -> int:
     """Take a queued command from a ring that the kernel refused: return its slot, or -1."""
     flag = ring + 8 * G_ENTERING
     if word(ring, G_FAILED) == 0 or exchange(flag, 1, SYSTEM) != 0:

@@ -15,12 +15,12 @@ import warpwell as ww
 from lab.media import Latency
 from warpwell import errors
 from warpwell.nvme import CAPACITY_EXCEEDED, FLUSH, READ, UNRECOVERED_READ_ERROR, WRITE
-from warpwell.storage import FileMedium, Striped, ring
+from warpwell.storage import FileMedium, Striped, uring
 from warpwell.storage.file import DIRECT_FD
 from warpwell.storage.medium import PENDING
 from warpwell.testing.media import HostBytes, drive
 
-pytestmark = pytest.mark.skipif(ring.allowed() is not None, reason=f"io_uring: {ring.allowed()}")
+pytestmark = pytest.mark.skipif(uring.allowed() is not None, reason=f"io_uring: {uring.allowed()}")
 
 PAGES = 256
 
@@ -76,7 +76,7 @@ def test_a_ring_that_the_kernel_refuses_is_done_without(path: Path) -> None:
         assert medium._ring is not None
         for number, command in enumerate(reads(buffer, 10)):
             assert start(*command, number) == PENDING
-        medium._ring._block.words[ring.G_FD] = -1  # EBADF from now on
+        medium._ring._block.words[uring.G_FD] = -1  # EBADF from now on
         found = sorted(complete() for _ in range(11))
         assert found == [-1, *(number << 16 for number in range(10))]
         assert drive(medium, reads(buffer, 50), threads=2) == [0] * 50
@@ -187,9 +187,9 @@ def test_not_in_memory() -> None:
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSYS)", "killed the process that asked (signal 31)"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSYS)", "killed the process that probed it (signal 31)"),
         ("import sys; sys.exit(print('io_uring_setup: Operation not permitted') or 1)", "Operation not permitted"),
-        ("import time; time.sleep(60)", "could not ask"),
+        ("import time; time.sleep(60)", "could not probe it"),
     ],
 )
 def test_who_asks_may_be_killed(monkeypatch: pytest.MonkeyPatch, program: str, reason: str) -> None:
@@ -198,16 +198,16 @@ def test_who_asks_may_be_killed(monkeypatch: pytest.MonkeyPatch, program: str, r
     def asked(command: list[str], timeout: float, **options: Any) -> Any:
         return run([*command[:-1], program], timeout=0.5 if "sleep" in program else timeout, **options)
 
-    monkeypatch.setattr(ring.subprocess, "run", asked)
-    assert reason in str(ring.allowed.__wrapped__())
+    monkeypatch.setattr(subprocess, "run", asked)
+    assert reason in str(uring.allowed.__wrapped__())
 
 
 def test_a_switched_off_kernel_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring.Path, "read_text", lambda self: "2\n")
-    assert "io_uring_disabled is 2" in str(ring.allowed.__wrapped__())
+    monkeypatch.setattr(uring.Path, "read_text", lambda self: "2\n")
+    assert "io_uring_disabled is 2" in str(uring.allowed.__wrapped__())
     monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", "/opt/frozen/app")
-    assert "no Python interpreter" in str(ring.allowed.__wrapped__())
+    assert "no Python interpreter" in str(uring.allowed.__wrapped__())
 
 
 @ww.kernel

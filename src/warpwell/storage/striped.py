@@ -85,7 +85,7 @@ PART = 1
 """Last bit of the tag of a part, above it slot << 6 | number of the medium."""
 LARGEST_DIRECT = 1 << 39
 """Tags from here on leave no bit for `DIRECT`."""
-MANY = 1 << 40
+START_BIAS = 1 << 40
 """More than the parts of a command. The starter adds it, so that no completion finishes the command meanwhile."""
 
 
@@ -127,8 +127,8 @@ class MediumGroup(Medium):
             self._keep = (block, table)
             complete = group_complete.address if pending else 0
             # a read that failed on one replica is tried on another, which may take long
-            prompt = self._kind == STRIPED and all(n is None or n.prompt or not n.complete for n in natives)
-            self._native = NativeMedium(group_start.address, complete, block.address, prompt=prompt)
+            non_blocking = self._kind == STRIPED and all(n is None or n.non_blocking or not n.complete for n in natives)
+            self._native = NativeMedium(group_start.address, complete, block.address, non_blocking=non_blocking)
         return self._native
 
     def sync(self) -> None:
@@ -329,7 +329,7 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
         slot = take_slot(table)
         if slot < 0:
             return COMMAND_INTERRUPTED
-        record = fill_slot(table, slot, tag, op, offset, nbytes, buffer, MANY)
+        record = fill_slot(table, slot, tag, op, offset, nbytes, buffer, START_BIAS)
     if op == READ and word(state, KIND) == REPLICATED:
         first = rem(fetch_add(state + 8 * TURN, 1, SYSTEM), word(state, COUNT))
         status = read_replica(state, record, slot, offset, nbytes, buffer, first, 0)
@@ -342,7 +342,7 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
         return status
     if status != 0:
         compare_exchange(record + 8 * R_STATUS, 0, status, SYSTEM)
-    settled = (made >> 16) - MANY
+    settled = (made >> 16) - START_BIAS
     if fetch_add(record + 8 * R_REMAINING, settled, SYSTEM) + settled != 0:
         return PENDING
     status = word(record, R_STATUS)

@@ -1,8 +1,8 @@
 """Serving: what a cache needs of whoever carries out the commands in its rings.
 
 Threads of this process are the usual choice (`controller.HostThreads`); a real NVMe controller is the other
-(`warpwell.drives.controller`). A `Service` is asked before a cache allocates anything, because a drive bounds the
-rings and has to reach their memory; the `Server` that it starts lives as long as the cache.
+(`warpwell.drives.controller`). A `QueueBackend` is asked before a cache allocates anything, because a drive bounds the
+rings and has to reach their memory; the `QueueServer` that it starts lives as long as the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rings:
     merge: int
 
 
-class Wire(NamedTuple):
+class NamespaceAddress(NamedTuple):
     """What commands to an array say: the namespace's id, log2 of a block's bytes, and how many bytes they reach."""
 
     nsid: int
@@ -33,7 +33,7 @@ class Wire(NamedTuple):
     nbytes: int
 
 
-class Server(Protocol):
+class QueueServer(Protocol):
     """Carries out the commands of one cache. Its namespace ids are handles of the cache's arrays (`wire`)."""
 
     def attach(self, medium: Medium, unit: int) -> int:
@@ -45,7 +45,7 @@ class Server(Protocol):
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace: `Medium.sync` makes what commands wrote durable."""
 
-    def wire(self, nsid: int) -> Wire:
+    def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return what commands to a namespace say."""
 
     def begin(self) -> None:
@@ -79,7 +79,7 @@ class Server(Protocol):
         """Stop (bounded wait). Memory that may still be written to outlives this; commands in flight never complete."""
 
 
-class Service(Protocol):
+class QueueBackend(Protocol):
     """Finds a server for a cache.
 
     Attributes
@@ -102,5 +102,5 @@ class Service(Protocol):
     def memory(self, device: str) -> Allocator:
         """Return an allocator of the cache's device for rings and staging: the server reaches its shared memory."""
 
-    def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> Server:
+    def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> QueueServer:
         """Return a server of these pairs, which were allocated by `memory`."""
