@@ -20,10 +20,10 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     libcuda      the library of the GPU's driver, by ctypes, where cuda.bindings does not serve
     targets/     device code: kernels, launches, claiming of blocks; compiled for CPU and GPU, or interpreted
     turns/       leases of a GPU between processes, whatever library they use it by
-    nvme/        commands and completions as the NVMe specification lays them out
     driver/      CUDA programs, unmodified: a layer under the driver's name, and workers that replay its calls
-    queues/      rings on which threads submit commands and find completions
+    nvme/        commands and completions as the NVMe specification lays them out
     pool/        the GPUs of a cluster as local devices: agents, transports, copies, jobs
+    queues/      rings on which threads submit commands and find completions
     storage/     media, and the controller that carries out commands
     drives/      NVMe controllers that others made: who may use one, and how it is reached
     cache/       pages in device memory: misses, eviction, write-back, statistics

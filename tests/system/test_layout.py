@@ -13,8 +13,9 @@ import warpwell
 RANKS = (
     ("_os", "errors"),
     ("_check", "_npy", "_settings", "json_file", "libcuda", "registry", "replacing"),
-    ("targets", "turns", "nvme", "driver"),
-    ("queues", "pool"),
+    ("targets", "turns", "driver"),
+    ("nvme", "pool"),
+    ("queues",),
     ("storage",),
     ("drives",),
     ("cache",),

@@ -53,9 +53,6 @@ from .lookup import count, nsid_of, owner_address, word_address
 from .stash import give_back, pool_with
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 
-for _function in (command_word0, command_word6):
-    device(_function)
-
 
 @device
 def frame_address(core, frame):

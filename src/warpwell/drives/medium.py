@@ -92,9 +92,6 @@ from ..targets.interp.interpreter import current
 from ..targets.native import native_but_interpreted
 from .drive import COMMAND_SECONDS, LEAVE_SECONDS, Drive, Namespace
 
-for _function in (command_word0, command_word6, status_dnr, word1_cid, word1_phase, word1_sqid, word1_status):
-    device(_function)
-
 PART = 64 << 10
 """Most bytes of a command of the drive."""
 RETRIES = 3

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..targets import device
+
 MAX_KEY_BYTES = 16
 
 STORE_IF_EXISTS = 0x01
@@ -40,6 +42,7 @@ def key_words(key: bytes) -> tuple[int, int]:
     return low, high
 
 
+@device
 def key_value_word5(value_size: int, key_size: int, options: int) -> int:
     """Return word 5, which is never negative: cdw10 is the size of value or buffer, cdw11 key size and options.
 
@@ -55,16 +58,19 @@ def key_value_word5(value_size: int, key_size: int, options: int) -> int:
     return ((options & 0xFF) << 40) | ((key_size & 0xFF) << 32) | (value_size & 0xFFFFFFFF)
 
 
+@device
 def word5_value_size(word: int) -> int:
     """Return the size of the value or buffer, in bytes, in word 5."""
     return word & 0xFFFFFFFF
 
 
+@device
 def word5_key_size(word: int) -> int:
     """Return the size of the key, in bytes, in word 5."""
     return (word >> 32) & 0xFF
 
 
+@device
 def word5_options(word: int) -> int:
     """Return the options in word 5."""
     return (word >> 40) & 0xFF

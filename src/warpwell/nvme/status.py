@@ -3,14 +3,14 @@
 sc (status code) in bits 7:0, sct (status code type) in 10:8, crd (retry delay) in 12:11, more in 13 and dnr
 (do not retry) in 14. 0 is success. The constants below are sct and sc together, as ``sct << 8 | sc``.
 
-The functions ``status_*`` are device code, under the rules that `warpwell.nvme.wire` states.
-
 Source: NVM Express Base Specification, "Status Code - Generic Command Status Values", "... Command Specific Status
 Values", "... Media and Data Integrity Error Values", "... Path Related Status Values", and the tables of the same names
 of the NVM, Key Value and Zoned Namespace Command Set specifications.
 """
 
 from __future__ import annotations
+
+from ..targets import device
 
 _TYPES = {
     0: "generic",
@@ -116,6 +116,7 @@ def status_of(code: int, dnr: int) -> int:
     return ((dnr & 1) << 14) | (code & 0x7FF)
 
 
+@device
 def status_dnr(status: int) -> int:
     """Return the do-not-retry bit of a status."""
     return (status >> 14) & 1

@@ -35,8 +35,7 @@ reads word 0.
 The functions are device code: only shifts, masks and signed 64-bit arithmetic, so that they mean the same when compiled
 and when run as Python. A word whose top bit is set is a negative number. `>>` then copies the sign, so the mask comes
 after it; and before a shift into the top half, that half is given its sign by ``(x ^ 0x80000000) - 0x80000000``, which
-keeps Python's unbounded integers within 64 bits too. None of them calls another, so each can be registered as device
-code alone. Bits beyond a field's width are dropped.
+keeps Python's unbounded integers within 64 bits too. Bits beyond a field's width are dropped.
 
 Source: NVM Express Base Specification, "Submission Queue Entry", "Completion Queue Entry"; NVM Command Set and Key
 Value Command Set specifications, "Opcodes for ... Commands". The two command sets share opcodes: the namespace
@@ -48,6 +47,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from ..targets import device
 
 FLUSH = 0x00
 WRITE = 0x01
@@ -104,6 +105,7 @@ COMPLETION: np.dtype[Any] = layout(
 )
 
 
+@device
 def command_word0(opc: int, cid: int, nsid: int) -> int:
     """Return word 0 as a signed 64-bit integer, with flags 0: not fused, data at prp1 and prp2.
 
@@ -120,26 +122,31 @@ def command_word0(opc: int, cid: int, nsid: int) -> int:
     return (high << 32) | ((cid & 0xFFFF) << 16) | (opc & 0xFF)
 
 
+@device
 def word0_opc(word: int) -> int:
     """Return the opcode in word 0."""
     return word & 0xFF
 
 
+@device
 def word0_cid(word: int) -> int:
     """Return the command identifier in word 0."""
     return (word >> 16) & 0xFFFF
 
 
+@device
 def word0_nsid(word: int) -> int:
     """Return the namespace identifier in word 0."""
     return (word >> 32) & 0xFFFFFFFF
 
 
+@device
 def word5_slba(word: int) -> int:
     """Return the starting logical block address in word 5, as a signed 64-bit integer."""
     return word
 
 
+@device
 def command_word6(nlb: int, control: int) -> int:
     """Return word 6 of a read or write, which is never negative; cdw13 is 0.
 
@@ -153,17 +160,20 @@ def command_word6(nlb: int, control: int) -> int:
     return ((control & 0xFFFF) << 16) | (nlb & 0xFFFF)
 
 
+@device
 def word6_nlb(word: int) -> int:
     """Return the number of logical blocks less one in word 6."""
     return word & 0xFFFF
 
 
+@device
 def completion_word0(result: int) -> int:
     """Return word 0 as a signed 64-bit integer: dw0 in the low half of `result`, dw1 in the high half."""
     high = (((result >> 32) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
     return (high << 32) | (result & 0xFFFFFFFF)
 
 
+@device
 def completion_word1(sqhd: int, sqid: int, cid: int, phase: int, status: int) -> int:
     """Return word 1, which a controller stores last, with release, as a signed 64-bit integer.
 
@@ -185,26 +195,31 @@ def completion_word1(sqhd: int, sqid: int, cid: int, phase: int, status: int) ->
     return (top << 48) | ((cid & 0xFFFF) << 32) | ((sqid & 0xFFFF) << 16) | (sqhd & 0xFFFF)
 
 
+@device
 def word1_sqhd(word: int) -> int:
     """Return the submission queue head in word 1."""
     return word & 0xFFFF
 
 
+@device
 def word1_sqid(word: int) -> int:
     """Return the submission queue identifier in word 1."""
     return (word >> 16) & 0xFFFF
 
 
+@device
 def word1_cid(word: int) -> int:
     """Return the command identifier in word 1."""
     return (word >> 32) & 0xFFFF
 
 
+@device
 def word1_phase(word: int) -> int:
     """Return the phase bit, 0 or 1, in word 1."""
     return (word >> 48) & 1
 
 
+@device
 def word1_status(word: int) -> int:
     """Return the 15-bit status, without the phase, in word 1; 0 is success."""
     return (word >> 49) & 0x7FFF

@@ -35,9 +35,6 @@ from . import layout as at
 from .loss import accuse
 from .submission import field, id_record, state_word
 
-for _function in (word1_cid, word1_phase, word1_sqhd, word1_sqid, word1_status):
-    device(_function)
-
 ROUNDS = 8
 """Most rounds of one drain, so that a consumer serves itself again soon."""
 PAUSE = 16

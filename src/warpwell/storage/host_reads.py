@@ -50,9 +50,6 @@ from ..targets import (
 )
 from .controller import Controller
 
-for _function in (command_word0, command_word6):
-    device(_function)
-
 DEPTH = 32
 """Entries of each ring; half as many commands are in flight, and wait for one service thread."""
 SLICE_NS = 50 * 10**6

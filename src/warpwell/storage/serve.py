@@ -26,9 +26,7 @@ from warpwell.nvme import (
     word0_opc,
     word5_key_size,
     word5_options,
-    word5_slba,
     word5_value_size,
-    word6_nlb,
 )
 from warpwell.queues import field
 from warpwell.queues import layout as at
@@ -47,20 +45,6 @@ from warpwell.targets import (
 )
 
 from .returns import lend, with_place
-
-for _function in (
-    completion_word0,
-    completion_word1,
-    word0_cid,
-    word0_nsid,
-    word0_opc,
-    word5_key_size,
-    word5_options,
-    word5_slba,
-    word5_value_size,
-    word6_nlb,
-):
-    device(_function)
 
 BLOCK = 512
 """Bytes of a logical block."""

@@ -56,9 +56,6 @@ from ..index.layout import WITH_VERSION, version_at
 from .copying import copy_each, wipe
 from .device_cache import abandon, bytes_of, claim, publish
 
-for _function in (command_word0, key_value_word5):
-    device(_function)
-
 # -- record of a store in device memory, in words --------------------------------------------------------------
 K_QUEUES = 0
 """Address of the first queue record."""
