@@ -15,9 +15,8 @@ from warpwell._os import clock
 from warpwell.queues import QueuePairs
 from warpwell.queues.layout import P_BURST, P_COMMANDS, P_CQ_TAIL, P_SQ_DOORBELL, P_SQ_HEAD
 from warpwell.queues.submission import field
-from warpwell.storage import arbitration
 from warpwell.storage.controller import Controller
-from warpwell.storage.serve import K_N_PORTS, port_of
+from warpwell.storage.serve import K_N_PORTS, fetch_commands, port_of
 from warpwell.targets import SYSTEM, load_relaxed, memory_for, native, store_relaxed
 
 KEYS = 500
@@ -167,7 +166,7 @@ def fetch_often(control: int, thread: int, times: int, depth: int, single: int, 
                 waiting = 1
             store_relaxed(field(port, P_SQ_DOORBELL), (head + waiting) & (depth - 1), SYSTEM)
             store_relaxed(port + 8 * P_CQ_TAIL, head, SYSTEM)  # all are answered
-        arbitration.fetch(control, thread)
+        fetch_commands(control, thread)
     return 0
 
 

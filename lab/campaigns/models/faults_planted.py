@@ -71,7 +71,6 @@ _SUBMIT = "queues.submission"
 _DRAIN = "queues.completion"
 _PAIR = "queues.pair"
 _SERVE = "storage.serve"
-_TURNS = "storage.arbitration"
 _POOL = "storage.io_threads"
 _DRIVE = "drives.medium"
 _MOVED = (
@@ -144,7 +143,7 @@ _FETCHED = """    store_release(lock, 0, SYSTEM)
 
 
 @device
-def room_in_window"""
+def window_capacity"""
 _LINGERED = """                    timed_out = not self._changed.wait(IDLE_TIMEOUT)
                     self._parked -= 1
 """
@@ -547,19 +546,19 @@ FAULTS = (
         "completion-before-value",
         "key-value",
         "the phase word does not release the value: it may be seen first",
-        (Edit(_SERVE, "put", _POSTED, _POSTED.replace("release", "relaxed")),),
+        (Edit(_SERVE, "write_completion", _POSTED, _POSTED.replace("release", "relaxed")),),
     ),
     Fault(
         "fetch-unlocked",
         "queue",
         "two service threads fetch from one port at a time",
-        (Edit(_TURNS, "take", _FETCHING, _FETCHING.replace("exchange(lock, 1, SYSTEM) != 0", "False")),),
+        (Edit(_SERVE, "fetch_from_port", _FETCHING, _FETCHING.replace("exchange(lock, 1, SYSTEM) != 0", "False")),),
     ),
     Fault(
         "fetch-lock-relaxed",
         "queue",
         "who fetches next does not see how far the last one came",
-        (Edit(_TURNS, "take", _FETCHED, _FETCHED.replace("release", "relaxed")),),
+        (Edit(_SERVE, "fetch_from_port", _FETCHED, _FETCHED.replace("release", "relaxed")),),
     ),
     Fault(
         "ring-unlocked",
@@ -1207,8 +1206,8 @@ HARMLESS = (
         "key-value",
         "entries are given back before their words are read",
         (
-            Edit(_TURNS, "take", _TAKEN_HEAD, "    if count > 0:\n"),
-            Edit(_TURNS, "take", _EACH_TAKEN, _TAKEN_HEAD + _EACH_TAKEN),
+            Edit(_SERVE, "fetch_from_port", _TAKEN_HEAD, "    if count > 0:\n"),
+            Edit(_SERVE, "fetch_from_port", _EACH_TAKEN, _TAKEN_HEAD + _EACH_TAKEN),
         ),
     ),
 )

@@ -4,8 +4,7 @@ Files, in the order in which a command meets them:
 
 - controller.py   queue pairs and namespaces that are served together
 - io_threads.py   the I/O threads of a process, which all its controllers share; parking
-- arbitration.py  which commands a thread takes: turns, weights, a window of commands in flight
-- serve.py        check, start, complete and post commands
+- serve.py        fetch (turns, weights, a window of commands in flight), check, start, complete and post commands
 - returns.py      the return value queue: places for values that the controller assigns
 - protocol.py     `QueueServer`, which serves the queues of a cache, and `QueueBackend`, which starts one
 - host_reads.py   `HostReads`: long reads that the host submits, beside the commands of kernels

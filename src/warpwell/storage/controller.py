@@ -17,7 +17,7 @@ from ..queues import QueuePairs
 from ..queues import layout as at
 from ..targets import Allocator, Block, memory_for
 from ..targets import native as native_function
-from . import arbitration, io_threads
+from . import io_threads
 from . import serve as native
 from .medium import Medium, NativeMedium, python_functions
 from .protocol import NamespaceAddress, Rings
@@ -28,7 +28,7 @@ NAMESPACES = 64
 MAX_WEIGHT = native.FETCH
 """Largest weight of a queue."""
 
-_serve_ports = native_function(arbitration.serve)
+_serve_ports = native_function(native.poll_queues)
 
 _PARK_SECONDS = 5.0
 _MAX_THREADS = 64
@@ -90,11 +90,11 @@ class Controller:
         self._table = memory_for("cpu").allocate(8 * native.NS_WORDS * NAMESPACES)
         self._records = self._table.words.reshape(NAMESPACES, native.NS_WORDS)
         control_words = native.K_PORTS + native.MAX_PORTS
-        self._control_block = memory_for("cpu").allocate(8 * (control_words + arbitration.THREAD_WORDS * self._wanted))
+        self._control_block = memory_for("cpu").allocate(8 * (control_words + native.THREAD_WORDS * self._wanted))
         self._control = self._control_block.words
         self._records_of_threads = self._control_block.address + 8 * control_words
-        self._control[control_words + arbitration.T_FIRST] = 1
-        self._control[control_words + arbitration.T_SEAT :: arbitration.THREAD_WORDS] = np.arange(self._wanted)
+        self._control[control_words + native.T_FIRST] = 1
+        self._control[control_words + native.T_SEAT :: native.THREAD_WORDS] = np.arange(self._wanted)
         self._control[native.K_SPIN] = spin
         self._control[native.K_WINDOW] = window
         self._clients: list[_Client] = []
@@ -297,11 +297,7 @@ class Controller:
         """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
 
         def rounds(slot: int) -> int:
-            return int(
-                self._control[
-                    native.K_PORTS + native.MAX_PORTS + arbitration.THREAD_WORDS * slot + arbitration.T_ROUNDS
-                ]
-            )
+            return int(self._control[native.K_PORTS + native.MAX_PORTS + native.THREAD_WORDS * slot + native.T_ROUNDS])
 
         deadline = clock.monotonic() + seconds
         before = [(slot, rounds(slot)) for slot in tuple(self._slots.taken)]
@@ -396,16 +392,16 @@ class Controller:
 
     def step(self, thread: int = 0) -> int:
         """Do one round of the work of a service thread (interpreted runs); return the number of commands."""
-        work = int(arbitration.share(self.control, self._record_of(thread), self.namespaces))
+        work = int(native.process_batch(self.control, self._record_of(thread), self.namespaces))
         return work + self.complete(thread)
 
     def complete(self, thread: int) -> int:
         """Do the latter part of a round: post what the media have finished; return the number of commands."""
-        ended = self._record_of(thread) + 8 * arbitration.T_DONE
-        return int(native.serve_media(self.control, ended, self.namespaces))
+        ended = self._record_of(thread) + 8 * native.T_DONE
+        return int(native.poll_media(self.control, ended, self.namespaces))
 
     def _record_of(self, thread: int) -> int:
-        return self._records_of_threads + 8 * arbitration.THREAD_WORDS * thread
+        return self._records_of_threads + 8 * native.THREAD_WORDS * thread
 
     def close(self) -> None:
         """Stop the threads (bounded wait). Commands in flight are never completed after this."""

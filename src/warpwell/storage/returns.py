@@ -14,7 +14,7 @@ from warpwell.targets import SYSTEM, compare_exchange, device, load_acquire, loa
 
 
 @device
-def lend(port, cid):
+def alloc_return_slot(port, cid):
     """Take a place for a command's value; return its address, or 0 if all are taken (any service thread)."""
     record = field(port, at.P_RETURNS)
     count = field(record, at.R_COUNT)
