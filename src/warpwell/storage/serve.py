@@ -108,7 +108,7 @@ FETCH = 32
 USES = 31
 """Mask of how often an id was used, in the tag of a key-value command (see `mark_started`)."""
 USES_SHIFT = 26
-"""Where it stands in the tag, above the port's index and the id."""
+"""Its shift in the tag, above the port's index and the id."""
 
 # -- words of the control record, of threads that go round together --------------------------------------------
 LOCK = K_SHARED
@@ -233,7 +233,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
 def mark_started(port, cid):
     """Note that a key-value command is in flight; return how often its id was used, modulo the tag's range.
 
-    So a duplicate completion is not mistaken for that of the id's next command.
+    So a duplicate completion is not mistaken for the completion of the id's next command.
     """
     flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     uses = (load_relaxed(flight, SYSTEM) >> 1) + 1
@@ -364,7 +364,7 @@ def write_completion(port, cid, status, result):
     fetched = load_acquire(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask
     store_relaxed(entry, completion_word0(with_place(port, cid, status, result)), SYSTEM)
     store_release(entry + 8, completion_word1(fetched, field(port, at.P_SQID), cid, phase, status), SYSTEM)
-    # released: who sees it sees at least as many commands fetched
+    # released: a reader that sees it sees at least as many commands fetched
     store_release(port + 8 * at.P_CQ_TAIL, tail + 1, SYSTEM)
 
 
@@ -416,13 +416,13 @@ def process_batch(control, thread, namespaces):
     for k in range(min(count, AHEAD)):
         prefetch_data(thread + 8 * (T_BATCH + k * COMMAND_WORDS), namespaces)
     for k in range(count):
-        words = thread + 8 * (T_BATCH + k * COMMAND_WORDS)
+        command = thread + 8 * (T_BATCH + k * COMMAND_WORDS)
         if k + AHEAD < count:
-            prefetch_data(words + 8 * AHEAD * COMMAND_WORDS, namespaces)
-        index = load_relaxed(words + 16, SYSTEM)
-        word0 = load_relaxed(words, SYSTEM)
-        buffer = load_relaxed(words + 24, SYSTEM)
-        word5 = load_relaxed(words + 40, SYSTEM)
+            prefetch_data(command + 8 * AHEAD * COMMAND_WORDS, namespaces)
+        index = load_relaxed(command + 16, SYSTEM)
+        word0 = load_relaxed(command, SYSTEM)
+        buffer = load_relaxed(command + 24, SYSTEM)
+        word5 = load_relaxed(command + 40, SYSTEM)
         record = namespace_of(namespaces, word0)
         memory = 0
         if record != 0:
@@ -433,13 +433,13 @@ def process_batch(control, thread, namespaces):
             unposted = 0
         port = port_of(control, index)
         if record != 0 and load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE:
-            key0 = load_relaxed(words + 8, SYSTEM)
-            key1 = load_relaxed(words + 56, SYSTEM)
+            key0 = load_relaxed(command + 8, SYSTEM)
+            key1 = load_relaxed(command + 56, SYSTEM)
             execute_key_value(port, index, record, word0, key0, buffer, word5, key1)
             continue
         status = INVALID_NAMESPACE
         if record != 0:
-            word6 = load_relaxed(words + 48, SYSTEM)
+            word6 = load_relaxed(command + 48, SYSTEM)
             status = start_command(record, word0, buffer, word5_slba(word5), word6_nlb(word6) + 1, index)
         if status != PENDING and memory == 0:
             post_completion(port, word0_cid(word0), status, 0)
@@ -453,17 +453,17 @@ def process_batch(control, thread, namespaces):
 
 
 @device
-def prefetch_data(words, namespaces):
+def prefetch_data(command, namespaces):
     """Bring the start of a command's data near the processor, if they are in memory: it copies them soon."""
-    word0 = load_relaxed(words, SYSTEM)
+    word0 = load_relaxed(command, SYSTEM)
     record = namespace_of(namespaces, word0)
     if record == 0 or word0_opc(word0) != READ:
         return
     memory = load_relaxed(record + 8 * NS_MEMORY, SYSTEM)
     if memory == 0:
         return
-    data = memory + (word5_slba(load_relaxed(words + 40, SYSTEM)) << 9)
-    buffer = load_relaxed(words + 24, SYSTEM)
+    data = memory + (word5_slba(load_relaxed(command + 40, SYSTEM)) << 9)
+    buffer = load_relaxed(command + 24, SYSTEM)
     for line in range(8):
         prefetch(data + 64 * line)
         prefetch(buffer + 64 * line)
@@ -489,15 +489,17 @@ def fetch_commands(control, thread):
     without = 0
     while count < room and without <= ports:
         port = port_of(control, turn)
-        taken = 0
+        fetched = 0
         if port != 0 and left > 0:
-            taken = fetch_from_port(port, turn, min(left, room - count), thread + 8 * (T_BATCH + count * COMMAND_WORDS))
-        count += taken
-        left -= taken
+            fetched = fetch_from_port(
+                port, turn, min(left, room - count), thread + 8 * (T_BATCH + count * COMMAND_WORDS)
+            )
+        count += fetched
+        left -= fetched
         without += 1
-        if taken > 0:
+        if fetched > 0:
             without = 0
-        if taken == 0 or left <= 0:
+        if fetched == 0 or left <= 0:
             # it has had its turn, or has nothing more: what it leaves is not saved up
             turn += 1
             if turn >= ports:
@@ -518,10 +520,11 @@ def fetch_commands(control, thread):
 
 
 @device
-def fetch_from_port(port, index, most, batch):
-    """Copy up to `most` commands of a port into `batch` and let their entries be written again.
+def fetch_from_port(port, index, limit, batch):
+    """Copy up to `limit` commands of a port into `batch` and let their entries be written again.
 
-    Return 0 also if another thread is at it. A thread leaves others a share of what waits, as commands may take long.
+    Return 0 also if another thread fetches from the port. A thread leaves a share of the waiting commands to other
+    threads, because a command may take long.
     """
     mask = (1 << field(port, at.P_DEPTH_SHIFT)) - 1
     doorbell = field(port, at.P_SQ_DOORBELL)
@@ -533,17 +536,17 @@ def fetch_from_port(port, index, most, batch):
     head = load_relaxed(port + 8 * at.P_SQ_HEAD, SYSTEM)
     tail = load_acquire(doorbell, SYSTEM)
     waiting = (tail - head) & mask
-    count = min(most, min(waiting, 1 + (waiting >> 3)))
+    count = min(limit, min(waiting, 1 + (waiting >> 3)))
     for k in range(count):
         entry = field(port, at.P_SQ) + 64 * ((head + k) & mask)
-        words = batch + k * (8 * COMMAND_WORDS)
-        store_relaxed(words, load_relaxed(entry, SYSTEM), SYSTEM)
-        store_relaxed(words + 8, load_relaxed(entry + 8, SYSTEM), SYSTEM)
-        store_relaxed(words + 16, index, SYSTEM)  # mptr and prp2 are not used
-        store_relaxed(words + 24, load_relaxed(entry + 24, SYSTEM), SYSTEM)
-        store_relaxed(words + 40, load_relaxed(entry + 40, SYSTEM), SYSTEM)
-        store_relaxed(words + 48, load_relaxed(entry + 48, SYSTEM), SYSTEM)
-        store_relaxed(words + 56, load_relaxed(entry + 56, SYSTEM), SYSTEM)
+        command = batch + k * (8 * COMMAND_WORDS)
+        store_relaxed(command, load_relaxed(entry, SYSTEM), SYSTEM)
+        store_relaxed(command + 8, load_relaxed(entry + 8, SYSTEM), SYSTEM)
+        store_relaxed(command + 16, index, SYSTEM)  # mptr and prp2 are not used
+        store_relaxed(command + 24, load_relaxed(entry + 24, SYSTEM), SYSTEM)
+        store_relaxed(command + 40, load_relaxed(entry + 40, SYSTEM), SYSTEM)
+        store_relaxed(command + 48, load_relaxed(entry + 48, SYSTEM), SYSTEM)
+        store_relaxed(command + 56, load_relaxed(entry + 56, SYSTEM), SYSTEM)
     if count > 0:
         # released, because it tells submitters that the entries were read
         store_release(port + 8 * at.P_SQ_HEAD, head + count, SYSTEM)
