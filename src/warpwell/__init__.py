@@ -13,6 +13,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     errors/      the exceptions
     _check       checks of options
     _settings    what environment variables choose
+    _trace       ranges for NVIDIA Nsight Systems
     _npy         headers of ``.npy`` files
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
 from .._os import clock
+from .._trace import traced
 from ..queues import MERGE_MAX, QueuePairs
 from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
 from ..targets import Block, LaunchFlag, closing, default_device, memory_for
@@ -528,6 +529,7 @@ class Cache:
 
     # -- maintenance: each method runs kernels until what is asked for is done, or cannot be --------------------
 
+    @traced("flush")
     def flush(self, nsid: int | None = None) -> None:
         """Write dirty pages back (of one array, or all) and make them durable; then tell what is in doubt."""
         with self._lock:
@@ -545,6 +547,7 @@ class Cache:
                         self.controller.medium(space.nsid).sync()
             self.require_no_doubt(*(space.nsid for space in written))
 
+    @traced("evict")
     def evict(self, nsid: int, first: int, end: int) -> None:
         """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
         self.bulk.stop()
@@ -628,6 +631,7 @@ class Cache:
                 pool.complete = False
                 pool.soon()
 
+    @traced("settle")
     def settle(self) -> None:
         """Publish prefetched pages whose data has arrived, and release the frames and ids of late completions."""
         self.run(maintenance.settle_queues, self.pairs.count, None)

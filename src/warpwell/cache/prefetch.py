@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
+from .._trace import traced
 from ..storage import Controller, QueueServer
 from ..storage.host_reads import HostReads
 from ..targets import Allocator, Block
@@ -251,6 +252,7 @@ class Bulk:
                 ticket, work = self._waiting.popleft()
             self._run(ticket, work)
 
+    @traced("prefetch")
     def _run(self, ticket: Ticket, work: Callable[[], None]) -> None:
         try:
             if not ticket.cancelled:

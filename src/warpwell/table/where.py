@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .._trace import traced
 from ..array import Array
 from ..array.gather.future import begin, by_stream, new_result, numbers_of
 from ..errors import ArgumentError
@@ -151,6 +152,7 @@ class Matches:
         return [self._table[name] for name in (range(len(names)) if columns is None else names)]
 
 
+@traced("where")
 def where(table: Home, filters: Any) -> Matches:
     """Return the rows that match; see `Table.where`."""
     conjunctions = list(_normal(table, filters))

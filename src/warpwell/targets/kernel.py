@@ -16,6 +16,7 @@ import numpy as np
 from .. import errors
 from .._check import checked_device
 from .._settings import settings
+from .._trace import traced
 from .arguments import KernelArgument, begin, device_of, finish, participants, viewed
 from .blocks.launch import BlockLaunch
 from .bounds import Record, checked, checking, for_interp
@@ -269,6 +270,7 @@ class Launch:
         if failure is not None:
             raise failure
 
+    @traced("launch")
     def _run(
         self,
         args: Sequence[Any],

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._trace import traced
 from ...array import atomic_add
 from ...cache import Statistics
 from ...errors import ArgumentError
@@ -649,6 +650,7 @@ class _Search:
         )
         return 0, int(self._read()[ITEMS])
 
+    @traced("breadth-first level")
     def _push(self) -> None:
         """Follow the edges of the frontier."""
         begin, end = self.listed or self._list()
@@ -674,6 +676,7 @@ class _Search:
         self._next(self._read())
         self.listed = end, base + int(self.counts[ITEMS])
 
+    @traced("breadth-first level")
     def _push_small(self) -> None:
         """Follow the edges of the frontier, and of those after it while they are small."""
         begin, end = self.listed or self._list()
@@ -699,6 +702,7 @@ class _Search:
         self.level, self.edges = int(self.counts[LEVEL]), int(self.counts[FRONTIER])
         self.found = self.listed[1] - self.listed[0]
 
+    @traced("breadth-first level")
     def _pull(self) -> None:
         """Look from all vertices that are not found for one that is."""
         s, loaded, words = self.state, self.loaded, words_of(self.graph.vertices)
@@ -720,6 +724,7 @@ class _Search:
         self._next(self._read())
         self.listed = None
 
+    @traced("breadth-first level")
     def _from_storage(self) -> None:
         """Visit one level: from edges that were kept, or in the direction that reads fewer pages."""
         s, loaded, run, warp = self.state, self.loaded, self.run, self.loaded.warp
