@@ -19,10 +19,11 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 
 import warpwell as ww
+from warpwell._os import file_lock
 from warpwell.targets import copy_foreign, load_relaxed, scratch
 from warpwell.targets.atomics import BLOCK
 from warpwell.targets.compiler import code_cache, compiled
-from warpwell.targets.compiler.code_cache import cache_key, one_process
+from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import seam_for
 
@@ -266,14 +267,14 @@ def test_device_functions_print(capfd: pytest.CaptureFixture[str]) -> None:
 # -- processes that compile the same at once ----------------------------------------------------------------
 
 
-def test_one_process_at_a_time_and_waits_are_bounded(tmp_path: Path) -> None:
+def test_a_file_lock_excludes_others_and_its_wait_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "a.lock"
-    with one_process(path) as first, one_process(path, 0.05) as second:
+    with file_lock(path) as first, file_lock(path, 0.05) as second:
         assert first and not second
-    with one_process(path, 0.0) as third:
+    with file_lock(path, 0.0) as third:
         assert third
     (tmp_path / "file").write_text("")
-    with one_process(tmp_path / "file" / "a.lock") as nowhere:
+    with file_lock(tmp_path / "file" / "a.lock") as nowhere:
         assert not nowhere
 
 
@@ -283,11 +284,11 @@ def test_who_waited_for_another_loads_what_it_kept(tmp_path: Path, monkeypatch: 
     other, late = dispatcher(plus), dispatcher(plus)
 
     def waited(path: Path, *seconds: float) -> Any:
-        monkeypatch.setattr(compiled, "one_process", one_process)
+        monkeypatch.setattr(compiled, "file_lock", file_lock)
         assert other(1) == 2  # compiles and keeps it while this one waits
-        return one_process(path, *seconds)
+        return file_lock(path, *seconds)
 
-    monkeypatch.setattr(compiled, "one_process", waited)
+    monkeypatch.setattr(compiled, "file_lock", waited)
     assert late(1) == 2
     assert sum(other.stats.cache_misses.values()) == 1
     assert not late.stats.cache_misses and sum(late.stats.cache_hits.values()) == 1
@@ -295,12 +296,12 @@ def test_who_waited_for_another_loads_what_it_kept(tmp_path: Path, monkeypatch: 
 
 def test_a_process_that_holds_a_lock_for_ever_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(compiled, "one_process", lambda path: one_process(path, 0.05))
+    monkeypatch.setattr(compiled, "file_lock", lambda path: file_lock(path, 0.05))
     first, function, again = dispatcher(minus), dispatcher(minus), dispatcher(minus)
     assert first(3) == 2
     (lock,), (kept,) = tmp_path.rglob("*.lock"), tmp_path.rglob("*.nbc")
     kept.unlink()
-    with one_process(lock):
+    with file_lock(lock):
         assert function(3) == 2 and len(function.stats.cache_misses) == 1
     assert again(3) == 2 and len(again.stats.cache_hits) == 1
 
@@ -372,7 +373,7 @@ def test_the_lock_is_one_that_nfs_gives(tmp_path: Path, monkeypatch: pytest.Monk
         flock(descriptor, operation)
 
     monkeypatch.setattr(code_cache.fcntl, "flock", of_nfs)
-    with one_process(tmp_path / "a.lock") as held:
+    with file_lock(tmp_path / "a.lock") as held:
         assert held
 
 

@@ -1,10 +1,12 @@
 """What Warpwell needs of the operating system.
 
 - `clock.py`: the monotonic clock of timeouts, which tests can advance
+- `file_lock.py`: locks of files between processes
 - `probe.py`: ask a child process whether a system call is allowed
 """
 
 from .clock import clock
+from .file_lock import file_lock, lock_descriptor, open_for_lock, unlock_descriptor
 from .probe import probe
 
-__all__ = ["clock", "probe"]
+__all__ = ["clock", "file_lock", "lock_descriptor", "open_for_lock", "probe", "unlock_descriptor"]

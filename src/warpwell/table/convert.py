@@ -9,21 +9,19 @@ that holds the lock of the folder: the next one, whom nobody who comes later ove
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from .._check import checked_callable, checked_flag, checked_path, checked_seconds
+from .._os import clock, lock_descriptor, open_for_lock, unlock_descriptor
 from ..errors import ArgumentError, FormatError, SchemaError, SharingError
 from ..graph.folder import new_folder, sync_names
 from ..kv import crc32c
 from ..replacing import remove, replacing, storage_full
-from ..targets.compiler.code_cache import take_lock
 from .column_files import FULL_ADVICE, ColumnWriter, stored_type
 from .folder import DESCRIPTION, FORMAT, SCHEMA, VERSION, is_table_folder, read_description, read_schema
 from .library import arrow
@@ -265,25 +263,22 @@ def _remove_leftovers(folder: Path, description: dict[str, Any]) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path, seconds: float) -> Iterator[Callable[[], None]]:
     """Hold the lock of who appends; yield a function that raises if another table has taken the place."""
-    until = time.monotonic() + seconds
+    deadline = clock.monotonic() + seconds
     turn = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            file = os.open(folder / SCHEMA, os.O_RDWR)  # NFS locks what may be written alone
-        except PermissionError:
-            file = os.open(folder / SCHEMA, os.O_RDONLY)
+        file = open_for_lock(folder / SCHEMA)
         try:
             next_one = True
             with contextlib.suppress(OSError):  # of NFS, where folders have no locks: whoever comes first is next
-                next_one = take_lock(turn, until)
-            if not (next_one and take_lock(file, until)):
+                next_one = lock_descriptor(turn, deadline)
+            if not (next_one and lock_descriptor(file, deadline)):
                 raise SharingError(f"somebody else appends to {folder} just now: try again later", path=folder)
         except BaseException:
             os.close(file)
             raise
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(turn, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
+            unlock_descriptor(turn)
         os.close(turn)
     try:
 
@@ -295,5 +290,5 @@ def _locked(folder: Path, seconds: float) -> Iterator[Callable[[], None]]:
         still_ours()
         yield still_ours
     finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
+        unlock_descriptor(file)
         os.close(file)

@@ -2,92 +2,29 @@
 
 It is only read where it cannot be written, and damage is noticed (`read_kept`, `write_kept`).
 
-Of several processes that need the same code, `one_process` lets one compile it while the others wait.
+Of several processes that need the same code, `file_lock` lets one compile it while the others wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import fcntl
 import functools
 import hashlib
 import os
 import pathlib
 import sys
 import threading
-import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module, metadata
 from typing import Any
 
 import numpy as np
 
+from ..._os import file_lock
 from ..._settings import settings
 from .bytecode import VERSIONED, attributes, is_bound, names_of
-
-LOCK_SECONDS = 30.0
-"""How long a process waits for another that compiles the same; then it compiles, too."""
-
-
-@contextlib.contextmanager
-def one_process(path: pathlib.Path, seconds: float = LOCK_SECONDS) -> Iterator[bool]:
-    """Keep other processes out of a block, and let those that are in it leave first.
-
-    The lock goes with the process that holds it. Where it cannot be had, since the cache cannot be written, or because
-    the other process is stopped, the block runs all the same: say what it may do then by what is yielded.
-
-    Threads of a process exclude each other, too: take what they may hold on the way here before this.
-
-    Parameters
-    ----------
-    path : path
-        Of the lock's file, which stays.
-    seconds : float
-        Bound of the wait.
-
-    Yields
-    ------
-    bool
-        Whether the lock is held.
-    """
-    descriptor, held = -1, False
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # NFS locks what may be written alone
-        except PermissionError:  # another user's
-            descriptor = os.open(path, os.O_RDONLY)
-        held = take_lock(descriptor, time.monotonic() + seconds)
-    try:
-        yield held
-    finally:
-        if descriptor >= 0:
-            if held:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process that was forked meanwhile would keep it
-            os.close(descriptor)
-
-
-def take_lock(descriptor: int, until: float) -> bool:
-    """Lock an open file or folder (flock); return False if somebody else has the lock until then (monotonic seconds).
-
-    Raises
-    ------
-    OSError
-        The file system has no such locks.
-    """
-    pause = 0.001
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-
 
 _DIGEST = 32  # bytes before what is kept
 
@@ -121,7 +58,7 @@ def read_or_make(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
         return found
     # A compiling thread may call this while it holds Numba's lock, so take that lock first. Without Numba, it is free.
     lock = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
-    with lock or contextlib.nullcontext(), one_process(path.with_suffix(".lock")):
+    with lock or contextlib.nullcontext(), file_lock(path.with_suffix(".lock")):
         if (found := read_kept(path)) is None:
             found = make()
             with contextlib.suppress(OSError):

@@ -29,9 +29,10 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from ... import errors
+from ..._os import file_lock
 from ..uninterrupted import uninterrupted
 from .callees import CalleeCompiler
-from .code_cache import cache_folder, cache_key, one_process, read_kept, write_kept
+from .code_cache import cache_folder, cache_key, read_kept, write_kept
 from .compiling import compiling
 from .machine_code import SYMBOL, Processor, link_callees
 from .ranges import bounded_ranges
@@ -158,7 +159,7 @@ def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
         if signature in compiled.overloads or compiled._cache.keeps(signature, compiled.targetctx):
             return numbas(signature)
         name = hashlib.sha256(repr(signature).encode()).hexdigest()[:16]
-        with uninterrupted(), one_process(folder / f"{name}.lock"):
+        with uninterrupted(), file_lock(folder / f"{name}.lock"):
             return numbas(signature)
 
     compiled.compile = compile_once
