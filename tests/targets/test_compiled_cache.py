@@ -313,7 +313,7 @@ def test_code_is_kept_where_there_are_no_locks(tmp_path: Path, monkeypatch: pyte
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setenv("WARPWELL_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(code_cache.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     first, again = dispatcher(minus), dispatcher(minus)
     assert first(3) == again(3) == 2
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses
@@ -372,7 +372,7 @@ def test_the_lock_is_one_that_nfs_gives(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(descriptor, operation)
 
-    monkeypatch.setattr(code_cache.fcntl, "flock", of_nfs)
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
     with file_lock(tmp_path / "a.lock") as held:
         assert held
 
