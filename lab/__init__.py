@@ -10,6 +10,7 @@ cli.py           parsers of commands, and the function that runs a command
 commands.py      the table of commands
 driver/          the fake CUDA driver: the driver's interface without a GPU
 drives/          NVMe drives for tests: QEMU, qtest, scripted controllers, a network block device
+fake_cufile.py   the functions of libcufile over pread, with planted faults
 kv/              YCSB workloads and other key-value systems
 link.py          a transport of the pool that is as slow as a network; link_loop.py: its native loop
 media/           emulated drives and fault injection, as storage media

@@ -77,6 +77,12 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _gpudirect(text: str) -> str:
+    if text not in ("auto", "on", "off"):
+        raise ValueError(text)
+    return text
+
+
 def _log_level(text: str) -> str:
     if text not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError(text)
@@ -119,6 +125,14 @@ class Settings:
         "a folder",
         "Folder of compiled code and of the measurements of schedulers.",
         "`XDG_CACHE_HOME`, else `~/.cache`",
+    )
+    gpudirect = Setting(
+        "WARPWELL_GPUDIRECT",
+        "auto",
+        _gpudirect,
+        '"auto", "on" or "off"',
+        "Whether long reads of files go to the memory of a GPU by cuFile, without a copy in host memory: if the system "
+        "supports it; always, or opening the array raises; or never.",
     )
     log_level = Setting(
         "WARPWELL_LOG_LEVEL",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.harness.arrays.kernels import PAGE, add, read, write
 from tests.harness.clock import time_passes
+from tests.harness.cufile import file_of, install_fake
 from tests.harness.until import until
 
 import warpwell as ww
@@ -30,6 +33,17 @@ TIMEOUT = 1000.0
 
 def faulty(**faults: Any) -> media.Faulty:
     return media.Faulty(storage.RamMedium(np.arange(N)), **faults)
+
+
+@pytest.fixture(params=["staged", "cufile"])
+def plain(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yield a function that returns a medium of items 0 to N - 1: in memory, or a file that a fake cuFile reads."""
+    if request.param == "staged":
+        yield lambda writable=True: storage.RamMedium(np.arange(N))
+        return
+    fake = install_fake(monkeypatch)
+    yield lambda writable=True: file_of(tmp_path / "plain", np.arange(N), writable)
+    assert fake.bytes_read and not fake.registrations
 
 
 def open_on(medium: Any, mode: str = "r", **options: Any) -> ww.Array:
@@ -76,9 +90,9 @@ def test_rows_hold_each_page_once_in_its_slot(pages: list[int], most: int, extra
 
 
 @pytest.mark.parametrize("slot", [4 * PAGE, 13 * PAGE, 1 << 22])
-def test_a_ticket_says_what_came(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_says_what_came(slot: int, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(prefetch.SLOT_BYTES, "cpu", slot)
-    with open_on(faulty()) as a:
+    with open_on(plain(False)) as a:
         frames = a.cache.frames
         first = a.prefetch(0, 10 * PER)
         assert first.wait(60) and first.done and adds_up(first)
@@ -99,8 +113,8 @@ def test_a_ticket_says_what_came(slot: int, monkeypatch: pytest.MonkeyPatch) -> 
         assert a.prefetch().done
 
 
-def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own() -> None:
-    with open_on(faulty()) as a:
+def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own(plain: Any) -> None:
+    with open_on(plain(False)) as a:
         frames = a.cache.frames
         old = np.arange(300 * PER, 300 * PER + frames * PER)
         for _ in range(2):
@@ -113,8 +127,8 @@ def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own() -> None
         assert a.stats.misses == before
 
 
-def test_dirty_and_pinned_pages_stay() -> None:
-    with open_on(storage.RamMedium(np.arange(N)), "r+") as a:
+def test_dirty_and_pinned_pages_stay(plain: Any) -> None:
+    with open_on(plain(), "r+") as a:
         frames = a.cache.frames
         write[30](a, 300 * PER + PER * np.arange(30), -np.arange(30))
         a.pin(350 * PER, 360 * PER)
@@ -234,8 +248,8 @@ def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
         np.testing.assert_array_equal(np.asarray(medium.read(0, 8 * N)).view(np.int64), expected)
 
 
-def test_prefetches_of_many_threads_beside_kernels() -> None:
-    with open_on(storage.RamMedium(np.arange(N)), "r+") as a:
+def test_prefetches_of_many_threads_beside_kernels(plain: Any) -> None:
+    with open_on(plain(), "r+") as a:
         expected = np.arange(N)
         failures: list[BaseException] = []
         stop = threading.Event()
@@ -280,11 +294,10 @@ class OnHost:
 @pytest.mark.parametrize(("low", "high"), [(0, N), (3, N - 5), (70, 71), (130, 9000)])
 @pytest.mark.parametrize("slot", [8 * PAGE, 50 * PAGE, 1 << 22])
 def test_long_runs_hold_what_kernels_wrote(
-    mode: str, low: int, high: int, slot: int, monkeypatch: pytest.MonkeyPatch
+    mode: str, low: int, high: int, slot: int, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(prefetch.SLOT_BYTES, "cpu", slot)
-    medium = storage.RamMedium(np.arange(N))
-    with open_on(medium, mode) as a:
+    with open_on(plain(mode == "r+"), mode) as a:
         expected = np.arange(N)
         if mode == "r+":
             rows = np.arange(0, N, 700)

@@ -30,13 +30,13 @@ class KnownModel(CacheModel):
     """One run of the known-pages scenario; `seed` and `trace` as for `CacheModel`."""
 
     def __init__(self, seed: int, trace: int = 0, focus: Focus | None = None) -> None:
-        self.reads: reads.HostReads | None = None
+        self.reads: reads.StagedReads | None = None
         self.limit = 1 << 62
         super().__init__(seed, trace, Focus(frames=Random(~seed).randint(1, 5), readers=False))
 
     def _interpreter(self, seed: int) -> Adversary:
         if self.reads is None:
-            self.reads = reads.HostReads(self.cache.controller, slots=SLOTS, rows=ROWS)
+            self.reads = reads.StagedReads(self.cache.controller, slots=SLOTS, rows=ROWS)
             self.staging = memory_for("interp").allocate_shared(SLOTS * ROWS * PAGE)
         run = super()._interpreter(seed)
         pairs = self.reads.pairs

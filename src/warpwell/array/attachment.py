@@ -110,6 +110,12 @@ class Attachment:
         host = self.block.address if self.block else 0
         if self.cached:
             self.nsid = cache.attach(medium, name=name, share=share, host=host, writable=writable)
+            if tier == "storage":
+                try:
+                    cache.bulk.require_gpudirect(self.nsid)
+                except BaseException:
+                    cache.detach(self.nsid)
+                    raise
         else:
             # a namespace without pages, for launches and their errors
             self.nsid = cache.attach(RamMedium(0, writable=False), name=name, host=host)

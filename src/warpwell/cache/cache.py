@@ -263,6 +263,7 @@ class Cache:
 
     def _forget(self, nsid: int) -> None:
         del self._spaces[nsid]
+        self.bulk.forget(nsid)
         self.controller.detach(nsid)
         # the next array may get this number, and has done nothing wrong
         self._pending = [(rest, error) for nsids, error in self._pending if (rest := nsids - {nsid})]
@@ -895,6 +896,7 @@ class Cache:
                 self._closed = True
                 self.moves += 1
                 self._finalizer.detach()
+                self.bulk.close()
                 self.controller.close()
                 if self.pairs.outstanding() == 0:
                     self._core = None

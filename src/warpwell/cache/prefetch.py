@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
+from .._settings import settings
 from .._trace import traced
-from ..storage import Controller, QueueServer
-from ..storage.host_reads import HostReads
+from ..storage import BulkReads, Controller, CuFileOptions, FileMedium, GpuDirectReads, QueueServer, StagedReads
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
 from ..targets.uninterrupted import interruptible, uninterrupted
@@ -46,6 +46,8 @@ BATCH = {"cuda": 1 << 20, "cpu": 1 << 16, "interp": 1 << 10}
 """Pages that are looked at together, at most."""
 
 
+CUFILE = CuFileOptions()
+"""When reads go to device memory directly."""
 COMPILING = 60.0
 """Seconds that a first prefetch may take longer, while its kernels are compiled."""
 
@@ -154,13 +156,19 @@ class Frames(Protocol):
 class Bulk:
     """Bulk reads for the arrays of one cache. Staging is allocated with the first.
 
+    Parameters
+    ----------
+    cache : Frames
+    cufile : CuFileOptions
+        When reads go to device memory directly.
+
     Attributes
     ----------
     commands, pages_read, prefetched, dropped : int
         For the cache's statistics.
     """
 
-    def __init__(self, cache: Frames) -> None:
+    def __init__(self, cache: Frames, cufile: CuFileOptions = CUFILE) -> None:
         self._weak = weakref.ref(cache)  # a cache that is dropped is closed at once, not by the next collection
         self._turn = threading.Lock()  # of staging
         self._lock = threading.Lock()  # of the queue below
@@ -169,7 +177,8 @@ class Bulk:
         """Those that are not done, each with its array's namespace id."""
         self._running = False
         self._staging: Block | None = None
-        self._reads: HostReads | None = None
+        self._reads: GpuDirectReads | None = None
+        self._cufile, self._cufile_failure = cufile, ""
         self._stream: LaunchStream
         self.commands = self.pages_read = self.prefetched = self.dropped = 0
 
@@ -275,6 +284,35 @@ class Bulk:
         for ticket in list(self._tickets):
             ticket.wait(2 * self._cache.timeout + COMPILING)
 
+    def require_gpudirect(self, nsid: int) -> None:
+        """Raise ArgumentError if WARPWELL_GPUDIRECT is "on" and cuFile cannot read an array's file to a GPU."""
+        cache = self._cache
+        if settings.gpudirect != "on" or cache.device != self._cufile.device:
+            return
+        with interruptible(lambda: None), self._turn, cache.held():
+            self._prepare()
+            if self._reads is None or not isinstance(medium := cache.controller.medium(nsid), FileMedium):
+                return
+            with self._stream.on_device():
+                obstacle = self._reads.obstacle(nsid)
+        if obstacle:
+            raise errors.ArgumentError(
+                f"WARPWELL_GPUDIRECT is on, but cuFile cannot read {medium.name}: {obstacle}; set it to auto",
+                name="WARPWELL_GPUDIRECT",
+            )
+
+    def forget(self, nsid: int) -> None:
+        """Deregister an array's file at cuFile; none of its reads is in flight. Call it before the medium is closed."""
+        if self._reads is not None:
+            with self._stream.on_device():
+                self._reads.close_file(nsid)
+
+    def close(self) -> None:
+        """Deregister everything at cuFile, in bounded time; no read is in flight."""
+        if self._reads is not None:
+            with self._stream.on_device():
+                self._reads.close()
+
     def reads(self, nsid: int) -> bool:
         """Return whether a prefetch of an array is not done."""
         return nsid in list(self._tickets.values())
@@ -340,11 +378,20 @@ class Bulk:
             # a drive reads to no other memory than its own: kernels bring pages one by one
             self._staging, self.near = Block(0, 0, None, host=True), None
             return
-        self._reads = HostReads(cache.controller, slots=SLOTS, rows=self.slot_pages)
         # What was read of a slot, on its way to frames. Two of them and two streams, so that one is copied while the
         # other is published, were slower by 8 % and more: each slot then has events that streams wait for.
         self.near = cache.memory.allocate(self.slot_bytes) if cache.device == "cuda" else None
-        self._staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
+        staging = cache.memory.allocate_shared(SLOTS * self.slot_bytes)
+        self._reads = GpuDirectReads(
+            StagedReads(cache.controller, slots=SLOTS, rows=self.slot_pages),
+            staging,
+            cache.memory,
+            slots=SLOTS,
+            zero=self._stream.zero,
+            options=self._cufile,
+            failure=self._cufile_failure,
+        )
+        self._staging = staging
 
     @property
     def on_demand(self) -> bool:
@@ -355,6 +402,10 @@ class Bulk:
         """Return the address of a slot's staging."""
         assert self._staging is not None
         return self._staging.address + slot * self.slot_bytes
+
+    def source(self, slot: int) -> int:
+        """Return the address of the bytes of a slot that was read: in staging, or in device memory."""
+        return (self._reads.device_address(slot) if self._reads is not None else 0) or self.staging(slot)
 
     @property
     def table(self) -> int:
@@ -397,12 +448,15 @@ class Bulk:
         return self._shared.words[offset : offset + n].copy()
 
     @contextlib.contextmanager
-    def reading(self, into: Any) -> Iterator[HostReads]:
-        """Keep service threads awake for the block; memory that the medium may still write to is not used again."""
+    def reading(self, into: Any) -> Iterator[BulkReads]:
+        """Keep service threads awake for the block; memory that the medium may still write to is not used again.
+
+        Ctrl-C in the block, and errors in it, leave no read in flight and nothing half published.
+        """
         reads = self._reads
         assert reads is not None
         try:
-            with reads.controller.active(reads.pairs):
+            with self._stream.on_device(), reads.staged.controller.active(reads.staged.pairs):
                 try:
                     yield reads
                 finally:
@@ -412,6 +466,8 @@ class Bulk:
                         clock.sleep(1e-3)
         finally:
             if reads.left():
+                reads.close()
+                self._cufile_failure = reads.failure or "earlier reads did not complete"
                 _lost.append((self._staging, reads, into))
                 self._staging = None
 
@@ -508,8 +564,8 @@ class _Job:
                     ticket.failed += int(absent[low : low + len(good)][~good].sum())
                     if not absent[low : low + len(good)].any():
                         return
-                    source = bulk.staging(slot)
-                    if bulk.near is not None:
+                    source = bulk.source(slot)
+                    if bulk.near is not None and source == bulk.staging(slot):
                         # the copy engine has the whole rate of the bus; warps that pull pages have two thirds of it
                         held, nbytes = self._held(rows, slot, low, low + len(good))
                         bulk.stream.copy(bulk.near.address + held - source, held, nbytes)
@@ -648,10 +704,10 @@ class _Job:
         return True
 
     def _held(self, rows: _Rows, slot: int, low: int, high: int) -> tuple[int, int]:
-        """Return where rows [low, high), which are all those of a slot, lie in staging, and their bytes."""
+        """Return the address and the bytes of rows [low, high), which are all those of a slot that was read."""
         size, first = self._cache.page_size, int(rows.places[low])
         end = int(rows.places[high - 1] + rows.counts[high - 1])
-        return self._bulk.staging(slot) + first * size, (end - first) * size
+        return self._bulk.source(slot) + first * size, (end - first) * size
 
     def _finish(self, slot: int) -> None:
         """Wait until a slot's staging may be used again."""

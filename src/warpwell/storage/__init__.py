@@ -7,7 +7,9 @@ Files, in the order in which a command meets them:
 - serve.py        fetch (turns, weights, a window of commands in flight), check, start, complete and post commands
 - returns.py      the return value queue: places for values that the controller assigns
 - protocol.py     `QueueServer`, which serves the queues of a cache, and `QueueBackend`, which starts one
-- host_reads.py   `HostReads`: long reads that the host submits, beside the commands of kernels
+- host_reads.py   `BulkReads`, the interface of long reads of the host; `StagedReads`, which reads into host memory
+- cufile.py       `CuFileReads`: reads into device memory by libcufile (GPUDirect Storage)
+- gpudirect.py    `GpuDirectReads`: chooses between the two, and falls back
 - medium.py       the interface `Medium`, and the base class of media written in Python
 - ram.py          bytes in host memory
 - file.py         a file or block device
@@ -20,6 +22,8 @@ Files, in the order in which a command meets them:
 from .commands import set_word, word
 from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
 from .file import FileMedium, allow_more_files
+from .gpudirect import CuFileOptions, GpuDirectReads
+from .host_reads import BulkReads, StagedReads
 from .medium import PENDING, Medium, NativeMedium, PythonMedium, python_functions, raw_bytes
 from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium

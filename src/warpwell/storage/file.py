@@ -120,6 +120,8 @@ class FileMedium(Medium):
         Direct transfers are multiples of so many bytes; 1 without O_DIRECT.
     ring : bool
         Whether commands go through io_uring.
+    bulk_reads : str
+        Method of long reads into the memory of a GPU, after the first one; it is part of the description.
 
     Raises
     ------
@@ -149,6 +151,7 @@ class FileMedium(Medium):
         self.path = os.fspath(path)
         self.name = self.path
         self.writable = writable
+        self.bulk_reads = ""
         self._place = os.path.abspath(self.path)  # the program may change its directory
         self._fd = self._direct_fd = -1
         self._ring: Ring | None = None
@@ -211,9 +214,9 @@ class FileMedium(Medium):
     @property
     def description(self) -> str:  # type: ignore[override]
         """One line: the path, and how it is read and written."""
-        way = "page cache" if not self.direct else "O_DIRECT, io_uring" if self.ring else "O_DIRECT, pread"
-        way = "in memory" if self._maps else way
-        return f"file {self.path} ({way})"
+        method = "page cache" if not self.direct else "O_DIRECT, io_uring" if self.ring else "O_DIRECT, pread"
+        method = "in memory" if self._maps else method
+        return f"file {self.path} ({method}{'; bulk reads ' * bool(self.bulk_reads)}{self.bulk_reads})"
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
@@ -295,6 +298,10 @@ class FileMedium(Medium):
         """Return the descriptor of the file; transfers through it use the page cache."""
         self._check_open()
         return self._fd
+
+    def direct_fileno(self) -> int:
+        """Return the descriptor that bypasses the page cache, or -1 if commands do not use O_DIRECT."""
+        return -1 if self._maps else self._direct_fd
 
     def write(self, offset: int, data: NDArray[Any]) -> None:
         """Write with pwrite; raise if the file has been truncated."""

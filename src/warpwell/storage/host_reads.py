@@ -1,14 +1,14 @@
-"""`HostReads`: long reads that the host submits to a controller, beside the commands of kernels.
+"""`StagedReads`: long reads into host memory that the host submits to a controller, alongside the commands of kernels.
 
-Each is a command in queue pairs of their own, which weigh little (`Controller.add_pairs`), so that a page that a kernel
-waits for is served between two of them. What is read is described by rows of a table; rows belong to slots, and a slot
-is done when all of its rows are. One thread at a time submits, drains and waits.
+Each is a command in separate queue pairs with a small weight (`Controller.add_pairs`), so that a page that a kernel
+waits for is served between two of them. Rows of a table describe the reads; rows belong to slots, and a slot is done
+when all of its rows are. One thread at a time submits, drains and waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,9 +68,9 @@ WAITS = -1
 S_ROWS = 0
 """Rows of the slot."""
 S_NEXT = 1
-"""Rows that were submitted."""
+"""Number of submitted rows."""
 S_LEFT = 2
-"""Rows that are not done."""
+"""Number of rows that are not done."""
 S_NSID = 3
 S_FIRST = 4
 """Address of its first row."""
@@ -80,8 +80,30 @@ SUBMIT_FAILED = 0x7FFF
 """Status of a row whose queue made no progress."""
 
 
-class HostReads:
-    """Reads of byte ranges of a controller's namespaces into host memory.
+class BulkReads(Protocol):
+    """Reads of byte ranges of namespaces into slots of memory: `StagedReads`, or `CuFileReads`.
+
+    One thread at a time calls the methods. They do not depend on the interpreter's main thread.
+    """
+
+    def start(self, slot: int, nsid: int, blocks: NDArray[np.int64], counts: Any, buffers: NDArray[np.int64]) -> None:
+        """Start reads in an idle slot: ``counts[k]`` blocks of 512 bytes from ``blocks[k]`` to ``buffers[k]``."""
+
+    def wait(self, slot: int, seconds: float, stopped: Callable[[], bool]) -> bool:
+        """Wait until a slot is done; return False if no read completes for `seconds`, or if `stopped` returns True."""
+
+    def statuses(self, slot: int) -> NDArray[np.int64]:
+        """Return the NVMe status of each read of a slot: 0 for success."""
+
+    def cancel(self) -> None:
+        """Submit no more reads; wait for those in flight (`left`)."""
+
+    def left(self) -> int:
+        """Return how many reads are not done."""
+
+
+class StagedReads:
+    """Reads of byte ranges of a controller's namespaces into host memory; implements `BulkReads`.
 
     Parameters
     ----------
