@@ -164,7 +164,7 @@ def cold(folder: Path, system: str, count: int, least: float) -> tuple[float, in
         "print(json.dumps([took, read() - before]))"
     )
     given = [str(folder), str(small), system, str(count), str(least)]
-    environment = dict(os.environ, WARPWELL_HOLE_BYTES="1GiB") if "whole" in system else None
+    environment = dict(os.environ, WARPWELL_READ_GAP_BYTES="1GiB") if "whole" in system else None
     done = subprocess.run(
         [sys.executable, "-c", code, *given], capture_output=True, text=True, check=True, env=environment
     )

@@ -121,7 +121,7 @@ def amplification(setting: Setting, document: Document) -> Outcome:
         writer.write_table(table)
     answers = data.answers()
     on_demand, whole_columns, units = [], [], {4096}
-    with _environment("WARPWELL_HOLE_BYTES", "0"), ww.table.open(path, device="cpu", direct=True) as stored:
+    with _environment("WARPWELL_READ_GAP_BYTES", "0"), ww.table.open(path, device="cpu", direct=True) as stored:
         for question in range(1, len(COLUMNS) + 1):
             matches = stored.where([(PICKUP, "==", data.quarter)])
             rows = matches.take(list(COLUMNS[:question])).numpy()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
+from ._check import checked_nbytes
 from .errors import ArgumentError
 
 T = TypeVar("T")
@@ -133,6 +134,14 @@ class Settings:
         '"auto", "on" or "off"',
         "Whether long reads of files go to the memory of a GPU by cuFile, without a copy in host memory: if the system "
         "supports it; always, or opening the array raises; or never.",
+    )
+    read_gap_bytes = Setting[int | None](
+        "WARPWELL_READ_GAP_BYTES",
+        None,
+        lambda text: checked_nbytes(text, minimum=0),
+        'a size, such as "32KiB"',
+        "Longest gap between two wanted ranges of a file that one command reads as well; 0 reads the fewest bytes.",
+        "16 KiB; 1 KiB if the page cache is bypassed",
     )
     log_level = Setting(
         "WARPWELL_LOG_LEVEL",

@@ -27,13 +27,14 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array.gather import break_even, cached, future, in_stream, jobs, lists, memory, tensors
+from warpwell.array.gather import cached, future, in_stream, jobs, lists, memory, tensors
 from warpwell.cache import prefetch
 from warpwell.storage import io_threads
 from warpwell.targets.launch_stream import stream_on
 from warpwell.targets.memory import view_of
 
 ROWS, PAGE = 500, 512
+GAP = "WARPWELL_READ_GAP_BYTES"
 TIERS: dict[str, dict[str, Any]] = {
     "mapped": {},
     "read ahead": {},
@@ -98,12 +99,12 @@ def test_items_of_any_dtype(opened: Any, tmp_path: Path, dtype: Any) -> None:
     rows=st.lists(st.integers(0, ROWS - 1), max_size=200),
     small=st.booleans(),
     stride=st.sampled_from([1, 2, -1]),
-    hole=st.sampled_from([0, PAGE, 1 << 20]),
+    gap=st.sampled_from([0, PAGE, 1 << 20]),
     most=st.integers(1, 40),
     ahead=st.booleans(),
 )
 def test_any_list_of_rows(
-    rows: list[int], small: bool, stride: int, hole: int, most: int, ahead: bool, tmp_path_factory: Any
+    rows: list[int], small: bool, stride: int, gap: int, most: int, ahead: bool, tmp_path_factory: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any.npy"
     model = np.arange(ROWS * 67, dtype="u2").reshape(ROWS, 67)
@@ -111,7 +112,7 @@ def test_any_list_of_rows(
         np.save(path, model)
     given_rows = np.array(rows, "i4" if small else "i8")[::stride]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(break_even.VARIABLE, str(hole))
+        patch.setenv(GAP, str(gap))
         patch.setattr(cached, "ROWS", most)
         patch.setattr(future, "PIECE_BYTES", 64)
         patch.setattr(future, "SHARE_ROWS", 16)
@@ -168,9 +169,9 @@ def test_lists_fill_slots_that_nobody_uses(kind: str) -> None:
 
 
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))
-def test_holes_are_filled_up_to_the_break_even(pages: set[int], most: int) -> None:
+def test_gaps_are_filled_up_to_the_limit(pages: set[int], most: int) -> None:
     ascending = np.array(sorted(pages))
-    merged = cached.over_holes(ascending, most).tolist()
+    merged = cached.over_gaps(ascending, most).tolist()
     wanted = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= most for q in range(p, n)}
     assert merged == sorted(pages | wanted)
 
@@ -379,7 +380,7 @@ def in_memory(path: Path) -> int:
 def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(break_even.VARIABLE, "0")
+    monkeypatch.setenv(GAP, "0")
     model = np.random.default_rng(5).integers(0, 1 << 60, (4096, 512))
     path = saved(tmp_path, model)
     with path.open("rb") as file:
@@ -394,20 +395,6 @@ def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
         assert in_memory(path) <= 2 * len(set(rows.tolist())) + 64
         monkeypatch.setattr(memory.RowCopy, "fetch", None)
         assert (rows_of(a, rows) == model[rows]).all(), "now it is in memory, and copied from there"
-
-
-@pytest.mark.parametrize(
-    ("short", "long", "hole"),
-    [
-        (20e-6, 140e-6, 16 << 10),
-        (1e-6, 1e-6 * 32, 0),
-        (50e-6, 50e-6, 128 << 10),
-        (80e-6, 100e-6, 128 << 10),
-        (5e-6, 2e-6, 128 << 10),
-    ],
-)
-def test_the_break_even_follows_from_two_times(short: float, long: float, hole: int) -> None:
-    assert abs(break_even.break_even(short, long) - hole) <= 4096
 
 
 def test_small_gathers_are_done_at_once_and_leave_nothing(tmp_path: Path) -> None:
@@ -437,28 +424,13 @@ def test_small_gathers_are_done_at_once_and_leave_nothing(tmp_path: Path) -> Non
                 gc.enable()
 
 
-def test_of_several_times_the_fastest_counts() -> None:
-    pauses = iter([0.0, 0.01, 0.0, 0.001])
-    assert break_even._seconds_each(lambda places: time.sleep(next(pauses)), np.arange(400), 100) < 5e-5
-
-
-def test_the_break_even_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(break_even, "LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr(break_even, "_measured", {})
-    monkeypatch.setattr(future, "MEASURED", 10)
-    path = saved(tmp_path, np.arange(1 << 20).reshape(1 << 10, -1))
-    asked: list[int] = []
-    real = break_even.break_even
-    monkeypatch.setattr(break_even, "break_even", lambda *t: asked.append(1) or real(*t))
-    with ww.open(path, device="cpu", cache="1MiB", page_size=4096) as a:
-        for _ in range(3):
-            rows_of(a, np.arange(0, 1 << 10, 3))
-    assert len(asked) == 1 and 0 <= next(iter(break_even._measured.values())) <= break_even.MOST
-    monkeypatch.setenv(break_even.VARIABLE, "8KiB")
-    assert break_even.given() == 8192
-    monkeypatch.setenv(break_even.VARIABLE, "much")
-    with ww.open(path, device="cpu") as a, pytest.raises(errors.ArgumentError, match=break_even.VARIABLE):
-        ww.gather(a, [0])
+def test_a_wrong_limit_of_gaps_is_refused_before_anything_is_begun(opened, tmp_path, monkeypatch) -> None:
+    with opened(saved(tmp_path, np.arange(ROWS))) as a:
+        monkeypatch.setenv(GAP, "much")
+        with pytest.raises(errors.ArgumentError, match=GAP):
+            ww.gather(a, [0])
+        monkeypatch.setenv(GAP, "4KiB")
+        assert rows_of(a, [0, 7]).tolist() == [0, 7]
 
 
 @pytest.mark.parametrize("kind", ["ram", "striped", "replicated", "latency", "python"])

@@ -55,10 +55,10 @@ def _wrong(file, data, seed):
     return None
 
 
-@pytest.mark.parametrize("hole", ["0", "20KiB", None])
-def test_pieces_are_the_bytes_of_the_file(written, file, hole, monkeypatch):
-    if hole is not None:
-        monkeypatch.setenv("WARPWELL_HOLE_BYTES", hole)
+@pytest.mark.parametrize("gap", ["0", "20KiB", None])
+def test_pieces_are_the_bytes_of_the_file(written, file, gap, monkeypatch):
+    if gap is not None:
+        monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", gap)
     before = set(os.listdir("/proc/self/fd"))
     assert _wrong(file, written[1], 1) is None
     assert len(set(os.listdir("/proc/self/fd")) - before) <= 1  # that of the listing
@@ -72,9 +72,9 @@ FAULTS = {
 _RUNS = pieces._runs
 
 
-def _shorter(starts, ends, unit, hole):
+def _shorter(starts, ends, unit, gap):
     low, high = starts // unit * unit, -(-ends // unit) * unit
-    new = np.concatenate(([True], low[1:] > high[:-1] + hole))
+    new = np.concatenate(([True], low[1:] > high[:-1] + gap))
     first = np.flatnonzero(new)
     last = np.concatenate((first[1:] - 1, [len(low) - 1]))
     return np.cumsum(new) - 1, low[first], high[last] - low[first]
@@ -82,7 +82,7 @@ def _shorter(starts, ends, unit, hole):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(written, file, fault, monkeypatch):
-    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "0")
+    monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     monkeypatch.setattr(pieces, "_runs", FAULTS[fault])
     try:
         assert _wrong(file, written[1], 2) is not None
@@ -91,13 +91,13 @@ def test_a_planted_fault_is_found(written, file, fault, monkeypatch):
 
 
 def test_what_is_read_is_counted(written, file, monkeypatch):
-    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "0")
+    monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     starts = np.arange(5, NBYTES - 8, 16_000)
     one = file.pieces(starts, 8)
     pieces.fetch([one], dry=True)
     unit = 512 if file.direct and pieces._reads_directly(one) else 4096
     assert one.read == unit * len(starts) and one.commands == len(starts)  # none straddles two units
-    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "20KiB")
+    monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "20KiB")
     pieces.fetch([one], dry=True)
     assert one.commands == -(-one.read // pieces.COMMAND) and NBYTES - 16_000 < one.read <= NBYTES
 

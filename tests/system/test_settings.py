@@ -35,6 +35,8 @@ def test_the_page_has_all_settings() -> None:
         ("check", "0", False),
         ("seed", "-4", -4),
         ("cache_folder", "/a/b", Path("/a/b")),
+        ("read_gap_bytes", "4KiB", 4096),
+        ("read_gap_bytes", "0", 0),
         ("socket", "/a/s", Path("/a/s")),
         ("turns_folder", "/a/t", "/a/t"),
     ],
@@ -50,7 +52,13 @@ def test_a_variable_is_read_at_each_access(name: str, text: str, value: Any, mon
 
 
 @pytest.mark.parametrize(
-    ("name", "texts"), [("cpu_threads", ("0", "-1", "2.5", "x")), ("seed", ("x", "1.0")), ("check", ("yes", "2"))]
+    ("name", "texts"),
+    [
+        ("cpu_threads", ("0", "-1", "2.5", "x")),
+        ("seed", ("x", "1.0")),
+        ("check", ("yes", "2")),
+        ("read_gap_bytes", ("much", "-1")),
+    ],
 )
 def test_a_text_that_is_no_value_is_refused(name: str, texts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     setting = vars(Settings)[name]

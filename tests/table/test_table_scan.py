@@ -152,7 +152,7 @@ def test_blocks_that_cannot_match_are_left_out(written):
 
 def test_only_the_pages_of_matching_rows_are_read(tmp_path, monkeypatch):
     monkeypatch.undo()  # chunks as they are
-    monkeypatch.setenv("WARPWELL_HOLE_BYTES", "0")
+    monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     rows = 1 << 20
     random = np.random.default_rng(1)
     names = [f"n{k:07}" for k in range(rows)]

@@ -338,21 +338,6 @@ class Bulk:
                 return None
             return _Job(self, nsid).copy(first, end, to, into, lambda: bool(interrupts.raised))
 
-    def read_for_nobody(self, nsid: int, offsets: NDArray[np.int64], nbytes: int) -> None:
-        """Read `nbytes` bytes at each of these offsets of an array's medium at once, to find out how long it takes.
-
-        Where the host reads nothing, nothing is read.
-        """
-        with self._turn, self._cache.held():
-            self._prepare()
-            if self._reads is None:
-                return
-            # what comes is of no use: reads that overlap in staging are none the slower
-            places = np.arange(len(offsets)) % max(1, self.slot_bytes // nbytes) * nbytes
-            with self.reading(None) as reads:
-                reads.start(0, nsid, offsets // BLOCK, np.full(len(offsets), nbytes // BLOCK), self.staging(0) + places)
-                reads.wait(0, self._cache.timeout, lambda: False)
-
     # -- staging, and memory for rows -------------------------------------------------------------------------------
 
     @property

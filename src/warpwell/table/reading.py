@@ -45,7 +45,7 @@ class ColumnReads:
     wanted : int
         Bytes of the items that the query uses.
     read : int
-        Bytes of the runs in which they lie, of 4 KiB or of 512 bytes, with holes that are cheaper to read than another
+        Bytes of the runs in which they lie, of 4 KiB or of 512 bytes, with gaps that are cheaper to read than another
         command.
     commands : int
         Commands for these runs.

@@ -77,7 +77,7 @@ class Taken:
 MOST_BYTES = 128 << 20
 """Most bytes that a take reads at a time."""
 ROW_BYTES = 16 << 10
-"""Bytes that a row of a column is expected to take of that, with pages and holes: no more rows are read at a time."""
+"""Bytes that a row of a column is expected to take of that, with pages and gaps: no more rows are read at a time."""
 
 
 def take(columns: Sequence[Column], numbers: NDArray[np.int64], reads: Reads) -> Any:

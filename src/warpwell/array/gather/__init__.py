@@ -11,7 +11,6 @@
 - frames.py      on a GPU: rows of arrays behind a cache, from frames, by lists, or in waves
 - lists.py       lists of rows that service threads copy into staging, for `frames.py`
 - kernels.py     the kernels of both
-- break_even.py  over how large a hole reads are merged, measured
 """
 
 from .batches import RowBatches, rows

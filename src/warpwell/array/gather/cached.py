@@ -133,16 +133,16 @@ def waves(starts: NDArray[np.int64], nbytes: int, page: int, most: int) -> Itera
         yield Wave(some.start, some.stop, pages)
 
 
-def over_holes(pages: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Return ascending pages, and those of holes of at most `most` pages between them."""
-    gaps = np.diff(pages) - 1
-    few = np.flatnonzero((gaps > 0) & (gaps <= most))
+def over_gaps(pages: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return ascending pages, and the pages of gaps of at most `most` pages between them."""
+    lengths = np.diff(pages) - 1
+    few = np.flatnonzero((lengths > 0) & (lengths <= most))
     if not len(few):
         return pages
-    counts = gaps[few]
+    counts = lengths[few]
     number = int(counts.sum())
-    holes = np.repeat(pages[few] + 1 - (np.cumsum(counts) - counts), counts) + np.arange(number)
-    return np.sort(np.concatenate((pages, holes)))
+    gaps = np.repeat(pages[few] + 1 - (np.cumsum(counts) - counts), counts) + np.arange(number)
+    return np.sort(np.concatenate((pages, gaps)))
 
 
 def absent(array: Any, pages: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -169,7 +169,7 @@ class CachedRows:
     Attributes
     ----------
     pages, asked : int
-        Pages that the rows have; pages that were asked for ahead, holes included.
+        Pages that the rows have; pages that were asked for ahead, gaps included.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class CachedRows:
         """Let `copy` end after the wave that it is at."""
         self._stopped = True
 
-    def copy(self, rows: NDArray[Any], hole: int) -> None:
+    def copy(self, rows: NDArray[Any], gap: int) -> None:
         """Copy rows, whose numbers are in range; row ``rows[k]`` becomes row k of the result.
 
         Raises
@@ -199,9 +199,9 @@ class CachedRows:
         MediumError, StallError, ClosedError
         """
         with self._array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
-            self.copy_held(rows, None, hole)
+            self.copy_held(rows, None, gap)
 
-    def copy_held(self, rows: NDArray[Any], places: NDArray[np.int64] | None, hole: int) -> None:
+    def copy_held(self, rows: NDArray[Any], places: NDArray[np.int64] | None, gap: int) -> None:
         """Copy rows to rows `places`, by default in their order; the caller holds the cache's frames in place."""
         array = self._array
         array.cache.require_no_doubt(array._nsid)  # as for a launch, which this is not for the cache
@@ -217,7 +217,7 @@ class CachedRows:
             for wave in coming:
                 taken.append(wave)
                 self.pages += len(wave.pages)
-                tickets.append(self._read(taken, tickets, hole, most) if ahead else Ticket())
+                tickets.append(self._read(taken, tickets, gap, most) if ahead else Ticket())
                 if len(taken) > 1:
                     self._rows(taken[-2], tickets[-2], ascending, target)
                 if self._stopped:
@@ -227,13 +227,13 @@ class CachedRows:
             if tickets:
                 tickets[-1].cancel()
 
-    def _read(self, taken: list[Wave], tickets: list[Ticket], hole: int, most: int) -> Ticket:
+    def _read(self, taken: list[Wave], tickets: list[Ticket], gap: int, most: int) -> Ticket:
         """Begin to read what is not there of the last wave."""
         array, pages = self._array, taken[-1].pages
         wanted = absent(array, pages)
         if len(wanted) <= FEW:
             return Ticket()
-        merged = over_holes(wanted, hole // array.cache.page_size)
+        merged = over_gaps(wanted, gap // array.cache.page_size)
         wanted = merged if len(merged) <= most else wanted
         self.asked += len(wanted)
         ticket: Ticket = array.cache.bulk.prefetch(

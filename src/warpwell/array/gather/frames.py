@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from ...cache import REF
 from ...targets import Block
 from ...targets.launch_stream import stream_on
-from . import break_even, kernels
+from . import kernels
 from .cached import ROWS, CachedRows
 from .in_stream import Numbers, Room, give_back, lanes_shift, take_room, unit_of
 from .jobs import Crew, Job
 from .lists import ListRing
+from .memory import read_gap
 
 TABLE = 1 << 21
 """Words that are noted of pages at a time, at most."""
@@ -46,7 +47,6 @@ PIECE_BYTES, PIECE_ROWS = 1 << 20, 1 << 13
 """Bytes, or rows, of a slot for which another thread is woken: it takes that as long to begin as to copy them."""
 LONG_ROW = 16 << 20
 """Bytes of rows that are not copied by lists."""
-MEASURED = 4096
 
 
 class Lane:
@@ -97,6 +97,7 @@ class FrameRows:
     def __init__(self, array: Any, *, nbytes: int, stride: int, out: int) -> None:
         self._array = array
         self._nbytes, self._stride, self._out = nbytes, stride, out
+        self._gap = read_gap()
         self._stopped = False
         self._waves: CachedRows | None = None
         self._listed = 0
@@ -342,8 +343,7 @@ class FrameRows:
 
         self._waves = CachedRows(array, nbytes=self._nbytes, stride=self._stride, out=out, take=take)
         if not self._stopped:
-            hole = break_even.of_cache(array, measure=len(rows) >= MEASURED)
-            self._waves.copy_held(rows, places, hole)
+            self._waves.copy_held(rows, places, self._gap)
 
 
 def _after_fork() -> None:

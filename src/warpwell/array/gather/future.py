@@ -19,12 +19,11 @@ from ...targets.launch_stream import LaunchStream, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host
-from . import break_even
 from .cached import CachedRows
 from .frames import FrameRows
 from .in_stream import InStream, Numbers, RowsInStream
 from .jobs import Crew, Job, crew_of
-from .memory import DONE, RowCopy
+from .memory import DONE, RowCopy, read_gap
 from .tensors import Tensor, numbers_on_gpu, on_a_gpu, row_numbers, tensor_of
 
 PIECE_BYTES = 1 << 20
@@ -42,8 +41,6 @@ HELPED = 3
 """Pieces from which on another thread is asked to help."""
 MOST_BYTES = 64 << 20
 """Most bytes of a piece: for each it is decided anew whether pages have to be read."""
-MEASURED = 4096
-"""Rows of a gather from which on it may wait for the measurement of the medium."""
 
 
 class Gather:
@@ -119,7 +116,7 @@ class Gather:
 def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gather:
     """Begin to gather rows of an array; return a future.
 
-    Neighbours, holes and duplicates are seen: what is needed is read once, by as few commands as pay, with many of them
+    Neighbours, gaps and duplicates are seen: what is needed is read once, by as few commands as pay, with many of them
     in flight. Pages that kernels have changed and not flushed are taken from the cache.
 
     Parameters
@@ -253,7 +250,6 @@ def check(array: Any, rows: Any, out: Any, stream: Any) -> None:
                 name="array",
             )
         inner *= extent
-    break_even.given()
 
 
 def _apart_from(numbers: NDArray[Any], address: int, nbytes: int) -> NDArray[Any]:
@@ -429,17 +425,16 @@ def _from_memory(
     It is done here if it has at most `here_bytes`, all in memory.
     """
     array, part = future._array, future._array._part
-    mapping = part.mapping
     copier = RowCopy(
         rows,
-        None,
         source=part.data + array._origin,
         extent=array.shape[0],
         stride=array._strides[0],
         nbytes=nbytes,
         out=address,
-        mapped=mapping,
+        mapped=part.mapping,
     )
+    gap = read_gap()
     future._stop, future.asked = copier.stop, lambda: copier.fetched[1]
     at_once = rows.size * nbytes <= here_bytes and rows.size <= HERE_ROWS
     at_once = at_once and not (nbytes and copier.absent(0, rows.size))
@@ -454,8 +449,7 @@ def _from_memory(
     def run(piece: int) -> None:
         first, end = piece * each, min((piece + 1) * each, rows.size)
         if nbytes and not at_once and copier.absent(first, end):
-            hole = break_even.of_mapping(array, measure=rows.size >= MEASURED)
-            wrong = copier.fetch(first, end, hole)
+            wrong = copier.fetch(first, end, gap)
         else:
             wrong = copier.copy(first, end)
         if wrong != DONE:
@@ -472,6 +466,7 @@ def _through_cache(
     del here_bytes
     array = future._array
     copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
+    gap = read_gap()
     future._stop, future.asked = copier.stop, lambda: copier.asked * array.cache.page_size
 
     def run(piece: int) -> None:
@@ -481,7 +476,7 @@ def _through_cache(
             wrong = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
             raise _out_of_range(array, rows, int(wrong[0]))
         if nbytes:
-            copier.copy(rows, break_even.of_cache(array, measure=rows.size >= MEASURED))
+            copier.copy(rows, gap)
 
     return 1, run, False
 

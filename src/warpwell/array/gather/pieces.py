@@ -1,7 +1,7 @@
 """`fetch`: bytes of files that are known piece by piece, as addresses in memory.
 
-A piece whose pages the system's page cache has is where the file is mapped. The others become runs, merged over holes
-that are cheaper to read than another command (`break_even`), which `THREADS` threads read into memory of their own, a
+A piece whose pages the system's page cache has is where the file is mapped. The others become runs, merged over gaps
+that are cheaper to read than another command (`read_gap`), which `THREADS` threads read into memory of their own, a
 command each at a time. A run is a multiple of 512 bytes where the file is read directly, past the page cache, and of
 4 KiB otherwise, when the next fetch finds its pages there. A forked child, or a closed file, disturbs nobody: who
 fetches has descriptors of his own.
@@ -25,9 +25,8 @@ from ... import errors
 from ...storage import page_cache, set_word, word
 from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, native, pread
 from ..mapping import Mapping
-from . import break_even
 from .jobs import Crew, Job
-from .memory import copy_small
+from .memory import copy_small, read_gap
 
 THREADS = 32
 COMMAND = 128 << 10
@@ -35,8 +34,6 @@ COMMAND = 128 << 10
 DIRECT, PAGE = 512, mmap.PAGESIZE
 STALLED = 60.0
 """Seconds without the end of a command after which a drive is given up."""
-MEASURED = 4096
-"""Pieces of a fetch from which on it may wait for the measurement of the drive."""
 
 W_TABLE, W_COUNT, W_NEXT, W_STOP, W_ERROR, W_WRONG, W_DONE, WORDS = range(8)
 R_FD, R_OFFSET, R_NBYTES, R_NEEDED, R_BUFFER, ROW_WORDS = range(6)
@@ -117,7 +114,7 @@ def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
     plans = []
     for one in wanted:
         if len(one.starts):
-            plans.append((one, *_planned(one, measure=not dry)))
+            plans.append((one, *_planned(one)))
     if dry:
         return
     total = sum(int(lengths.sum()) for *_, lengths in plans)
@@ -151,19 +148,19 @@ def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
         raise errors.MediumError(f"{path}: reading byte {where[R_OFFSET]} failed: {reason}", lba=where[R_OFFSET] // 512)
 
 
-def _planned(one: Pieces, measure: bool) -> tuple[Any, ...]:
+def _planned(one: Pieces) -> tuple[Any, ...]:
     """Return the pieces that are not in memory; the unit of reads; the run of each, where runs begin, their bytes."""
     one.addresses = one.mapping.address + one.starts
     ends = one.starts + one.sizes
     unit = DIRECT if one.direct and _reads_directly(one) else PAGE
     absent = np.flatnonzero(_absent(one, ends))
-    hole = _hole(one, unit, measure and len(absent) >= MEASURED)
-    run_of, begins, lengths = _runs(one.starts, ends, unit, hole)
+    gap = read_gap(direct=unit == DIRECT)
+    run_of, begins, lengths = _runs(one.starts, ends, unit, gap)
     one.read, one.commands = _bytes_of(one, begins, lengths), int((-(-lengths // COMMAND)).sum())
     if not len(absent):
         return absent, unit, absent, absent, absent
     if len(absent) < len(ends):
-        run_of, begins, lengths = _runs(one.starts[absent], ends[absent], unit, hole)
+        run_of, begins, lengths = _runs(one.starts[absent], ends[absent], unit, gap)
     one.from_storage = _bytes_of(one, begins, lengths)
     return absent, unit, run_of, begins, lengths
 
@@ -173,14 +170,14 @@ def _bytes_of(one: Pieces, begins: NDArray[np.int64], lengths: NDArray[np.int64]
 
 
 def _runs(
-    starts: NDArray[np.int64], ends: NDArray[np.int64], unit: int, hole: int
+    starts: NDArray[np.int64], ends: NDArray[np.int64], unit: int, gap: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return the run of each piece, and where runs begin, in multiples of a unit, and their bytes."""
     low, high = starts // unit * unit, -(-ends // unit) * unit
     if not len(low):
         return low, low, low
     reached = np.maximum.accumulate(high)
-    new = np.concatenate(([True], low[1:] > reached[:-1] + hole))
+    new = np.concatenate(([True], low[1:] > reached[:-1] + gap))
     first = np.flatnonzero(new)
     last = np.concatenate((first[1:] - 1, [len(low) - 1]))
     return np.cumsum(new) - 1, low[first], reached[last] - low[first]
@@ -262,32 +259,6 @@ def _descriptor(one: Pieces, unit: int) -> int:
     if unit != DIRECT:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
     return descriptor
-
-
-def _hole(one: Pieces, unit: int, measure: bool) -> int:
-    key = "direct" if unit == DIRECT else "read", os.fstat(one.fileno()).st_dev
-    return break_even.of_reads(key, (lambda: _timed(one, unit)) if measure else None, one.nbytes)
-
-
-def _timed(one: Pieces, unit: int) -> tuple[float, float] | None:
-    """Return the seconds of a read of `break_even.SHORT` and of one of `break_even.LONG` bytes at random places."""
-    descriptor = _descriptor(one, unit)
-
-    def reader(size: int) -> Callable[[NDArray[np.int64]], None]:
-        room = np.empty(break_even.READS[size] * size + PAGE, np.uint8)
-        at = -(-int(room.ctypes.data) // PAGE) * PAGE
-
-        def read(places: NDArray[np.int64]) -> None:
-            lengths = np.full(len(places), size)
-            if _read(_rows(descriptor, one.nbytes, places * size, lengths, at + np.arange(len(places)) * size), room):
-                raise errors.MediumError(f"{one.path} cannot be read")
-
-        return read
-
-    try:
-        return break_even.timed(reader, one.nbytes, one.mapping.address if one.mapping.tells else None)
-    finally:
-        os.close(descriptor)
 
 
 def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] | None:
