@@ -13,6 +13,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     errors/      the exceptions
     _check       checks of options
     _settings    what environment variables choose
+    _future      results of work in the background
     _trace       ranges for NVIDIA Nsight Systems
     _npy         headers of ``.npy`` files
     replacing    files and folders that appear whole, or not at all
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from .array import Array, DeviceArray, PageSet, Rows, atomic_add
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
-    from .array.gather import Gather, RowBatches, gather, rows
+    from .array.gather import RowBatches, gather, rows
     from .array.spans import (
         add,
         add_square,
@@ -83,7 +84,6 @@ __all__ = [
     "Cache",
     "CudaSource",
     "DeviceArray",
-    "Gather",
     "PageSet",
     "RowBatches",
     "Rows",
@@ -151,7 +151,7 @@ _FROM = {
     "array": "Array DeviceArray PageSet Rows atomic_add",
     "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
     "map map_block map_warp",
-    "array.gather": "Gather RowBatches gather rows",
+    "array.gather": "RowBatches gather rows",
     "array.front": "create=create_placed open=open_placed",
     "cache": "Cache Statistics Ticket",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import ctypes
 import gc
 import itertools
@@ -27,7 +29,7 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array.gather import cached, future, in_stream, jobs, lists, memory, tensors
+from warpwell.array.gather import api, cached, in_stream, lists, memory, tasks, tensors
 from warpwell.cache import prefetch
 from warpwell.storage import io_threads
 from warpwell.targets.launch_stream import stream_on
@@ -114,10 +116,10 @@ def test_any_list_of_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(GAP, str(gap))
         patch.setattr(cached, "ROWS", most)
-        patch.setattr(future, "PIECE_BYTES", 64)
-        patch.setattr(future, "SHARE_ROWS", 16)
-        patch.setattr(future, "HERE_BYTES", 64 if most % 2 else 4 << 20)
-        patch.setattr(future, "MOST_BYTES", 134 * most)
+        patch.setattr(api, "PIECE_BYTES", 64)
+        patch.setattr(api, "SHARE_ROWS", 16)
+        patch.setattr(api, "HERE_BYTES", 64 if most % 2 else 4 << 20)
+        patch.setattr(api, "MAX_CHUNK_BYTES", 134 * most)
         patch.setattr(memory.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
             with ww.open(path, device="cpu", **options) as a:
@@ -300,7 +302,7 @@ def test_an_out_that_does_not_fit_is_refused_before_anything_is_begun(tmp_path: 
         out, kind, message = bad_outs(a)[what]
         with pytest.raises(kind, match=message):
             ww.gather(a, [0, 1], out=out)
-        assert not jobs._live
+        assert not tasks._running
 
 
 @pytest.mark.parametrize("tier", ["mapped", "host"])
@@ -345,7 +347,7 @@ def test_a_row_out_of_range_is_named_with_its_place(opened: Any, tmp_path: Path,
         begun = ww.gather(a, rows)
         with pytest.raises(errors.IndexRangeError, match=f"row {wrong} at place (123|200) of the list .* of 500 rows"):
             begun.result(110)
-        assert begun.done() and not jobs._live
+        assert begun.done() and not tasks._running
         assert rows_of(a, [1, 2]).tolist() == [1, 2], "and the array can be used"
 
 
@@ -479,7 +481,7 @@ def test_a_failing_medium_raises_and_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(errors.MediumError, match="LBA"):
             begun.result(110)
         assert rows_of(a, [5, 99_999]).tolist() == [5, 99_999]
-    assert not jobs._live
+    assert not tasks._running
 
 
 def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None:
@@ -491,7 +493,7 @@ def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None
     with pytest.raises(errors.StallError):
         begun.result()
     a.close()
-    assert not jobs._live
+    assert not tasks._running
 
 
 def test_a_file_that_is_cut_while_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +504,7 @@ def test_a_file_that_is_cut_while_it_is_mapped(tmp_path: Path, monkeypatch: pyte
             os.truncate(path, 1 << 17)
             with pytest.raises(errors.MediumError, match="truncated"):
                 rows_of(a, np.arange(0, 1 << 16, 16))
-            assert not jobs._live
+            assert not tasks._running
             with pytest.raises(errors.MediumError):
                 ww.gather(a, [0])
         path = saved(tmp_path, np.arange(1 << 16))
@@ -541,11 +543,11 @@ def test_a_cancelled_gather_ends_and_leaves_the_array_usable(tmp_path: Path) -> 
         medium.go.set()
         with pytest.raises(errors.ClosedError, match="cancelled"):
             begun.result(110)
-        assert not begun.cancel() and not jobs._live
+        assert not begun.cancel() and not tasks._running
         assert rows_of(a, [1]).tolist() == [7]
 
 
-def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
+def test_a_task_skips_chunks_after_a_failure_or_a_cancel() -> None:
     begun: list[int] = []
     gate = threading.Event()
 
@@ -557,53 +559,71 @@ def test_a_job_skips_pieces_after_a_failure_or_a_cancel() -> None:
         time.sleep(0.01)  # the other thread comes to raise, on a busy machine, too
 
     over: list[Any] = []
-    crew = jobs.Crew(2)
-    job = jobs.Job(100, run, lambda: over.append(1), crew)
+    workers = tasks.WorkerGroup(2)
+    task = tasks.ChunkedTask(100, run, workers, finished=lambda: over.append(1))
     while len(begun) < 2:
         time.sleep(1e-3)
     gate.set()
-    assert job.wait(30) and isinstance(job.error, ValueError) and over == [1] and len(begun) < 100
+    assert isinstance(task.exception(30), ValueError) and over == [1] and len(begun) < 100
     gate.clear()
     begun.clear()
-    job = jobs.Job(100, run, lambda: over.append(1), crew)
+    task = tasks.ChunkedTask(100, run, workers, finished=lambda: over.append(1))
     while not begun:
         time.sleep(1e-3)
-    assert job.cancel() and not job.wait(0.01)
+    assert task.cancel()
+    with pytest.raises(TimeoutError, match=r"the task is not done after 0\.01 s"):
+        task.result(0.01)
     gate.set()
-    assert job.wait(30) and len(begun) <= 3 and not job.cancel() and len(over) == 2
+    assert isinstance(task.exception(30), ValueError), "the error of the chunk that had started"
+    assert len(begun) <= 3 and not task.cancel() and len(over) == 2
 
 
-def test_a_job_that_is_done_here_is_not_kept_by_a_crew_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_done_here_is_not_kept_by_a_group_whose_threads_never_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(type(io_threads.current()), "submit", lambda *_: None)
-    crew = jobs.Crew(2)
-    job = jobs.Job(3, lambda piece: None, lambda: None, crew, here=True)
-    assert job.done and not crew._jobs
+    workers = tasks.WorkerGroup(2)
+    task = tasks.ChunkedTask(3, lambda chunk: chunk, workers, help=True)
+    assert task.done() and task.result() == 2 and not workers._tasks
 
 
-def test_many_jobs_have_few_threads_and_their_order() -> None:
+def test_many_tasks_have_few_threads_and_their_order() -> None:
     seen: list[tuple[int, int]] = []
     most: list[int] = []
     busy: list[int] = []
-    crew = jobs.Crew(3)
+    workers = tasks.WorkerGroup(3)
 
-    def run(job: int, piece: int) -> None:
+    def run(task: int, chunk: int) -> None:
         busy.append(1)
         most.append(len(busy))
-        seen.append((job, piece))
+        seen.append((task, chunk))
         time.sleep(1e-3)
         busy.pop()
 
-    made = [jobs.Job(5, lambda k, n=n: run(n, k), lambda: None, crew) for n in range(40)]
-    assert all(job.wait(60) for job in made) and len(seen) == 200 and max(most) <= 3
+    started = [tasks.ChunkedTask(5, lambda k, n=n: run(n, k), workers) for n in range(40)]
+    assert not concurrent.futures.wait(started, 60).not_done and len(seen) == 200 and max(most) <= 3
     assert all(abs(n - k) <= 3 for n, (k, _) in enumerate(seen[::5])), "in the order in which they were begun"
     slow = threading.Event()
-    stuck = [jobs.Job(1, lambda k: slow.wait(30) and None, lambda: None, crew) for _ in range(9)]
-    assert jobs.Job(1, lambda k: None, lambda: None, jobs.Crew(1)).wait(30), "those of another crew go on"
+    stuck = [tasks.ChunkedTask(1, lambda k: slow.wait(30), workers) for _ in range(9)]
+    assert tasks.ChunkedTask(1, lambda k: 7, tasks.WorkerGroup(1)).result(30) == 7, "those of another group go on"
     helped: list[int] = []
-    assert jobs.Job(9, helped.append, lambda: None, crew, here=True).done, "it does not wait for others' jobs"
+    assert tasks.ChunkedTask(9, helped.append, workers, help=True).done(), "it does not wait for other tasks"
     assert helped == list(range(9))
     slow.set()
-    assert all(job.wait(30) for job in stuck)
+    assert all(task.result(30) for task in stuck)
+
+
+def test_gathers_are_futures_of_the_standard_library(opened: Any, tmp_path: Path) -> None:
+    with opened(saved(tmp_path, np.arange(ROWS))) as a:
+        started = [ww.gather(a, [k, 7]) for k in range(5)]
+        assert not concurrent.futures.wait(started, 60).not_done
+        assert [one.result().tolist() for one in started] == [[k, 7] for k in range(5)]
+        assert started[0].exception() is None and "gather of 2 rows of array 'a.npy', done" in repr(started[0])
+
+        async def rows() -> Any:
+            return await asyncio.wrap_future(ww.gather(a, [3]))
+
+        assert asyncio.run(rows()).tolist() == [3]
 
 
 def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
@@ -624,7 +644,7 @@ def test_threads_gather_from_one_array(opened: Any, tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join(100)
-    assert not wrong and not jobs._live
+    assert not wrong and not tasks._running
 
 
 def test_another_array_is_opened_on_the_cache_after_the_gather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -755,7 +775,7 @@ def test_batches_are_those_that_numpy_has(opened: Any, tmp_path: Path, ahead: in
             assert (got == model[rows]).all() and got.shape == (len(rows), 5)
         with pytest.raises(StopIteration):
             next(batches)
-    assert not jobs._live
+    assert not tasks._running
 
 
 def test_batches_are_taken_as_far_ahead_as_was_said(tmp_path: Path) -> None:
@@ -830,11 +850,11 @@ def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, kind):
             None,
         )
 
-    job = begin(rows)
-    assert job.done and job.error is None and seen
+    future = begin(rows)
+    assert future.done() and future.exception() is None and seen
     assert np.array_equal(out, expected)
     listed = view_of(seen[0][0], 8 * n, np.int64)
     assert (np.diff(listed >> 7) >= 0).all() and sorted(listed) == sorted(rows)  # 128 rows are a region of 4,096 bytes
     rows[7] = len(model)
-    job = begin(rows)
-    assert job.done and isinstance(job.error, ValueError)
+    future = begin(rows)
+    assert future.done() and isinstance(future.exception(), ValueError)

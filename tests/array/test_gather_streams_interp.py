@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.harness.arrays.gathers import GatherConformance
 
-from warpwell.array.gather import batches, future
+from warpwell.array.gather import api, batches
 
 
 class Near:
@@ -26,7 +26,7 @@ class Near:
 
 @pytest.fixture(autouse=True)
 def _streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (future, batches):
+    for module in (api, batches):
         monkeypatch.setattr(module, "by_stream", lambda array: True)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather.jobs import Crew, Job
+from ..array.gather.tasks import ChunkedTask, WorkerGroup
 from ..errors import ArgumentError, DTypeError
 from .column import Column, ColumnRun
 from .library import arrow, polars
@@ -191,8 +191,8 @@ def _matching(
     """
     wanted = may_match(columns, predicate, reads).ranges(end)
     several = sum(stop - start for start, stop in wanted) > CHUNK
-    crew = Crew(len(os.sched_getaffinity(0))) if several else None
-    with _Coming(crew) as coming, _Coming(crew) as looking:
+    workers = WorkerGroup(len(os.sched_getaffinity(0))) if several else None
+    with _Coming(workers) as coming, _Coming(workers) as looking:
         group: list[_Found] = []
         for found in _ahead(columns, names, roots, predicate, wanted, reads, looking):
             few = found.whole is None
@@ -220,40 +220,36 @@ def _matching(
 class _Coming:
     """What other threads find out, in the order in which it was begun."""
 
-    def __init__(self, crew: Crew | None) -> None:
-        self._crew = crew
-        self._begun: deque[tuple[Job, list[Any]]] = deque()
+    def __init__(self, workers: WorkerGroup | None) -> None:
+        self._workers = workers
+        self._started: deque[ChunkedTask] = deque()
 
     def __len__(self) -> int:
-        return len(self._begun)
+        return len(self._started)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is being found."""
-        return all(job.done for job, _ in self._begun)
+        return all(task.done() for task in self._started)
 
     def begin(self, find: Callable[[], Any]) -> None:
         """Begin to find something."""
-        found: list[Any] = []
-        self._begun.append((Job(1, lambda piece: found.append(find()), lambda: None, self._crew), found))
+        self._started.append(ChunkedTask(1, lambda chunk: find(), self._workers))
 
     def next(self) -> Any:
         """Wait for what was begun first, and return it, or raise what was raised."""
-        job, found = self._begun[0]
-        job.wait()
-        self._begun.popleft()
-        if job.error is not None:
-            raise job.error
-        return found[0]
+        found = self._started[0].result()
+        self._started.popleft()
+        return found
 
     def __enter__(self) -> _Coming:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for begun in self._begun:
-            begun[0].cancel()
-        for begun in self._begun:
-            begun[0].wait()
+        for task in self._started:
+            task.cancel()
+        for task in self._started:
+            task.exception()
 
 
 @dataclass

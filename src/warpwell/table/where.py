@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .._trace import traced
 from ..array import Array
-from ..array.gather.future import begin, by_stream, new_result, numbers_of
+from ..array.gather.api import begin, by_stream, new_result, numbers_of
 from ..errors import ArgumentError
 from ..targets import to_device, to_host, zeros
 from ..targets.arrays import empty
@@ -174,24 +174,22 @@ def gathered(table: Home, column: Column, numbers: NDArray[np.int64], reads: Rea
             raise ArgumentError(f"column {column.name!r} has {why}, and gather copies rows of numbers: use take")
     if not parts:
         return lambda: np.empty((0, *layout.inner), layout.dtype)
-    futures, at = [], 0
+    futures, at, read = [], 0, list[int]()
     result: Any = None
     for run, rows in parts:
         array = _rows_of(table, run)
         if result is None:
             result, address = new_result(array, (len(numbers), *array.shape[1:]))
         nbytes = array._strides[0]
-        if by_stream(array):
-            given: Any = numbers_of(rows, 0)
-            futures.append(begin(array, given, result, address + at, result, stream_of(array.device, 0)))
-        else:
-            futures.append(begin(array, rows, result, address + at, result))
+        given: Any = numbers_of(rows, 0) if by_stream(array) else rows
+        stream = stream_of(array.device, 0) if by_stream(array) else None
+        futures.append(begin(array, given, result, address + at, result, stream, report_bytes=read.append))
         at += len(rows) * nbytes
 
     def wait() -> Any:
         for future in futures:
             future.result()
-        reads.gathered(column.name, at, sum(future.asked() for future in futures))
+        reads.gathered(column.name, at, sum(read))
         return result
 
     return wait

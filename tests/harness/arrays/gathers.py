@@ -84,7 +84,7 @@ class GatherConformance:
                     with pytest.raises(errors.IndexRangeError, match=f"row {self.ROWS} at place 2"):
                         ww.gather(a, rows).result(60)
                 self.same(a, model, [0])
-            assert not in_stream._going
+            assert not in_stream._running
 
     @pytest.mark.parametrize("nbytes", [1, 6, 36, 100, 1024, 1040])
     def test_memory_of_the_host_is_copied_by_lists(self, nbytes: int, monkeypatch: Any) -> None:

@@ -1,9 +1,9 @@
 """Rows by their numbers: what a batch needs is known before it is read.
 
-- future.py      `gather`: checks, and pieces of work; `Gather`, what becomes of them
+- api.py         `gather`: checks, and the choice of a strategy
 - batches.py     `rows`: batches of rows, gathered ahead of their use
 - tensors.py     arrays of any library as addresses, and row numbers
-- jobs.py        pieces of work on the process's service threads
+- tasks.py       work in chunks on the process's service threads
 - memory.py      rows of arrays in memory, and of mapped files, which are read ahead
 - cached.py      rows of arrays behind a cache: waves of pages, and the kernel that copies
 - pieces.py      bytes of files that are known piece by piece, for tables: threads that read runs of them
@@ -13,7 +13,7 @@
 - kernels.py     the kernels of both
 """
 
+from .api import gather
 from .batches import RowBatches, rows
-from .future import Gather, gather
 
-__all__ = ["Gather", "RowBatches", "gather", "rows"]
+__all__ = ["RowBatches", "gather", "rows"]

@@ -8,9 +8,10 @@ from typing import Any
 
 from ... import errors
 from ..._check import checked_integer
+from ..._future import Future
 from ...targets.launch_stream import LaunchStream, stream_on
 from ..array import Array
-from .future import Gather, begin, by_stream, check, new_result, numbers_of
+from .api import begin, by_stream, check, new_result, numbers_of
 from .in_stream import Numbers, give_back, take_room
 from .tensors import on_a_gpu, row_numbers
 
@@ -21,7 +22,7 @@ class RowBatches(Iterator[Any]):
     def __init__(self, array: Array, batches: Iterable[Any], ahead: int) -> None:
         self._array, self._ahead = array, ahead
         self._batches = iter(batches)
-        self._pending: deque[Gather] = deque()
+        self._pending: deque[Future] = deque()
         self._error: Exception | None = None
         self._exhausted = False
         # a stream of its own, so that batches do not wait for kernels of the program
@@ -36,7 +37,7 @@ class RowBatches(Iterator[Any]):
         Raises
         ------
         IndexRangeError, MediumError, StallError
-            As `Gather.result`; the iteration is over.
+            As the future of `gather`; the iteration is over.
         """
         self._start_batches()
         if not self._pending:
@@ -76,7 +77,7 @@ class RowBatches(Iterator[Any]):
             except Exception as error:
                 self._error, self._exhausted = error, True
 
-    def _start(self, given: Any) -> Gather:
+    def _start(self, given: Any) -> Future:
         array, stream = self._array, self._stream
         if stream is not None and on_a_gpu(given):
             given = self._copy_to_host(numbers_of(given, 0), stream)

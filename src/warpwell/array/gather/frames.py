@@ -28,9 +28,9 @@ from ...targets.launch_stream import stream_on
 from . import kernels
 from .cached import ROWS, CachedRows
 from .in_stream import Numbers, Room, give_back, lanes_shift, take_room, unit_of
-from .jobs import Crew, Job
 from .lists import ListRing
 from .memory import read_gap
+from .tasks import ChunkedTask, WorkerGroup
 
 TABLE = 1 << 21
 """Words that are noted of pages at a time, at most."""
@@ -54,7 +54,7 @@ class Lane:
 
     def __init__(self, device: str, memory: Any) -> None:
         self.stream = stream_on(device)
-        self.crew = Crew(len(os.sched_getaffinity(0)))
+        self.workers = WorkerGroup(len(os.sched_getaffinity(0)))
         self._memory = memory
         self._blocks: dict[tuple[str, bool], Block] = {}
 
@@ -78,7 +78,7 @@ _lanes: weakref.WeakKeyDictionary[Any, Lane] = weakref.WeakKeyDictionary()
 
 
 def lane_of(array: Any) -> Lane:
-    """Return the lane of an array (one thread at a time: a piece of its crew, whose limit is 1)."""
+    """Return the lane of an array (one thread at a time: its worker group has one)."""
     found = _lanes.get(array._part)
     if found is None:
         found = _lanes[array._part] = Lane(array.device, array.cache.memory)
@@ -275,12 +275,12 @@ class FrameRows:
         few = ring.filled_slots == 1  # all of them are copied before any is on its way
         if few:
             threads = min(threads, max(1, len(rows) * nbytes // PIECE_BYTES, len(rows) // PIECE_ROWS))
-        crew = None if few and threads == 1 else lane.crew
-        job = Job(threads, lambda _: ring.fill(staging), lambda: None, crew, here=few)
+        workers = None if few and threads == 1 else lane.workers
+        task = ChunkedTask(threads, lambda _: ring.fill(staging), workers, help=few)
         try:
             for slot in range(ring.filled_slots):
                 while not ring.full(slot):
-                    if self._stopped or job.error is not None:
+                    if self._stopped or task.error is not None:
                         return
                     freed()
                     time.sleep(20e-6)
@@ -306,10 +306,10 @@ class FrameRows:
                 freed()
         finally:
             ring.stop()
-            job.wait()
+            error = task.exception()
             stream.wait()
-            if job.error is not None:
-                raise job.error
+            if error is not None:
+                raise error
         array.medium.require_memory()
         self._listed += len(rows) * nbytes
         array.cache.bulk.commands += ring.pieces

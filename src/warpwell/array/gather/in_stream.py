@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..._os import clock
+from ..._future import Future
 from ...targets import Block, memory_for
 from ...targets.launch_stream import LaunchStream
 from . import kernels
-from .jobs import require_begun_here
 from .tensors import Tensor
 
 LEAST_ROOM = 1 << 12
@@ -95,15 +94,15 @@ class Room:
 
 
 _free: list[Room] = []
-_going: list[InStream] = []
+_running: list[StreamFuture] = []
 _lock = threading.Lock()
 
 
 def take_room(device: str, nbytes: int) -> Room:
     """Return room for so many bytes of row numbers; `give_back` it when no work in a stream uses it."""
     size = max(LEAST_ROOM, 1 << (nbytes - 1).bit_length())
-    for job in list(_going):
-        _ = job.done  # who is over gives its room back
+    for future in list(_running):
+        future.done()  # which gives back the room of a finished gather
     with _lock:
         for room in _free:
             if room.device == device and room.nbytes == size:
@@ -119,67 +118,18 @@ def give_back(room: Room) -> None:
         _free.append(room)
 
 
-class InStream:
-    """Work in a stream, seen as a `Job`: it has no pieces, and ends by itself.
+class StreamFuture(Future):
+    """The result of work in a stream; `result` calls `settle` after its end, outside of locks."""
 
-    Parameters
-    ----------
-    reached : callable
-        Whether the stream is behind it.
-    over : callable
-        Is called once when it was seen to be over; returns the exception to be raised by `Gather.result`, or None.
-    """
-
-    def __init__(self, reached: Callable[[], bool], over: Callable[[], BaseException | None]) -> None:
-        self.error: BaseException | None = None
-        self.cancelled = False
-        self._reached, self._over = reached, over
-        self._ended = False
-        self._turn = threading.RLock()  # a finalizer may ask in the middle of itself
-        self._process = os.getpid()
+    def __init__(self, work: str, poll: Callable[[Future], None], settle: Callable[[], None]) -> None:
+        super().__init__(work, poll)
+        self._settle = settle
         with _lock:
-            _going.append(self)
+            _running.append(self)
 
-    @property
-    def done(self) -> bool:
-        """Whether it is over, or another process's."""
-        if self._ended or self._process != os.getpid():
-            return True
-        with self._turn:
-            if not self._ended:
-                try:
-                    if not self._reached():
-                        return False
-                except errors.WarpwellError as error:  # the GPU is lost, and nothing goes on
-                    self.error = error
-                self._ended = True
-                with _lock:
-                    _going.remove(self)
-                self.error = self._over() or self.error
-        return True
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is over, up to `timeout` seconds; return whether it is.
-
-        Raises
-        ------
-        ForkError
-            It goes on in the process that this one was forked from.
-        """
-        require_begun_here(self._process)
-        deadline = None if timeout is None else clock.monotonic() + timeout
-        spins = 0
-        while not self.done:
-            spins += 1
-            if deadline is not None and clock.monotonic() > deadline:
-                return False
-            if spins > 200:
-                clock.sleep(min(20e-6 * (spins - 200), 1e-3))
-        return True
-
-    def cancel(self) -> bool:
-        """Return False: what is in a stream comes to its end."""
-        return False
+    def _wait(self, timeout: float | None) -> None:
+        super()._wait(timeout)
+        self._settle()
 
 
 def unit_of(*numbers: int) -> int:
@@ -227,11 +177,14 @@ class RowsInStream:
         over: Callable[[], None],
         wrong: Callable[[NDArray[Any]], BaseException],
         keep: Any,
-    ) -> InStream:
-        """Begin to copy row ``numbers[k]`` to row k at address `out`, and return.
+        work: str = "gather",
+        result: Any = None,
+        settle: Callable[[], None] = lambda: None,
+    ) -> Future:
+        """Start to copy row ``numbers[k]`` to row k at address `out`; return a future of `result`.
 
         ``wrong(numbers in host memory)`` returns the exception for numbers of which one is out of range; `over` is
-        called when the copy was seen to be over.
+        called when the end of the copy is seen.
         """
         n = numbers.size
         room = take_room(self._device, n * numbers.width)
@@ -267,17 +220,23 @@ class RowsInStream:
             over()
             raise
 
-        def ended(kept: Any = keep) -> BaseException | None:
+        def poll(future: Any, kept: Any = keep) -> None:
             try:
-                bad = bool(room.shared.words[0])
-                error = wrong(numbers.on_host(self._stream, room)) if bad else None
+                if not reached():
+                    return
+                error = wrong(numbers.on_host(self._stream, room)) if room.shared.words[0] else None
                 give_back(room)
-            except errors.WarpwellError as failure:  # a GPU that is lost
+            except errors.WarpwellError as failure:  # the GPU is lost
                 error = failure
+            with _lock:
+                _running.remove(future)
             over()
-            return error
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
-        return InStream(reached, ended)
+        return StreamFuture(work, poll, settle)
 
     def _by_regions(self, room: Room, rows: int, width: int, n: int) -> tuple[int, int, int]:
         """Return the address and width of the numbers in order of memory regions, and the address of their places."""
@@ -299,7 +258,7 @@ def _after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _free.clear()
-    _going.clear()
+    _running.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

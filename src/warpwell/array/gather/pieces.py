@@ -9,10 +9,10 @@ fetches has descriptors of his own.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import mmap
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,8 +25,8 @@ from ... import errors
 from ...storage import page_cache, set_word, word
 from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, native, pread
 from ..mapping import Mapping
-from .jobs import Crew, Job
 from .memory import copy_small, read_gap
+from .tasks import ChunkedTask, worker_group
 
 THREADS = 32
 COMMAND = 128 << 10
@@ -270,54 +270,23 @@ def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] |
     state[W_TABLE], state[W_COUNT] = rows.ctypes.data, len(rows)
     share = _read_share.load()
 
-    def run(piece: int) -> None:
+    def run(chunk: int, kept: Any = (rows, keep)) -> None:
         share(state.ctypes.data)
-        del piece
 
-    job = Job(min(THREADS, len(rows)), _holding(run, rows, keep), lambda: None, _crew())
+    task = ChunkedTask(min(THREADS, len(rows)), run, worker_group(Pieces, THREADS))
     done = -1
     try:
-        while not job.wait(STALLED):
+        while concurrent.futures.wait([task], STALLED).not_done:
             if done == state[W_DONE]:
                 raise errors.StallError(f"a drive has ended no read for {STALLED:g} s: look for it in the system's log")
             done = int(state[W_DONE])
     except BaseException:
         state[W_STOP] = 1
-        job.cancel()
-        job.wait(1.0)  # who closes descriptors next should not meet a read that begins
+        task.cancel()
+        concurrent.futures.wait([task], 1.0)  # no read should start when the caller closes descriptors
         raise
-    if job.error is not None:
-        raise job.error
+    task.result()
     return (int(state[W_ERROR]), rows[state[W_WRONG]]) if state[W_ERROR] else None
-
-
-def _holding(run: Callable[[int], None], *kept: Any) -> Callable[[int], None]:
-    """Return a function that keeps memory for as long as it lives."""
-
-    def held(piece: int, kept: tuple[Any, ...] = kept) -> None:
-        run(piece)
-
-    return held
-
-
-_crews: list[Crew] = []
-_lock = threading.Lock()
-
-
-def _crew() -> Crew:
-    with _lock:
-        if not _crews:
-            _crews.append(Crew(THREADS))
-        return _crews[0]
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _crews.clear()  # its threads are the parent's
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 @device

@@ -1,4 +1,4 @@
-"""`gather`: rows of an array by their numbers, in the background; `Gather` is what becomes of them."""
+"""`gather`: copy rows of an array, by their numbers, in the background."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ..._check import checked_timeout
+from ..._future import Future
 from ...targets import LaunchFlag
 from ...targets.arrays import empty
 from ...targets.launch_stream import LaunchStream, handle_of, stream_of
@@ -21,9 +22,9 @@ from ..device_array import DeviceArray
 from ..items import on_host
 from .cached import CachedRows
 from .frames import FrameRows
-from .in_stream import InStream, Numbers, RowsInStream
-from .jobs import Crew, Job, crew_of
+from .in_stream import Numbers, RowsInStream
 from .memory import DONE, RowCopy, read_gap
+from .tasks import ChunkedTask, WorkerGroup, worker_group
 from .tensors import Tensor, numbers_on_gpu, on_a_gpu, row_numbers, tensor_of
 
 PIECE_BYTES = 1 << 20
@@ -37,83 +38,36 @@ HERE_ROWS = 1 << 17
 """Most rows of them."""
 SHARE_BYTES, SHARE_ROWS = 1 << 18, 1 << 13
 """Bytes, or rows, of a piece of these: about a tenth of a millisecond, as a thread takes to begin."""
-HELPED = 3
-"""Pieces from which on another thread is asked to help."""
-MOST_BYTES = 64 << 20
-"""Most bytes of a piece: for each it is decided anew whether pages have to be read."""
+MIN_SHARED_CHUNKS = 3
+"""Number of chunks from which on other threads help."""
+MAX_CHUNK_BYTES = 64 << 20
+"""Maximum bytes of a chunk; each chunk checks again whether its pages are in memory."""
 
 
-class Gather:
-    """Rows that are being gathered; see `gather`.
+class _Plan(NamedTuple):
+    """How the rows of a gather to host memory are copied.
 
-    It goes on in the background, also if nobody keeps this object, and keeps its array open: `Array.close` waits for
-    it, up to twice the array's time-out.
+    Attributes
+    ----------
+    chunks : int
+    run : callable
+        ``run(k)`` copies the rows of chunk `k`.
+    here : bool
+        Whether all of it takes so little time that the caller does it before `gather` returns.
+    stop : callable
+        Lets `run` return soon.
+    bytes_read : callable
+        Returns the bytes of storage that were read ahead so far, gaps included.
     """
 
-    def __init__(self, array: Array, rows: NDArray[Any] | Numbers, out: Any) -> None:
-        self._array, self._numbers, self._out = array, rows, out
-        self._job: Job | InStream
-        self._stop: Callable[[], None] = lambda: None
-        self._settle: Callable[[], None] = lambda: None
-        self.asked: Callable[[], int] = lambda: 0
-        """Returns the bytes that storage was asked for ahead, when the gather is done."""
-        self._over = threading.Event()
-
-    def __repr__(self) -> str:
-        state = "done" if self.done() else "under way"
-        return f"<gather of {self._numbers.size} rows of array {self._array.name!r}, {state}>"
-
-    def done(self) -> bool:
-        """Return whether `result` would return, or raise, at once."""
-        return self._job.done
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the rows and return them (may be called again).
-
-        Ctrl-C is raised here and ends the wait, not the gather: call it again, or `cancel`.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds.
-
-        Returns
-        -------
-        ndarray, `DeviceArray`, or `out`
-            Shape ``(*rows.shape, *array.shape[1:])``; a `DeviceArray` of arrays on "cuda".
-
-        Raises
-        ------
-        IndexRangeError
-            A row number is negative or too large; the message says which and where. `out` has some rows.
-        MediumError, StallError
-            Reading failed; `out` has some rows.
-        TimeoutError
-            It took longer than `timeout` seconds, and goes on.
-        ClosedError
-            `cancel` came before the end; `out` has some rows.
-        ForkError
-            This process was forked from the one that began the gather.
-        """
-        timeout = checked_timeout(timeout)
-        if not self._job.wait(timeout):
-            raise TimeoutError(f"the gather is not done after {timeout:g} s: wait longer, or cancel() it")
-        self._settle()
-        if self._job.error is not None:
-            raise self._job.error
-        if self._job.cancelled:
-            raise errors.ClosedError(f"this gather of array {self._array.name!r} was cancelled: begin another")
-        return self._out
-
-    def cancel(self) -> bool:
-        """End the gather soon; return whether that came before its end. Wait by `result` before `out` is used again."""
-        came = self._job.cancel()
-        if came:
-            self._stop()
-        return came
+    chunks: int
+    run: Callable[[int], None]
+    here: bool
+    stop: Callable[[], None]
+    bytes_read: Callable[[], int]
 
 
-def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gather:
+def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Future:
     """Begin to gather rows of an array; return a future.
 
     Neighbours, gaps and duplicates are seen: what is needed is read once, by as few commands as pay, with many of them
@@ -138,12 +92,15 @@ def gather(array: Array, rows: Any, out: Any = None, stream: Any = None) -> Gath
 
     Returns
     -------
-    Gather
+    Future
+        A `concurrent.futures.Future` of the rows: `out`, or an array of shape ``(*rows.shape, *array.shape[1:])``. Its
+        `result` raises IndexRangeError, MediumError or StallError; `out` then has some of the rows. `Array.close` waits
+        for the gather, up to twice the array's time-out.
 
     Raises
     ------
     ArgumentError, DTypeError, ClosedError
-        Nothing was begun. A row number out of range raises in `Gather.result`.
+        Nothing was started.
 
     Examples
     --------
@@ -277,45 +234,63 @@ def begin(
     stream: LaunchStream | None = None,
     *,
     borrowed: bool = False,
-) -> Gather:
-    """Begin to copy rows to memory that `keep` keeps, row ``numbers.flat[k]`` to row k there.
+    report_bytes: Callable[[int], None] = lambda nbytes: None,
+) -> Future:
+    """Start to copy row ``numbers.flat[k]`` to row k of memory at `address`; return a future of `result`.
 
-    With a stream after its work so far. Numbers that are borrowed are copied, unless all is done when this returns.
+    Parameters
+    ----------
+    keep : object
+        Keeps the memory at `address`, until the rows are copied.
+    stream : LaunchStream, optional
+        Of arrays on a GPU: the copy starts after its work so far.
+    borrowed : bool
+        Whether the caller may change `numbers`: they are copied, unless the gather is done when this returns.
+    report_bytes : callable
+        Is called at the end with the bytes of storage that were read ahead.
     """
     array._require_readable()
     if stream is not None:
-        return _begin_in_stream(array, numbers, result, address, keep, stream)
-    future = Gather(array, numbers, result)
+        return _begin_in_stream(array, numbers, result, address, keep, stream, report_bytes)
     flat = numbers.reshape(-1)
-    nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
     part = array._part
-    way = _through_cache if part.cached else _from_memory
-    pieces, run, at_once = way(future, flat, address, nbytes, HERE_BYTES if borrowed else PIECE_BYTES)
-    if borrowed and not at_once:
-        pieces, run, at_once = way(future, flat.copy(), address, nbytes, 0)
+    plan_of = _through_cache if part.cached else _from_memory
+    plan = plan_of(array, flat, address, HERE_BYTES if borrowed else PIECE_BYTES)
+    if borrowed and not plan.here:
+        plan = plan_of(array, flat.copy(), address, 0)
 
-    finished, is_over = future._over, future._over.is_set
     # a forked child reads a mapping as it is, and takes no lock, which a thread of the parent may have held
     counted = part.mapping is None or not part.forked
+    ended = threading.Event()
+    is_over = ended.is_set
 
-    def over(kept: Any = keep) -> None:
-        finished.set()  # not by way of the future, which has the job: the result lives no longer than its users
+    def finished(kept: Any = keep, bytes_read: Callable[[], int] = plan.bytes_read) -> None:
+        ended.set()
         if counted:
             part.continued_over(is_over)
+        report_bytes(bytes_read())
 
     if counted:
         with part.launch(False):
             pass
         part.launch_continues(is_over)
+    alone = plan.here and (
+        plan.chunks < MIN_SHARED_CHUNKS or array.device == "interp" or len(os.sched_getaffinity(0)) == 1
+    )
     try:
-        alone = at_once and (pieces < HELPED or array.device == "interp" or len(os.sched_getaffinity(0)) == 1)
-        future._job = job = Job(pieces, run, over, None if alone else crew_for(array), here=at_once)
-        if job.done and job.error is not None and not isinstance(job.error, Exception):  # Ctrl-C, here
-            raise job.error
-    except BaseException:
-        over()
+        return ChunkedTask(
+            plan.chunks,
+            plan.run,
+            None if alone else _workers_of(array),
+            work=_work(array, numbers),
+            result=result,
+            finished=finished,
+            stop=plan.stop,
+            help=plan.here,
+        )
+    except BaseException:  # Ctrl-C, or no thread starts
+        finished()
         raise
-    return future
 
 
 def _begin_in_stream(
@@ -325,26 +300,19 @@ def _begin_in_stream(
     address: int,
     keep: Any,
     stream: LaunchStream,
-) -> Gather:
+    report_bytes: Callable[[int], None],
+) -> Future:
     """Do the same to a GPU's memory, after the work in a stream so far."""
     if isinstance(numbers, np.ndarray):
         numbers = Numbers(numbers.shape, numbers.reshape(-1), None, numbers.itemsize)
-    future = Gather(array, numbers, result)
     part, cache, flag = array._part, array.cache, LaunchFlag(array.device)
-    nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    nbytes = _row_bytes(array)
+    work = _work(array, numbers)
 
-    def wrong(rows: NDArray[Any]) -> errors.IndexRangeError:
-        bad = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
-        return _out_of_range(array, rows, int(bad[0]))
-
-    def check_range(rows: NDArray[Any]) -> None:
-        if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]):
-            raise wrong(rows)
-
-    ended, begun = future._over, list[InStream]()
+    ended, started = threading.Event(), list[Future]()
 
     def is_over() -> bool:
-        return ended.is_set() or any(job.done for job in begun)
+        return ended.is_set() or any(future.done() for future in started)
 
     def settle() -> None:
         part.continued_over(is_over)
@@ -372,28 +340,36 @@ def _begin_in_stream(
                 nbytes=nbytes,
                 far=array.tier == "host",
             )
-            begun.append(rows.begin(numbers, address, ended.set, wrong, keep))
-            future._job, future._settle = begun[0], settle
+            started.append(
+                rows.begin(numbers, address, ended.set, partial(_range_error, array), keep, work, result, settle)
+            )
             if part.cached:
                 cache.continues(flag, is_over)
-            return future
+            return started[0]
         cache.end(flag)
         copier = FrameRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
-        future._stop, future.asked = copier.stop, lambda: copier.asked
         point = stream.point()
 
-        def over(kept: Any = keep) -> None:
+        def finished(kept: Any = keep) -> None:
             ended.set()
             part.continued_over(is_over)
+            report_bytes(copier.asked)
 
-        future._job = Job(1, lambda piece: copier.copy(numbers, point, check_range), over, crew_for(array))
+        return ChunkedTask(
+            1,
+            lambda chunk: copier.copy(numbers, point, lambda rows: _require_in_range(array, rows)),
+            _workers_of(array),
+            work=work,
+            result=result,
+            finished=finished,
+            stop=copier.stop,
+        )
     except BaseException:
         ended.set()
         part.continued_over(is_over)
         if part.cached:
             cache.end(flag)
         raise
-    return future
 
 
 def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
@@ -405,26 +381,21 @@ def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
     return values["data"] + array._origin if values["complete"] else None
 
 
-def crew_for(array: Array) -> Crew | None:
-    """Return who gathers from an array: a thread for each core; behind a cache two, whose waves take turns.
+def _workers_of(array: Array) -> WorkerGroup | None:
+    """Return the threads that gather from an array: one per core; behind a cache two, whose waves take turns.
 
-    To a GPU one: it gives work to a stream, and has lists of rows copied by others.
+    On a GPU, one thread gives work to the stream, and other threads copy lists of rows.
     """
     if array.device == "interp":
         return None
     if by_stream(array):
-        return crew_of(array._part, 1)
-    return crew_of(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
+        return worker_group(array._part, 1)
+    return worker_group(array._part, 2 if array._part.cached else len(os.sched_getaffinity(0)))
 
 
-def _from_memory(
-    future: Gather, rows: NDArray[Any], address: int, nbytes: int, here_bytes: int
-) -> tuple[int, Callable[[int], None], bool]:
-    """Return the number of pieces of a gather from memory, the function that does one, and whether to do it here.
-
-    It is done here if it has at most `here_bytes`, all in memory.
-    """
-    array, part = future._array, future._array._part
+def _from_memory(array: Array, rows: NDArray[Any], address: int, here_bytes: int) -> _Plan:
+    """Return the plan of a gather from memory; the caller copies the rows if they are in memory, up to `here_bytes`."""
+    part, nbytes = array._part, _row_bytes(array)
     copier = RowCopy(
         rows,
         source=part.data + array._origin,
@@ -435,20 +406,19 @@ def _from_memory(
         mapped=part.mapping,
     )
     gap = read_gap()
-    future._stop, future.asked = copier.stop, lambda: copier.fetched[1]
-    at_once = rows.size * nbytes <= here_bytes and rows.size <= HERE_ROWS
-    at_once = at_once and not (nbytes and copier.absent(0, rows.size))
-    if at_once:
+    here = rows.size * nbytes <= here_bytes and rows.size <= HERE_ROWS
+    here = here and not (nbytes and copier.absent(0, rows.size))
+    if here:
         shares = max(rows.size * nbytes // SHARE_BYTES, rows.size // SHARE_ROWS)
     else:
         shares = max(rows.size * nbytes // PIECE_BYTES, rows.size // PIECE_ROWS)
         shares = min(len(os.sched_getaffinity(0)), shares)
-    most = max(1, MOST_BYTES // max(nbytes, 1))
+    most = max(1, MAX_CHUNK_BYTES // max(nbytes, 1))
     each = max(1, min(most, -(-rows.size // max(1, shares))))
 
-    def run(piece: int) -> None:
-        first, end = piece * each, min((piece + 1) * each, rows.size)
-        if nbytes and not at_once and copier.absent(first, end):
+    def run(chunk: int) -> None:
+        first, end = chunk * each, min((chunk + 1) * each, rows.size)
+        if nbytes and not here and copier.absent(first, end):
             wrong = copier.fetch(first, end, gap)
         else:
             wrong = copier.copy(first, end)
@@ -456,29 +426,40 @@ def _from_memory(
             raise _out_of_range(array, rows, wrong)
         part.require_sound()
 
-    return max(1, -(-rows.size // each)), run, at_once
+    return _Plan(max(1, -(-rows.size // each)), run, here, copier.stop, lambda: copier.fetched[1])
 
 
-def _through_cache(
-    future: Gather, rows: NDArray[Any], address: int, nbytes: int, here_bytes: int
-) -> tuple[int, Callable[[int], None], bool]:
-    """Return the same of a gather through a cache, which shares the cache's own threads: one piece, never here."""
+def _through_cache(array: Array, rows: NDArray[Any], address: int, here_bytes: int) -> _Plan:
+    """Return the plan of a gather through a cache, whose own threads read: one chunk, never here."""
     del here_bytes
-    array = future._array
+    nbytes = _row_bytes(array)
     copier = CachedRows(array, nbytes=nbytes, stride=array._strides[0], out=address)
     gap = read_gap()
-    future._stop, future.asked = copier.stop, lambda: copier.asked * array.cache.page_size
 
-    def run(piece: int) -> None:
-        if not rows.size:
-            return
-        if int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]:
-            wrong = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
-            raise _out_of_range(array, rows, int(wrong[0]))
-        if nbytes:
+    def run(chunk: int) -> None:
+        _require_in_range(array, rows)
+        if rows.size and nbytes:
             copier.copy(rows, gap)
 
-    return 1, run, False
+    return _Plan(1, run, False, copier.stop, lambda: copier.asked * array.cache.page_size)
+
+
+def _row_bytes(array: Array) -> int:
+    return math.prod(array.shape[1:]) * array.dtype.itemsize
+
+
+def _work(array: Array, numbers: Any) -> str:
+    return f"gather of {numbers.size} rows of array {array.name!r}"
+
+
+def _require_in_range(array: Array, rows: NDArray[Any]) -> None:
+    if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= array.shape[0]):
+        raise _range_error(array, rows)
+
+
+def _range_error(array: Array, rows: NDArray[Any]) -> errors.IndexRangeError:
+    bad = np.flatnonzero((rows < 0) | (rows >= array.shape[0]))
+    return _out_of_range(array, rows, int(bad[0]))
 
 
 def _out_of_range(array: Array, rows: NDArray[Any], wrong: int) -> errors.IndexRangeError:

@@ -1,0 +1,121 @@
+"""`Future`: the result of work in the background."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import math
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import errors
+from ._check import checked_timeout
+from ._os import clock
+
+
+def require_same_process(process: int) -> None:
+    """Raise ForkError if work that started in `process` is used in a process that was forked from it."""
+    if process != os.getpid():
+        raise errors.ForkError(
+            f"this was begun in process {process}, which this one ({os.getpid()}) was forked from: begin it again here"
+        )
+
+
+class Future(concurrent.futures.Future[Any]):
+    """The result of work in the background, which continues if no caller keeps this object.
+
+    `concurrent.futures.wait`, `concurrent.futures.as_completed` and `asyncio.wrap_future` accept it, unless it has
+    `poll`: then only calls of its methods complete it.
+
+    Parameters
+    ----------
+    work : str
+        Name of the work, for messages: "gather of 3 rows of array 'a'".
+    poll : callable, optional
+        Takes the future and completes it if the work has finished; never blocks. The methods call it first, one thread
+        at a time. Default: another thread calls `set_result` or `set_exception`.
+    """
+
+    def __init__(self, work: str, poll: Callable[[Future], None] | None = None) -> None:
+        super().__init__()
+        self._work, self._process = work, os.getpid()
+        self._poll, self._polled = poll, poll is not None
+        self._polling = threading.RLock()  # a finalizer may use the future while `poll` runs in the same thread
+        self.set_running_or_notify_cancel()
+
+    def __repr__(self) -> str:
+        return f"<{self._work}, {'done' if self.done() else 'running'}>"
+
+    def done(self) -> bool:
+        """Return True if `result` returns, or raises, at once."""
+        if self._process != os.getpid():
+            return True
+        if self._polled and not super().done():
+            with self._polling:
+                poll, self._poll = self._poll, None
+                try:
+                    if poll is not None:
+                        poll(self)
+                finally:
+                    if not super().done():
+                        self._poll = poll
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the work and return its result; may be called again.
+
+        Ctrl-C is raised here and ends the wait, not the work: call it again, or `cancel`.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds.
+
+        Raises
+        ------
+        TimeoutError
+            The work takes longer than `timeout` seconds, and continues.
+        ClosedError
+            `cancel` stopped the work.
+        ForkError
+            This process was forked from the one that started the work.
+        """
+        self._wait(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the work, as `result`, and return its exception, or None."""
+        self._wait(timeout)
+        return super().exception()
+
+    def cancel(self) -> bool:
+        """Stop the work soon, and return whether this came before its end; False if it cannot be stopped.
+
+        Wait by `result` before memory that the work uses is used again.
+        """
+        self.done()
+        return False
+
+    def _wait(self, timeout: float | None) -> None:
+        timeout = checked_timeout(timeout)
+        require_same_process(self._process)
+        try:
+            if self._polled:
+                self._poll_until_done(timeout)
+            else:
+                super().exception(timeout)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the {self._work} is not done after {timeout:g} s: wait longer, or cancel() it"
+            ) from None
+
+    def _poll_until_done(self, timeout: float | None) -> None:
+        deadline = math.inf if timeout is None else clock.monotonic() + timeout
+        polls = 0
+        while not self.done():
+            polls += 1
+            if clock.monotonic() > deadline:
+                raise TimeoutError
+            if polls > 200:
+                clock.sleep(min(20e-6 * (polls - 200), 1e-3))

@@ -1,0 +1,245 @@
+"""`ChunkedTask`: work in chunks, for I/O threads and the caller; `WorkerGroup`: the threads of an array.
+
+A group carries out chunks of its tasks in order, at most `limit` at a time. So each array has a few threads, however
+many tasks are started, and an array whose storage does not answer delays no other. The threads are the I/O threads
+of the process (`warpwell.storage.io_threads`), which start on demand and exit when they are idle. A task that no
+caller keeps continues. At the end of the program, tasks are cancelled, because native code writes to their memory.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import ctypes
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ... import errors
+from ..._future import Future
+from ...storage import io_threads
+
+_EXIT_SECONDS = 5.0
+"""Longest wait for all tasks at the end of the program."""
+
+_running: set[ChunkedTask] = set()
+
+
+class WorkerGroup:
+    """Carries out the tasks of one array on I/O threads.
+
+    Parameters
+    ----------
+    limit : int
+        Maximum number of chunks at a time.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.lock = threading.Lock()
+        self._limit = limit
+        self._tasks: deque[ChunkedTask] = deque()
+        self._busy = 0
+        self._slots = io_threads.WorkerSlots(self._wanted, self._serve, lambda: None)
+
+    def add(self, task: ChunkedTask) -> None:
+        """Carry out a task after the earlier ones; in this thread if the interpreter exits and starts no thread."""
+        with self.lock:
+            self._tasks.append(task)
+        try:
+            io_threads.current().submit(self._slots)
+        except RuntimeError:
+            self._serve(0)
+
+    def remove(self, task: ChunkedTask) -> None:
+        """Drop a task without waiting chunks, which no thread may find."""
+        with self.lock:
+            if task in self._tasks and not task.waiting:
+                self._tasks.remove(task)
+
+    def _wanted(self) -> int:
+        waiting = sum(task.waiting for task in tuple(self._tasks))
+        return min(self._limit, waiting + self._busy) if waiting else 0
+
+    def _serve(self, slot: int) -> None:
+        while True:
+            with self.lock:
+                while self._tasks and not self._tasks[0].waiting:
+                    self._tasks.popleft()
+                if not self._tasks:
+                    return
+                task, chunk = self._tasks[0], self._tasks[0].take_chunk()
+                self._busy += 1
+            try:
+                task.carry_out(chunk)
+            finally:
+                with self.lock:
+                    self._busy -= 1
+
+
+class ChunkedTask(Future):
+    """Work in chunks, which starts after the earlier tasks of its group.
+
+    Parameters
+    ----------
+    chunks : int
+        1 or more.
+    run : callable
+        ``run(k)`` carries out chunk `k`. After an exception, which becomes that of the task, no chunk starts.
+    group : WorkerGroup or None
+        Without a group, all chunks are carried out here, before this returns.
+    work : str
+        Name of the work, for messages.
+    result : object, optional
+        Result of the task; default: what `run` returned last.
+    finished : callable, optional
+        Is called once before the task is done; raises nothing.
+    stop : callable, optional
+        Lets chunks that are carried out return soon; `cancel` calls it.
+    help : bool
+        The caller carries out chunks as well, and all of them are done when this returns.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        The first exception of a chunk so far.
+    """
+
+    def __init__(
+        self,
+        chunks: int,
+        run: Callable[[int], Any],
+        group: WorkerGroup | None,
+        *,
+        work: str = "task",
+        result: Any = None,
+        finished: Callable[[], None] = lambda: None,
+        stop: Callable[[], None] = lambda: None,
+        help: bool = False,
+    ) -> None:
+        super().__init__(work)
+        self.error: BaseException | None = None
+        self._cancelled = False
+        self._value = result
+        self._run, self._finished, self._stop = run, finished, stop
+        self._chunks = self._left = chunks
+        self._next = 0
+        self._lock = threading.Lock() if group is None else group.lock
+        _running.add(self)
+        if group is not None:
+            group.add(self)
+        if group is None or help:
+            try:
+                self._carry_out_here()
+            finally:
+                if group is not None:
+                    group.remove(self)
+
+    def _carry_out_here(self) -> None:
+        """Carry out chunks until all are done; after Ctrl-C none starts."""
+        try:
+            while True:
+                with self._lock:
+                    if not self.waiting:
+                        break
+                    chunk = self.take_chunk()
+                self.carry_out(chunk)
+            error = self.exception()  # waits for chunks that the group has started
+        except BaseException:
+            self.cancel()
+            with contextlib.suppress(TimeoutError):  # memory to which chunks write should not be freed before their end
+                self.exception(1.0)
+            raise
+        if error is not None and not isinstance(error, Exception):
+            raise error
+
+    @property
+    def waiting(self) -> int:
+        """Number of chunks that have not started."""
+        return self._chunks - self._next
+
+    def take_chunk(self) -> int:
+        """Return a chunk to be carried out; the caller holds the lock of the group."""
+        self._next += 1
+        return self._next - 1
+
+    def carry_out(self, chunk: int) -> None:
+        """Carry out a chunk."""
+        try:
+            value = self._run(chunk)
+            if value is not None:
+                self._value = value
+        except BaseException as error:  # a service thread must not end by it: `result` raises it
+            self._skip(error)
+        self._count(1)
+
+    def cancel(self) -> bool:
+        if self._process != os.getpid() or self.done():
+            return False
+        with self._lock:
+            if not self._left:
+                return False
+            self._cancelled = True
+        self._skip(None)
+        self._stop()
+        return True
+
+    def _skip(self, error: BaseException | None) -> None:
+        with self._lock:
+            skipped, self._next = self._chunks - self._next, self._chunks
+            self.error = self.error or error
+        if skipped:
+            self._count(skipped)
+
+    def _count(self, chunks: int) -> None:
+        with self._lock:
+            self._left -= chunks
+            last = self._left == 0
+        if not last:
+            return
+        if self._cancelled and self.error is None:
+            self.error = errors.ClosedError(f"the {self._work} was cancelled: start another")
+        try:
+            self._finished()
+        finally:
+            _running.discard(self)
+            value, self._value = self._value, None
+            if self.error is None:
+                self.set_result(value)
+            else:
+                self.set_exception(self.error)
+
+
+def _cancel_all() -> None:
+    """Cancel all tasks and wait for them; memory to which a task still writes stays allocated."""
+    tasks = list(_running)
+    for task in tasks:
+        task.cancel()
+    for unfinished in concurrent.futures.wait(tasks, _EXIT_SECONDS).not_done:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(unfinished))
+
+
+atexit.register(_cancel_all)
+_groups: weakref.WeakKeyDictionary[Any, WorkerGroup] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def worker_group(owner: Any, limit: int) -> WorkerGroup:
+    """Return the group of an array or another owner, which lives as long as the owner."""
+    with _making:
+        found = _groups.get(owner)
+        if found is None:
+            found = _groups[owner] = WorkerGroup(limit)
+        return found
+
+
+def _after_fork() -> None:
+    global _groups, _making
+    _running.clear()  # they continue in the parent
+    _groups, _making = weakref.WeakKeyDictionary(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
