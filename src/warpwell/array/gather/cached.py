@@ -191,18 +191,17 @@ class CachedRows:
         """Let `copy` end after the wave that it is at."""
         self._stopped = True
 
-    def copy(self, rows: NDArray[Any], gap: int) -> None:
-        """Copy rows, whose numbers are in range; row ``rows[k]`` becomes row k of the result.
+    def copy(self, rows: NDArray[Any], gap: int, places: NDArray[np.int64] | None = None) -> None:
+        """Copy row ``rows[k]`` to row ``places[k]`` of the result, by default row k; the numbers are in range.
 
         Raises
         ------
         MediumError, StallError, ClosedError
         """
-        with self._array.cache.held():  # no array is opened on the cache meanwhile, which would move the frames
-            self.copy_held(rows, None, gap)
+        with self._array.cache.held():  # opening another array on the cache would move the frames
+            self._copy(rows, gap, places)
 
-    def copy_held(self, rows: NDArray[Any], places: NDArray[np.int64] | None, gap: int) -> None:
-        """Copy rows to rows `places`, by default in their order; the caller holds the cache's frames in place."""
+    def _copy(self, rows: NDArray[Any], gap: int, places: NDArray[np.int64] | None) -> None:
         array = self._array
         array.cache.require_no_doubt(array._nsid)  # as for a launch, which this is not for the cache
         order = np.argsort(rows, kind="stable")

@@ -343,7 +343,7 @@ class FrameRows:
 
         self._waves = CachedRows(array, nbytes=self._nbytes, stride=self._stride, out=out, take=take)
         if not self._stopped:
-            self._waves.copy_held(rows, places, self._gap)
+            self._waves.copy(rows, self._gap, places)
 
 
 def _after_fork() -> None:

@@ -23,10 +23,9 @@ from ...targets import (
     load_acquire,
     load_relaxed,
     native,
-    prefetch,
     rem,
 )
-from .memory import AHEAD, call, copy_small, row_at, word
+from .memory import AHEAD, copy_small, prefetch_row, row_at, word
 
 LONGEST_NS = 60 * 10**9
 """Longest wait for a slot."""
@@ -54,7 +53,7 @@ R_DONE = 16
 
 
 @native
-def fill_slots(ring: int, staging: int, a: int, b: int, c: int, d: int) -> int:
+def fill_slots(ring: int, staging: int) -> int:
     """Copy lists until there are no more (any number of threads); return 1 if no slot was given back for long."""
     per_slot, slots, each = word(ring, R_PER_SLOT), word(ring, R_SLOTS), word(ring, R_EACH)
     rows, width = word(ring, R_LIST), word(ring, R_WIDTH)
@@ -79,9 +78,7 @@ def fill_slots(ring: int, staging: int, a: int, b: int, c: int, d: int) -> int:
         end = min((mine + 1) * each, word(ring, R_ROWS))
         for k in range(mine * each, end):
             if k + AHEAD < end:
-                coming = source + row_at(rows, width, k + AHEAD) * stride
-                for line in range(0, min(nbytes, 256), 64):
-                    prefetch(coming + line)
+                prefetch_row(source + row_at(rows, width, k + AHEAD) * stride, nbytes)
             copy_small(to, source + row_at(rows, width, k) * stride, nbytes)
             to += nbytes
         fetch_add(ring + 8 * (R_DONE + slot), 1, DEVICE)
@@ -121,7 +118,7 @@ class ListRing:
 
     def fill(self, staging: int) -> None:
         """Copy lists into staging at an address, until none is left or `stop`: what each thread does."""
-        if call(fill_slots, int(self._words.ctypes.data), staging):
+        if fill_slots(int(self._words.ctypes.data), staging):
             self.stop()
             seconds = LONGEST_NS // 10**9
             raise errors.StallError(

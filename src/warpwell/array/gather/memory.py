@@ -125,8 +125,15 @@ def copy_small(to: int, source: int, nbytes: int) -> None:
         copy_bytes(to, source, nbytes)
 
 
+@device
+def prefetch_row(address: int, nbytes: int) -> None:
+    """Fetch the first 256 bytes of a row into the processor's cache (thread)."""
+    for line in range(0, min(nbytes, 256), 64):
+        prefetch(address + line)
+
+
 @native
-def copy_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
+def copy_rows(state: int, first: int, end: int) -> int:
     """Copy rows [first, end) of the list; return the place of a row number out of range, or `DONE`."""
     extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
     rows, width, places = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_PLACES)
@@ -136,9 +143,7 @@ def copy_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
         if row < 0 or row >= extent:
             return k
         if k + AHEAD < end:
-            coming = source + row_at(rows, width, k + AHEAD) * stride
-            for line in range(0, min(nbytes, 256), 64):
-                prefetch(coming + line)
+            prefetch_row(source + row_at(rows, width, k + AHEAD) * stride, nbytes)
         if k & 63 == 0 and load_relaxed(stop, SYSTEM) != 0:
             return DONE
         copy_small(out + place_of(places, k) * nbytes, source + row * stride, nbytes)
@@ -146,7 +151,7 @@ def copy_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
 
 
 @native
-def absent_rows(state: int, first: int, end: int, step: int, b: int, c: int) -> int:
+def absent_rows(state: int, first: int, end: int, step: int) -> int:
     """Return of how many of every `step`-th row of [first, end) the first page is not in memory (a moment ago)."""
     there = scratch(16)
     rows, width = word(state, W_ROWS), word(state, W_WIDTH)
@@ -173,7 +178,7 @@ def ask(state: int, low: int, high: int) -> None:
 
 
 @native
-def fetch_rows(state: int, first: int, end: int, a: int, b: int, c: int) -> int:
+def fetch_rows(state: int, first: int, end: int) -> int:
     """Do what `copy_rows` does of row numbers that ascend, and have their pages read ahead of the copy."""
     extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
     rows, width, places = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_PLACES)
@@ -236,11 +241,6 @@ def read_gap(direct: bool = False) -> int:
     return default if settings.read_gap_bytes is None else settings.read_gap_bytes
 
 
-def call(function: Any, *words: int) -> int:
-    """Call a native function of six arguments; those that are not given are 0."""
-    return int(function(*words, *(0,) * (6 - len(words))))
-
-
 class RowCopy:
     """Copies rows of an array in memory; pieces of one may be copied by several threads at once.
 
@@ -289,11 +289,11 @@ class RowCopy:
         if not self._mapped or self._blind:
             return self._blind
         step = max(16, -(-(end - first) // SAMPLE))
-        return call(absent_rows, self._state.ctypes.data, first, end, step) > 0
+        return absent_rows(self._state.ctypes.data, first, end, step) > 0
 
     def copy(self, first: int, end: int) -> int:
         """Copy rows [first, end) of the list in its order; return the place of a number out of range, or `DONE`."""
-        return call(copy_rows, self._state.ctypes.data, first, end)
+        return copy_rows(self._state.ctypes.data, first, end)
 
     def fetch(self, first: int, end: int, gap: int) -> int:
         """Do the same in ascending order, reading ahead, over gaps of at most `gap` bytes too."""
@@ -304,7 +304,7 @@ class RowCopy:
         own = self._state.copy()
         own[W_ROWS], own[W_PLACES], own[W_GAP] = ascending.ctypes.data, places.ctypes.data, gap
         own[W_RUNS] = own[W_RUN_BYTES] = 0
-        at = call(fetch_rows, own.ctypes.data, 0, len(rows))
+        at = fetch_rows(own.ctypes.data, 0, len(rows))
         self._fetched.append(own[W_RUNS : W_RUN_BYTES + 1])
         return at if at == DONE else first + int(order[at])
 
