@@ -29,7 +29,7 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array.gather import api, cached, in_stream, lists, memory, tasks, tensors
+from warpwell.array.gather import api, host, in_stream, lists, tasks, tensors, waves
 from warpwell.cache import prefetch
 from warpwell.storage import io_threads
 from warpwell.targets.launch_stream import stream_on
@@ -50,7 +50,7 @@ TIERS: dict[str, dict[str, Any]] = {
 @pytest.fixture(params=list(TIERS))
 def opened(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     if request.param == "read ahead":
-        monkeypatch.setattr(memory.RowCopy, "absent", lambda *_: True)
+        monkeypatch.setattr(host.RowCopy, "absent", lambda *_: True)
     return lambda path, *mode, **more: ww.open(path, *mode, device="cpu", **{**TIERS[request.param], **more})
 
 
@@ -115,12 +115,12 @@ def test_any_list_of_rows(
     given_rows = np.array(rows, "i4" if small else "i8")[::stride]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(GAP, str(gap))
-        patch.setattr(cached, "ROWS", most)
+        patch.setattr(waves, "ROWS", most)
         patch.setattr(api, "PIECE_BYTES", 64)
         patch.setattr(api, "SHARE_ROWS", 16)
         patch.setattr(api, "HERE_BYTES", 64 if most % 2 else 4 << 20)
         patch.setattr(api, "MAX_CHUNK_BYTES", 134 * most)
-        patch.setattr(memory.RowCopy, "absent", lambda *_: ahead)
+        patch.setattr(host.RowCopy, "absent", lambda *_: ahead)
         for options in (TIERS["mapped"], TIERS["storage"]):
             with ww.open(path, device="cpu", **options) as a:
                 assert (rows_of(a, given_rows) == model[given_rows]).all()
@@ -138,7 +138,7 @@ def test_waves_have_each_page_once_and_no_more_than_fit(rows: list[int], nbytes:
     wanted = {p for s in starts.tolist() for p in range(s // PAGE, (s + nbytes - 1) // PAGE + 1)}
     pages: list[int] = []
     high = 0
-    for wave in cached.waves(starts, nbytes, PAGE, most):
+    for wave in waves.waves(starts, nbytes, PAGE, most):
         assert wave.low == high < wave.high
         high = wave.high
         assert len(wave.pages) <= most or wave.high == wave.low + 1
@@ -173,7 +173,7 @@ def test_lists_fill_slots_that_nobody_uses(kind: str) -> None:
 @given(st.sets(st.integers(0, 300), min_size=1), st.integers(0, 20))
 def test_gaps_are_filled_up_to_the_limit(pages: set[int], most: int) -> None:
     ascending = np.array(sorted(pages))
-    merged = cached.over_gaps(ascending, most).tolist()
+    merged = waves.over_gaps(ascending, most).tolist()
     wanted = {q for p, n in itertools.pairwise(ascending.tolist()) if n - p - 1 <= most for q in range(p, n)}
     assert merged == sorted(pages | wanted)
 
@@ -395,7 +395,7 @@ def test_a_cold_mapped_file_is_read_where_rows_are_and_nowhere_else(
         assert (rows_of(a, rows) == model[rows]).all()
         # two pages a row, because of the header; the header itself; and what faults bring beside them
         assert in_memory(path) <= 2 * len(set(rows.tolist())) + 64
-        monkeypatch.setattr(memory.RowCopy, "fetch", None)
+        monkeypatch.setattr(host.RowCopy, "fetch", None)
         assert (rows_of(a, rows) == model[rows]).all(), "now it is in memory, and copied from there"
 
 
@@ -499,7 +499,7 @@ def test_a_silent_medium_ends_the_gather_by_the_time_out(tmp_path: Path) -> None
 def test_a_file_that_is_cut_while_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path, np.arange(1 << 16))
     for ahead in (False, True):
-        monkeypatch.setattr(memory.RowCopy, "absent", lambda *_, ahead=ahead: ahead)
+        monkeypatch.setattr(host.RowCopy, "absent", lambda *_, ahead=ahead: ahead)
         with ww.open(path, device="cpu") as a:
             os.truncate(path, 1 << 17)
             with pytest.raises(errors.MediumError, match="truncated"):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from warpwell import errors
-from warpwell.array.gather import pieces
+from warpwell.array.gather import fetch
 from warpwell.table.extent import MappedFile
 
 NBYTES = (1 << 20) + 777
@@ -46,7 +46,7 @@ def _wrong(file, data, seed):
         if random.random() < 0.7:
             file._mapping.drop(0, NBYTES)
         asked = [file.pieces(*_wanted(random, int(random.integers(1, 300)))) for _ in range(2)]
-        pieces.fetch(asked)
+        fetch.fetch(asked)
         for one in asked:
             sizes = np.broadcast_to(one.sizes, len(one.starts))
             expected = [data[at : at + size] for at, size in zip(one.starts, sizes, strict=True)]
@@ -69,7 +69,7 @@ FAULTS = {
     "a run begins where its first piece does": lambda s, e, u, h: (lambda r, b, n: (r, b + 512, n))(*_RUNS(s, e, u, h)),
     "pieces overlap with none before": lambda s, e, u, h: _shorter(s, e, u, h),
 }
-_RUNS = pieces._runs
+_RUNS = fetch._runs
 
 
 def _shorter(starts, ends, unit, gap):
@@ -83,7 +83,7 @@ def _shorter(starts, ends, unit, gap):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(written, file, fault, monkeypatch):
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
-    monkeypatch.setattr(pieces, "_runs", FAULTS[fault])
+    monkeypatch.setattr(fetch, "_runs", FAULTS[fault])
     try:
         assert _wrong(file, written[1], 2) is not None
     except errors.MediumError:
@@ -94,12 +94,12 @@ def test_what_is_read_is_counted(written, file, monkeypatch):
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     starts = np.arange(5, NBYTES - 8, 16_000)
     one = file.pieces(starts, 8)
-    pieces.fetch([one], dry=True)
-    unit = 512 if file.direct and pieces._reads_directly(one) else 4096
+    fetch.fetch([one], dry=True)
+    unit = 512 if file.direct and fetch._reads_directly(one) else 4096
     assert one.read == unit * len(starts) and one.commands == len(starts)  # none straddles two units
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "20KiB")
-    pieces.fetch([one], dry=True)
-    assert one.commands == -(-one.read // pieces.COMMAND) and NBYTES - 16_000 < one.read <= NBYTES
+    fetch.fetch([one], dry=True)
+    assert one.commands == -(-one.read // fetch.COMMAND) and NBYTES - 16_000 < one.read <= NBYTES
 
 
 def test_a_file_that_was_cut(written, file, tmp_path):
@@ -109,9 +109,9 @@ def test_a_file_that_was_cut(written, file, tmp_path):
     os.truncate(path, 300_000)
     one = opened.pieces(np.arange(0, NBYTES - 8, 10_000), 8)
     with pytest.raises(errors.MediumError, match="truncated"):
-        pieces.fetch([one])
+        fetch.fetch([one])
         one.items()
         opened.require()
     opened.close()
     with pytest.raises(errors.ClosedError):
-        pieces.fetch([opened.pieces(np.array([0]), 8)])
+        fetch.fetch([opened.pieces(np.array([0]), 8)])

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.array.gather.cached import take_row
 from warpwell.array.gather.kernels import copy_part, look_page, same_page
+from warpwell.array.gather.waves import take_row
 from warpwell.cache import REF, frame_address, frame_of
 from warpwell.targets import DEVICE, fence, load_weak_as
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array import Array, open_array
-from ..array.gather.pieces import Pieces
+from ..array.gather.fetch import Pieces
 from ..array.mapping import Mapping
 from ..errors import FormatError, MediumError
 from ..storage import FileMedium, allow_more_files

@@ -2,7 +2,7 @@
 
 What is read whole is given to the system before its first page is looked at (``posix_fadvise``), in commands of which
 many are in flight; pages that its page cache has cost none. Rows that are known are pieces of files, which
-`warpwell.array.gather.pieces` fetches.
+`warpwell.array.gather.fetch` fetches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather.pieces import Pieces
+from ..array.gather.fetch import Pieces
 from ..storage import page_cache
 from .column import ColumnRun
 from .extent import Extent, MappedFile

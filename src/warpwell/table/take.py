@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..array.gather.pieces import Pieces, fetch
+from ..array.gather.fetch import Pieces, fetch
 from ..errors import ArgumentError, FormatError
 from .column import Column, ColumnRun, validate
 from .extent import Extent, MappedFile

@@ -20,12 +20,12 @@ from ...targets.launch_stream import LaunchStream, handle_of, stream_of
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host
-from .cached import CachedRows
 from .frames import FrameRows
+from .host import DONE, RowCopy, read_gap
 from .in_stream import Numbers, RowsInStream
-from .memory import DONE, RowCopy, read_gap
 from .tasks import ChunkedTask, WorkerGroup, worker_group
 from .tensors import Tensor, numbers_on_gpu, on_a_gpu, row_numbers, tensor_of
+from .waves import CachedRows
 
 PIECE_BYTES = 1 << 20
 """Bytes below which a second thread does not pay."""

@@ -5,7 +5,7 @@
    staging, by lists of rows; a copy engine takes a list to the device, where a kernel puts each row into its place. The
    cache stays as it is.
 3. Of any other medium, and where pages may be written, their pages are read in waves into the cache, and a kernel takes
-   each under a transient pin (`warpwell.array.gather.cached`): what others have stored is seen.
+   each under a transient pin (`warpwell.array.gather.waves`): what others have stored is seen.
 
 All of it is work of one stream, and of one gather at a time for each array.
 """
@@ -26,11 +26,11 @@ from ...cache import REF
 from ...targets import Block
 from ...targets.launch_stream import stream_on
 from . import kernels
-from .cached import ROWS, CachedRows
+from .host import read_gap
 from .in_stream import Numbers, Room, give_back, lanes_shift, take_room, unit_of
 from .lists import ListRing
-from .memory import read_gap
 from .tasks import ChunkedTask, WorkerGroup
+from .waves import ROWS, CachedRows
 
 TABLE = 1 << 21
 """Words that are noted of pages at a time, at most."""

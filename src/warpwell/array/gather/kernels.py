@@ -42,7 +42,7 @@ from ...targets import (
     syncwarp,
     warp_size,
 )
-from .memory import place_of, row_at
+from .host import place_of, row_at
 
 COUNTER_BYTES = 128
 """Bytes from one counter of a region to the next, so that they lie in several parts of a GPU's second cache."""

@@ -25,7 +25,7 @@ from ...targets import (
     native,
     rem,
 )
-from .memory import AHEAD, copy_small, prefetch_row, row_at, word
+from .host import AHEAD, copy_small, prefetch_row, row_at, word
 
 LONGEST_NS = 60 * 10**9
 """Longest wait for a slot."""

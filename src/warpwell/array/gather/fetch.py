@@ -25,7 +25,7 @@ from ... import errors
 from ...storage import page_cache, set_word, word
 from ...targets import SYSTEM, device, fetch_add, load_relaxed, load_weak_as, native, pread
 from ..mapping import Mapping
-from .memory import copy_small, read_gap
+from .host import copy_small, read_gap
 from .tasks import ChunkedTask, worker_group
 
 THREADS = 32
