@@ -1,0 +1,110 @@
+"""`Future`: completed by another thread or by polling, in the process that started the work."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from warpwell import errors
+from warpwell._future import Future
+
+
+class Work:
+    """Work that finishes when `finish` has been called."""
+
+    def __init__(self) -> None:
+        self.polls = 0
+        self.end: Any = None
+        self.inner: list[bool] = []
+
+    def poll(self, future: Future) -> None:
+        self.polls += 1
+        self.inner.append(future.done())
+        if isinstance(self.end, Exception):
+            future.set_exception(self.end)
+        elif self.end is not None:
+            future.set_result(self.end)
+
+
+def test_a_poll_completes_the_future_once_and_may_ask_for_it() -> None:
+    work = Work()
+    future = Future("copy", work.poll)
+    assert not future.done() and future.running() and repr(future) == "<copy, running>"
+    with pytest.raises(TimeoutError, match=r"the copy is not done after 0\.01 s: wait longer, or cancel\(\) it"):
+        future.result(0.01)
+    assert not future.cancel() and not any(work.inner)
+    work.end = 7
+    assert future.result() == 7 and future.done() and future.exception() is None and repr(future) == "<copy, done>"
+    polls = work.polls
+    assert future.result(0) == 7 and work.polls == polls
+
+
+def test_the_exception_of_a_poll_is_raised_by_each_result() -> None:
+    work = Work()
+    future = Future("copy", work.poll)
+    work.end = ValueError("lost")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="lost"):
+            future.result()
+    assert future.exception() is work.end
+
+
+def test_a_poll_that_fails_is_called_again() -> None:
+    calls: list[int] = []
+
+    def poll(future: Future) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        future.set_result(1)
+
+    future = Future("copy", poll)
+    with pytest.raises(KeyboardInterrupt):
+        future.done()
+    assert future.result() == 1
+
+
+def test_another_thread_completes_the_future() -> None:
+    future = Future("read")
+    assert not future.done() and not future.cancel()
+    with pytest.raises(TimeoutError, match="the read is not done"):
+        future.exception(0.01)
+    threading.Timer(0.05, future.set_result, ["rows"]).start()
+    assert concurrent.futures.wait([future], 60).done == {future} and future.result() == "rows"
+
+    async def read() -> Any:
+        later = Future("read")
+        threading.Timer(0.05, later.set_result, [1]).start()
+        return await asyncio.wrap_future(later)
+
+    assert asyncio.run(read()) == 1
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "soon"])
+def test_a_wrong_timeout_is_refused(timeout: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="timeout"):
+        Future("read").result(timeout)
+
+
+def test_a_forked_child_is_refused_and_waits_for_nothing() -> None:
+    future = Future("read", lambda future: pytest.fail("polled in the child"))
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            done, cancelled = future.done(), future.cancel()
+            try:
+                future.result()
+            except errors.ForkError:
+                os.write(writer, b"refused" if (done, cancelled) == (True, False) else b"wrong")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 20) == b"refused"
+    os.close(reader)
+    os.close(writer)
