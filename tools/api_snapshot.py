@@ -23,10 +23,9 @@ SNAPSHOT = ROOT / "tests" / "system" / "public_api.txt"
 
 PACKAGES = (
     "warpwell",
-    "warpwell.array",
-    "warpwell.cache",
     "warpwell.drives",
     "warpwell.errors",
+    "warpwell.gpu",
     "warpwell.graph",
     "warpwell.kv",
     "warpwell.pool",
@@ -34,11 +33,10 @@ PACKAGES = (
     "warpwell.scheduler",
     "warpwell.storage",
     "warpwell.table",
-    "warpwell.targets",
     "warpwell.train",
     "warpwell.turns",
 )
-"""Packages whose ``__init__`` defines public names. Modules of ``warpwell.testing`` are added if they exist."""
+"""Modules that have public names. Modules of ``warpwell.testing`` are added if they exist."""
 
 SHOWN_DECORATORS = {"classmethod", "staticmethod", "contextmanager", "overload", "dataclass", "kernel", "device"}
 SHOWN_SPECIAL_METHODS = {
@@ -125,11 +123,14 @@ def resolve(module: str, name: str) -> Found | None:
 
 
 def public_names(package: str) -> list[str]:
-    """Return the names of ``__all__`` if it is a literal, otherwise all names without a leading underscore."""
+    """Return the names of ``__all__`` if it is a literal, otherwise all names without a leading underscore.
+
+    Names of built-ins are public, too: ``__all__`` leaves them out for star imports.
+    """
     for node in statements(parse(package).body):  # type: ignore[union-attr]
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             try:
-                return sorted(ast.literal_eval(node.value))
+                return sorted({*ast.literal_eval(node.value), *(bindings(package).keys() & vars(builtins).keys())})
             except ValueError:
                 break
     return sorted(name for name in bindings(package) if not name.startswith("_"))

@@ -29,12 +29,13 @@ from warpwell.graph import Graph, LoadedGraph, bfs, connected_components, genera
 _CODE = """\
 import numpy as np
 import warpwell as ww
+from warpwell import gpu
 
 @ww.kernel
 def in_degree(edges, degree):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < edges.size:
-        ww.atomic_add(degree, edges[i], 1)
+        gpu.atomic_add(degree, edges[i], 1)
 
 with ww.open(path, cache=cache, device=device) as edges:  # nothing is loaded
     degree = np.zeros(vertices, np.int64)

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.graph import LoadedGraph, bfs, connected_components, generate
 
 
 @ww.kernel
 def advance(edges, offsets, levels, level, changed):
     """Visit the neighbours of the vertices on one level; a thread takes a vertex."""
-    v = ww.grid(1)
+    v = gpu.grid(1)
     if levels[v] != level:
         return
     for at in range(offsets[v], offsets[v + 1]):

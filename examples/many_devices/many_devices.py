@@ -7,6 +7,7 @@
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 
 PARTS = 12
 POINTS = 1 << 16
@@ -14,9 +15,9 @@ POINTS = 1 << 16
 
 @ww.kernel
 def inside(x, y, hits):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if x[i] * x[i] + y[i] * y[i] < 1.0:
-        ww.atomic_add(hits, 0, 1)
+        gpu.atomic_add(hits, 0, 1)
 
 
 @ww.kernel

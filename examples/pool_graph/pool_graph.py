@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 
 VERTICES, DEGREE, SOURCES = 3000, 6, 4
 
 
 @ww.kernel
 def expand(offsets, edges, depth, found, first, level):
-    v = first + ww.grid(1)
+    v = first + gpu.grid(1)
     if depth[v] == level:
         for e in range(offsets[v], offsets[v + 1]):
             found[edges[e]] = 1  # edges[e] comes from the device's cache, or from storage
@@ -25,16 +26,16 @@ def expand(offsets, edges, depth, found, first, level):
 
 @ww.kernel
 def merge(found, others):
-    v = ww.grid(1)
+    v = gpu.grid(1)
     found[v] |= others[v]
 
 
 @ww.kernel
 def settle(depth, found, level, changed):
-    v = ww.grid(1)
+    v = gpu.grid(1)
     if found[v] and depth[v] < 0:
         depth[v] = level + 1
-        ww.atomic_add(changed, 0, 1)
+        gpu.atomic_add(changed, 0, 1)
 
 
 def search(devices, parts, graphs, source):

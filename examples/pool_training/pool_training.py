@@ -7,6 +7,7 @@ There are as many parts as `PARTS` says, however many devices there are, and the
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 
 PARTS, SAMPLES, FEATURES, STEPS, RATE = 4, 500, 20, 60, 0.5
 
@@ -14,7 +15,7 @@ PARTS, SAMPLES, FEATURES, STEPS, RATE = 4, 500, 20, 60, 0.5
 @ww.kernel
 def slopes(x, y, weights, gradient):
     """Add to the gradient of logistic regression: a thread a feature, so that sums have one order on every device."""
-    f = ww.grid(1)
+    f = gpu.grid(1)
     total = 0.0
     for row in range(y.size):
         score = 0.0
@@ -26,13 +27,13 @@ def slopes(x, y, weights, gradient):
 
 @ww.kernel
 def add(total, part):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     total[i] += part[i]
 
 
 @ww.kernel
 def descend(weights, gradient, rate):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     weights[i] -= rate * gradient[i]
 
 

@@ -21,6 +21,7 @@ import warpwell as ww
 from lab.bench.file import pump
 from lab.bench.timing import machine, save, table
 from lab.drives.qemu import QemuDrive, QemuNamespace
+from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.drives import DriveMedium
 from warpwell.storage import FileMedium, Medium
@@ -38,7 +39,7 @@ def walk(a, count, mask, wrong):
         n = i * count + k
         at = ((n * ODD + 12345) & mask) * 512 + (n & 511)
         if a[at] != at:
-            ww.atomic_add(wrong, 0, 1)
+            gpu.atomic_add(wrong, 0, 1)
 
 
 def qemu_img(path: Path, depth: int, count: int) -> float:

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
 from lab.media import DRIVES, Latency
+from warpwell import gpu
 from warpwell import graph as wg
 from warpwell.array import open_array
 from warpwell.storage import RamMedium, Striped
@@ -195,7 +195,7 @@ def _read(address, items, threads, total):
     while i < items:
         found += load_relaxed_as(address + 8 * i, I8)
         i += threads
-    ww.atomic_add(total, 0, found)
+    gpu.atomic_add(total, 0, found)
 
 
 def bus_rates(device: str, nbytes: int) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 
 import numpy as np
 
@@ -15,6 +16,7 @@ import warpwell as ww
 from lab.bench.micro.bam import BamCache, bam_read
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates, registers_per_thread
+from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.cache.partition import ResidentPool
 from warpwell.storage import Medium, NativeMedium
@@ -159,7 +161,7 @@ def walk_pinned_span(a, frames, page_items, pages, warps, sink):
         if lane == 0:
             held = a.pin(page * page_items)
         syncwarp(mask)
-        total = ww.fold_warp(ww.add, total, a, page * page_items, (page + 1) * page_items)
+        total = gpu.fold_warp(operator.add, total, a, page * page_items, (page + 1) * page_items)
         syncwarp(mask)
         if held:
             a.unpin(page * page_items)

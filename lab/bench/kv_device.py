@@ -20,6 +20,7 @@ import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
 from lab.media import KeyValueLatency
+from warpwell import gpu
 from warpwell.targets import grid, kernel, memory_for, store_weak_as
 from warpwell.targets.launch_stream import stream_on
 
@@ -38,7 +39,7 @@ def retrieve_all(kv, buffers, mask, rounds, wrong):
         row = buffers[i]
         size = kv.retrieve(key, row)
         if size != 8 * row.size or row[0] != key:
-            ww.atomic_add(wrong, 0, 1)
+            gpu.atomic_add(wrong, 0, 1)
 
 
 @kernel

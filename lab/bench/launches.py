@@ -15,6 +15,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
+from warpwell import gpu
 from warpwell.scheduler import Scheduler
 
 THREADS = 64
@@ -22,14 +23,14 @@ THREADS = 64
 
 @ww.kernel
 def nothing(first):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < 0:
         first[i] = 0
 
 
 @ww.kernel
 def read(first, items):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     first[i] = items[i]
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.timing import machine, save, table
+from warpwell import gpu
 from warpwell._check import checked_nbytes
 
 COLUMNS = 250
@@ -34,24 +35,29 @@ BLOCK = 256
 @ww.kernel
 def norms(a, out):
     """Norm of a row, by subscripts."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     total = np.float32(0)
     for j in range(a.shape[1]):
         total += a[i, j] * a[i, j]
     out[i] = total
 
 
+@gpu.function
+def add_square(total, item):
+    return total + item * item
+
+
 @ww.kernel
 def norms_by_span(a, columns, out):
     """Norm of a row of a flat array, by a fold."""
-    i = ww.grid(1)
-    out[i] = ww.fold(ww.add_square, np.float32(0), a, i * columns, (i + 1) * columns)
+    i = gpu.grid(1)
+    out[i] = gpu.fold(add_square, np.float32(0), a, i * columns, (i + 1) * columns)
 
 
 @ww.kernel
 def blocks(a, where, out):
     """Sum of the block that `where` names, of a flat array."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     first = where[i] * 256
     total = np.float32(0)
     for j in range(256):

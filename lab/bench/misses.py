@@ -14,6 +14,7 @@ import warpwell as ww
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import call_times, kernel_times, rates
 from lab.media import Latency, rates_of
+from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.storage import Medium, RamMedium, Striped
 from warpwell.targets import div, grid, kernel, lane_id, memory_for, store_weak_as, warp_size
@@ -31,7 +32,7 @@ def touch(a, page_items, mask, wrong):
     page = (i * ODD + 12345) & mask
     at = page * page_items + (i & (page_items - 1))
     if a[at] != at:
-        ww.atomic_add(wrong, 0, 1)
+        gpu.atomic_add(wrong, 0, 1)
 
 
 @kernel

@@ -25,6 +25,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.timing import machine, save, table
+from warpwell import gpu
 from warpwell.pool import Tuning
 
 PIPELINE = Tuning()
@@ -35,7 +36,7 @@ SHORT = 10e-3
 @ww.kernel
 def product(a, b, c):
     """Multiply matrices, an item a thread."""
-    i, j = ww.grid(2)
+    i, j = gpu.grid(2)
     total = np.float32(0)
     for k in range(a.shape[1]):
         total += a[i, k] * b[k, j]

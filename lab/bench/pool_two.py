@@ -18,12 +18,13 @@ import numpy as np
 
 import warpwell as ww
 from lab.bench.timing import machine, save, table
+from warpwell import gpu
 
 
 @ww.kernel
 def level(rows, columns, depth, found, now):
     """Reach the neighbours of what was reached at the last level."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if depth[i] == now:
         for k in range(rows[i], rows[i + 1]):
             j = columns[k]
@@ -136,7 +137,7 @@ def peer(size: int, access: bool) -> float:
 @ww.kernel
 def burn(x, rounds):
     """Take a while."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     v = x[i]
     for _ in range(rounds):
         v = v * 6364136223846793005 + 1442695040888963407

@@ -19,6 +19,7 @@ import numpy as np
 import warpwell as ww
 from lab.bench.timing import machine, save, table
 from lab.sched.workloads import WORKLOADS, make
+from warpwell import gpu
 from warpwell.targets import to_host, zeros
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, fresh
 from warpwell.targets.blocks.cuda import Forms
@@ -31,7 +32,7 @@ TEN = ("gemm", "2mm", "atax", "bicg", "mvt", "conv2d", "fdtd", "correlation", "s
 @ww.kernel
 def spin(x, rounds):
     """Compute for a time that `rounds` sets; the first index of every block counts how often it ran."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     value = np.float32(1.0)
     for _ in range(rounds):
         for _ in range(16):  # unrolled: arithmetic, and not the loop's own

@@ -48,7 +48,7 @@ LATER = 5e-3
 @ww.kernel
 def ramp(x, factor):
     """Fill an array with what a kernel can work on."""
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = factor * (i & 1023) + factor
 
@@ -56,7 +56,7 @@ def ramp(x, factor):
 @ww.kernel
 def stream(a, b, c, factor):
     """Compute a = b + factor c in double precision, as STREAM's triad; four items a thread, loaded together."""
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     n = a.size >> 2
     b0, b1, b2, b3 = b[i], b[i + n], b[i + 2 * n], b[i + 3 * n]
     c0, c1, c2, c3 = c[i], c[i + n], c[i + 2 * n], c[i + 3 * n]
@@ -69,7 +69,7 @@ def stream(a, b, c, factor):
 @ww.kernel
 def logistic(x, growth, steps):
     """Iterate the logistic map on four items a thread, so that one's latency hides behind the others."""
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     n = x.size >> 2
     p, q, r, s = x[i], x[i + n], x[i + 2 * n], x[i + 3 * n]
     for _ in range(steps):

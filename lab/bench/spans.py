@@ -6,6 +6,7 @@ Each warp takes runs of items in grid stride. The ceiling is the same walk by pl
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import warpwell as ww
 from lab.bench.hits import COMPLETE, EVICTING, fill, seen_as
 from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates
+from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.storage import RamMedium
 from warpwell.targets import (
@@ -45,7 +47,7 @@ def more(item):
 
 def raw(a, runs, items, warps, sink):
     """Walk by words."""
-    warp, lane = ww.grid(1) // warp_size(), lane_id()
+    warp, lane = gpu.grid(1) // warp_size(), lane_id()
     total = 0
     for run in range(warp, runs, warps):
         base = a + 8 * (run * items + lane)
@@ -58,12 +60,12 @@ def raw(a, runs, items, warps, sink):
             v, w = load_relaxed(at + 6 * step, DEVICE), load_relaxed(at + 7 * step, DEVICE)
             total = mix(mix(mix(mix(total, p), q), r), s)
             total = mix(mix(mix(mix(total, t), u), v), w)
-    store_weak_as(sink + 8 * ww.grid(1), total, I8)
+    store_weak_as(sink + 8 * gpu.grid(1), total, I8)
 
 
 def raw_pairs(a, runs, items, warps, sink):
     """Walk by pairs of words."""
-    warp, lane = ww.grid(1) // warp_size(), lane_id()
+    warp, lane = gpu.grid(1) // warp_size(), lane_id()
     total = 0
     step = 16 * warp_size()
     for run in range(warp, runs, warps):
@@ -75,12 +77,12 @@ def raw_pairs(a, runs, items, warps, sink):
             v, w = load_pair(base + k + 3 * step)
             total = mix(mix(mix(mix(total, p), q), r), s)
             total = mix(mix(mix(mix(total, t), u), v), w)
-    store_weak_as(sink + 8 * ww.grid(1), total, I8)
+    store_weak_as(sink + 8 * gpu.grid(1), total, I8)
 
 
 def raw_stores(a, runs, items, warps, sink):
     """Walk by words, and store something for each."""
-    warp, lane = ww.grid(1) // warp_size(), lane_id()
+    warp, lane = gpu.grid(1) // warp_size(), lane_id()
     step = 8 * warp_size()
     for run in range(warp, runs, warps):
         base = 8 * (run * items + lane)
@@ -96,44 +98,44 @@ def raw_stores(a, runs, items, warps, sink):
 
 def subscripts(a, runs, items, warps, sink):
     """Walk by subscripts."""
-    warp, lane = ww.grid(1) // warp_size(), lane_id()
+    warp, lane = gpu.grid(1) // warp_size(), lane_id()
     total = 0
     for run in range(warp, runs, warps):
         for k in range(lane, items, warp_size()):
             total = mix(total, a[run * items + k])
-    store_weak_as(sink + 8 * ww.grid(1), total, I8)
+    store_weak_as(sink + 8 * gpu.grid(1), total, I8)
 
 
 def known_fold(a, runs, items, warps, sink):
     """Walk by a fold that the library knows."""
-    warp = ww.grid(1) // warp_size()
+    warp = gpu.grid(1) // warp_size()
     total = 0
     for run in range(warp, runs, warps):
-        total = ww.fold_warp(ww.add, total, a, run * items, run * items + items)
-    store_weak_as(sink + 8 * ww.grid(1), total, I8)
+        total = gpu.fold_warp(operator.add, total, a, run * items, run * items + items)
+    store_weak_as(sink + 8 * gpu.grid(1), total, I8)
 
 
 def user_fold(a, runs, items, warps, sink):
     """Walk by a fold of a user."""
-    warp = ww.grid(1) // warp_size()
+    warp = gpu.grid(1) // warp_size()
     total = 0
     for run in range(warp, runs, warps):
-        total = ww.fold_warp(mix, total, a, run * items, run * items + items)
-    store_weak_as(sink + 8 * ww.grid(1), total, I8)
+        total = gpu.fold_warp(mix, total, a, run * items, run * items + items)
+    store_weak_as(sink + 8 * gpu.grid(1), total, I8)
 
 
 def map_in_place(a, runs, items, warps, sink):
     """Change each item."""
-    warp = ww.grid(1) // warp_size()
+    warp = gpu.grid(1) // warp_size()
     for run in range(warp, runs, warps):
-        ww.map_warp(more, a, a, run * items, run * items + items)
+        gpu.map_warp(more, a, a, run * items, run * items + items)
 
 
 def map_out(a, out, runs, items, warps, sink):
     """Store something for each item in an array in memory."""
-    warp = ww.grid(1) // warp_size()
+    warp = gpu.grid(1) // warp_size()
     for run in range(warp, runs, warps):
-        ww.map_warp(more, out, a, run * items, run * items + items)
+        gpu.map_warp(more, out, a, run * items, run * items + items)
 
 
 RAW = {"raw": raw, "raw pairs": raw_pairs, "raw stores": raw_stores}

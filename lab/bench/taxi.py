@@ -14,6 +14,7 @@ import glob
 import importlib.util
 import json
 import math
+import operator
 import os
 import statistics
 import subprocess
@@ -198,9 +199,9 @@ def span_kernel():
     @ww.kernel
     def span(a, runs, warps, out):
         total = 0.0
-        for k in range(ww.grid(1) // ww.warp_size(), runs, warps):
-            total = ww.fold_warp(ww.add, total, a, k * RUN, (k + 1) * RUN)
-        out[ww.grid(1)] = total
+        for k in range(ww.gpu.grid(1) // ww.gpu.warp_size(), runs, warps):
+            total = ww.gpu.fold_warp(operator.add, total, a, k * RUN, (k + 1) * RUN)
+        out[ww.gpu.grid(1)] = total
 
     return span
 

@@ -24,7 +24,7 @@ import numpy as np
 import warpwell as ww
 from lab.drives.nbd import NbdServer
 from lab.drives.qemu import QemuDrive, QemuNamespace
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.drives import Drive, DriveMedium, Namespace
 from warpwell.drives.superblock import head_of
 from warpwell.nvme import controller as reg
@@ -49,7 +49,7 @@ Opener = Callable[[Namespace], AbstractContextManager[Any]]
 @ww.kernel
 def write(a, index, values):
     """Store `values` at `index`."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a[index[i]] = values[i]
 
 

@@ -42,13 +42,13 @@ choose = random.Random(seed)
 
 @ww.kernel
 def read(a, out):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     out[i & 63] = a[(i * 5003) % a.size]
 
 @ww.kernel
 def add(a, index):
-    i = ww.grid(1)
-    ww.atomic_add(a, index[i & 1023], 1)
+    i = ww.gpu.grid(1)
+    ww.gpu.atomic_add(a, index[i & 1023], 1)
 
 def whole(a, out):
     read[1 << 40](a, out)

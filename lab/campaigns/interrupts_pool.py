@@ -21,7 +21,7 @@ choose = random.Random(int(sys.argv[1]))
 
 @ww.kernel
 def add(x, y):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < y.size:
         y[i] += x[i]
 

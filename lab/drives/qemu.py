@@ -194,7 +194,7 @@ class QemuDrive:
         ]
 
     def transport(self) -> QtestTransport:
-        """Return a new way to the controller, which keeps its state; raises `DriveInUseError` while one is open."""
+        """Return a new way to the controller, which keeps its state; raises `DriveError` while one is open."""
         return self._connect(self._seconds)
 
     def _connect(self, seconds: float) -> QtestTransport:
@@ -206,7 +206,7 @@ class QemuDrive:
             )
         open_now = self._transport()
         if open_now is not None and not open_now.closed and self.running:
-            raise errors.DriveInUseError(
+            raise errors.DriveError(
                 f"drive {address} is open in this program already: close it first, or share it",
                 drive=address,
                 reasons=("it is open in this program",),
@@ -227,7 +227,7 @@ class QemuDrive:
 
         Raises
         ------
-        DriveInUseError
+        DriveError
             It is open in this program: another user would reset it, and ring its doorbells.
         """
         return Drive(self.transport(), **options)

@@ -13,6 +13,7 @@ import numpy as np
 
 import warpwell as ww
 from lab.media import KeyValueLatency
+from warpwell import gpu
 from warpwell.targets import backoff, clock_ns, grid, kernel
 
 from . import shapes
@@ -50,7 +51,7 @@ def retrieve_all(store, buffers, keys, rounds, wrong):  # type: ignore[no-untype
         row = buffers[i]
         size = store.retrieve(key, row)
         if size != 8 * row.size or row[0] != key:
-            ww.atomic_add(wrong, 0, 1)
+            gpu.atomic_add(wrong, 0, 1)
 
 
 def _store(folder: Path) -> str:

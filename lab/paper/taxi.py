@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.storage import RamMedium
 
 from . import shapes
@@ -165,19 +166,19 @@ def _environment(name: str, value: str) -> Iterator[None]:
 @ww.kernel
 def add_matching(pickup, a, b, c, d, e, f, quarter, question, total):  # type: ignore[no-untyped-def]
     """Add the items of the first `question` columns of a trip that begins in the quarter; a thread per trip."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < pickup.size and pickup[i] == quarter:
-        ww.atomic_add(total, 0, a[i])
+        gpu.atomic_add(total, 0, a[i])
         if question > 1:
-            ww.atomic_add(total, 1, b[i])
+            gpu.atomic_add(total, 1, b[i])
         if question > 2:
-            ww.atomic_add(total, 2, c[i])
+            gpu.atomic_add(total, 2, c[i])
         if question > 3:
-            ww.atomic_add(total, 3, d[i])
+            gpu.atomic_add(total, 3, d[i])
         if question > 4:
-            ww.atomic_add(total, 4, e[i])
+            gpu.atomic_add(total, 4, e[i])
         if question > 5:
-            ww.atomic_add(total, 5, f[i])
+            gpu.atomic_add(total, 5, f[i])
 
 
 def times(setting: Setting, document: Document) -> Outcome:

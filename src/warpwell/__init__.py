@@ -1,11 +1,12 @@
 """Warpwell: arrays on storage, many times larger than the GPU's memory, that kernels in Python subscript.
 
 >>> import warpwell as ww
+>>> from warpwell import gpu
 >>> @ww.kernel
 ... def in_degree(edges, degree):
-...     i = ww.grid(1)
+...     i = gpu.grid(1)
 ...     if i < edges.size:
-...         ww.atomic_add(degree, edges[i], 1)
+...         gpu.atomic_add(degree, edges[i], 1)
 
 The folders, from the bottom up; each has a map of its files in its own docstring:
 
@@ -38,6 +39,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     remote/      arrays, stores and schedulers on the devices of a pool
     testing/     conformance suites for media and executors of your own
     cli/         the `warpwell` command
+    gpu          what kernels call
 """
 
 from typing import TYPE_CHECKING
@@ -46,33 +48,15 @@ from . import errors  # modules within import it from here, which must not wait 
 from . import registry as _registry
 
 if TYPE_CHECKING:
-    from . import cache, drives, graph, kv, pool, remote, scheduler, storage, table, train
-    from .array import Array, DeviceArray, PageSet, Rows, atomic_add
+    from . import drives, gpu, graph, kv, pool, remote, scheduler, storage, table, train
+    from .array import Array
     from .array.front import create_placed as create
     from .array.front import open_placed as open  # reads as ww.open, like io.open
-    from .array.gather import RowBatches, gather, rows
-    from .array.spans import (
-        add,
-        add_square,
-        fill,
-        fill_block,
-        fill_warp,
-        fold,
-        fold_block,
-        fold_warp,
-        greatest,
-        least,
-        map,
-        map_block,
-        map_warp,
-    )
-    from .cache import Cache, Statistics, Ticket
+    from .array.gather import gather, rows
+    from .cache import Cache
     from .pool import broadcast, current_device, empty, empty_like, pinned_empty, to_device, zeros
     from .pool.devices import devices
-    from .targets import backoff, clock_ns, default_device, failed, grid, lane_id, reduce_warp, warp_size
-    from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
-    from .targets.compiler.run_cuda import numba_cuda
-    from .targets.device import device
+    from .targets import default_device
     from .targets.kernel import kernel
     from .targets.source.cuda_source import CudaSource
     from .turns import turn
@@ -83,86 +67,47 @@ __all__ = [
     "Array",
     "Cache",
     "CudaSource",
-    "DeviceArray",
-    "PageSet",
-    "RowBatches",
-    "Rows",
-    "Statistics",
-    "Ticket",
-    "add",
-    "add_square",
-    "atomic_add",
-    "backoff",
-    "barrier",
-    "block_index",
-    "block_threads",
     "broadcast",
-    "cache",
-    "clock_ns",
     "create",
     "current_device",
     "default_device",
-    "device",
     "devices",
     "drives",
     "empty",
     "empty_like",
     "errors",
-    "failed",
-    "fill",
-    "fill_block",
-    "fill_warp",
-    "fold",
-    "fold_block",
-    "fold_warp",
     "gather",
+    "gpu",
     "graph",
-    "greatest",
-    "grid",
     "kernel",
     "kv",
-    "lane_id",
-    "least",
-    "map",
-    "map_block",
-    "map_warp",
-    "numba_cuda",
-    "open",
     "pinned_empty",
     "pool",
-    "reduce_warp",
     "remote",
     "rows",
     "scheduler",
-    "shared_array",
     "storage",
     "table",
-    "thread_index",
     "to_device",
     "train",
     "turn",
-    "warp_size",
     "zeros",
 ]
+"""All public names but `open`: ``from warpwell import *`` must not shadow the built-in function."""
 
 # What is used is imported then: a command line answers at once, and the processes of a pool start sooner.
 _FROM = {
-    "": "cache drives graph kv pool remote scheduler storage table train",
-    "array": "Array DeviceArray PageSet Rows atomic_add",
-    "array.spans": "add add_square fill fill_block fill_warp fold fold_block fold_warp greatest least "
-    "map map_block map_warp",
-    "array.gather": "RowBatches gather rows",
+    "": "drives gpu graph kv pool remote scheduler storage table train",
+    "array": "Array",
+    "array.gather": "gather rows",
     "array.front": "create=create_placed open=open_placed",
-    "cache": "Cache Statistics Ticket",
+    "cache": "Cache",
     "pool.devices": "broadcast current_device devices empty empty_like to_device zeros",
     "pool.pinned": "pinned_empty",
-    "targets": "backoff clock_ns default_device failed grid lane_id reduce_warp warp_size",
-    "targets.block": "barrier block_index block_threads shared_array thread_index",
-    "targets.source.cuda_source": "CudaSource",
-    "targets.device": "device",
+    "targets": "default_device",
     "targets.kernel": "kernel",
+    "targets.source.cuda_source": "CudaSource",
     "turns": "turn",
-    "targets.compiler.run_cuda": "numba_cuda",
 }
 _HOMES = {
     name.partition("=")[0]: f"{home}:{name.partition('=')[2]}" if home else name

@@ -16,6 +16,7 @@ A folder whose names bring more than most of its users need has them imported by
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import os
@@ -128,6 +129,8 @@ def on_first_use(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str]
 
     def dir_() -> list[str]:
         module = sys.modules[package]
-        return sorted({*module.__all__, *(name for name in vars(module) if name.startswith("__"))})
+        # a name of a built-in is left out of __all__, for star imports
+        left_out = homes.keys() & vars(builtins).keys()
+        return sorted({*module.__all__, *left_out, *(name for name in vars(module) if name.startswith("__"))})
 
     return getattr_, dir_

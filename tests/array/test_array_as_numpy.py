@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.array import reductions
 from warpwell.array.array import TIERS
 from warpwell.array.on_storage import ITERATION_BYTES
@@ -160,7 +160,7 @@ def test_arrays_are_equal_to_themselves_alone(array: Any) -> None:
 
 @ww.kernel
 def first(a: Any, out: Any) -> None:
-    out[ww.grid(1)] = a[0, 0]
+    out[gpu.grid(1)] = a[0, 0]
 
 
 def test_statistics_read_like_a_sentence(array: Any) -> None:
@@ -172,8 +172,8 @@ def test_statistics_read_like_a_sentence(array: Any) -> None:
 
 @ww.kernel
 def total(a: Any, out: Any) -> None:
-    i = ww.grid(1)
-    ww.atomic_add(out, 0, a[i])
+    i = gpu.grid(1)
+    gpu.atomic_add(out, 0, a[i])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ class Series:
 
 @ww.kernel
 def double(x, y):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = 2 * x[i]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warpwell as ww
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 
 RECORD = np.dtype([("x", "<i4"), ("y", "<f8", (2,)), ("z", "u1")])
 
@@ -24,12 +24,12 @@ def medium_of(raw: Any, **options: Any) -> ww.Array:
 @ww.kernel
 def count(a, n):
     for _ in range(n):
-        ww.atomic_add(a, (1, 5), 1)
+        gpu.atomic_add(a, (1, 5), 1)
 
 
 @ww.kernel
 def length(a, out):
-    out[ww.grid(1)] = len(a)
+    out[gpu.grid(1)] = len(a)
 
 
 # -- as NumPy ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warpwell as ww
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 from warpwell._check import checked_device, checked_nbytes
 from warpwell._npy import npy_header
 from warpwell.array.header import Header, check_dtype
@@ -223,7 +223,7 @@ def test_another_gpu_is_refused_with_the_way_to_use_it() -> None:
 
 @ww.kernel
 def nothing(x: Any) -> None:
-    ww.grid(1)
+    gpu.grid(1)
 
 
 @pytest.mark.parametrize("how", ["cpu:0", TorchDevice("cpu")])

@@ -20,7 +20,7 @@ from tests.harness.arrays.kernels import write
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 from warpwell.array import opening
 from warpwell.targets import closing
 
@@ -31,17 +31,17 @@ N = 1024
 @ww.kernel
 def gated(a, first, value, gate):
     """Store to an item, and to the next one when the gate is open."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a[first + 2 * i] = value
-    ww.atomic_add(gate, 0, 1)
-    while ww.atomic_add(gate, 1, 0) == 0 and not ww.failed():
+    gpu.atomic_add(gate, 0, 1)
+    while gpu.atomic_add(gate, 1, 0) == 0 and not gpu.failed():
         pass
     a[first + 2 * i + 1] = value
 
 
 @ww.kernel
 def fill(a, first, value):
-    a[first + ww.grid(1)] = value
+    a[first + gpu.grid(1)] = value
 
 
 class Gated:
@@ -241,7 +241,7 @@ def test_arrays_that_come_and_go_beside_residency_calls(tmp_path: Path) -> None:
                 try:
                     a.prefetch()
                     a.evict(0, 2000)
-                except errors.PinError:  # prefetched pages that are on their way
+                except errors.KernelError:  # prefetched pages that are on their way
                     pass
                 except BaseException as error:
                     unexpected.append(error)
@@ -493,8 +493,8 @@ def test_a_daemon_that_writes_still_is_told(tmp_path: Path) -> None:
     for tier in TIERS:
         zeros(tmp_path / f"{tier}.npy")
     (tmp_path / "gated.py").write_text(
-        "import warpwell as ww\n@ww.kernel\ndef gated(a, gate):\n    a[3] = 8\n    ww.atomic_add(gate, 0, 1)\n"
-        "    while ww.atomic_add(gate, 1, 0) == 0:\n        pass\n    a[4] = 8\n"
+        "import warpwell as ww\n@ww.kernel\ndef gated(a, gate):\n    a[3] = 8\n    ww.gpu.atomic_add(gate, 0, 1)\n"
+        "    while ww.gpu.atomic_add(gate, 1, 0) == 0:\n        pass\n    a[4] = 8\n"
     )
     ended = program(
         tmp_path,

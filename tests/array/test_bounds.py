@@ -12,7 +12,7 @@ import pytest
 
 import warpwell as ww
 from lab import media
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 from warpwell.targets import bounds
 from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.kernel import Kernel, Launch
@@ -23,24 +23,24 @@ RECORD = np.dtype([("a", "<i4"), ("b", "<f8")])
 
 @ww.kernel(check=True)
 def double(x, y):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = 2 * x[i]
 
 
 @ww.kernel
 def unchecked(x, y):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = 2 * x[i]
 
 
-@ww.device
+@gpu.function
 def item_of(row, j):
     return row[j]
 
 
 @ww.kernel(check=True)
 def by_rows(x, y, j):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = item_of(x[i], j)
 
 
@@ -54,8 +54,8 @@ def two(x, i, j, out):
 
 @ww.kernel(check=True)
 def grid_of_two(x, out):
-    i, j = ww.grid(2)
-    ww.atomic_add(out, 0, x[i, j])
+    i, j = gpu.grid(2)
+    gpu.atomic_add(out, 0, x[i, j])
 
 
 @ww.kernel(check=True)
@@ -67,7 +67,7 @@ def slices(x, i, out):
 
 @ww.kernel(check=True)
 def count(x, i):
-    ww.atomic_add(x, i, 1)
+    gpu.atomic_add(x, i, 1)
 
 
 @ww.kernel(check=True)
@@ -78,7 +78,7 @@ def records(r, i, out):
 
 @ww.kernel(check=True)
 def from_storage(a, index, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[index[i]]
 
 
@@ -259,10 +259,10 @@ def index_then_item(a, x, out):
 
 @ww.kernel(check=True)
 def until_failed(x, rounds):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i == 0:
         x[x.size] = 1
-    while rounds[i] < 2_000_000_000 and not ww.failed():
+    while rounds[i] < 2_000_000_000 and not gpu.failed():
         rounds[i] += 1
 
 
@@ -290,7 +290,7 @@ def test_a_store_beyond_a_view_is_caught_by_the_environment(monkeypatch: pytest.
 
     @ww.kernel
     def fill(out):
-        i = ww.grid(1)
+        i = gpu.grid(1)
         out[i] = 7
 
     block = np.zeros(20)

@@ -17,7 +17,7 @@ from tests.harness.until import HANG_SECONDS, until
 import warpwell as ww
 from lab import media
 from lab.media.gated import GatedMedium
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 from warpwell.queues import QueuePairs
 from warpwell.storage.controller import Controller
 from warpwell.storage.medium import NativeMedium
@@ -31,7 +31,7 @@ TIMEOUT = 1000.0
 
 @ww.kernel
 def ask_for(a, rows, done):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     done[i] = a.prefetch(rows[i])
 
 

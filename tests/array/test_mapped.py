@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.targets import bus_error
 
 PAGE = mmap.PAGESIZE
@@ -31,20 +31,20 @@ N = 64 * PAGE // 8
 
 @ww.kernel
 def copy(a: Any, out: Any) -> None:
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[i]
 
 
 @ww.kernel
 def fill(a: Any, value: Any) -> None:
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a[i] = value
 
 
 @ww.kernel
 def until_failed(a: Any, seen: Any) -> None:
-    i = ww.grid(1)
-    while not ww.failed():
+    i = gpu.grid(1)
+    while not gpu.failed():
         seen[i] = a[a.size - 1]
 
 
@@ -538,8 +538,8 @@ import warpwell as ww
 
 @ww.kernel
 def spin(a, out):
-    i = ww.grid(1)
-    while not ww.failed():
+    i = ww.gpu.grid(1)
+    while not ww.gpu.failed():
         out[0] = a[i]
 
 def interrupt():

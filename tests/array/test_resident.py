@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.cache.partition import credit_words
 
 PAGE = 512
@@ -19,40 +19,40 @@ EVICTING, PLACED, COMPLETE = range(3)
 
 @ww.kernel
 def check_items(a, rounds, wrong):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(rounds):
         j = (i * 2654435761 + k * 40503) % a.size
         if a[j] % 1000000 != j:
-            ww.atomic_add(wrong, 0, 1)
+            gpu.atomic_add(wrong, 0, 1)
 
 
 @ww.kernel
 def add_pages(a, sums):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(ITEMS):
         sums[i] += a[i * ITEMS + k]
 
 
 @ww.kernel
 def add_millions(a, rounds, wrong):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(rounds):
         j = (i * 2654435761 + k * 40503) % a.size
         if a[j] % 1000000 != j:
-            ww.atomic_add(wrong, 0, 1)
-        ww.atomic_add(a, j, 1000000)
+            gpu.atomic_add(wrong, 0, 1)
+        gpu.atomic_add(a, j, 1000000)
 
 
 @ww.kernel
 def hold_and_check(a, rounds, counts):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(rounds):
         j = (i * 2654435761 + k * 40503) % a.size
         held = a.pin(j)
         if a[j] % 1000000 != j:
-            ww.atomic_add(counts, 0, 1)
+            gpu.atomic_add(counts, 0, 1)
         if held:
-            ww.atomic_add(counts, 1, 1)
+            gpu.atomic_add(counts, 1, 1)
             a.unpin(j)
 
 
@@ -129,7 +129,7 @@ def test_arrays_of_a_cache_are_complete_together_and_shares_alone(tmp_path: Path
         assert residency(a) == residency(b) == COMPLETE
         a.pin()  # all of its pages: none is needed for others
         b.pin()
-        with pytest.raises(errors.PinError, match="unpin them first"):
+        with pytest.raises(errors.KernelError, match="unpin them first"):
             a.evict()
         a.unpin()
         b.unpin()
@@ -160,7 +160,7 @@ def test_pages_are_evicted_while_launches_read_and_change_them(tmp_path: Path) -
             while not stop.is_set():
                 try:
                     a.evict(0, items // 2)
-                except errors.PinError:
+                except errors.KernelError:
                     pass  # those that another thread changes at this moment
 
         thread = threading.Thread(target=evict)
@@ -190,7 +190,7 @@ def test_many_threads_hold_pages_of_few_frames(tmp_path: Path, frames: int) -> N
         assert a.cache.pinned(a._nsid) == 0
         a.pin(0, (frames - 1) * ITEMS)
         assert a.cache.pinned(a._nsid) == frames - 1
-        with pytest.raises(errors.PinError, match="only"):
+        with pytest.raises(errors.KernelError, match="only"):
             a.pin(500 * ITEMS, 502 * ITEMS)
         assert a[900 * ITEMS] == 900 * ITEMS
         a.unpin(0, (frames - 1) * ITEMS)

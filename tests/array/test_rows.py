@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
+from warpwell.array import Rows
 
 MODEL = np.arange(1000).reshape(100, 10)
 
 
 @ww.kernel
 def copy2(a: Any, out: Any) -> None:
-    i, j = ww.grid(2)
+    i, j = gpu.grid(2)
     out[i, j] = a[i, j]
 
 
 @ww.kernel
 def negate(a: Any) -> None:
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for j in range(a.shape[1]):
         a[i, j] = -a[i, j]
 
@@ -39,7 +40,7 @@ def a(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 def test_a_range_of_rows_is_an_array_that_kernels_take(a: Any) -> None:
     rows = a[20:50]
-    assert isinstance(rows, ww.Rows) and isinstance(rows, ww.Array)
+    assert isinstance(rows, Rows) and isinstance(rows, ww.Array)
     assert (rows.shape, rows.dtype, len(rows), rows.tier) == ((30, 10), MODEL.dtype, 30, a.tier)
     out = np.zeros((30, 10), np.int64)
     copy2[30, 10](rows, out)
@@ -56,7 +57,7 @@ def test_what_is_not_a_range_of_rows_reads(a: Any) -> None:
         assert not isinstance(a[index], ww.Array), index
         np.testing.assert_array_equal(a[index], MODEL[index])
     for one in (slice(None), slice(5, 2), slice(-3, None), slice(90, 1000), slice(np.int64(2), np.int64(4), 1)):
-        assert isinstance(a[one], ww.Rows), one
+        assert isinstance(a[one], Rows), one
         np.testing.assert_array_equal(a[one], MODEL[one])
 
 
@@ -85,7 +86,7 @@ def test_rows_stand_where_numpy_arrays_stood(a: Any) -> None:
         (np.concatenate([rows, rows]), np.concatenate([model, model])),
         (np.mean(rows), model.mean()),
     ]:
-        assert not isinstance(got, ww.Rows) or len(got) == 5
+        assert not isinstance(got, Rows) or len(got) == 5
         np.testing.assert_array_equal(got, wanted)
     assert rows.tolist() == model.tolist() and 205 in rows and 7 not in rows
     assert [list(row) for row in rows] == model.tolist()

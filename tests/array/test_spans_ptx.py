@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 import numpy as np
 import pytest
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.targets.compiler import run_cuda
 
@@ -31,34 +33,34 @@ def view(dtype: str = "<i8", ndim: int = 1, cached: bool = True, **static: objec
     return ArrayView(kind, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(kind)})
 
 
-@ww.device
+@gpu.function
 def mix(total, item):
     return (total ^ item) + item
 
 
 @ww.kernel
 def fold_all(a, out):
-    out[0] = ww.fold(mix, 0, a, out[1], out[2])
+    out[0] = gpu.fold(mix, 0, a, out[1], out[2])
 
 
 @ww.kernel
 def sum_all(a, out):
-    out[0] = ww.fold(ww.add, 0, a, out[1], out[2])
+    out[0] = gpu.fold(operator.add, 0, a, out[1], out[2])
 
 
-@ww.device
+@gpu.function
 def looked_up(total, item, table, numbers):
     return total + table[item] * numbers[item]
 
 
 @ww.kernel
 def by_tables(a, table, numbers, out):
-    out[0] = ww.fold(looked_up, 0, a, out[1], out[2], table, numbers)
-    ww.map_warp(plus, a, a, out[1], out[2], numbers)
-    ww.fill_warp(plus, a, out[1], out[2], table)
+    out[0] = gpu.fold(looked_up, 0, a, out[1], out[2], table, numbers)
+    gpu.map_warp(plus, a, a, out[1], out[2], numbers)
+    gpu.fill_warp(plus, a, out[1], out[2], table)
 
 
-@ww.device
+@gpu.function
 def plus(item, table):
     return item + table[item]
 
@@ -66,7 +68,25 @@ def plus(item, table):
 @ww.kernel
 def rows(a, out):
     n = a.shape[1]
-    out[0] = ww.fold(ww.add, 0, a, out[1] * n, out[2] * n)
+    out[0] = gpu.fold(operator.add, 0, a, out[1] * n, out[2] * n)
+
+
+@ww.kernel
+def extremes(a, out):
+    out[0] = gpu.fold(min, out[1], a, 0, a.size)
+    out[1] = gpu.fold_warp(max, out[0], a, 0, a.size)
+    out[2] = gpu.reduce_warp(operator.add, gpu.reduce_warp(max, out[1]))
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<f4"])
+def test_built_in_functions_are_folds(dtype: str) -> None:
+    """`operator.add`, `min` and `max` compile into the kernel, with no call."""
+    text = run_cuda.ptx(extremes, (view(dtype), np.zeros(4, dtype)))
+    body = text[text.index(".visible .entry") :]
+    instructions = ("min.s64", "max.s64") if dtype == "<i8" else ("setp.lt", "setp.gt")
+    assert "shfl.sync" in body
+    for instruction in instructions:
+        assert instruction in body, instruction
 
 
 @pytest.mark.quick("{}-own")
@@ -92,7 +112,7 @@ def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str,
 
 @ww.kernel
 def fold_together(a, out):
-    out[0] = ww.fold_block(mix, 0, a, out[1], out[2])
+    out[0] = gpu.fold_block(mix, 0, a, out[1], out[2])
 
 
 def test_a_warp_looks_at_four_small_pages_with_one_acquire() -> None:
@@ -110,14 +130,14 @@ def test_a_warp_looks_at_four_small_pages_with_one_acquire() -> None:
     assert seen[:9] == ["acquire", "barrier", *4 * ["data"], "fence", "barrier", "look"]
 
 
-@ww.device
+@gpu.function
 def following(item):
     return item + 1
 
 
 @ww.kernel
 def change_together(a, out):
-    ww.map_block(following, a, a, out[1], out[2])
+    gpu.map_block(following, a, a, out[1], out[2])
 
 
 @pytest.mark.quick("9")

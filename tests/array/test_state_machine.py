@@ -88,7 +88,7 @@ class ArrayMachine(RuleBasedStateMachine):
         wanted = self.pages(rows)
         pinned = {p for r in self.pins for p in self.pages(r)}
         if wanted & pinned:
-            with pytest.raises(errors.PinError):
+            with pytest.raises(errors.KernelError):
                 self.a.evict(*rows)
         else:
             self.a.evict(*rows)
@@ -99,7 +99,7 @@ class ArrayMachine(RuleBasedStateMachine):
         pinned = {p for r in self.pins for p in self.pages(r)}
         more = len(self.pages(rows) | pinned) > self.a.cache.frames - 1 and self.pages(rows) - pinned
         if more and not self.resident():
-            with pytest.raises(errors.PinError, match="more fit"):
+            with pytest.raises(errors.KernelError, match="more fit"):
                 self.a.pin(*rows)
             return
         self.a.pin(*rows)

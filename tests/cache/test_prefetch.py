@@ -22,7 +22,7 @@ import warpwell as ww
 from lab import media
 from warpwell import errors, storage
 from warpwell.array import from_medium
-from warpwell.cache import prefetch
+from warpwell.cache import Ticket, prefetch
 from warpwell.cache.prefetch import _Rows
 
 PER = PAGE // 8
@@ -58,7 +58,7 @@ def read_all(a: ww.Array, rows: Any) -> Any:
     return out
 
 
-def adds_up(ticket: ww.Ticket) -> bool:
+def adds_up(ticket: Ticket) -> bool:
     return ticket.pages == ticket.came + ticket.present + ticket.dropped + ticket.failed and ticket.error is None
 
 

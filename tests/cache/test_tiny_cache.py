@@ -8,7 +8,7 @@ import pytest
 
 import warpwell as ww
 from lab import media
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 from warpwell.cache.access import access
 from warpwell.targets.compiler.compiled import lower
 from warpwell.targets.compiler.hooks import seam_for
@@ -21,30 +21,30 @@ ITEMS = 40 * PAGE // 8
 @ww.kernel
 def mixed(a, index, amount, sums):
     """Thread i writes and reads items that are its own, and adds to items that are everybody's."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(index.shape[1]):
         own = 2 * (i + sums.size * (index[i, k] % (a.size // 2 // sums.size)))
         a[own] = a[own] + k + 1
-        ww.atomic_add(a, 2 * (index[i, k] % (a.size // 2)) + 1, amount[i, k])
+        gpu.atomic_add(a, 2 * (index[i, k] % (a.size // 2)) + 1, amount[i, k])
         sums[i] += a[own]
 
 
 @ww.kernel
 def spread(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[(i * 64 * 7) % a.size]
 
 
 @ww.kernel
 def crowd(a, rounds, out):
     """All but one hammer one page; that one must still get its turns."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i == 5:
         for k in range(50):
             out[i] += a[64 * (1 + k % 7)]
     else:
         for _ in range(rounds):
-            ww.atomic_add(a, 0, 1)
+            gpu.atomic_add(a, 0, 1)
 
 
 def model_of(start, index, amount):
@@ -111,7 +111,7 @@ def test_one_thread_gets_its_page_beside_a_crowd() -> None:
 
 @ww.kernel
 def ask_for(a):
-    a.prefetch(64 * 8 * ww.grid(1))
+    a.prefetch(64 * 8 * gpu.grid(1))
 
 
 @pytest.mark.parametrize("frames", [1, 2])
@@ -130,7 +130,7 @@ def test_prefetches_that_hold_all_frames_do_not_stop_a_miss(frames: int) -> None
 
 @ww.kernel
 def stroll(a, index, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(index.shape[1]):
         out[i] += a[64 * index[i, k]]
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.cache import word as w
 from warpwell.targets import has_cuda
 
@@ -17,7 +18,7 @@ WORDS = st.one_of(
 
 @ww.kernel
 def apply_helpers(words, frames, states, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     word = words[i]
     out[i, 0] = w.pack(frames[i], w.generation_of(word), states[i])
     out[i, 1] = w.state_of(word)

@@ -51,7 +51,7 @@ def test_what_holds_somebodys_data_is_left_alone(namespace: Namespace, at: int) 
     block[at % namespace.block] = 1
     namespace.write(at // namespace.block, block)
     before = whole(namespace)
-    with pytest.raises(errors.DriveInUseError, match=f"byte {at} is not zero"):
+    with pytest.raises(errors.DriveError, match=f"byte {at} is not zero"):
         make(namespace)
     assert whole(namespace) == before
 

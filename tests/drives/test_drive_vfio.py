@@ -292,7 +292,7 @@ def test_what_fails_leaves_nothing(kernel: FakeVfio, at: str) -> None:
 
 def test_a_group_that_is_not_viable(kernel: FakeVfio) -> None:
     kernel.viable = False
-    with pytest.raises(errors.DriveInUseError, match="group 12 is not viable"):
+    with pytest.raises(errors.DriveError, match="group 12 is not viable"):
         VfioTransport(ADDRESS, ARENA, kernel.machine)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.graph import Graph, bfs, build, connected_components, pagerank, sssp, triangles
 from warpwell.graph.algorithms import components
 
@@ -40,7 +41,7 @@ def levels_of(graph: Graph, source: int) -> list[int]:
 
 @ww.kernel
 def link_pairs(pairs, parents):
-    k = ww.grid(1)
+    k = gpu.grid(1)
     components._link(pairs[k, 0], pairs[k, 1], parents)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 
 PACKAGE = str(Path(ww.__file__).parent)
 
@@ -104,7 +105,7 @@ def _retrieve(kv, rows, sizes, key):  # type: ignore[no-untyped-def]
 
 
 def _count(out):  # type: ignore[no-untyped-def]
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] += 1
 
 

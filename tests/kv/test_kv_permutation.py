@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.errors import ArgumentError
 from warpwell.kv.loader import permutation as p
 from warpwell.kv.loader.permutation import Permutation, permuted
@@ -17,7 +18,7 @@ from warpwell.targets import has_cuda
 
 @ww.kernel
 def permute(positions, words, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < positions.size:
         out[i] = permuted(positions[i], words)
 

@@ -107,7 +107,7 @@ from helper_of_mine import N
 
 @ww.kernel
 def fill(x, value):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = value
 
@@ -261,7 +261,7 @@ from warpwell.scheduler.service.client import connect
 
 @ww.kernel
 def fill(x, value):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = value
 

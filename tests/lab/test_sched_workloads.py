@@ -6,7 +6,7 @@ import pytest
 import warpwell as ww
 from lab.sched.workloads import WORKLOADS, Step, make
 from lab.sched.workloads.irregular import reached
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.scheduler import Kind
 from warpwell.targets.blocks.launch import BlockLaunch
 
@@ -74,18 +74,18 @@ def test_unknown_workloads_and_sizes_are_refused(name, size):
 
 @ww.kernel
 def line(x):
-    x[ww.grid(1)] = 1
+    x[gpu.grid(1)] = 1
 
 
 @ww.kernel
 def plane(x):
-    i, j = ww.grid(2)
+    i, j = gpu.grid(2)
     x[i, j] = 1
 
 
 @ww.kernel
 def space(x):
-    i, j, k = ww.grid(3)
+    i, j, k = gpu.grid(3)
     x[i, j, k] = 1
 
 

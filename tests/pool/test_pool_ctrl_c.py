@@ -14,6 +14,7 @@ from tests.harness.pool_agents import pool_of
 from tests.harness.until import until
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.pool.agent.agent import Agent
 from warpwell.pool.agent.runtime import CpuRuntime
 from warpwell.pool.device import Device
@@ -28,7 +29,7 @@ HUGE = np.zeros(10 << 20, np.uint8)
 
 @ww.kernel
 def add(x, y):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] += x[i]
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool import devices as found
 from warpwell.pool.devices import Devices
 from warpwell.remote import RemoteArray
@@ -21,9 +21,9 @@ from warpwell.remote import RemoteArray
 
 @ww.kernel
 def total(items, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < items.size:
-        ww.atomic_add(out, 0, items[i])
+        gpu.atomic_add(out, 0, items[i])
 
 
 @pytest.fixture

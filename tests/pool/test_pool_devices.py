@@ -17,18 +17,18 @@ from tests.harness.pool_programs import run
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool.devices import Devices
 
 
-@ww.device
+@gpu.function
 def twice(v):
     return 2 * v
 
 
 @ww.kernel
 def scale(x, y, factor):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = twice(x[i]) * factor
 
 
@@ -193,7 +193,7 @@ def fail(kind: str) -> None:
 
 @ww.kernel
 def wrong(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     x[i] = x.no_such_thing
 
 
@@ -355,7 +355,7 @@ TABLE = np.arange(4)
 
 @ww.kernel
 def tabled(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     x[i] = FACTOR * TABLE[i]
 
 

@@ -17,14 +17,14 @@ from warpwell.pool.devices import Devices
 
 @ww.kernel
 def scale(x, y, factor):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     y[i] = x[i] * factor
 
 
 @ww.kernel
 def burn(x, rounds):
     """Take a while: some 30 ms for a million rounds."""
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     v = x[i]
     for _ in range(rounds):
         v = v * 6364136223846793005 + 1442695040888963407
@@ -100,7 +100,7 @@ def test_fields_of_records(devices: Devices) -> None:
 
     @ww.kernel
     def square(r):
-        i = ww.grid(1)
+        i = ww.gpu.grid(1)
         r[i].b = r[i].a * r[i].a
 
     x = devices[0].to_device(records)

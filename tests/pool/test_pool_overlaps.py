@@ -10,13 +10,14 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.pool.devices import Devices
 from warpwell.targets.arguments.overlaps import Span, together
 
 
 @ww.kernel
 def step(x, y):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i == 0:  # one thread: the order in which several see each other's items is nobody's to say
         for k in range(y.size):
             y[k] = x[k] + 1
@@ -24,7 +25,7 @@ def step(x, y):
 
 @ww.kernel
 def rows(x, y):
-    if ww.grid(1) == 0:
+    if gpu.grid(1) == 0:
         for i in range(x.shape[0]):
             for j in range(x.shape[1]):
                 y[j, i] += x[i, j] + 1
@@ -32,7 +33,7 @@ def rows(x, y):
 
 @ww.kernel
 def three(x, y, z):
-    if ww.grid(1) == 0:
+    if gpu.grid(1) == 0:
         for k in range(z.size):
             x[k] += 1
             y[k] += x[k]

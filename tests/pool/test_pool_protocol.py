@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool.agent import code, protocol
 from warpwell.pool.agent.agent import HANDLER_MODULES
 from warpwell.pool.agent.handlers import HANDLERS, handles
@@ -102,14 +102,14 @@ def test_every_failure_can_be_told(error: BaseException) -> None:
 WEIGHTS = np.arange(3)
 
 
-@ww.device
+@gpu.function
 def helper(x):
     return x + WEIGHTS[0]
 
 
 @ww.kernel(max_registers=40)
 def uses(x):
-    x[ww.grid(1)] = helper(1)
+    x[gpu.grid(1)] = helper(1)
 
 
 def test_code_has_a_key_of_its_content() -> None:
@@ -141,7 +141,7 @@ def test_modules_of_the_user_travel_by_value(tmp_path: Path) -> None:
         textwrap.dedent("""
             import warpwell as ww
             FACTOR = 5
-            @ww.device
+            @ww.gpu.function
             def deep(x):
                 return x * FACTOR
             @ww.kernel

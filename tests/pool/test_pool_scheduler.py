@@ -15,7 +15,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool.device import Device, Stream
 from warpwell.pool.devices import Devices
 from warpwell.remote import PoolHandle, PoolScheduler
@@ -27,21 +27,21 @@ from warpwell.scheduler import Profile, Scheduler, State
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < x.size:
         x[i] = 2 * x[i]
 
 
 @ww.kernel
 def add(x, y):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < x.size:
         y[i] += x[i]
 
 
 @ww.kernel
 def spin(x, rounds):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     s = x[i]
     for k in range(rounds):
         s = (s * 1103515245 + k) & 0x7FFFFFFF
@@ -50,9 +50,9 @@ def spin(x, rounds):
 
 @ww.kernel
 def total(edges, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < edges.size:
-        ww.atomic_add(out, 0, edges[i])
+        gpu.atomic_add(out, 0, edges[i])
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_a_failing_kernel_says_where(scheduler: Scheduler, tmp_path: Path, devic
 
         @ww.kernel
         def beyond(array, out):
-            out[0] = array[10_000 + ww.grid(1)]
+            out[0] = array[10_000 + gpu.grid(1)]
 
         handle = scheduler.submit(beyond[1], array, out)
         with pytest.raises(errors.IndexRangeError) as caught:

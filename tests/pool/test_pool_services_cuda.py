@@ -8,28 +8,28 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool.devices import Devices
 from warpwell.scheduler import Scheduler
 
 
 @ww.kernel
 def total(edges, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < edges.size:
-        ww.atomic_add(out, 0, edges[i])
+        gpu.atomic_add(out, 0, edges[i])
 
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < x.size:
         x[i] = 2 * x[i]
 
 
 @ww.kernel
 def beyond(array, out):
-    out[0] = array[10_000_000 + ww.grid(1)]
+    out[0] = array[10_000_000 + gpu.grid(1)]
 
 
 def test_a_gpu_reads_its_own_storage(tmp_path: Path) -> None:

@@ -14,33 +14,33 @@ import pytest
 from tests.harness.until import until
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool.devices import Devices
 from warpwell.remote import RemoteArray, RemoteStore
 
 
 @ww.kernel
 def total(edges, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < edges.size:
-        ww.atomic_add(out, 0, edges[i])
+        gpu.atomic_add(out, 0, edges[i])
 
 
 @ww.kernel
 def double(array):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     array[i] = array[i] * 2
 
 
 @ww.kernel
 def look(kv, keys, rows, sizes):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     sizes[i] = kv.retrieve(keys[i], rows[i])
 
 
 @ww.kernel
 def slow(array, out, rounds):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(rounds):
         out[i] += array[(i + k) % array.size]
 
@@ -81,7 +81,7 @@ def test_the_application_looks_into_an_array(devices: Devices, path: Path) -> No
         array.unpin(0, 10)
         with pytest.raises(errors.RemoteError, match="is not pinned") as caught:
             array.unpin(0, 10)
-        assert isinstance(caught.value.__cause__, errors.PinError)
+        assert isinstance(caught.value.__cause__, errors.KernelError)
 
 
 def test_what_kernels_write_is_in_the_file(devices: Devices, path: Path) -> None:

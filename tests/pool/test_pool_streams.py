@@ -11,13 +11,13 @@ import pytest
 from tests.harness.until import until
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.pool.devices import Devices
 
 
 @ww.kernel
 def wrong(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     x[i] = x.no_such_thing
 
 

@@ -15,7 +15,7 @@ from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.sched.fake_gpu import FakeGpu
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.scheduler import Scheduler
 from warpwell.scheduler.callables import Call, as_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
@@ -25,7 +25,7 @@ from warpwell.scheduler.task import State
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     x[i] = 2 * x[i]
 
 

@@ -28,6 +28,7 @@ from warpwell.scheduler.executors import cuda_launch
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.task import Pattern, State
+from warpwell.targets import backoff
 from warpwell.targets.blocks.control import BEGUN, STOP
 from warpwell.targets.gpu.gpu import Gpu
 from warpwell.targets.gpu.lines import AHEAD, AHEAD_NS, LAUNCH, Line, Lines, address_of
@@ -88,7 +89,7 @@ class TestCudaExecutorWithoutGpu(ExecutorConformance):
 @ww.kernel
 def endless(x):
     while x[0] == 0:
-        ww.backoff(100)
+        backoff(100)
 
 
 def fake_executor_over(gpu: FakeGpu) -> Any:
@@ -218,14 +219,14 @@ def test_tasks_that_were_cancelled_before_their_launch_are_not_kept() -> None:
 
 @ww.kernel
 def add(x):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] += 1
 
 
 @ww.kernel
 def spin(x, rounds):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     v = x[i]
     for _ in range(rounds):
         v = (v ^ v >> 13) * 6364136223846793005 + 1  # LLVM does many rounds at once where it is linear
@@ -852,8 +853,8 @@ def test_a_record_is_not_free_while_a_stream_is_still_to_look_at_it() -> None:
 
 @ww.kernel
 def gated(x):
-    while x[ww.grid(1) * x.size // 4096] == 0:
-        ww.backoff(100)
+    while x[ww.gpu.grid(1) * x.size // 4096] == 0:
+        backoff(100)
 
 
 def test_ends_behind_workers_in_two_lines_are_told_in_order() -> None:

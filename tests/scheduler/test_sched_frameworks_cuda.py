@@ -15,6 +15,7 @@ import pytest
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.scheduler import Scheduler
 from warpwell.turns import gpu_work, operate
 
@@ -23,7 +24,7 @@ SIZE = 1 << 16
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     x[i] = 2 * x[i]
 
 

@@ -82,7 +82,7 @@ def test_what_workers_cannot_run_runs_whole() -> None:
 
 @ww.kernel
 def step(x, k):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = x[i] * 5 + k
 

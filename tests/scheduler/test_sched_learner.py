@@ -15,7 +15,7 @@ from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
 from lab.sched.fake_gpu import fake_executor
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.scheduler import Kind, Launch, Log, Placement, Policy, Profile, Request, Scheduler, Task
 from warpwell.scheduler.core import Core
 from warpwell.scheduler.events import KEPT
@@ -29,7 +29,7 @@ STEP = """
 import warpwell as ww
 @ww.kernel
 def step(x):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         {body}
 """
@@ -37,7 +37,7 @@ def step(x):
 
 @ww.kernel
 def add(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < x.size:
         x[i] += 1
 

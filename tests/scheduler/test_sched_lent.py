@@ -39,13 +39,13 @@ import warpwell as ww
 
 @ww.kernel
 def add(x, y):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] += y[i]
 
 @ww.kernel
 def mix(x, rounds):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     v = x[i]
     for k in range(rounds):
         v = v * 6364136223846793005 + 1442695040888963407
@@ -380,7 +380,7 @@ def test_memory_is_not_closed_under_a_kernel_that_is_stuck(
 
 @ww.kernel
 def double(x: Any) -> None:
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = 2 * x[i]
 

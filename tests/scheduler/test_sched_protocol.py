@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.cli import main
 from warpwell.replacing import unfinished
 from warpwell.scheduler.service import address, broker, protocol, references, wire
@@ -245,37 +245,37 @@ def test_after_half_a_message_nothing_more_is_sent(monkeypatch: pytest.MonkeyPat
 
 @ww.kernel
 def double(x: Any) -> None:
-    x[ww.grid(1)] *= 2
+    x[gpu.grid(1)] *= 2
 
 
 @ww.kernel
 def waits(x: Any) -> None:
-    x[ww.grid(1)] = 0
+    x[gpu.grid(1)] = 0
 
 
 @ww.kernel
 def kills(x: Any) -> None:
-    x[ww.grid(1)] = 0
+    x[gpu.grid(1)] = 0
 
 
 @ww.kernel
 def aborts(x: Any) -> None:
-    x[ww.grid(1)] = 0
+    x[gpu.grid(1)] = 0
 
 
 @ww.kernel
 def stays(x: Any) -> None:
-    x[ww.grid(1)] = 0
+    x[gpu.grid(1)] = 0
 
 
 @ww.kernel
 def sticks(x: Any) -> None:
-    x[ww.grid(1)] = 0
+    x[gpu.grid(1)] = 0
 
 
 @ww.kernel
 def fails(x: Any) -> None:
-    x[ww.grid(1)] = 0
+    x[gpu.grid(1)] = 0
 
 
 alias = double

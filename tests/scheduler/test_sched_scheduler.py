@@ -924,7 +924,7 @@ def test_threads_of_a_scheduler_import_nothing(tmp_path):
 
         @ww.kernel
         def first(x):
-            x[ww.grid(1)] = 2
+            x[ww.gpu.grid(1)] = 2
 
         with Scheduler("cpu") as scheduler:
             sys.meta_path.insert(0, Finder)
@@ -945,7 +945,7 @@ from warpwell.scheduler.scheduler import Scheduler
 
 @ww.kernel
 def slow(counts, steps):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < counts.size:
         x = i
         for _ in range(steps):

@@ -15,7 +15,7 @@ from tests.harness.until import HANG_SECONDS, until
 
 import warpwell as ww
 from lab.sched.fake_gpu import fake_executor
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.scheduler import Handle, Launch, Policy, Scheduler
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
 from warpwell.scheduler.policy import Decision, View
@@ -25,7 +25,7 @@ from warpwell.scheduler.series import SeriesHandle
 
 @ww.kernel
 def count(x, by):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < x.size:
         x[i] += by
 

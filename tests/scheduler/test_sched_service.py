@@ -34,14 +34,14 @@ from warpwell.scheduler.service.client import connect
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = 2 * x[i]
 
 @ww.kernel
 def mix(x, y, rounds):
     """Whole numbers in an order of their own: a block that ran twice, or not, shows."""
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         v = x[i]
         for k in range(rounds):
@@ -50,11 +50,11 @@ def mix(x, y, rounds):
 
 @ww.kernel
 def wild(x, far):
-    x[far + ww.grid(1)] = 1
+    x[far + ww.gpu.grid(1)] = 1
 
 @ww.kernel
 def wrong(x):
-    x[ww.grid(1)] = "a" + ww.grid(1)
+    x[ww.gpu.grid(1)] = "a" + ww.gpu.grid(1)
 
 @ww.kernel
 def forever(x):
@@ -329,12 +329,12 @@ if references.in_owner:
         time.sleep(0.01)
 @ww.kernel
 def k(x):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] += 1
 @ww.kernel
 def other(x):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] *= 3
 """)
@@ -511,7 +511,7 @@ def running(pid: int) -> bool:
 def test_a_service_keeps_what_its_kernels_took(tmp_path: Path) -> None:
     script = tmp_path / "kept_kernels.py"
     name = f"once_{time.time_ns()}"  # of which no other history knows
-    script.write_text(f"import warpwell as ww\n@ww.kernel\ndef {name}(x):\n    x[ww.grid(1)] += {time.time_ns()}\n")
+    script.write_text(f"import warpwell as ww\n@ww.kernel\ndef {name}(x):\n    x[ww.gpu.grid(1)] += {time.time_ns()}\n")
     kernel = getattr(imported("kept_kernels", script), name)
     rules = []
     for number in range(2):

@@ -31,14 +31,14 @@ from warpwell.scheduler.service.client import connect
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     if i < x.size:
         x[i] = 2 * x[i]
 
 @ww.kernel
 def count(x, rounds):
     """Whole numbers in an order of their own: a block that ran twice, or not, shows."""
-    i = ww.grid(1)
+    i = ww.gpu.grid(1)
     v = x[i]
     for _ in range(rounds):
         v = (v * 1103515245 + 12345) & 0x7FFFFFFF
@@ -46,7 +46,7 @@ def count(x, rounds):
 
 @ww.kernel
 def wild(x, far):
-    x[far + ww.grid(1)] = 1
+    x[far + ww.gpu.grid(1)] = 1
 
 @ww.kernel
 def forever(x):

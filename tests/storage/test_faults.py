@@ -390,8 +390,8 @@ from tests.harness.arrays.kernels import read
 
 @ww.kernel
 def spin(a, out):
-    i = ww.grid(1)
-    while not ww.failed():
+    i = ww.gpu.grid(1)
+    while not ww.gpu.failed():
         out[0] = a[i]
 
 medium = media.Faulty(storage.RamMedium(np.arange(4096)))

@@ -12,7 +12,7 @@ from tests.harness.until import until
 
 import warpwell as ww
 from lab.media import Faulty
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.storage import RamMedium, io_threads
 from warpwell.storage.medium import PythonMedium
 
@@ -23,9 +23,9 @@ TIMEOUT = 1000.0
 
 @ww.kernel
 def add_up(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < a.size:
-        ww.atomic_add(out, 0, a[i])
+        gpu.atomic_add(out, 0, a[i])
 
 
 def opened(number: int = 0, **options: object) -> ww.Array:

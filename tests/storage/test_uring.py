@@ -13,7 +13,7 @@ import pytest
 
 import warpwell as ww
 from lab.media import Latency
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.nvme import CAPACITY_EXCEEDED, FLUSH, READ, UNRECOVERED_READ_ERROR, WRITE
 from warpwell.storage import FileMedium, Striped, uring
 from warpwell.storage.file import DIRECT_FD
@@ -212,7 +212,7 @@ def test_a_switched_off_kernel_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> 
 
 @ww.kernel
 def add_one(a, n):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < n:
         a[i] = a[i] + 1
 

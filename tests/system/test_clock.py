@@ -14,6 +14,7 @@ import pytest
 from tools import house
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell._os import clock
 
 HOUR = 3600.0
@@ -23,7 +24,7 @@ DIRECT = Path(__file__).parent / "direct_time.txt"
 
 @ww.kernel
 def read_clock(out):
-    out[ww.grid(1)] = ww.targets.clock_ns()
+    out[gpu.grid(1)] = ww.targets.clock_ns()
 
 
 def test_advance_is_seen_by_host_and_compiled_code() -> None:

@@ -22,7 +22,7 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert demo.main([*map(str, options)]) == 0
     text = capsys.readouterr().out
-    assert "ww.atomic_add(degree, edges[i], 1)" in text
+    assert "gpu.atomic_add(degree, edges[i], 1)" in text
     assert "read over wanted" in text and "bit for bit" in text
     losses, query = said["training"]["losses"], said["query"]
     assert min(losses[3:]) < 0.8 * losses[0]

@@ -25,7 +25,7 @@ RANKS = (
     ("train",),
     ("remote",),
     ("testing",),
-    ("cli",),
+    ("cli", "gpu"),
 )
 RANK = {folder: rank for rank, folders in enumerate(RANKS) for folder in folders}
 COMPILERS = {"numba", "llvmlite", "cuda", "numba_cuda"}

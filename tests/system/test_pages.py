@@ -91,7 +91,9 @@ def test_links_outside_of_the_site_lead_somewhere(page: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], target
 
 
-@pytest.mark.parametrize("module", ["", "drives", "errors", "graph", "kv", "pool", "remote", "scheduler", "storage"])
+@pytest.mark.parametrize(
+    "module", ["", "drives", "errors", "gpu", "graph", "kv", "pool", "remote", "scheduler", "storage"]
+)
 def test_the_reference_has_every_public_name(module: str) -> None:
     package = getattr(ww, module) if module else ww
     text = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))

@@ -30,7 +30,7 @@ import numpy as np, nvtx, warpwell as ww
 
 @ww.kernel
 def double(a):
-    a[ww.grid(1)] *= 2
+    a[ww.gpu.grid(1)] *= 2
 
 a = ww.create("a.npy", 100, np.int64, device="cpu", tier="storage", cache="64KiB")
 double[100](a)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.errors import MediumError
 
 
@@ -66,9 +67,9 @@ def test_columns_are_what_pyarrow_reads(tmp_path: Path, stream: bool, rows: int 
 
 @ww.kernel
 def total(values: Any, valid: Any, out: Any) -> None:
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < values.size and ww.table.is_valid(valid, i):
-        ww.atomic_add(out, 0, values[i])
+        gpu.atomic_add(out, 0, values[i])
 
 
 def test_kernels_take_values_and_validity(tmp_path: Path) -> None:

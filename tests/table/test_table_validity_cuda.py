@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.array.view import ArrayView, ViewStatic
 from warpwell.targets.compiler import run_cuda
 
@@ -28,9 +29,9 @@ def view(dtype: str) -> ArrayView:
 
 @ww.kernel
 def total(values, valid, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < values.size and ww.table.is_valid(valid, i):
-        ww.atomic_add(out, 0, values[i])
+        gpu.atomic_add(out, 0, values[i])
 
 
 def test_validity_compiles() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.targets.atomics import own_launch_flag
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index, virtual_grid
 from warpwell.targets.blocks import control as at
@@ -23,9 +23,9 @@ from warpwell.targets.memory import memory_for
 from warpwell.targets.native import native
 
 
-@ww.device
+@gpu.function
 def place():
-    return ww.grid(1)
+    return gpu.grid(1)
 
 
 @ww.kernel
@@ -38,7 +38,7 @@ def add(x, n):
 
 @ww.kernel
 def plane(x):
-    i, j = ww.grid(2)
+    i, j = gpu.grid(2)
     x[i, j] += 1000 * i + j
 
 
@@ -167,17 +167,17 @@ def test_virtual_copies() -> None:
     copy = virtual_copy(add.function)
     assert copy.__code__ is add.function.__code__ and copy.__globals__["place"] is not place
     assert copy.__globals__["ww"] is ww  # names that the function does not say stay as they are
-    assert virtual_copy(plane.function).__globals__["ww"].grid is not ww.grid
+    assert virtual_copy(plane.function).__globals__["ww"].grid is not gpu.grid
 
 
 def test_names_that_a_module_imports_when_they_are_used() -> None:
-    """As `warpwell` does: whether another kernel said `ww.grid` before must not matter."""
+    """As `warpwell` does: whether another kernel said `gpu.grid` before must not matter."""
     late = types.ModuleType("late")
 
     def import_late(name: str) -> Any:
         if name != "grid":
             raise AttributeError(name)
-        return ww.grid
+        return gpu.grid
 
     vars(late).update(__getattr__=import_late, __dir__=lambda: ["grid", "never_said"])
 
@@ -299,7 +299,7 @@ def test_nothing_is_copied_back_into_what_is_read_only() -> None:
 @ww.kernel
 def spin(x):
     while x[0] == 0:
-        if ww.failed():
+        if gpu.failed():
             x[1] += 1
             return
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.targets.block import barrier, block_index, block_threads, shared_array, thread_index
 from warpwell.targets.blocks import control as at
 from warpwell.targets.blocks.control import CONTROL_WORDS, CURSOR, DONE, FLOOR, NEVER, STOP, TARGET, fresh
@@ -19,9 +19,9 @@ from warpwell.targets.blocks.launch import BlockLaunch
 ptx = pytest.mark.ptx
 
 
-@ww.device
+@gpu.function
 def place():
-    return ww.grid(1)
+    return gpu.grid(1)
 
 
 @ww.kernel
@@ -35,7 +35,7 @@ def count_and_spin(ran, rounds):
 
 @ww.kernel
 def plane(x):
-    i, j = ww.grid(2)
+    i, j = gpu.grid(2)
     x[i, j] += 1000 * i + j
 
 
@@ -53,13 +53,13 @@ def reverse(x, y):
 @ww.kernel
 def late(ran, out):
     """Asks for its place when its lanes have parted."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     steps = (i * 7919) % 61
     value = 0
     for k in range(steps):
         value += k & 3
     ran[i] += 1
-    out[ww.grid(1)] += value + i
+    out[gpu.grid(1)] += value + i
 
 
 @ww.kernel(block=64)
@@ -94,7 +94,7 @@ def test_ptx(case: str) -> None:
 
 @ww.kernel
 def fused(y, x, a, b):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = a * b + x[i]
 
 
@@ -116,7 +116,7 @@ def test_no_form_rounds_otherwise(dtype: Any) -> None:
 
 @ww.kernel
 def halves(a, b, factor):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     n = a.size >> 1
     a[i] = factor * b[i] + b[i + n]
     a[i + n] = factor * b[i + n]

@@ -180,7 +180,7 @@ def test_a_launch_imports_no_library_of_columns() -> None:
 import sys, numpy as np, warpwell as ww
 @ww.kernel
 def double(x):
-    x[ww.grid(1)] *= 2
+    x[ww.gpu.grid(1)] *= 2
 x = np.arange(3)
 double[3](x, device="interp")
 assert x.tolist() == [0, 2, 4]

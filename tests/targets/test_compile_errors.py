@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 
 TABLE = [1, 2]
 NAMES = {"a": 1}
@@ -26,7 +26,7 @@ def helper(x):
     return x + 1
 
 
-@ww.device
+@gpu.function
 def calls_helper(x):
     return helper(x) * 2
 
@@ -40,16 +40,16 @@ CASES = {
     "out[0] = a[0, :].sum()": "a slice is not an index; loop over a",
     "out[0] = a[0:2, 0]": "a slice is not an index",
     "a[0, :] = 1": "a slice is not an index",
-    "out[0] = a[ww.grid(1) / 2, 0]": r"an index must be an integer, got \(float64, 0\); divide with //",
-    "a[ww.grid(1) / 2, 0] = 1": "an index must be an integer",
-    "out[ww.grid(1) / 2] = 1": "an index must be an integer, got float64; divide with //",
+    "out[0] = a[gpu.grid(1) / 2, 0]": r"an index must be an integer, got \(float64, 0\); divide with //",
+    "a[gpu.grid(1) / 2, 0] = 1": "an index must be an integer",
+    "out[gpu.grid(1) / 2] = 1": "an index must be an integer, got float64; divide with //",
     "out[0] = out['x']": "an index must be an integer, got 'x'",
     "out[0] = a['x']": "no field 'x'",
     "out[0] = a[None, 0]": r"an index must be an integer, got \(none, 0\)",
     "out[0] = a[0]": "1 index for an array of 2 dimensions",
     "out[0] = a[0, 0, 0]": "3 indices for an array of 2 dimensions",
     "out[0, 0] = 1": r"2 indices for an array\(float64, 1d, C\)",
-    "out[0] = helper(a[0, 0])": "'helper' is a Python function and not device code; put @ww.device above",
+    "out[0] = helper(a[0, 0])": "'helper' is a Python function and not device code; put @gpu.function above",
     "out[0] = calls_helper(a[0, 0])": "'helper' is a Python function",
     "another(a, out)": "'another' is a kernel",
     "import math": "a kernel cannot import; move the import to the top",

@@ -19,6 +19,7 @@ import pytest
 from numba.core.codegen import JITCodeLibrary
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell._os import file_lock
 from warpwell.targets import copy_foreign, load_relaxed, scratch
 from warpwell.targets.atomics import BLOCK
@@ -27,7 +28,7 @@ from warpwell.targets.compiler.code_cache import cache_key
 from warpwell.targets.compiler.compiled import dispatcher
 from warpwell.targets.compiler.hooks import seam_for
 
-SOURCE = "import warpwell as ww\n@ww.device\ndef twice(v):\n    return {} * v\n"
+SOURCE = "import warpwell as ww\n@ww.gpu.function\ndef twice(v):\n    return {} * v\n"
 
 
 @pytest.fixture
@@ -214,14 +215,14 @@ def test_only_what_a_kernel_calls_is_compiled_and_code_from_the_disk_finds_it(tm
     assert hits == [["0", "False"], ["3", "True"]], "and imports nothing of what Numba can compile"
 
 
-@ww.device
+@gpu.function
 def says(value):
     if value == 3:
         print("met", value, "here")
     return value
 
 
-@ww.device
+@gpu.function
 def halves(value):
     return says(value) // 2
 
@@ -236,11 +237,11 @@ def test_device_functions_have_no_machine_code_of_their_own(monkeypatch: pytest.
 
     monkeypatch.setattr(JITCodeLibrary, "_finalize_specific", counted)
 
-    @ww.device
+    @gpu.function
     def more(value):
         return value + 1
 
-    @ww.device
+    @gpu.function
     def much_more(value):
         return more(value) * 3
 
@@ -254,7 +255,7 @@ def test_device_functions_print(capfd: pytest.CaptureFixture[str]) -> None:
 
     @ww.kernel
     def prints(out):
-        i = ww.grid(1)
+        i = gpu.grid(1)
         out[i] = halves(i)
 
     out = np.zeros(5, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.scheduler import Ended, Job, Placement, Request, Stopped, Task
 from warpwell.targets.blocks.control import BEGUN, CONTROL_WORDS, CURSOR, DONE, FLOOR, LEFT, NEVER, STOP, TARGET, fresh
 from warpwell.targets.gpu.nvrtc import headers
@@ -394,7 +394,7 @@ def test_a_scheduler_runs_sources_and_kernels_together() -> None:
 
     @ww.kernel
     def double(x):
-        i = ww.grid(1)
+        i = gpu.grid(1)
         x[i] = 2 * x[i]
 
     numbers = np.arange(1000)

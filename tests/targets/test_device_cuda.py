@@ -9,7 +9,7 @@ import pytest
 
 import warpwell as ww
 from lab.media import Faulty
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.storage import RamMedium
 
 ITEMS = 1 << 14
@@ -19,25 +19,25 @@ THREADS = 1024
 @ww.kernel
 def mixed(a, order, reads, sums, rounds):
     """Read at random, write the thread's own items, add everywhere."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(rounds):
         at = order[(i * 31 + k * 977) % order.size]
         reads[i] += a[at % 4096]
         a[8192 + i * 4 + (k & 3)] = i * 1000 + k
-        ww.atomic_add(a, 4096 + at % 4096, 1)
-        ww.atomic_add(sums, at % 4096, 1)
+        gpu.atomic_add(a, 4096 + at % 4096, 1)
+        gpu.atomic_add(sums, at % 4096, 1)
 
 
 @ww.kernel
 def strided(a, out, step):
     """Every lane of a warp misses another page at once."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[i * step]
 
 
 @ww.kernel
 def read_all(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[i]
 
 
@@ -150,7 +150,7 @@ def test_an_index_out_of_range_raises_after_the_launch():
 def test_a_plain_numba_cuda_kernel_takes_a_view():
     from numba import cuda
 
-    @cuda.jit(extensions=[ww.numba_cuda], max_registers=64)
+    @cuda.jit(extensions=[gpu.numba_cuda], max_registers=64)
     def plain(a, out):
         i = cuda.grid(1)
         if i < a.size:
@@ -205,10 +205,10 @@ def test_prefetch_pin_and_evict():
 @ww.kernel
 def hold_all(a, out, held):
     """Every thread holds its item's page while it reads."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if a.pin(i):
         out[i] = a[i]
-        ww.atomic_add(held, 0, 1)
+        gpu.atomic_add(held, 0, 1)
         a.unpin(i)
 
 
@@ -255,7 +255,7 @@ def test_many_warps_hold_pages_of_few_frames(frames):
 def test_numpy_arguments_that_share_memory_share_it_on_the_gpu() -> None:
     @ww.kernel
     def step(x, y):
-        if ww.grid(1) == 0:
+        if gpu.grid(1) == 0:
             for k in range(y.size):
                 y[k] = x[k] + 1
 

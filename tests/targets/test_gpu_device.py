@@ -185,7 +185,7 @@ def test_no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @ww.kernel
     def double(a: Any) -> None:
-        a[ww.grid(1)] *= 2
+        a[ww.gpu.grid(1)] *= 2
 
     monkeypatch.setattr(device, "has_cuda", lambda: False)
     source = ww.CudaSource('extern "C" __global__ void f(float *x) { x[0] = 1; }', "f")
@@ -207,7 +207,7 @@ FORKED = """
 
     @ww.kernel
     def double(a):
-        a[ww.grid(1)] *= 2
+        a[ww.gpu.grid(1)] *= 2
 
     cuda.is_available = lambda: True
     assert device.has_cuda()

@@ -18,7 +18,7 @@ from tests.harness.until import Stopwatch, until
 import warpwell as ww
 from lab import media
 from lab.campaigns import interrupts
-from warpwell import errors, storage
+from warpwell import errors, gpu, storage
 
 MANY = 1 << 40
 """Indices that nobody waits for."""
@@ -55,36 +55,36 @@ def interrupted(times: int = 1) -> Iterator[None]:
 
 @ww.kernel
 def read(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i & 63] = a[(i * 5003) % a.size]
 
 
 @ww.kernel
 def hits(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(1000):
         out[i & 63] += a[k & 31]
 
 
 @ww.kernel
 def plain(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(1000):
         out[i & 63] += x[k & 31]
 
 
 @ww.kernel
 def count(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(a.size):
         out[i] += a[k]
 
 
 @ww.kernel
 def stay(x):
-    while ww.atomic_add(x, 0, 0) == 0:
+    while gpu.atomic_add(x, 0, 0) == 0:
         pass
-    ww.atomic_add(x, 1, 1)
+    gpu.atomic_add(x, 1, 1)
 
 
 def usable(a: ww.Array) -> None:
@@ -235,10 +235,10 @@ def test_what_was_left_behind_on_an_array_ends_its_launch_when_it_ends(path: Pat
 
     @ww.kernel
     def stay_on(a, x, out):
-        while ww.atomic_add(x, 0, 0) == 0:
+        while gpu.atomic_add(x, 0, 0) == 0:
             pass
         out[0] = a[0] + 1
-        ww.atomic_add(x, 1, 1)
+        gpu.atomic_add(x, 1, 1)
 
     a = ww.open(path, device="cpu", cache="64KiB")
     stay_on[1](a, np.array([1, 0]), out)
@@ -260,7 +260,7 @@ ENDLESS = """
 
     @ww.kernel
     def f(x):
-        i = ww.grid(1)
+        i = ww.gpu.grid(1)
         while x[i] >= 0:
             x[i] += 1
 

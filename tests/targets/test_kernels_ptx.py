@@ -10,7 +10,7 @@ import pytest
 from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.array import bulk
 from warpwell.array.items import item_of
 from warpwell.array.page_set import PageSetView
@@ -40,13 +40,13 @@ def view(dtype="<i8", ndim=1, *, cached=True, writable=False, full=False, aligne
 
 @ww.kernel
 def read_one(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[out[i]]
 
 
 @ww.kernel
 def read_many(a, out, rounds):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     total = 0
     for k in range(rounds):
         total += a[i + k * 4096]
@@ -55,9 +55,9 @@ def read_many(a, out, rounds):
 
 @ww.kernel
 def write_all(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a[i] = out[i]
-    ww.atomic_add(a, i, out[i])
+    gpu.atomic_add(a, i, out[i])
     a.prefetch(i)
     if a.pin(i):
         a.unpin(i)
@@ -65,7 +65,7 @@ def write_all(a, out):
 
 @ww.kernel
 def mark_pages(pages, items):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     pages.add(items[i])
     pages.add_range(items[i], items[i] + 100)
 
@@ -80,27 +80,27 @@ def test_page_sets_compile_and_mark_by_one_atomic():
 
 @ww.kernel
 def copy_item(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a[i] = a[i + 1] + out[i]
 
 
 @ww.kernel
 def copy_field(a, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a["h"][i] = a["x"][i] + out[i]
 
 
 @ww.kernel
 def read_two(a, out):
-    i, j = ww.grid(2)
+    i, j = gpu.grid(2)
     out[i] = a[i, j] + a.shape[1] + len(a)
 
 
 @ww.kernel
 def histogram(a, counts):
-    i = ww.grid(1)
-    if i < a.size and not ww.failed():
-        ww.atomic_add(counts, a[i], 1)
+    i = gpu.grid(1)
+    if i < a.size and not gpu.failed():
+        gpu.atomic_add(counts, a[i], 1)
 
 
 OUT = np.zeros(4, np.int64)
@@ -264,7 +264,7 @@ def test_bounds_checks_compile_and_are_not_in_other_kernels(block):
         x[i, 1] += out[x[i][0]]
         row = x[0] if i > 2 else out
         out[3] = row[1]
-        ww.atomic_add(out, i, r[i]["b"])
+        gpu.atomic_add(out, i, r[i]["b"])
         r["a"][i] = out[0]
 
     kernel = ww.kernel(touch, block=block)

@@ -12,10 +12,11 @@ from tests.harness.until import until
 
 import warpwell as ww
 from lab.media import Faulty
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.cache.launches import CacheLaunch
 from warpwell.scheduler import Scheduler
 from warpwell.storage import RamMedium
+from warpwell.targets import backoff
 from warpwell.targets.fault import LaunchFlag
 
 WAITING, OPEN = 0, 1
@@ -24,29 +25,29 @@ WAITING, OPEN = 0, 1
 @ww.kernel
 def beyond(a, distance, gate, out):
     """Fail, and stay until the gate opens."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = a[a.size + distance]
-    ww.atomic_add(gate, WAITING, 1)
-    while ww.atomic_add(gate, OPEN, 0) == 0:
-        ww.backoff(100)
+    gpu.atomic_add(gate, WAITING, 1)
+    while gpu.atomic_add(gate, OPEN, 0) == 0:
+        backoff(100)
 
 
 @ww.kernel
 def overwrite(a, gate, out):
     """Write to an array that is read-only, and stay."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     a[i] = 1
-    ww.atomic_add(gate, WAITING, 1)
-    while ww.atomic_add(gate, OPEN, 0) == 0:
-        ww.backoff(100)
+    gpu.atomic_add(gate, WAITING, 1)
+    while gpu.atomic_add(gate, OPEN, 0) == 0:
+        backoff(100)
 
 
 @ww.kernel
 def total(a, out):
     """Add all items up, unless the launch failed."""
-    i = ww.grid(1)
+    i = gpu.grid(1)
     for k in range(a.size):
-        if ww.failed():
+        if gpu.failed():
             return
         out[i] += a[k]
 

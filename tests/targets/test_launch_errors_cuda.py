@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
-from warpwell.targets import Kernel
+from warpwell import errors, gpu
+from warpwell.targets import Kernel, backoff, clock_ns
 from warpwell.targets.compiler.run_cuda import asks_flag, ptx
 
 SUM = 4096 * 4095 // 2
@@ -19,24 +19,24 @@ NS = 300_000_000
 @ww.kernel
 def beyond(a, distance, ns, out):
     """Fail, and stay for a time."""
-    i = ww.grid(1)
-    since = ww.clock_ns()
+    i = gpu.grid(1)
+    since = clock_ns()
     out[i] = a[a.size + distance]
-    while ww.clock_ns() - since < ns:
-        ww.backoff(20)
+    while clock_ns() - since < ns:
+        backoff(20)
 
 
 @ww.kernel
 def total(a, ns, out):
     """Add all items up, unless the launch failed, and stay for a time."""
-    i = ww.grid(1)
-    since = ww.clock_ns()
+    i = gpu.grid(1)
+    since = clock_ns()
     for k in range(a.size):
-        if ww.failed():
+        if gpu.failed():
             return
         out[i] += a[k]
-    while ww.clock_ns() - since < ns:
-        if ww.failed():
+    while clock_ns() - since < ns:
+        if gpu.failed():
             out[i] = -1
             return
 
@@ -52,21 +52,21 @@ def array(tmp_path: Path) -> ww.Array:
 def test_a_kernel_that_asks_is_given_its_own_flag_and_others_nothing() -> None:
     @ww.kernel
     def asks(x):
-        if not ww.failed():
-            x[ww.grid(1)] = 1
+        if not gpu.failed():
+            x[gpu.grid(1)] = 1
 
     @ww.kernel
     def asks_not(x):
-        x[ww.grid(1)] = 1
+        x[gpu.grid(1)] = 1
 
-    @ww.device
+    @gpu.function
     def inner():
-        return ww.failed()
+        return gpu.failed()
 
     @ww.kernel
     def asks_below(x):
         if not inner():
-            x[ww.grid(1)] = 1
+            x[gpu.grid(1)] = 1
 
     def text(kernel: Kernel) -> str:
         return ptx(kernel, (np.zeros(1),))
@@ -131,12 +131,12 @@ def test_small_grids_and_numpy_arguments_are_no_reason_to_warn(array: ww.Array) 
 
     @ww.kernel
     def copy(x, y):
-        i = ww.grid(1)
+        i = gpu.grid(1)
         y[i] = x[i]
 
     @ww.kernel
     def shift(x, y):
-        i = ww.grid(1)
+        i = gpu.grid(1)
         y[i] = x[i] + 1
 
     with warnings.catch_warnings():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.pool.agent.cuda_runtime import as_cupy_stream
 from warpwell.targets import fault
 from warpwell.targets.compiler import compiling, run_cuda
@@ -20,7 +21,7 @@ SMALL = "Grid size 4 will likely result in GPU under-utilization"
 
 @ww.kernel
 def scale(x):
-    x[ww.grid(1)] *= 2
+    x[gpu.grid(1)] *= 2
 
 
 def test_kernels_and_launches_say_what_they_are() -> None:

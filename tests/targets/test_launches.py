@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.targets.compiler import run_cpu
 
 
@@ -33,8 +33,8 @@ FIRST = """
 
     @ww.kernel
     def ask(x):
-        i = ww.grid(1)
-        if ww.failed():
+        i = ww.gpu.grid(1)
+        if ww.gpu.failed():
             return
         x[i] = 1
 
@@ -66,8 +66,8 @@ STUCK = """
     @ww.kernel
     def spin(x):
         while x[0] == 0:
-            if ww.failed():
-                x[1 + ww.grid(1)] += 1
+            if ww.gpu.failed():
+                x[1 + ww.gpu.grid(1)] += 1
                 return
 
     stuck, other = np.zeros(5, np.int64), np.zeros(5, np.int64)
@@ -104,8 +104,8 @@ LATER = """
 
     @ww.kernel
     def total(x, out):
-        i = ww.grid(1)
-        ww.atomic_add(out, 0, x[i])
+        i = ww.gpu.grid(1)
+        ww.gpu.atomic_add(out, 0, x[i])
 
     out = np.zeros(1)
     total[9](np.ones(9), out)
@@ -124,14 +124,14 @@ def test_code_from_the_disk_finds_what_was_imported_after_the_first_launch(tmp_p
 # -- what a launch refuses --------------------------------------------------------------------------------------------
 
 
-@ww.device
+@gpu.function
 def row_and_column():
-    return ww.grid(2)
+    return gpu.grid(2)
 
 
 @ww.kernel
 def flat(x):
-    x[ww.grid(1)] = 1
+    x[gpu.grid(1)] = 1
 
 
 @ww.kernel
@@ -147,12 +147,12 @@ def nowhere(x):
 
 @ww.kernel(block=32)
 def tiles(x):
-    x[ww.block_index()] = 1
+    x[gpu.block_index()] = 1
 
 
 @ww.kernel
 def three(x, n, more=1):
-    x[ww.grid(1)] = n + more
+    x[gpu.grid(1)] = n + more
 
 
 LAUNCHES = [
@@ -201,7 +201,7 @@ def test_extents_that_a_launch_has_not_are_one() -> None:
 
 
 def either(x):
-    i, j, k = ww.grid(3)
+    i, j, k = gpu.grid(3)
     x[i] = j + k
 
 
@@ -239,12 +239,12 @@ def test_shapes_and_streams_that_cannot_be() -> None:
 
 @ww.kernel
 def misspelt(x):
-    x[ww.grid(1)] = x.sise
+    x[gpu.grid(1)] = x.sise
 
 
 @ww.kernel
 def narrow(x):
-    ww.atomic_add(x, ww.grid(1), 1)
+    gpu.atomic_add(x, gpu.grid(1), 1)
 
 
 def test_what_does_not_compile_says_so_in_a_line() -> None:
@@ -307,10 +307,10 @@ def test_arrays_are_compared_by_identity_and_items_once_they_were_read(tmp_path:
 
 
 def test_device_code_outside_of_a_launch() -> None:
-    for call in (ww.grid, ww.shared_array):
+    for call in (gpu.grid, gpu.shared_array):
         with pytest.raises(RuntimeError, match="outside of a launch"):
-            call(*(1, np.float64)[: 1 + (call is ww.shared_array)])
-    for other in (ww.thread_index, ww.block_threads, ww.block_index, ww.barrier, ww.failed):
+            call(*(1, np.float64)[: 1 + (call is gpu.shared_array)])
+    for other in (gpu.thread_index, gpu.block_threads, gpu.block_index, gpu.barrier, gpu.failed):
         with pytest.raises(RuntimeError, match="outside of a launch"):
             other()
 
@@ -329,7 +329,7 @@ FORK = """
 
     @ww.kernel
     def add(a, x):
-        i = ww.grid(1)
+        i = ww.gpu.grid(1)
         x[i] += 1 + a[i]
 
     def tell(call):
@@ -392,11 +392,11 @@ def test_nothing_is_served_while_a_kernel_is_compiled(tmp_path: Path, monkeypatc
 
     @ww.kernel
     def double(a):
-        a[ww.grid(1)] *= 2
+        a[gpu.grid(1)] *= 2
 
     @ww.kernel
     def wrong(a):
-        a[ww.grid(1)] = "text"
+        a[gpu.grid(1)] = "text"
 
     np.save(tmp_path / "a.npy", np.arange(9))
     compile_for, in_flight = run_cpu.compile_for, []

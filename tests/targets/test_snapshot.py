@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import warpwell as ww
-from warpwell import errors
+from warpwell import errors, gpu
 from warpwell.scheduler import Scheduler
 from warpwell.targets.compiler.snapshot import Snapshot
 from warpwell.targets.kernel import MANY_VERSIONS, Kernel
@@ -28,77 +28,77 @@ conf.inner.FACTOR = 5  # type: ignore[attr-defined]
 
 @ww.kernel
 def by_global(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = FACTOR * x[i]
 
 
-@ww.device
+@gpu.function
 def times(value):
     return FACTOR * value
 
 
-@ww.device
+@gpu.function
 def plus_times(value):
     return times(value) + OFFSET
 
 
 @ww.kernel
 def by_helper(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = plus_times(x[i])
 
 
 @ww.kernel
 def by_helper_too(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = plus_times(x[i]) + 0
 
 
 @ww.kernel
 def by_function_argument(x, out):
-    i = ww.grid(1)
-    out[i] = ww.fold(add_times, 0, x, i, i + 1)
+    i = gpu.grid(1)
+    out[i] = gpu.fold(add_times, 0, x, i, i + 1)
 
 
-@ww.device
+@gpu.function
 def add_times(total, item):
     return total + FACTOR * item
 
 
 @ww.kernel
 def by_module(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = conf.FACTOR * x[i]
 
 
 @ww.kernel
 def by_inner_module(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = conf.inner.FACTOR * x[i]
 
 
 @ww.kernel
 def by_local_module(x, out):
     settings = conf
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = settings.FACTOR * x[i]
 
 
 @ww.kernel
 def by_table(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = TABLE[0] * x[i]
 
 
 @ww.kernel
 def by_pair(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = PAIR[0] * x[i]
 
 
 @ww.kernel
 def by_record(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = RECORD["factor"] * x[i]
 
 
@@ -108,7 +108,7 @@ def enclosing() -> tuple[Kernel, Callable[[int], None]]:
 
     @ww.kernel
     def by_free_variable(x, out):
-        i = ww.grid(1)
+        i = gpu.grid(1)
         out[i] = factor * x[i]
 
     def assign(value: int) -> None:
@@ -129,7 +129,7 @@ def redefine(value: int) -> None:
     """Define a helper again, as a cell of a notebook that runs again does."""
     scope = {"ww": ww, "__name__": __name__, "VALUE": value}
     exec(compile("def times(value):\n    return VALUE * value", __file__, "exec"), scope)
-    globals()["times"] = ww.device(scope["times"])
+    globals()["times"] = gpu.function(scope["times"])
 
 
 CHANGES: dict[str, tuple[Any, Callable[[int], object]]] = {
@@ -259,7 +259,7 @@ def compiled_by_numba(value):
 
 @ww.kernel
 def by_dispatcher(x, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     out[i] = compiled_by_numba(x[i])
 
 
@@ -267,7 +267,7 @@ def by_dispatcher(x, out):
 def test_a_function_with_a_compiler_of_its_own_is_refused_after_a_change(device: str) -> None:
     assert result(by_dispatcher, device) == 5
     globals()["FACTOR"] = 7
-    with pytest.raises(errors.CompileError, match=r"'compiled_by_numba' .*'FACTOR'.*@ww\.device"):
+    with pytest.raises(errors.CompileError, match=r"'compiled_by_numba' .*'FACTOR'.*@gpu\.function"):
         result(by_dispatcher, device)
     globals()["FACTOR"] = 5
     assert result(by_dispatcher, device) == 5
@@ -292,5 +292,5 @@ def test_many_versions_are_reported_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_kernel_that_names_only_installed_packages_is_compiled_as_it_is() -> None:
-    kernel = Kernel(lambda x, out: out.__setitem__(ww.grid(1), np.sqrt(x[0])))
+    kernel = Kernel(lambda x, out: out.__setitem__(gpu.grid(1), np.sqrt(x[0])))
     assert kernel.current() is kernel

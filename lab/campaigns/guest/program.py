@@ -76,7 +76,7 @@ def refused(serial: str, *words: str) -> str:
         before = file.read(BLOCK)
     try:
         bind(where)
-    except errors.DriveInUseError as error:
+    except errors.DriveError as error:
         said = str(error)
         assert all(word in said for word in words), (words, said)
     else:
@@ -353,7 +353,7 @@ def one_program_at_a_time() -> str:
         for attempt in (lambda: VfioTransport(FREE), lambda: unbind(FREE)):
             try:
                 attempt()
-            except errors.DriveInUseError as error:
+            except errors.DriveError as error:
                 said.append(str(error))
     assert len(said) == 2 and MACHINE.driver(FREE) == "vfio-pci"
     return "\n".join(said)

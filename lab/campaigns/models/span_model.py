@@ -7,9 +7,10 @@ Even seeds read groups of words into registers, as on a GPU; odd ones copy to bu
 
 from __future__ import annotations
 
+import operator
 from random import Random
 
-import warpwell as ww
+from warpwell import gpu
 from warpwell.array.spans import calls
 
 from .adversary import Violation
@@ -30,9 +31,9 @@ class SpanModel(FrameModel):
 
         for _ in range(40):
             first = random.randrange(4)
-            ww.fold(look, first, self.view, page * ITEMS + first, page * ITEMS + first + random.choice((2, 8, 12)))
+            gpu.fold(look, first, self.view, page * ITEMS + first, page * ITEMS + first + random.choice((2, 8, 12)))
             # whatever it was given before the second look, the sum is that of the page's items, or of none
-            total = ww.fold(ww.add, 0, self.view, page * ITEMS, page * ITEMS + 8)
+            total = gpu.fold(operator.add, 0, self.view, page * ITEMS, page * ITEMS + 8)
             if total not in (0, sum(base_value(page, k) for k in range(8))):
                 part = [sum(base_value(page, k) for k in range(n)) for n in range(8)]
                 if total not in part:
@@ -83,6 +84,6 @@ class InPlaceModel(CacheModel):
             seen[page, item] = self.begun[page, item]
         lo = page * ITEMS + first
         if owner == 0:
-            ww.map(changed, self.view, self.view, lo, lo + RUN, 1)
+            gpu.map(changed, self.view, self.view, lo, lo + RUN, 1)
         else:
-            ww.fill(numbered, self.view, lo, lo + RUN, page, self.begun[page, first])
+            gpu.fill(numbered, self.view, lo, lo + RUN, page, self.begun[page, first])

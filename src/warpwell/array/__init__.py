@@ -29,6 +29,25 @@ from .array import Array, Rows
 from .device_array import DeviceArray
 from .opening import create, open_array
 from .page_set import PageSet
+from .spans import fill, fill_block, fill_warp, fold, fold_block, fold_warp, map, map_block, map_warp
 from .view import ArrayView, atomic_add
 
-__all__ = ["Array", "ArrayView", "DeviceArray", "PageSet", "Rows", "atomic_add", "create", "open_array"]
+__all__ = [
+    "Array",
+    "ArrayView",
+    "DeviceArray",
+    "PageSet",
+    "Rows",
+    "atomic_add",
+    "create",
+    "fill",
+    "fill_block",
+    "fill_warp",
+    "fold",
+    "fold_block",
+    "fold_warp",
+    "map",
+    "map_block",
+    "map_warp",
+    "open_array",
+]

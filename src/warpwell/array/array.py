@@ -137,7 +137,7 @@ class Array(OnStorage):
     # -- kernels --------------------------------------------------------------------------------------------
 
     def view(self) -> ArrayView:
-        """Return the view that a plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernel receives for the array.
+        """Return the view that a plain ``@cuda.jit(extensions=[gpu.numba_cuda])`` kernel receives for the array.
 
         Warpwell does not see launches of such kernels: use ``with a.active():`` around launch and synchronization,
         which keeps the controller awake and raises latched errors.
@@ -316,7 +316,7 @@ class Array(OnStorage):
 
         Raises
         ------
-        PinError
+        KernelError
             The pages are more than the array's frames minus one.
         """
         first, end = self._residency(start, stop)
@@ -324,7 +324,7 @@ class Array(OnStorage):
             self._part.pin(first, end)
 
     def unpin(self, start: int | None = None, stop: int | None = None) -> None:
-        """Unpin rows that `pin` pinned; raise PinError if they are not pinned."""
+        """Unpin rows that `pin` pinned; raise KernelError if they are not pinned."""
         if self._part.cached:
             self._part.unpin(*self._residency(start, stop))
 

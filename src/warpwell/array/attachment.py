@@ -310,14 +310,14 @@ class Attachment:
             number = sum(b - a for a, b in fresh)
             room = self.cache.room(self.nsid)
             if number > room:
-                raise errors.PinError(
+                raise errors.KernelError(
                     f"pinning {number} pages of array {self.name!r}: only {max(room, 0)} more fit if one frame "
                     "stays free; pin less, enlarge the cache or the array's share"
                 )
             try:
                 done = sum(self.cache.hold(self.nsid, a, b) for a, b in fresh)
                 if done != number:
-                    raise errors.PinError(
+                    raise errors.KernelError(
                         f"{number - done} pages of array {self.name!r} could not be read into the cache"
                     )
             except BaseException:
@@ -331,10 +331,9 @@ class Attachment:
         with self.in_use(), self.pins.lock:
             missing = next((page for page in range(first, end) if page not in self.pins), None)
             if missing is not None:
-                raise errors.PinError(
+                raise errors.KernelError(
                     f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
                     array=self.name,
-                    page=missing,
                 )
             for a, b in self.pins.remove(first, end):
                 self.cache.unpin(self.nsid, a, b)

@@ -550,7 +550,7 @@ class Cache:
 
     @traced("evict")
     def evict(self, nsid: int, first: int, end: int) -> None:
-        """Write back and evict pages [first, end) of an array; raise PinError if pages are pinned."""
+        """Write back and evict pages [first, end) of an array; raise KernelError if pages are pinned."""
         self.bulk.stop()
         with self.held():
             space = self._spaces[nsid]
@@ -656,7 +656,7 @@ class Cache:
                 raise self._silence(what)
             self.settle()
             clock.sleep(1e-3)
-        raise errors.PinError(f"{what}: {left} pages are pinned or in use; unpin them first")
+        raise errors.KernelError(f"{what}: {left} pages are pinned or in use; unpin them first")
 
     def run(self, kernel: Any, threads: int, nsid: int | None, *words: int, counts: bool = False) -> int:
         """Run a maintenance kernel: `threads` warps of work; return what it counted.

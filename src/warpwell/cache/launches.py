@@ -189,10 +189,10 @@ def error_of(
             status=value,
         )
     if kind == at.NOT_PINNED:
-        return errors.PinError(
+        return errors.KernelError(
             f"a kernel gave back page {local} of array {name!r}, which no kernel holds: call unpin once for each pin "
             "that returned True (what the host pinned, the host gives back)",
-            page=local,
+            array=name,
         )
     return errors.StallError(
         f"no completion for {timeout:g} s while waiting for {where}: the medium does not answer (or every frame is "

@@ -31,3 +31,5 @@ from .medium import DriveMedium
 from .opened import open_namespace
 from .transport import Transport
 from .vfio import VfioTransport
+
+__all__ = ["Drive", "DriveMedium", "format_array"]

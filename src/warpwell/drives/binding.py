@@ -68,10 +68,9 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
     ------
     ArgumentError
         There is no such drive.
-    DriveInUseError
-        Somebody uses it, or it cannot be handed over safely. The drive was left alone.
     DriveError
-        A driver did not do as it was told; the drive was given back to the kernel's.
+        The drive is in use, or unsafe to hand over: it was not changed. Or a driver did not obey, and the drive was
+        given back to the kernel's driver.
     """
     machine = machine or Machine()
     drive = machine.drive(name)
@@ -113,10 +112,9 @@ def unbind(name: str, machine: Machine | None = None) -> PciDrive:
     ------
     ArgumentError
         There is no such drive.
-    DriveInUseError
-        A program has it open, or a driver has it that is neither vfio-pci nor the kernel's.
     DriveError
-        The kernel's driver did not take it.
+        A program has it open, a driver other than vfio-pci and the kernel's has it, or the kernel's driver did not
+        take it.
     """
     machine = machine or Machine()
     drive = machine.drive(name)
@@ -187,10 +185,10 @@ def claim(node: Path) -> int:
     return os.open(node, os.O_RDONLY | os.O_EXCL | os.O_NONBLOCK)
 
 
-def _refused(drive: PciDrive, found: list[str]) -> errors.DriveInUseError:
+def _refused(drive: PciDrive, found: list[str]) -> errors.DriveError:
     named = [*found[:_MOST_NAMED], f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else found
     what = f" {drive.model} {drive.serial}".rstrip()
-    return errors.DriveInUseError(
+    return errors.DriveError(
         f"drive {drive.address}{what} was left alone:\n" + "\n".join(f"  - {reason}" for reason in named),
         drive=drive.address,
         reasons=tuple(found),

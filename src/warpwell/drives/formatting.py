@@ -49,10 +49,8 @@ def format_array(
     ------
     ArgumentError
         `erase` names another namespace, or the array does not fit.
-    DriveInUseError
-        The namespace holds somebody's data: it was left alone.
     DriveError
-        The drive refuses, or is write-protected.
+        The namespace holds other data and was not changed, or the drive refuses or is write-protected.
     """
     drive, name = namespace.drive, f"namespace {namespace.nsid} of drive {namespace.drive.address}"
     head = np.frombuffer(head_of(shape, dtype), np.uint8)
@@ -90,7 +88,7 @@ def require_empty(namespace: Namespace) -> None:
 
     Raises
     ------
-    DriveInUseError
+    DriveError
     """
     count = -(-min(GUARD, namespace.nbytes) // namespace.block)
     first = namespace.read(0, count)
@@ -100,7 +98,7 @@ def require_empty(namespace: Namespace) -> None:
         if data.any():
             at = lba * namespace.block + int(np.flatnonzero(data)[0])
             reason = f"byte {at} is not zero: partitions, a file system or another program's data may lie there"
-            raise errors.DriveInUseError(
+            raise errors.DriveError(
                 f"namespace {namespace.nsid} of drive {namespace.drive.address} was left alone: {reason}. If nobody "
                 f"needs them: warpwell drive unbind {namespace.drive.address}, then wipe it (blkdiscard -z, or dd from "
                 "/dev/zero) by its name in /dev",

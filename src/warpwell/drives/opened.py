@@ -37,8 +37,8 @@ def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace
     ArgumentError
         The name has another form, or there is no such drive.
     DriveError
-        The drive is not bound to vfio-pci (the message has the command), or cannot be used. DriveInUseError: another
-        program has it. DriveLostError: it was lost, and is still in use in this process.
+        The drive is not bound to vfio-pci (the message has the command), cannot be used, or is open in another
+        program. DriveLostError: it was lost, and is still in use in this process.
     """
     match = _NAME.fullmatch(name)
     if match is None:

@@ -104,11 +104,9 @@ class VfioTransport(Transport):
     ------
     ArgumentError
         There is no such drive.
-    DriveInUseError
-        Another program has it open, or its IOMMU group is not viable.
     DriveError
-        It is not bound to vfio-pci, this user may not open it, or its memory cannot be pinned. The message says what to
-        do.
+        Another program has it open, its IOMMU group is not viable, it is not bound to vfio-pci, this user may not
+        open it, or its memory cannot be pinned. The message says what to do.
     """
 
     def __init__(self, name: str, arena: int | str = ARENA_BYTES, machine: Machine | None = None) -> None:
@@ -166,7 +164,7 @@ class VfioTransport(Transport):
             self._descriptors.append(os.open(node, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise errors.DriveInUseError(
+                raise errors.DriveError(
                     f"drive {drive.address} is open in another program ({node} is busy): end that first",
                     drive=drive.address,
                     reasons=(f"{node} is busy",),
@@ -191,7 +189,7 @@ class VfioTransport(Transport):
         fcntl.ioctl(group, _GROUP_GET_STATUS, status)
         if not struct.unpack("II", status)[1] & _GROUP_VIABLE:
             reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbours)} must be given up too"
-            raise errors.DriveInUseError(f"drive {drive.address}: {reason}", drive=drive.address, reasons=(reason,))
+            raise errors.DriveError(f"drive {drive.address}: {reason}", drive=drive.address, reasons=(reason,))
         fcntl.ioctl(group, _GROUP_SET_CONTAINER, struct.pack("i", container))
         fcntl.ioctl(container, _SET_IOMMU, _TYPE1_V2)
 

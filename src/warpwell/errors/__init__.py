@@ -24,9 +24,8 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     ├── DeviceNotFoundError (RuntimeError)      a device that this machine does not have
     ├── DriverBuildError (RuntimeError)         no C compiler for the layer below CUDA programs
     ├── StorageFullError (OSError)              no space left on the medium
-    ├── DriveError (OSError)                    a drive that refused a command, or cannot be used
-    │   ├── DriveLostError (ConnectionError)    a drive that stopped answering, or broke the protocol
-    │   └── DriveInUseError                     a drive that somebody uses: it was left alone
+    ├── DriveError (OSError)                    a drive that refused a command, is in use, or cannot be used
+    │   └── DriveLostError (ConnectionError)    a drive that stopped answering, or broke the protocol
     ├── SchedulerError (RuntimeError)           a task that a scheduler could not run
     │   ├── TaskLostError                       a task that was lost with its device or process
     │   ├── TaskMemoryError (MemoryError)       a task that needs more memory than there is
@@ -40,11 +39,10 @@ Each is a `WarpwellError` and also the built-in that a caller would expect::
     │   └── PoolVersionError                    an agent or application of another version
     ├── CompileError (TypeError)                a kernel that does not compile for its arguments
     ├── CodeError (TypeError)                   a function whose code cannot be sent to a device
-    └── KernelError (RuntimeError)              an error in a kernel, raised after its launch
+    └── KernelError (RuntimeError)              an error in a kernel, or pages that cannot be pinned
         ├── IndexRangeError (IndexError)        an index outside the array
         ├── MediumError (OSError)               a command that completed with an error status
-        ├── StallError (TimeoutError)           no progress for as long as the watchdog waits
-        └── PinError                            pages that cannot be pinned or unpinned
+        └── StallError (TimeoutError)           no progress for as long as the watchdog waits
 
 A call that raises has created nothing. Device code never raises: it keeps (latches) its first error, every later read
 in that launch returns 0, and Python raises a `KernelError` when the launch has ended.
@@ -63,7 +61,7 @@ The classes are in five files::
 
 from __future__ import annotations
 
-from .drive import DriveError, DriveInUseError, DriveLostError
+from .drive import DriveError, DriveLostError
 from .general import (
     ArgumentError,
     ClosedError,
@@ -93,7 +91,6 @@ from .kernel import (
     IndexRangeError,
     KernelError,
     MediumError,
-    PinError,
     StallError,
 )
 from .pool import (
@@ -125,7 +122,6 @@ __all__ = [
     "DeviceNotFoundError",
     "DriverBuildError",
     "DriveError",
-    "DriveInUseError",
     "DriveLostError",
     "EdgeListError",
     "ForkError",
@@ -137,7 +133,6 @@ __all__ = [
     "MediumError",
     "MessageSizeError",
     "MissingFileError",
-    "PinError",
     "PoolError",
     "PoolVersionError",
     "QuotaError",

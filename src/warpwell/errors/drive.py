@@ -8,7 +8,7 @@ from .general import WarpwellError
 
 
 class DriveError(WarpwellError, OSError):
-    """A drive refused a command, or has a format or limits that Warpwell cannot use. ``errno`` is EIO.
+    """A drive refused a command, is in use, or cannot be used. ``errno`` is EIO.
 
     Parameters
     ----------
@@ -19,7 +19,9 @@ class DriveError(WarpwellError, OSError):
     command : str, optional
         The command, for example ``"read"``.
     status : int, optional
-        NVMe status field without the phase bit; `warpwell.nvme.describe` returns its text.
+        NVMe status field without the phase bit. The message has its text.
+    reasons : tuple of str, optional
+        Why the drive was not touched: it is in use, or cannot be used safely. Empty for other errors.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class DriveError(WarpwellError, OSError):
         namespace: int | None = None,
         command: str | None = None,
         status: int | None = None,
+        reasons: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.errno = errno.EIO
@@ -37,6 +40,7 @@ class DriveError(WarpwellError, OSError):
         self.namespace = namespace
         self.command = command
         self.status = status
+        self.reasons = reasons
 
 
 class DriveLostError(DriveError, ConnectionError):
@@ -44,29 +48,3 @@ class DriveLostError(DriveError, ConnectionError):
 
     `Array.recover` starts the drive of an array again, and `Drive.recover` a drive.
     """
-
-
-class DriveInUseError(DriveError):
-    """Somebody uses a drive, or it cannot be used safely; it was left alone. ``errno`` is EBUSY.
-
-    Parameters
-    ----------
-    drive, namespace, command, status : optional
-        As in `DriveError`.
-    reasons : tuple of str, optional
-        What stands against it, in words.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        drive: str | None = None,
-        namespace: int | None = None,
-        command: str | None = None,
-        status: int | None = None,
-        reasons: tuple[str, ...] | None = None,
-    ) -> None:
-        super().__init__(message, drive=drive, namespace=namespace, command=command, status=status)
-        self.errno = errno.EBUSY
-        self.reasons = reasons

@@ -8,7 +8,7 @@ from .general import WarpwellError
 
 
 class KernelError(WarpwellError, RuntimeError):
-    """A kernel latched an error; the results of its launch are not valid.
+    """A kernel latched an error, so the results of its launch are not valid; or pages cannot be pinned or unpinned.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class MediumError(KernelError, OSError):
     lba : int, optional
         First logical block of the command.
     status : int, optional
-        NVMe status field without the phase bit; `warpwell.nvme.describe` returns its text.
+        NVMe status field without the phase bit. The message has its text.
     """
 
     def __init__(
@@ -99,24 +99,3 @@ class StallError(KernelError, TimeoutError):
         super().__init__(message, array=array, kernel=kernel)
         self.errno = errno.ETIMEDOUT
         self.seconds = seconds
-
-
-class PinError(KernelError):
-    """Pages cannot be pinned, are pinned when they must not be, or are unpinned more often than pinned.
-
-    Parameters
-    ----------
-    page : int, optional
-        Page of the array.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        array: str | None = None,
-        kernel: str | None = None,
-        page: int | None = None,
-    ) -> None:
-        super().__init__(message, array=array, kernel=kernel)
-        self.page = page

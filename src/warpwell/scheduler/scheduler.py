@@ -80,9 +80,10 @@ class Scheduler:
     Examples
     --------
     >>> import numpy as np, warpwell as ww
+    >>> from warpwell import gpu
     >>> @ww.kernel
     ... def double(x):
-    ...     i = ww.grid(1)
+    ...     i = gpu.grid(1)
     ...     if i < x.size:
     ...         x[i] = 2 * x[i]
     >>> x = np.arange(4)

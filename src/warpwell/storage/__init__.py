@@ -30,15 +30,4 @@ from .ram import RamMedium
 from .serve import MAX_PORTS
 from .striped import Replicated, Striped
 
-__all__ = [
-    "Controller",
-    "FileMedium",
-    "Medium",
-    "NativeMedium",
-    "PENDING",
-    "PythonMedium",
-    "RamMedium",
-    "Replicated",
-    "Striped",
-    "service_threads",
-]
+__all__ = ["FileMedium", "Medium", "PythonMedium", "RamMedium", "Replicated", "Striped"]

@@ -7,10 +7,12 @@ and at nothing else; `select_whole` reads all words of numbers, as fast as a spa
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from ..array import atomic_add
-from ..array.spans import add, fold_indexed_warp
+from ..array.spans import fold_indexed_warp
 from ..targets import (
     DEVICE,
     ballot,
@@ -365,7 +367,7 @@ def select(values, valid, data, runs, flips, pool, kind, shift, pattern, order, 
                             data, tails[2], runs[run + DATA], start, end - start, flips, first, count, pool
                         )
                         part |= i64(i64(inside) << k)
-        part = reduce_warp(add, part)
+        part = reduce_warp(operator.add, part)
         if lane == 0:
             mask[runs[run + FIRST_WORD] + group] = part
 

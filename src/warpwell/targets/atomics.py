@@ -294,7 +294,7 @@ def reduce_warp(f: Any, value: Any) -> Any:
     Parameters
     ----------
     f : device function
-        ``f(a, b)``, associative and commutative, such as `warpwell.add`; it returns what `value` is.
+        ``f(a, b)``, associative and commutative, such as `operator.add`; it returns what `value` is.
     value : number
     """
     mask = ballot(0xFFFFFFFF, True)

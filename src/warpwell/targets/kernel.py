@@ -57,7 +57,7 @@ class Kernel:
     Parameters
     ----------
     function : callable
-        Device code. It finds its index with ``ww.grid(1)`` (``ww.grid(2)`` and ``(3)`` for launch shapes).
+        Device code. It finds its index with ``gpu.grid(1)`` (``gpu.grid(2)`` and ``(3)`` for launch shapes).
     """
 
     def __init__(
@@ -436,9 +436,10 @@ def kernel(
     Examples
     --------
     >>> import numpy as np, warpwell as ww
+    >>> from warpwell import gpu
     >>> @ww.kernel
     ... def double(x):
-    ...     i = ww.grid(1)
+    ...     i = gpu.grid(1)
     ...     x[i] = 2 * x[i]
     >>> x = np.arange(4); double[4](x, device="cpu"); x.tolist()
     [0, 2, 4, 6]

@@ -88,14 +88,14 @@ class ArrayConformance(ItemConformance):
             misses = a.stats.misses
             self.run(total, 1, a, 8, 3, out)
             assert a.stats.misses == misses + 3 * 11
-            with pytest.raises(errors.PinError, match="only"):
+            with pytest.raises(errors.KernelError, match="only"):
                 a.pin()
-            with pytest.raises(errors.PinError, match="not pinned"):
+            with pytest.raises(errors.KernelError, match="not pinned"):
                 a.unpin(5 * per, 6 * per)
-            with pytest.raises(errors.PinError, match="unpin them first"):
+            with pytest.raises(errors.KernelError, match="unpin them first"):
                 a.evict(0, 40)
             a.unpin(0, 40)
-            with pytest.raises(errors.PinError):
+            with pytest.raises(errors.KernelError):
                 a.evict(0, 40)
             a.unpin(0, 40)
             a.evict(0, 40)

@@ -4,6 +4,7 @@ A subclass in a test module names the device.
 """
 
 import functools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -13,101 +14,107 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.array.spans import fold_indexed_warp
 from warpwell.errors import CompileError, IndexRangeError
 
 PAGE = 512
 
 
-@ww.device
+@gpu.function
+def add_square(total, item):
+    return total + item * item
+
+
+@gpu.function
 def mix(total, item):
     return (total * 3 + item) % 1000003
 
 
-@ww.device
+@gpu.function
 def weigh(total, a, b, weight):
     return total + a * b * weight
 
 
-@ww.device
+@gpu.function
 def plus(item, more):
     return item + more
 
 
-@ww.device
+@gpu.function
 def thrice(i):
     return 3 * i
 
 
-@ww.device
+@gpu.function
 def looked_up(total, item, i, table, numbers):
     return total + table[item % 100] * numbers[i % 100]
 
 
-@ww.device
+@gpu.function
 def entry(i, table):
     return table[i % 100]
 
 
 @ww.kernel
 def by_tables(a, b, table, numbers, lo, hi, out):
-    run = ww.grid(1) // ww.warp_size()
+    run = gpu.grid(1) // gpu.warp_size()
     total = fold_indexed_warp(looked_up, 0, a, lo[run], hi[run], table, numbers)
-    ww.map_warp(entry, b, a, lo[run], hi[run], numbers)
-    ww.fill_warp(entry, a, lo[run], hi[run], table)
-    ww.atomic_add(out, run, total)
+    gpu.map_warp(entry, b, a, lo[run], hi[run], numbers)
+    gpu.fill_warp(entry, a, lo[run], hi[run], table)
+    gpu.atomic_add(out, run, total)
 
 
 @ww.kernel
 def rows_and_change(a, out):
-    row, n = ww.grid(1) // ww.warp_size(), a.shape[1]
-    total = ww.fold_warp(ww.add_square, 0, a, row * n, (row + 1) * n)
-    ww.map_warp(plus, a, a, row * n, (row + 1) * n, 1)
-    ww.atomic_add(out, row, total)
+    row, n = gpu.grid(1) // gpu.warp_size(), a.shape[1]
+    total = gpu.fold_warp(add_square, 0, a, row * n, (row + 1) * n)
+    gpu.map_warp(plus, a, a, row * n, (row + 1) * n, 1)
+    gpu.atomic_add(out, row, total)
 
 
 @ww.kernel
 def by_thread(a, lo, hi, out):
-    i = ww.grid(1)
-    out[i, 0] = ww.fold(ww.add, 0.0, a, lo[i], hi[i])
-    out[i, 1] = ww.fold(ww.least, 1e9, a, lo[i], hi[i])
-    out[i, 2] = ww.fold(ww.greatest, -1e9, a, lo[i], hi[i])
+    i = gpu.grid(1)
+    out[i, 0] = gpu.fold(operator.add, 0.0, a, lo[i], hi[i])
+    out[i, 1] = gpu.fold(min, 1e9, a, lo[i], hi[i])
+    out[i, 2] = gpu.fold(max, -1e9, a, lo[i], hi[i])
 
 
 @ww.kernel
 def in_order(a, lo, hi, out):
-    i = ww.grid(1)
-    out[i] = ww.fold(mix, 0, a, lo[i], hi[i])
+    i = gpu.grid(1)
+    out[i] = gpu.fold(mix, 0, a, lo[i], hi[i])
 
 
 @ww.kernel
 def by_warp(a, b, lo, hi, out):
-    run = ww.grid(1) // ww.warp_size()
-    total = ww.reduce_warp(ww.add, ww.fold_warp(ww.add_square, 0, a, lo[run], hi[run]))
-    product = ww.reduce_warp(ww.add, ww.fold_warp(weigh, 0, (a, b), lo[run], hi[run], 2))
-    if ww.lane_id() == 0:
+    run = gpu.grid(1) // gpu.warp_size()
+    total = gpu.reduce_warp(operator.add, gpu.fold_warp(add_square, 0, a, lo[run], hi[run]))
+    product = gpu.reduce_warp(operator.add, gpu.fold_warp(weigh, 0, (a, b), lo[run], hi[run], 2))
+    if gpu.lane_id() == 0:
         out[run, 0] = total
         out[run, 1] = product
 
 
 @ww.kernel
 def change(a, b, out, lo, hi):
-    run = ww.grid(1) // ww.warp_size()
-    ww.map_warp(plus, b, a, lo[run], hi[run], 2)
-    ww.map_warp(plus, out, a, lo[run], hi[run], 3)
-    ww.fill_warp(thrice, a, lo[run], hi[run])
+    run = gpu.grid(1) // gpu.warp_size()
+    gpu.map_warp(plus, b, a, lo[run], hi[run], 2)
+    gpu.map_warp(plus, out, a, lo[run], hi[run], 3)
+    gpu.fill_warp(thrice, a, lo[run], hi[run])
 
 
 @ww.kernel
 def one_sum(a, lo, hi, out):
-    out[0] = ww.fold(ww.add, 0, a, lo, hi)
+    out[0] = gpu.fold(operator.add, 0, a, lo, hi)
 
 
 @ww.kernel
 def blocks(a, n, sums):
-    block = ww.block_index()
-    ww.map_block(plus, a, a, block * n, (block + 1) * n, 1)
-    ww.atomic_add(sums, block, ww.fold_block(mix, 0, a, block * n, block * n))
+    block = gpu.block_index()
+    gpu.map_block(plus, a, a, block * n, (block + 1) * n, 1)
+    gpu.atomic_add(sums, block, gpu.fold_block(mix, 0, a, block * n, block * n))
 
 
 def cuts(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 
 
 @ww.kernel
 def in_degree(edges, degree):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < edges.size:
-        ww.atomic_add(degree, edges[i], 1)
+        gpu.atomic_add(degree, edges[i], 1)
 
 
 degree, path = np.zeros(10, np.int64), Path("placing.npy")

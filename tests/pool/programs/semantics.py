@@ -11,6 +11,7 @@ import numpy as np
 
 import __main__
 import warpwell as ww
+from warpwell import gpu
 
 if len(sys.argv) > 1 and sys.argv[1] == "syntax":
     exec(compile("a b", "a.py", "exec"))
@@ -18,11 +19,11 @@ if len(sys.argv) > 1 and sys.argv[1] == "syntax":
 
 @ww.kernel
 def scale(x, y, a):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     y[i] = a * x[i] + helper(x[i])
 
 
-@ww.device
+@gpu.function
 def helper(v):
     return v / 4
 

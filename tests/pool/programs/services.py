@@ -8,18 +8,19 @@ from pathlib import Path
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 
 
 @ww.kernel
 def total(edges, out):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     if i < edges.size:
-        ww.atomic_add(out, 0, edges[i])
+        gpu.atomic_add(out, 0, edges[i])
 
 
 @ww.kernel
 def double(x):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     x[i] = 2 * x[i]
 
 

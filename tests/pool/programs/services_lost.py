@@ -7,12 +7,13 @@ import time
 import numpy as np
 
 import warpwell as ww
+from warpwell import gpu
 from warpwell.scheduler import Profile, State
 
 
 @ww.kernel
 def spin(x, rounds):
-    i = ww.grid(1)
+    i = gpu.grid(1)
     s = x[i]
     for k in range(rounds):
         s = (s * 1103515245 + k) & 0x7FFFFFFF

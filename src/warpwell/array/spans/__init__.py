@@ -6,8 +6,6 @@
 """
 
 from .calls import (
-    add,
-    add_square,
     fill,
     fill_block,
     fill_warp,
@@ -15,16 +13,12 @@ from .calls import (
     fold_block,
     fold_indexed_warp,
     fold_warp,
-    greatest,
-    least,
     map,
     map_block,
     map_warp,
 )
 
 __all__ = [
-    "add",
-    "add_square",
     "fill",
     "fill_block",
     "fill_warp",
@@ -32,8 +26,6 @@ __all__ = [
     "fold_block",
     "fold_indexed_warp",
     "fold_warp",
-    "greatest",
-    "least",
     "map",
     "map_block",
     "map_warp",

@@ -43,7 +43,7 @@ def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
 
     Parameters
     ----------
-    f : device function
+    f : device function, `operator.add`, `min` or `max`
         It is compiled into the kernel. With a tuple of sources it is called as ``f(start, item0, item1, ..., *args)``.
     start : number or tuple
         What `f` is given first. Its type is what `f` returns; give 0.0, not 0, for floats.
@@ -135,33 +135,6 @@ def fill_warp(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
 def fill_block(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     """Store ``f(i, *args)`` for the caller's share of [lo, hi) (all threads of the block); see `fill`."""
     return _interpreted(_choose_fill(2), f, target, lo, hi, *args)
-
-
-# -- folds that many kernels want ------------------------------------------------------------------------------------
-
-
-@device
-def add(total, item):
-    """Return ``total + item``: `fold` with it sums up."""
-    return total + item
-
-
-@device
-def add_square(total, item):
-    """Return ``total + item * item``: `fold` with it sums up squares."""
-    return total + item * item
-
-
-@device
-def least(total, item):
-    """Return the smaller of two numbers: `fold` with it finds the minimum."""
-    return min(total, item)
-
-
-@device
-def greatest(total, item):
-    """Return the greater of two numbers: `fold` with it finds the maximum."""
-    return max(total, item)
 
 
 # -- who takes which items -----------------------------------------------------------------------------------------

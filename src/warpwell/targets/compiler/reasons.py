@@ -125,7 +125,7 @@ def index_problem(types_of_index: str) -> str:
     if "slice" in types_of_index:
         return (
             "a kernel subscripts one item of an array on storage, and a slice is not an index; loop over a[i, j], or "
-            "use ww.fold for a run of items"
+            "use gpu.fold for a run of items"
         )
     got = f"an index must be an integer, got {_readable(types_of_index)}"
     return f"{got}; divide with //, or convert with int(...)" if "float" in types_of_index else got
@@ -134,9 +134,11 @@ def index_problem(types_of_index: str) -> str:
 def _variable(found: re.Match[str]) -> str:
     name, kind = found[1], found[2].rpartition(".")[2]
     if kind == "function":
-        return f"{name!r} is a Python function and not device code; put @ww.device above its def"
+        return f"{name!r} is a Python function and not device code; put @gpu.function above its def"
     if kind == "Kernel":
-        return f"{name!r} is a kernel, and a kernel calls device functions only; write the common part with @ww.device"
+        return (
+            f"{name!r} is a kernel, and a kernel calls device functions only; write the common part with @gpu.function"
+        )
     if kind == "builtin_function_or_method":
         return f"{name!r} is not available in kernels"
     if kind == "type":
@@ -196,7 +198,7 @@ _WORDINGS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
     ),
     (
         r"Unknown attribute '\w+' of type storage array",
-        lambda m: f"{m.string}; kernels use a[i, j], len(a), a.shape, a.size and ww.fold",
+        lambda m: f"{m.string}; kernels use a[i, j], len(a), a.shape, a.size and gpu.fold",
     ),
     (
         r"Invalid use of getiter with parameters \((.*)\)$",

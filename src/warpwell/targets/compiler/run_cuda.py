@@ -55,7 +55,7 @@ INSIDE = {
 
 
 class NumbaCuda:
-    """The argument extension for plain ``@cuda.jit(extensions=[ww.numba_cuda])`` kernels."""
+    """The argument extension for plain ``@cuda.jit(extensions=[gpu.numba_cuda])`` kernels."""
 
     def prepare_args(self, ty: Any, val: Any, stream: Any, retr: Any) -> tuple[Any, Any]:
         """Spread a `DeviceStruct` into its words, as the kernel's parameters expect them."""

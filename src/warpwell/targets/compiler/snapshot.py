@@ -205,7 +205,7 @@ class Snapshot:
             raise errors.CompileError(
                 f"{function.__name__!r} ({function.__code__.co_filename}, line {function.__code__.co_firstlineno}) is "
                 f"compiled with another value of {', '.join(map(repr, changed))} than the variable has: decorate it "
-                f"with @ww.device, or pass the value as an argument"
+                f"with @gpu.function, or pass the value as an argument"
             )
         return value, id(value)
 

@@ -215,7 +215,7 @@ def _refuse_hardware(function: types.FunctionType) -> None:
             raise errors.TransformError(
                 f"{function.__name__!r} uses cuda.{name} (line {line} of {function.__code__.co_filename}): blocks that "
                 f"workers claim have no place in the hardware's grid, so it runs whole and cannot be preempted; use "
-                f"ww.grid or ww.block_index",
+                f"gpu.grid or gpu.block_index",
                 construct=f"cuda.{name}",
                 line=line,
             )

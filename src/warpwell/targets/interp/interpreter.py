@@ -151,7 +151,7 @@ class Interpreter(Interleaver):
     trace : int
         Number of last accesses to keep (0: none); they are added to an exception's notes.
     flag : LaunchFlag, optional
-        What `warpwell.failed` reads.
+        What `warpwell.gpu.failed` reads.
     """
 
     def __init__(

@@ -1,0 +1,38 @@
+"""What kernels call, on a GPU and on every other target.
+
+>>> from warpwell import gpu
+>>> @gpu.function
+... def square(x):
+...     return x * x
+"""
+
+from .array import atomic_add, fill, fill_block, fill_warp, fold, fold_block, fold_warp, map, map_block, map_warp
+from .targets import device as function
+from .targets import failed, grid, lane_id, reduce_warp, warp_size
+from .targets.block import barrier, block_index, block_threads, shared_array, thread_index
+from .targets.compiler.run_cuda import numba_cuda
+
+__all__ = [
+    "atomic_add",
+    "barrier",
+    "block_index",
+    "block_threads",
+    "failed",
+    "fill",
+    "fill_block",
+    "fill_warp",
+    "fold",
+    "fold_block",
+    "fold_warp",
+    "function",
+    "grid",
+    "lane_id",
+    "map",
+    "map_block",
+    "map_warp",
+    "numba_cuda",
+    "reduce_warp",
+    "shared_array",
+    "thread_index",
+    "warp_size",
+]
