@@ -16,7 +16,7 @@ from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
 from .._os import clock
 from .._trace import traced
-from ..queues import MERGE_MAX, QueuePairs
+from ..queues import QueuePairs
 from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
 from ..targets import Block, LaunchFlag, closing, default_device, memory_for
 from ..targets.fault import PlainFlag
@@ -113,8 +113,8 @@ class Cache:
             )
         if stats not in ("basic", "full"):
             raise errors.ArgumentError(f'stats is "basic" or "full", not {stats!r}')
-        if checked_integer(merge, "merge") not in (1, 2, 4, MERGE_MAX):
-            raise errors.ArgumentError(f"merge is 1, 2, 4 or {MERGE_MAX} pages, not {merge!r}")
+        if checked_integer(merge, "merge") not in (1, 2, 4, at.MERGE_MAX):
+            raise errors.ArgumentError(f"merge is 1, 2, 4 or {at.MERGE_MAX} pages, not {merge!r}")
         for option, given, most in (("queues", queues, 1024), ("depth", depth, 1 << 16), ("threads", threads, 256)):
             if given is not None:
                 checked_integer(given, option, most=most)
@@ -942,4 +942,4 @@ def default_page_size(device: str, cache_bytes: int) -> int:
 def default_queues(device: str, pages: int | None = None) -> int:
     """Return the number of queue pairs of a cache for `pages` pages at most; groups of eight share a queue."""
     most = {"cuda": 32, "interp": 1}.get(device, 8)
-    return most if pages is None else max(1, min(most, -(-pages // MERGE_MAX)))
+    return most if pages is None else max(1, min(most, -(-pages // at.MERGE_MAX)))

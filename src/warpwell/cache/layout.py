@@ -6,8 +6,15 @@ share the cache; pages are numbered through all of them. *Pool records* split th
 
 from __future__ import annotations
 
+from warpwell.queues import ID_USER, ID_USER_WORDS
+
 BLOCK = 512
 """Bytes of a logical block."""
+
+MERGE_MAX = ID_USER_WORDS
+"""Largest number of pages that one command moves."""
+ID_FRAMES = ID_USER
+"""Words of an id record in which the frames of a command's pages are stored."""
 
 # -- core record ---------------------------------------------------------------------------------------------
 C_PAGE_SHIFT = 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 from warpwell.nvme import READ
 from warpwell.queues import (
     ASYNC,
-    ID_FRAMES,
     Q_IN_USE,
     Q_N_IDS,
     Q_WORDS,
@@ -195,7 +194,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
         return frame
     pages = 1
     if lane == leader:
-        store_relaxed(id_record(queue, cid) + 8 * ID_FRAMES, frame, DEVICE)
+        store_relaxed(id_record(queue, cid) + 8 * at.ID_FRAMES, frame, DEVICE)
     if merge:
         pages = _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader)
     submitted = 0
@@ -214,7 +213,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
             into = frame
             if k > 0:
                 if lane == leader:
-                    into = load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE)
+                    into = load_relaxed(id_record(queue, cid) + 8 * (at.ID_FRAMES + k), DEVICE)
                 into = shfl(mask, into, leader)
             fill(core, into, staging_of(queue, cid) + (k << page_shift), mask, lane)
             if lane == leader:
@@ -236,7 +235,7 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
 def _read_failed(core, space, page, pages, queue, cid, status):
     """Release the resources of a failed command; latch the error of a single page (the leader)."""
     for k in range(pages):
-        abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + k), DEVICE))
+        abandon(core, page + k, load_relaxed(id_record(queue, cid) + 8 * (at.ID_FRAMES + k), DEVICE))
     release_id(queue, cid)
     if pages == 1:
         latch(space, at.READ_ERROR, field(space, at.S_NSID), page, status)
@@ -271,7 +270,7 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             frame = spare_frame(core, space, following, SPARE_STEPS)
             if frame >= 0:
                 if win_page(core, word_address(core, following)):
-                    store_relaxed(id_record(queue, cid) + 8 * (ID_FRAMES + pages), frame, DEVICE)
+                    store_relaxed(id_record(queue, cid) + 8 * (at.ID_FRAMES + pages), frame, DEVICE)
                     if needed:
                         count(core, at.N_MISSES, 1)
                     else:
@@ -361,7 +360,7 @@ def prefetch_page(core, space, page, mask, lane, leader):
         return True
     if lane == leader:
         record = id_record(queue, cid)
-        store_relaxed(record + 8 * ID_FRAMES, frame, DEVICE)
+        store_relaxed(record + 8 * at.ID_FRAMES, frame, DEVICE)
         # nobody else knows the id before it is submitted
         store_release(record, state_word(queue, cid, ASYNC), DEVICE)
         count(core, at.N_PREFETCHED, 1)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..queues import MERGE_MAX
 from ..targets import ALIGNMENT
 from . import layout as at
 from .sizes import format_size
@@ -115,7 +114,7 @@ class Partition:
         for space in self.spaces:
             # groups of eight pages share a queue and never two arrays
             space.base = base
-            base += -(-max(space.pages, 1) // MERGE_MAX) * MERGE_MAX
+            base += -(-max(space.pages, 1) // at.MERGE_MAX) * at.MERGE_MAX
         self.table_bytes = 8 * base
         if self.table_bytes > max(budget // TABLE_FRACTION, SMALL_TABLE):
             raise errors.ArgumentError(

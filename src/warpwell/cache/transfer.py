@@ -9,7 +9,6 @@ from warpwell.nvme import READ, WRITE, command_word0, command_word6
 from warpwell.queues import (
     I8,
     ID_COUNT,
-    ID_FRAMES,
     ID_OPCODE,
     ID_PAGE,
     ID_STATE,
@@ -195,7 +194,7 @@ def settle_one(core, queue, mask, lane, leader):
             unwritten(word_address(core, page))
     else:
         for k in range(pages):
-            frame = load_relaxed(record + 8 * (ID_FRAMES + k), DEVICE)
+            frame = load_relaxed(record + 8 * (at.ID_FRAMES + k), DEVICE)
             if good:
                 source = staging_of(queue, cid) + (k << field(core, at.C_PAGE_SHIFT))
                 fill(core, frame, source, mask, lane)

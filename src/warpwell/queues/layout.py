@@ -81,11 +81,10 @@ ID_COUNT = 3
 ID_OPCODE = 4
 ID_RESULT = 5
 """dw0 of the completion, and dw1 above it, where `Q_RESULTS` asks for them (`completion.result_of`, `place_of`)."""
-ID_FRAMES = 8
-"""Frames of the pages, `MERGE_MAX` words."""
-MERGE_MAX = 8
-"""Most pages of one command."""
-ID_WORDS = ID_FRAMES + MERGE_MAX
+ID_USER = 8
+"""`ID_USER_WORDS` words whose use the owner of the queues defines."""
+ID_USER_WORDS = 8
+ID_WORDS = ID_USER + ID_USER_WORDS
 
 KIND = 0xFF
 """Mask of an id state without generation and status."""

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from warpwell.nvme import KV_DELETE, KV_EXIST, KV_KEY_DOES_NOT_EXIST, KV_RETRIEVE, KV_STORE
 from warpwell.queues import (
     ID_COUNT,
-    ID_FRAMES,
     ID_OPCODE,
     ID_PAGE,
     ID_STATE,
+    ID_USER,
     ORPHAN,
     Q_N_IDS,
     Q_PROGRESS,
@@ -90,7 +90,7 @@ ID_USE = ID_PAGE
 ID_SEEN = ID_COUNT
 """Completions of all queues when the ticket was polled, and since when it is that number (0: not polled yet)."""
 ID_SINCE = ID_OPCODE
-ID_BEGUN = ID_FRAMES + 3
+ID_BEGUN = ID_USER + 3
 """When the command was first polled."""
 USES = (1 << 31) - 1
 
@@ -160,11 +160,11 @@ def submit_one(core, key0, key1, length):
         return -1
     fetch_add(core + 8 * N_COMMANDS, 1, DEVICE)
     # for `poll_one`, should the command have to be submitted again
-    record = id_record(queue_at(core, number), cid) + 8 * ID_FRAMES
+    record = id_record(queue_at(core, number), cid) + 8 * ID_USER
     store_relaxed(record, key0, DEVICE)
     store_relaxed(record + 8, key1, DEVICE)
     store_relaxed(record + 16, length, DEVICE)
-    record -= 8 * ID_FRAMES
+    record -= 8 * ID_USER
     use = ((load_relaxed(record + 8 * ID_USE, DEVICE) >> 1) + 1) & USES
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
     # who is handed the ticket, however, must not see the id as done by its last owner
@@ -266,7 +266,7 @@ def again(core, queue, cid):
         return -1  # another thread that polls the ticket did it
     # refusal was an answer, from which the time of this one counts
     store_relaxed(record + 8 * ID_SINCE, 0, DEVICE)
-    key = record + 8 * ID_FRAMES
+    key = record + 8 * ID_USER
     key0 = load_relaxed(key, DEVICE)
     key1 = load_relaxed(key + 8, DEVICE)
     if begin(core, queue, cid, KV_RETRIEVE, key0, key1, load_relaxed(key + 16, DEVICE), field(core, K_CHUNK), 0):

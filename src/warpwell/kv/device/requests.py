@@ -12,8 +12,8 @@ from __future__ import annotations
 from warpwell.kv.shards import shard_of
 from warpwell.nvme import KV_RETRIEVE, KV_STORE, NAMESPACE_NOT_READY, command_word0, key_value_word5
 from warpwell.queues import (
-    ID_FRAMES,
     ID_STATE,
+    ID_USER,
     ORPHAN,
     Q_IN_USE,
     Q_N_IDS,
@@ -107,9 +107,9 @@ PATIENCE = 4
 EVERYBODY, WHO_ASKED = 1, 2
 """Whose wait is over: that of all lanes, or of those whose command is under way."""
 # Words of an id's record while it waits for a second piece or later one (those before are a ticket's).
-ID_VERSION = ID_FRAMES + 4
+ID_VERSION = ID_USER + 4
 """Location of the value that the first piece was of, two words."""
-ID_WAY = ID_FRAMES + 6
+ID_WAY = ID_USER + 6
 """Way of the device cache that takes the value, or 0."""
 CHUNK_UNIT = 9
 """log2 of the bytes that an offset counts, bits 31:16 of cdw11 (a field of our own where the set has none)."""
