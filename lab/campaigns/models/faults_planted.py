@@ -182,7 +182,7 @@ _EARLY = """    if status >= 0:
         """
 _ANSWERED = """    release_id(queue, cid)
     return -1, offset, status"""
-_GIVEN = """                give_place(queue, cid)
+_GIVEN = """                free_return_slot(queue, cid)
                 refused = False
 """
 _POSTED = """    store_release(entry + 8, completion_word1("""
@@ -728,7 +728,7 @@ FAULTS = (
         "store",
         "the place in the return value queue is free before the value is copied",
         (
-            Edit(_REQUESTS, "pull_pieces", _COPIES, _EARLY + "give_place(queue, cid)\n" + _COPIES),
+            Edit(_REQUESTS, "pull_pieces", _COPIES, _EARLY + "free_return_slot(queue, cid)\n" + _COPIES),
             Edit(_REQUESTS, "execute", _GIVEN, "                refused = False\n"),
         ),
         seed=19,

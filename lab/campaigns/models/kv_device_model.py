@@ -18,7 +18,7 @@ from warpwell.kv.device import requests as at
 from warpwell.kv.index.layout import WITH_VERSION, version_at
 from warpwell.nvme import KV_RETRIEVE, KV_STORE
 from warpwell.queues import QueuePairs
-from warpwell.storage import PENDING, Controller, NativeMedium
+from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots
 from warpwell.targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
 from warpwell.targets.interp.interpreter import current, native_handle
 
@@ -160,9 +160,9 @@ class StoreModel:
             depth=depth,
             staging_bytes=640,
             results=True,
-            returns=places,
-            place_bytes=1024 if places else 0,
         )
+        if places:
+            ReturnSlots(memory, self.pairs, places, 1024)
         self.controller = Controller(self.pairs, threads=1, interpreted=True)
         self.medium = StoreMedium(self, random)
         nsid = self.controller.attach_kv(self.medium.native(), name="model", owner=self.medium)

@@ -9,7 +9,7 @@ Files, in the order in which a command meets them:
 - pair.py        `QueuePairs`, which owns the memory of rings, ids and staging (host)
 """
 
-from .completion import drain, give_place, orphan, place_of, poll, result_of, take_ready
+from .completion import drain, orphan, poll, result_of, take_ready
 from .layout import (
     ASYNC,
     I8,

@@ -63,28 +63,6 @@ def result_of(queue, cid):
 
 
 @device
-def place_of(queue, cid):
-    """Return the address of the value in the return value queue that a completion told of, or 0 (thread).
-
-    As for `result_of`.
-    """
-    place = (load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) >> 32) & 0xFFFF
-    if place == 0:
-        return 0
-    returns = field(queue, at.Q_RETURNS)
-    return field(returns, at.R_PLACES) + (place - 1) * field(returns, at.R_PLACE_BYTES)
-
-
-@device
-def give_place(queue, cid):
-    """Give a completion's place in the return value queue back, if it has one (thread; releases its reads)."""
-    place = (load_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, DEVICE) >> 32) & 0xFFFF
-    if place != 0:
-        store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT, 0, DEVICE)
-        store_release(field(field(queue, at.Q_RETURNS), at.R_FLAGS) + 8 * (place - 1), 0, SYSTEM)
-
-
-@device
 def orphan(queue, cid, kind):
     """Give up waiting: turn a taken id into `kind` (ORPHAN or ASYNC) and return -1 (thread).
 
@@ -218,7 +196,7 @@ def keep_result(queue, cid, result):
     """Keep dw0 and dw1 for the waiter of an id in flight; return False, with nothing kept, if not so (thread)."""
     record = id_record(queue, cid)
     kind = load_relaxed(record + 8 * at.ID_STATE, DEVICE) ^ state_word(queue, cid, 0)
-    if kind <= at.FREE or kind >= at.FOUND or (result >> 32) & 0xFFFF > field(queue, at.Q_PLACES):
+    if kind <= at.FREE or kind >= at.FOUND or (result >> 32) & 0xFFFF >= field(queue, at.Q_RESULTS):
         return False
     store_relaxed(record + 8 * at.ID_RESULT, result, DEVICE)
     return True

@@ -37,9 +37,9 @@ Q_STAGING_BYTES = 10
 Q_READY = 11
 """Address of the ring of completed asynchronous and orphaned ids (`Q_N_IDS` words)."""
 Q_RESULTS = 13
-"""Not 0: completions' dw0 and dw1 are kept in `ID_RESULT`."""
-Q_RETURNS = 14
-"""Address of the record of the return value queue, or 0."""
+"""0, or 1 more than the largest low half of dw1 of a completion: dw0 and dw1 are then kept in `ID_RESULT`."""
+Q_USER = 14
+"""Address of a record of the owner of the queues, or 0."""
 Q_SQID = 15
 """Identifier of the queue in commands and completions, from 1."""
 Q_TICKET = 16
@@ -61,8 +61,6 @@ Q_LISTS = 113
 Q_LIST_SHIFT = 114
 Q_TURN_NS = 115
 """Nanoseconds after which a thread gives up to wait for its turn."""
-Q_PLACES = 116
-"""Places of the return value queue, 0 without one."""
 Q_GENERATION = 117
 """What is added to an id's cid from one use to the next, `Q_N_IDS`; 0 where cids stay (key-value commands, whose
 controller, ours, counts uses itself)."""
@@ -80,7 +78,7 @@ ID_COUNT = 3
 """Pages of the transfer."""
 ID_OPCODE = 4
 ID_RESULT = 5
-"""dw0 of the completion, and dw1 above it, where `Q_RESULTS` asks for them (`completion.result_of`, `place_of`)."""
+"""dw0 of the completion, and dw1 above it, if `Q_RESULTS` is not 0 (`completion.result_of`)."""
 ID_USER = 8
 """`ID_USER_WORDS` words whose use the owner of the queues defines."""
 ID_USER_WORDS = 8
@@ -129,23 +127,9 @@ P_BURST = 12
 """Commands that a thread fetches in one turn where no window bounds those in flight, in proportion to the weight."""
 P_FLIGHTS = 13
 """Address of a word for each id: times that a key-value command used it, doubled, plus 1 while one is under way."""
-P_RETURNS = 14
-"""Address of the record of the return value queue, or 0."""
+P_USER = 14
+"""Address of a record of the owner of the queues, or 0."""
 P_WORDS = 16
-
-# -- record of a return value queue (shared host memory) -------------------------------------------------------
-
-R_COUNT = 0
-"""Places, a power of two."""
-R_PLACE_BYTES = 1
-R_PLACES = 2
-"""Address of the first place."""
-R_FLAGS = 3
-"""Address of a word for each place: 1 while a value is in it that nobody has taken."""
-R_OF = 4
-"""Address of a word for each command id: place + 1 that its command was lent (the controller's)."""
-R_NEXT = 8
-R_WORDS = 16
 
 # -- loss record (shared host memory, one for all pairs; see `queues.loss`) ------------------------------------
 

@@ -34,10 +34,6 @@ class QueuePairs:
     results : bool
         Keep dw0 of completions in the id records (a key-value completion has the value's size there).
 
-    returns : int
-        Places of a return value queue for each pair, a power of two, or 0 (see `warpwell.storage.returns`).
-    place_bytes : int
-        Bytes of each place, a multiple of 512.
     lists : bool
         The controller takes PRPs as the specification has them: each id has a list of the pages of its staging. Rings
         then begin on pages.
@@ -68,8 +64,6 @@ class QueuePairs:
         depth: int,
         staging_bytes: int,
         results: bool = False,
-        returns: int = 0,
-        place_bytes: int = 0,
         lists: bool = False,
         timeout: float = 60.0,
     ) -> None:
@@ -89,22 +83,13 @@ class QueuePairs:
         staging_all = self.ids * staging_bytes
         staging_all = -(-staging_all // 4096) * 4096
         port_bytes = -(-(8 * at.P_WORDS * count + 8 * at.LOSS_WORDS) // 4096) * 4096
-        wrong_place = place_bytes < 512 or place_bytes % 512 or not results
-        if returns & (returns - 1) or returns > 32768 or (returns and wrong_place):
-            raise errors.ArgumentError(
-                f"{returns} return places of {place_bytes} bytes: use a power of two up to 32768 places, of a "
-                "multiple of 512 bytes, on pairs with results"
-            )
-        self.returns = returns
-        returned = 8 * (at.R_WORDS + returns + self.ids)
-        returned = -(-returned // 4096) * 4096 + returns * place_bytes if returns else 0
-        returns_at = port_bytes + count * (ring_bytes + staging_all)
-        lists_at = returns_at + count * returned
+        lists_at = port_bytes + count * (ring_bytes + staging_all)
         lists_all = -(-self.ids * list_bytes // 4096) * 4096
         self._shared: Block = memory.allocate_shared(lists_at + count * lists_all)
         self.loss_address = self._shared.address + 8 * at.P_WORDS * count
         self._loss = self._shared.words[at.P_WORDS * count :][: at.LOSS_WORDS]
         self._why = ""
+        self._user_blocks: list[Block] = []
         self._areas: list[int] = []
         """Offset of each pair's turns in device memory; marks and ids follow."""
         self.records = self._device.address
@@ -130,7 +115,6 @@ class QueuePairs:
             record[at.Q_RESULTS] = results
             record[at.Q_STAGING], record[at.Q_STAGING_BYTES] = rings + ring_bytes, staging_bytes
             record[at.Q_SQID], record[at.Q_LOSS], record[at.Q_TURN_NS] = k + 1, self.loss_address, int(timeout * 1e9)
-            record[at.Q_PLACES] = returns
             record[at.Q_GENERATION] = 0 if results else self.ids
             if lists:
                 self._make_lists(record, lists_at + k * lists_all, list_bytes)
@@ -139,15 +123,6 @@ class QueuePairs:
             port[at.P_DEPTH_SHIFT] = shift
             port[at.P_SQ_DOORBELL], port[at.P_CQ_DOORBELL] = doorbells, doorbells + LINE
             port[at.P_SQID] = k + 1
-            if returns:
-                here = returns_at + k * returned
-                lent = self._shared.words[here // 8 :]
-                address = self._shared.address + here
-                lent[at.R_COUNT], lent[at.R_PLACE_BYTES] = returns, place_bytes
-                lent[at.R_FLAGS] = address + 8 * at.R_WORDS
-                lent[at.R_OF] = address + 8 * (at.R_WORDS + returns)
-                lent[at.R_PLACES] = address + returned - returns * place_bytes
-                record[at.Q_RETURNS] = port[at.P_RETURNS] = address
         self._device.write(0, records)
 
     def _make_lists(self, record: NDArray[np.int64], offset: int, nbytes: int) -> None:
@@ -183,6 +158,16 @@ class QueuePairs:
         """Tell by which identifier a controller knows a pair: at first they are numbered from 1 (nothing in flight)."""
         self.ports[index, at.P_SQID] = qid
         self._device.write(8 * (index * at.Q_WORDS + at.Q_SQID), np.array([qid], np.int64))
+
+    def set_user(self, index: int, block: Block, offset: int, results: int) -> None:
+        """Set a pair's `Q_USER` and `P_USER` to a byte of shared memory, and `Q_RESULTS` (no launch in flight).
+
+        The memory lives as long as the pairs.
+        """
+        self._user_blocks.append(block)
+        self.ports[index, at.P_USER] = block.address + offset
+        for word, value in ((at.Q_USER, block.address + offset), (at.Q_RESULTS, results)):
+            self._device.write(8 * (index * at.Q_WORDS + word), np.array([value], np.int64))
 
     def opcodes_in_use(self) -> set[int]:
         """Return the opcodes of commands whose ids are taken (host; a snapshot)."""

@@ -5,7 +5,7 @@ Files, in the order in which a command meets them:
 - controller.py   queue pairs and namespaces that are served together
 - io_threads.py   the I/O threads of a process, which all its controllers share; parking
 - serve.py        fetch (turns, weights, a window of commands in flight), check, start, complete and post commands
-- returns.py      the return value queue: places for values that the controller assigns
+- return_slots.py return value queues: slots for values that the controller assigns
 - protocol.py     `QueueServer`, which serves the queues of a cache, and `QueueBackend`, which starts one
 - host_reads.py   `BulkReads`, the interface of long reads of the host; `StagedReads`, which reads into host memory
 - cufile.py       `CuFileReads`: reads into device memory by libcufile (GPUDirect Storage)
@@ -27,6 +27,7 @@ from .host_reads import BulkReads, StagedReads
 from .medium import PENDING, Medium, NativeMedium, PythonMedium, python_functions, raw_bytes
 from .protocol import NamespaceAddress, QueueBackend, QueueServer, Rings
 from .ram import RamMedium
+from .return_slots import ReturnSlots, free_return_slot, return_slot_of
 from .serve import MAX_PORTS
 from .striped import Replicated, Striped
 

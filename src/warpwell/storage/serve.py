@@ -57,7 +57,7 @@ from warpwell.targets import (
 )
 
 from .commands import seat_of
-from .returns import alloc_return_slot, with_place
+from .return_slots import alloc_return_slot, with_return_slot
 
 BLOCK = 512
 """Bytes of a logical block."""
@@ -208,7 +208,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
     else:
         cid = word0_cid(word0)
         uses = mark_started(port, cid)
-        if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, at.P_RETURNS) != 0:
+        if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, at.P_USER) != 0:
             buffer = alloc_return_slot(port, cid)
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
         # bits 31:16 of cdw11, which the command set reserves: where in the value to begin, in units of 512 bytes
@@ -216,7 +216,7 @@ def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
         tag = (uses << USES_SHIFT) | (index << 16) | cid
         tail = (tag << 32) | word5_value_size(word5)
         answer = INVALID_FIELD
-        if field(port, at.P_RETURNS) != 0:
+        if field(port, at.P_USER) != 0:
             answer = NAMESPACE_NOT_READY  # no place is free: to be submitted again
         if buffer != 0 or word5_value_size(word5) == 0:
             answer = call_native(function, state, operation, key0, key1, buffer, tail)
@@ -362,7 +362,7 @@ def write_completion(port, cid, status, result):
     entry = field(port, at.P_CQ) + 16 * (tail & mask)
     phase = ((tail >> shift) & 1) ^ 1
     fetched = load_acquire(port + 8 * at.P_SQ_HEAD, SYSTEM) & mask
-    store_relaxed(entry, completion_word0(with_place(port, cid, status, result)), SYSTEM)
+    store_relaxed(entry, completion_word0(with_return_slot(port, cid, status, result)), SYSTEM)
     store_release(entry + 8, completion_word1(fetched, field(port, at.P_SQID), cid, phase, status), SYSTEM)
     # released: a reader that sees it sees at least as many commands fetched
     store_release(port + 8 * at.P_CQ_TAIL, tail + 1, SYSTEM)

@@ -86,7 +86,7 @@ class DeviceStore(Store):
             "merged": merged,
             "cache_records": self._engine.cache_records,
             "piece_bytes": self._engine.chunk,
-            "staging_bytes": self._engine.pairs.shared_nbytes,
+            "staging_bytes": self._engine.shared_nbytes,
         }
 
     def refresh(self) -> int:

@@ -18,7 +18,7 @@ from ..._check import checked_integer, checked_seconds
 from ..._os import clock
 from ...nvme import KV_UNRECOVERED_ERROR, NAMESPACE_WRITE_PROTECTED, describe
 from ...queues import QueuePairs
-from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, service_threads
+from ...storage import MAX_PORTS, MAX_WEIGHT, Controller, NativeMedium, ReturnSlots, service_threads
 from ...targets import Block, LaunchFlag, memory_for
 from ...targets.launch_stream import stream_on
 from ..log.format import MAX_VALUE
@@ -119,9 +119,11 @@ class Engine:
                 depth=options.depth,
                 results=True,
                 staging_bytes=SMALLEST if self._places() else self.chunk + LINE,
-                returns=self._places(),
-                place_bytes=self.chunk + SMALLEST if self._places() else 0,
             )
+            self.shared_nbytes = self.pairs.shared_nbytes
+            if self._places():
+                slots = ReturnSlots(memory, self.pairs, self._places(), self.chunk + SMALLEST)
+                self.shared_nbytes += slots.nbytes
             self._abort = memory.allocate_shared(4096)
             self._core = memory.allocate(8 * at.K_WORDS)
             self._cache: Block | None = self._make_cache(options.cache_bytes)

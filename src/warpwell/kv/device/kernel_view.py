@@ -17,16 +17,15 @@ from warpwell.queues import (
     Q_N_IDS,
     Q_PROGRESS,
     field,
-    give_place,
     id_record,
     orphan,
-    place_of,
     release_id,
     result_of,
     staging_of,
 )
 from warpwell.queues import poll as poll_id
 from warpwell.queues.layout import DONE, TAKEN
+from warpwell.storage import free_return_slot, return_slot_of
 from warpwell.targets import (
     DEVICE,
     DeviceStruct,
@@ -317,7 +316,7 @@ def take_one(core, ticket, to, room):
         count = min(size, min(room, field(core, K_CHUNK)))
         source = staging_of(queue, cid)
         if field(core, K_RETURNS) != 0:
-            source = place_of(queue, cid)
+            source = return_slot_of(queue, cid)
     some = ballot(mask, count > 0)
     syncwarp(mask)
     copy_each(some, to, source, count, mask, lane)
@@ -330,7 +329,7 @@ def take_one(core, ticket, to, room):
     note(core, status)
     if status == BAD_TICKET:
         return FAILED
-    give_place(queue, cid)
+    free_return_slot(queue, cid)
     release_id(queue, cid)
     return size_of_answer(status | (size << 16))
 

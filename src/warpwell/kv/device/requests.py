@@ -21,10 +21,8 @@ from warpwell.queues import (
     Q_WORDS,
     drain,
     field,
-    give_place,
     id_record,
     orphan,
-    place_of,
     poll,
     release_id,
     result_of,
@@ -35,6 +33,7 @@ from warpwell.queues import (
 from warpwell.queues.layout import TAKEN
 from warpwell.queues.loss import lost
 from warpwell.queues.submission import submit_entry
+from warpwell.storage import free_return_slot, return_slot_of
 from warpwell.targets import (
     DEVICE,
     SYSTEM,
@@ -174,7 +173,7 @@ def serve(queue, mask, lane, leader):
     if lane == leader:
         cid = take_ready(queue)
         if cid >= 0:
-            give_place(queue, cid)
+            free_return_slot(queue, cid)
             release_id(queue, cid)
     syncwarp(mask)
 
@@ -246,7 +245,7 @@ def execute(core, queue, opcode, want, cid, key0, key1, length, at, nbytes, mask
                 core, queue, opcode, status, cid, key0, key1, length, at, nbytes, offset, mask, lane
             )
             if status >= 0:
-                give_place(queue, cid)
+                free_return_slot(queue, cid)
                 refused = False
                 if stale and restarts == RESTARTS:
                     stale = False
@@ -323,7 +322,7 @@ def source_of(core, queue, opcode, status, cid):
     if status < 0:
         return 0
     if opcode == KV_RETRIEVE and field(core, K_RETURNS) != 0:
-        return place_of(queue, cid)
+        return return_slot_of(queue, cid)
     return staging_of(queue, cid)
 
 
