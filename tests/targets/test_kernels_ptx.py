@@ -157,7 +157,7 @@ def test_kernels_read_columns_and_do_not_write_them():
             run_cuda.ptx(kernel, viewed(kernel, (column, OUT, np.zeros(2))))
 
 
-LINKED = {"access", "hold", "let_go", "prefetch", "out_of_range"}
+LINKED = {"access", "pin_long", "unpin_long", "prefetch_pages", "latch_index"}
 
 
 @pytest.mark.quick()
@@ -188,7 +188,9 @@ def test_ptx_of_linked_functions_is_compiled_once(tmp_path, monkeypatch):
         return texts[-1]
 
     monkeypatch.setattr(cuda_bodies.CudaSeam, "ptx_of", staticmethod(compile_ptx))
-    hold, prefetch = (next(f for f in linked_functions() if f.__name__ == name) for name in ("hold", "prefetch"))
+    hold, prefetch = (
+        next(f for f in linked_functions() if f.__name__ == name) for name in ("pin_long", "prefetch_pages")
+    )
     requests = [(hold, (9, 0)), (hold, (8, 0)), (prefetch, (9, 0))]
     for _ in range(2):
         assert [cuda_bodies.seam.stored_ptx(*request).decode() for request in requests] == texts

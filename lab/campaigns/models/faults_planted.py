@@ -91,10 +91,10 @@ _WORDS_FIRST = "\n".join(reversed(_LAUNCHES_FIRST.splitlines())) + "\n"
 _REQUESTS = "kv.device.requests"
 _WAYS = "kv.device.device_cache"
 _TICKETS = "kv.device.kernel_view"
+_HIT = "cache.hit"
 _WORDS_OF = "array.spans.words"
 _BUFFERS = "array.spans.buffers"
 _ROWS = "array.gather.waves"
-_LISTED = "array.gather.kernels"
 _SPAN_UNPINNED = "        if lane == leader and frame >= 0:\n            unpin(word, DIRTY)\n"
 _ROW_COPIED = "frame_of(seen)) + first, whole)\n"
 
@@ -199,8 +199,7 @@ _UNPIN = """            dirty = 0
             unpin(word, dirty)
 """
 
-_PLACED = """            if load_acquire(view.table + 8 * page, DEVICE) & READABLE == 0:
-"""
+_DIRECT_MAPPED = "            if load_word(view.table + 8 * page) & READABLE == 0:\n"
 _LAST = """                unpin(word_address(core, page), 0)
                 return_credit(core, space, page)
 """
@@ -214,8 +213,13 @@ _ONE_LESS = """        store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * 
 """
 _ONE_LESS_AT_END = """    store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
 """
-_SEE = "    return load_acquire(view.table + 8 * page, DEVICE)\n"
-_LOOKED = "    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0\n"
+_RELAXED_LOAD = Edit(_HIT, "load_word", "return load_acquire(word", "return load_relaxed(word")
+_NO_VALIDATION = Edit(
+    _HIT,
+    "validate_read",
+    "    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0\n",
+    "    return seen & READABLE != 0\n",
+)
 _GROUP = """        a, b = load(frame_place(view, seen) + at - (page << shift))
 """
 _FOUR = """        words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
@@ -233,14 +237,7 @@ FAULTS = (
         "recheck-removed",
         "cache",
         "a reader does not look at the page's word again",
-        (
-            Edit(
-                "array.elements",
-                "_hit",
-                "            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:",
-                "            if True:",
-            ),
-        ),
+        (Edit(_HIT, "item_reader", "            if validate_read(word, seen):", "            if True:"),),
         seed=90,
     ),
     Fault(
@@ -757,7 +754,14 @@ FAULTS = (
         "first-acquire-relaxed",
         "resident",
         "who sees its page VALID need not see the page's bytes",
-        (Edit("array.elements", "_placed_hit", _PLACED, _PLACED.replace("load_acquire", "load_relaxed")),),
+        (
+            Edit(
+                _HIT,
+                "item_reader",
+                _DIRECT_MAPPED,
+                "            if load_relaxed(view.table + 8 * page, DEVICE) & READABLE == 0:\n",
+            ),
+        ),
         seed=42,
     ),
     Fault(
@@ -849,15 +853,15 @@ FAULTS = (
         "in-place",
         "a run is stored into frames that nothing keeps",
         (
-            Edit(_WORDS_OF, "_pin_to_store", "pin_valid(word, seen, DIRTY)", "True"),
-            Edit(_WORDS_OF, "_unpin_stored", "fetch_add_as(word, -PIN, I8)", "fetch_or_as(word, DIRTY, I8)"),
+            Edit(_HIT, "pin_to_store", "pin_valid(word, seen, DIRTY)", "True"),
+            Edit(_HIT, "unpin_stored", "fetch_add_as(word, -PIN, I8)", "fetch_or_as(word, DIRTY, I8)"),
         ),
     ),
     Fault(
         "run-dirty-forgotten",
         "in-place",
         "pages of a run that was stored are not marked as changed",
-        (Edit(_WORDS_OF, "_pin_to_store", "pin_valid(word, seen, DIRTY)", "pin_valid(word, seen, 0)"),),
+        (Edit(_HIT, "pin_to_store", "pin_valid(word, seen, DIRTY)", "pin_valid(word, seen, 0)"),),
     ),
     Fault(
         "run-unpinned-relaxed",
@@ -867,8 +871,8 @@ FAULTS = (
             Edit(
                 _WORDS_OF,
                 "_storing_alone",
-                "        fence(DEVICE)\n        _unpin_stored(word)\n",
-                "        _unpin_stored(word)\n",
+                "        fence(DEVICE)\n        unpin_stored(word)\n",
+                "        unpin_stored(word)\n",
             ),
         ),
     ),
@@ -894,13 +898,13 @@ FAULTS = (
         "span-first-look-relaxed",
         "spans",
         "who sees its page VALID need not see the page's bytes",
-        (Edit(_WORDS_OF, "see", _SEE, _SEE.replace("acquire", "relaxed")),),
+        (_RELAXED_LOAD,),
     ),
     Fault(
         "span-without-a-second-look",
         "spans",
         "the word is not looked at again",
-        (Edit(_WORDS_OF, "same", _LOOKED, "    return seen & READABLE != 0\n"),),
+        (_NO_VALIDATION,),
     ),
     Fault(
         "span-escapes",
@@ -918,32 +922,25 @@ FAULTS = (
         "row-first-look-relaxed",
         "gather",
         "who sees its page VALID need not see the page's bytes",
-        (Edit(_ROWS, "take_row", "seen = load_acquire(word", "seen = load_relaxed(word"),),
+        (_RELAXED_LOAD,),
     ),
     Fault(
         "row-without-a-second-look",
         "gather",
         "the word is not looked at again",
-        (Edit(_ROWS, "take_row", "good = (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0", "pass"),),
+        (_NO_VALIDATION,),
     ),
     Fault(
         "launches-without-a-second-look",
         "launches",
         "rows are settled without a look at the words",
-        (
-            Edit(
-                _LISTED,
-                "same_page",
-                "found != 0 and (found ^ load_relaxed(word_address(core, page), DEVICE)) & IDENTITY == 0",
-                "found != 0",
-            ),
-        ),
+        (_NO_VALIDATION,),
     ),
     Fault(
         "launches-generation-ignored",
         "launches",
         "rows are settled if their page is in the frame again",
-        (Edit(_LISTED, "same_page", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
+        (Edit(_HIT, "validate_read", "& IDENTITY == 0", "& -(1 << 36) == 0"),),
     ),
     Fault(
         "drive-unlocked",

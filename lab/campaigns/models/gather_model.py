@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.array.gather.kernels import copy_part, look_page, same_page
+from warpwell.array.gather.kernels import copy_part
 from warpwell.array.gather.waves import take_row
-from warpwell.cache import REF, frame_address, frame_of
+from warpwell.cache import READABLE, frame_address, frame_of, load_word, validate_read, word_address
 from warpwell.targets import DEVICE, fence, load_weak_as
 
 from .adversary import Violation
@@ -36,7 +36,7 @@ class GatherModel(FrameModel):
         for _ in range(60):
             first, items = random.randrange(4), random.choice((1, 2, 8))
             at = 8 * (page * ITEMS + first)
-            took = take_row(self.cache.core, self.view.space, at, 8 * items, row.ctypes.data, REF, 0)
+            took = take_row(self.cache.core, self.view.space, at, 8 * items, row.ctypes.data, 0, 0)
             got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(8)]
             if took:
                 before[:items] = [base_value(page, first + k) for k in range(items)]
@@ -55,14 +55,17 @@ class LaunchesModel(GatherModel):
         for _ in range(60):
             first, items = random.randrange(0, 4, 2), random.choice((2, 4, 6))
             unit = random.choice((8, 16))
-            found = look_page(core, page)
+            word = word_address(core, page)
+            found = load_word(word)
             fence(DEVICE)
-            if found == 0:
+            if found & READABLE == 0:
                 continue
             source = frame_address(core, frame_of(found)) + 8 * first
             for lane in range(2):
                 copy_part(row.ctypes.data, source, 8 * items, unit, lane, 2)
             fence(DEVICE)
             got = [load_weak_as(row.ctypes.data + 8 * k, row.dtype) for k in range(items)]
-            if same_page(core, page, found) and got != [base_value(page, first + k) for k in range(items)]:
+            if validate_read(word_address(core, page), found) and got != [
+                base_value(page, first + k) for k in range(items)
+            ]:
                 raise Violation(f"page {page}, item {first}: a row is {[hex(n) for n in got]}")

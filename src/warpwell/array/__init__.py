@@ -13,7 +13,7 @@ Files, in the order in which an array meets them:
 - on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise
 - reductions.py    `sum`, `mean`, `argmax` and so on, in bounded memory
 - view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
-- elements.py      subscripts in kernels: check the index, compute the item's place, hit or miss
+- elements.py      subscripts in kernels: check the index, compute the item's place, read or write the item
 - items.py         what an item is in a kernel: float16 and bfloat16 are float32 there
 - spans/           `fold`, `map` and `fill` in kernels: runs of items, a look-up for a page
 - page_set.py      `PageSet`: pages that kernels mark and the host has read in waves

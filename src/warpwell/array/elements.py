@@ -1,8 +1,7 @@
 """Subscripts in kernels: from an index to an item, by dtype and tier.
 
-The makers here return plain Python device functions for the compile-time parameters of a view. The hit path: acquire
-the page's word, read the item with acquire order, reload the word, compare frame and generation. It takes no pin; all
-other cases go to `warpwell.cache.access`.
+The makers here return plain Python device functions for the compile-time parameters of a view. An item behind a cache
+is read by `warpwell.cache.item_reader`.
 """
 
 from __future__ import annotations
@@ -14,27 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import errors
-from ..cache import FRAME_MAX, FRAME_SHIFT, IDENTITY, N_HITS, N_WANTED, READABLE, REF, count
-from ..cache import access as slow
-from ..cache.access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE
-from ..cache.latch import latch
-from ..cache.layout import INDEX_ERROR, KERNEL_PIN, READ_ONLY, S_BASE, S_NSID
-from ..cache.pins import HELD, add_pin, take_pin
-from ..queues import I8, field
+from ..cache import (
+    ADD_OPERATIONS,
+    PIN_FUNCTIONS,
+    STORE,
+    item_changer,
+    item_reader,
+    latch_index,
+    latch_read_only,
+    prefetch_pages,
+)
 from ..targets import (
-    DEVICE,
     as_bits,
     bits_as,
     device,
     element_address,
     fetch_add_as,
-    fetch_or_as,
     i64,
-    linked,
-    load_acquire,
-    load_passing_as,
-    load_relaxed,
-    load_relaxed_as,
     load_weak_as,
     store_weak_as,
 )
@@ -45,7 +40,6 @@ CACHED_MEMBERS = (
     "space",
     "table",
     "frames",
-    "shift",
     "origin",
     "once",
     "size",
@@ -81,17 +75,10 @@ class Place(NamedTuple):
     """Latches the first index that is not."""
 
 
-@linked
-def out_of_range(space, index, extent):
-    """Latch an index out of range of a dimension (thread)."""
-    latch(space, INDEX_ERROR, field(space, S_NSID), extent, index)
-    return 0
-
-
 @device
 def outside1(view, index):
     """Latch the index of a 1-d view (thread)."""
-    out_of_range(view.space, i64(index), view.shape[0])
+    latch_index(view.space, i64(index), view.shape[0])
 
 
 @device
@@ -99,9 +86,9 @@ def outside2(view, index):
     """Latch the first index that is out of its range (thread)."""
     i = i64(index[0])
     if i < 0 or i >= view.shape[0]:
-        out_of_range(view.space, i, view.shape[0])
+        latch_index(view.space, i, view.shape[0])
     else:
-        out_of_range(view.space, i64(index[1]), view.shape[1])
+        latch_index(view.space, i64(index[1]), view.shape[1])
 
 
 def _outside_with(axis: int, outside: Maker) -> Maker:
@@ -111,7 +98,7 @@ def _outside_with(axis: int, outside: Maker) -> Maker:
     def outside_inner(view, index):
         k = i64(index[axis])
         if k < 0 or k >= view.shape[axis]:
-            out_of_range(view.space, k, view.shape[axis])
+            latch_index(view.space, k, view.shape[axis])
         else:
             outside(view, index)
 
@@ -174,80 +161,7 @@ def place_of(ndim: int, stride: int) -> Place:
     return Place(inside, place, OUTSIDE[ndim])
 
 
-@linked
-def read_only(space):
-    """Latch a write to a read-only array (thread)."""
-    latch(space, READ_ONLY, field(space, S_NSID), field(space, S_BASE), 0)
-    return 0
-
-
 # -- items of a page -------------------------------------------------------------------------------------------
-
-
-def _hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
-    """Return ``(view, offset) -> item`` for an aligned item of 1, 2, 4 or 8 bytes behind a cache."""
-    if static.placed:
-        return _placed_hit(dtype, static)
-    nbytes = dtype.itemsize
-    full, shift = static.full, static.shift
-
-    @device
-    def read(view, offset):
-        page = offset >> shift
-        word = view.table + 8 * page
-        inside = offset - (page << shift)
-        seen = load_acquire(word, DEVICE)
-        if seen & READABLE != 0:
-            frame = (seen >> FRAME_SHIFT) & FRAME_MAX
-            item = load_passing_as(view.frames + (frame << shift) + inside, dtype)
-            # the word again: the same frame and generation mean that the item is this page's
-            if (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0:
-                if seen & REF == 0 and view.once == 0:
-                    fetch_or_as(word, REF, I8)
-                if full:
-                    count(view.core, N_HITS, 1)
-                    count(view.core, N_WANTED, nbytes)
-                return item
-        if full:
-            count(view.core, N_WANTED, nbytes)
-        return bits_as(slow.access(view.space, page, slow.item_of(inside, nbytes, LOAD), 0), dtype)
-
-    return read
-
-
-def _placed_hit(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
-    """Return ``(view, offset) -> item`` as `_hit` does, where each page has a frame of its own (see `cache.frames`)."""
-    nbytes = dtype.itemsize
-    full, shift = static.full, static.shift
-
-    @device
-    def read_placed(view, offset):
-        if view.complete == 0:
-            page = offset >> shift
-            if load_acquire(view.table + 8 * page, DEVICE) & READABLE == 0:
-                if full:
-                    count(view.core, N_WANTED, nbytes)
-                item = slow.item_of(offset - (page << shift), nbytes, LOAD)
-                return bits_as(slow.access(view.space, page, item, 0), dtype)
-        if full:
-            count(view.core, N_HITS, 1)
-            count(view.core, N_WANTED, nbytes)
-        return load_relaxed_as(view.data + offset, dtype)
-
-    return read_placed
-
-
-def _change(operation: int, nbytes: int, static: Any) -> Callable[..., Any]:
-    """Return ``(view, offset, bits) -> old bits`` for an aligned item behind a cache."""
-    shift = static.shift
-
-    @device
-    def change(view, offset, bits):
-        page = offset >> shift
-        inside = offset - (page << shift)
-        return slow.access(view.space, page, slow.item_of(inside, nbytes, operation), bits)
-
-    return change
 
 
 def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
@@ -275,7 +189,7 @@ def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
         return read_direct
     if static.cached and (static.aligned or dtype.itemsize == 1):
-        hit = _hit(dtype, static)
+        hit = item_reader(dtype, static.shift, direct_mapped=static.placed, full=static.full)
 
         @device
         def read_aligned(view, offset):
@@ -316,7 +230,7 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
         return write_direct
     if static.cached and (static.aligned or dtype.itemsize == 1):
-        store = _change(STORE, dtype.itemsize, static)
+        store = item_changer(STORE, dtype.itemsize, static.shift)
 
         @device
         def write_aligned(view, offset, value):
@@ -365,7 +279,7 @@ def writer(code: str, place: Place, static: Any) -> Callable[..., Any]:
 
         @device
         def refuse(view, index, value):
-            read_only(view.space)
+            latch_read_only(view.space)
 
         return refuse
     write = _item_writer(item.stored, static)
@@ -382,13 +296,10 @@ def writer(code: str, place: Place, static: Any) -> Callable[..., Any]:
     return setitem
 
 
-_ADD = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
-
-
 def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``atomic_add(a, index, value)`` for a view."""
     name = code if code == BFLOAT16 else str(np.dtype(code))
-    operation = _ADD.get(code[1:])
+    operation = ADD_OPERATIONS.get(code[1:])
     if operation is None or not static.aligned:
         raise errors.DTypeError(
             f"atomic_add takes aligned 4- and 8-byte integers and floats, not {name}: use one of those dtypes"
@@ -399,11 +310,11 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
 
         @device
         def refuse(view, index, value):
-            read_only(view.space)
+            latch_read_only(view.space)
             return zero
 
         return refuse
-    change = _change(operation, dtype.itemsize, static)
+    change = item_changer(operation, dtype.itemsize, static.shift)
     within, offset, outside = place
     cached = static.cached
 
@@ -428,40 +339,6 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
     return add
 
 
-def _placed_pin(place: Place, static: Any) -> Callable[..., Any]:
-    """Return ``a.pin(i)`` where each page has a frame of its own: few accesses, as each waits for the one before."""
-    shift = static.shift
-    within, offset, _ = place
-
-    @device
-    def pin_placed(view, index):
-        if not within(view, index):
-            return False
-        page = (view.origin + offset(view, index)) >> shift
-        if view.complete == 0 and load_acquire(view.table + 8 * page, DEVICE) & READABLE == 0:
-            return slow.hold(view.space, page) != 0
-        return add_pin(view.owned + 8 * page, KERNEL_PIN) == HELD
-
-    return pin_placed
-
-
-def _placed_unpin(place: Place, static: Any) -> Callable[..., Any]:
-    """Return ``a.unpin(i)`` where each page has a frame of its own."""
-    shift = static.shift
-    within, offset, _ = place
-
-    @device
-    def unpin_placed(view, index):
-        if not within(view, index):
-            return False
-        page = (view.origin + offset(view, index)) >> shift
-        if take_pin(view.owned + 8 * page, KERNEL_PIN):
-            return True
-        return slow.not_pinned(view.space, page) != 0
-
-    return unpin_placed
-
-
 def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``a.prefetch(i)``, ``a.pin(i)`` or ``a.unpin(i)`` for a view."""
     if not static.cached:
@@ -471,39 +348,27 @@ def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
             return True
 
         return nothing
-    within, offset = place.within, place.offset
+    within, offset, shift = place.within, place.offset, static.shift
     if name == "prefetch":
 
         @device
         def prefetch(view, index):
             page = -1
             if within(view, index):
-                page = (view.origin + offset(view, index)) >> view.shift
-            slow.prefetch(view.space, page)
+                page = (view.origin + offset(view, index)) >> shift
+            prefetch_pages(view.space, page)
             return page >= 0
 
         return prefetch
-    if static.placed:
-        return _placed_pin(place, static) if name == "pin" else _placed_unpin(place, static)
-    if name == "pin":
-
-        @device
-        def pin(view, index):
-            if not within(view, index):
-                return False
-            page = (view.origin + offset(view, index)) >> view.shift
-            return slow.hold(view.space, page) != 0
-
-        return pin
+    change_pin = PIN_FUNCTIONS[static.placed][name == "unpin"]
 
     @device
-    def unpin(view, index):
+    def pin_or_unpin(view, index):
         if not within(view, index):
             return False
-        page = (view.origin + offset(view, index)) >> view.shift
-        return slow.let_go(view.space, page) != 0
+        return change_pin(view, (view.origin + offset(view, index)) >> shift)
 
-    return unpin
+    return pin_or_unpin
 
 
 def add_to_ndarray(array, index, value):

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..cache import Ticket
+from ..cache import Ticket, latch_index
 from ..targets import DEVICE, DeviceStruct, LaunchFlag, device, fetch_or, i64, load_relaxed, struct_method
-from .elements import out_of_range
 
 METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 
@@ -248,9 +247,9 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
         high = i64(stop)
         if low < 0 or low > high or high > pages.size:
             if low < 0 or low > pages.size:
-                out_of_range(pages.space, low, pages.size)
+                latch_index(pages.space, low, pages.size)
             else:
-                out_of_range(pages.space, high, pages.size)
+                latch_index(pages.space, high, pages.size)
         elif cached and low < high:
             mark(pages, low, high)
 
@@ -258,7 +257,7 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
     def add(pages, index):
         i = i64(index)
         if i < 0 or i >= pages.size:
-            out_of_range(pages.space, i, pages.size)
+            latch_index(pages.space, i, pages.size)
         elif cached:
             mark(pages, i, i + 1)
 

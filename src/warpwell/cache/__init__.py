@@ -2,7 +2,8 @@
 
 Files, in the order in which an access meets them (all is device code, except cache.py and the files after it):
 
-- access.py       read, write or add to an item of a page, when ``a[i]`` is not a plain hit
+- access.py       read, write or add to an item of a page, if ``a[i]`` is not a hit
+- hit.py          what kernels do inline: read an item of a page that is there, pin it, validate what they have read
 - word.py         the page word: state, pins, generation and frame in 64 bits
 - lookup.py       where the word, queue, owner and array of a page lie; counters
 - paging.py       a miss: pin a page, read it from storage, prefetch it; evict a page on request
@@ -23,13 +24,36 @@ Files, in the order in which an access meets them (all is device code, except ca
 - sizes.py        sizes such as "256MiB": parse and format; batches of things that have sizes
 """
 
+from .access import (
+    ADD_OPERATIONS,
+    STORE,
+    copy_run,
+    fault_in,
+    pin_run,
+    prefetch_pages,
+    read_pinned,
+    store_groups,
+    store_run,
+)
 from .cache import Cache, default_page_size, default_queues
-from .layout import N_HITS, N_WANTED, OWNER_PAGE
-from .lookup import count, owner_address, queue_of, word_address
+from .hit import (
+    PIN_FUNCTIONS,
+    count_read,
+    item_changer,
+    item_reader,
+    load_word,
+    mark_referenced,
+    pin_to_store,
+    unpin_stored,
+    validate_read,
+)
+from .latch import latch_index, latch_read_only
+from .lookup import owner_address, queue_of, word_address
+from .paging import unpin
 from .prefetch import Ticket
 from .sizes import batches_of, format_size, parse_page_size
 from .statistics import Statistics
 from .transfer import frame_address
-from .word import FRAME_MAX, FRAME_SHIFT, IDENTITY, READABLE, REF, VALID, frame_of
+from .word import READABLE, REF, VALID, frame_of
 
 __all__ = ["Cache", "Statistics", "Ticket", "format_size"]

@@ -47,6 +47,8 @@ ADD_I4 = 2
 ADD_I8 = 3
 ADD_F4 = 4
 ADD_F8 = 5
+ADD_OPERATIONS = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
+"""Additions by kind and size of the item."""
 
 U1 = np.dtype(np.uint8)
 U2 = np.dtype(np.uint16)
@@ -124,6 +126,12 @@ def access(space, page, item, bits):
 
 
 @device
+def read_pinned(space, page, offset, size):
+    """Return the bits of an aligned item of a page, read under a pin (all converged lanes, each its own item)."""
+    return access(space, page, item_of(offset, size, LOAD), 0)
+
+
+@device
 def item_of(offset, size, operation):
     """Pack the argument `item` of `access`: byte offset in the page, size (1, 2, 4 or 8), operation (thread)."""
     return offset | (size << 32) | (operation << 40)
@@ -160,7 +168,7 @@ def apply(address, bits, size, operation):
 
 
 @linked
-def hold(space, page):
+def pin_long(space, page):
     """Try to take a long pin (all converged lanes, each on its own page); return 1 if this lane's page is held."""
     page += field(space, at.S_BASE)
     found = hold_present(field(space, at.S_CORE), space, page, at.KERNEL_PIN)
@@ -186,7 +194,7 @@ def hold(space, page):
 
 
 @linked
-def bring(space, page, last):
+def fault_in(space, page, last):
     """Have a page in the cache, if only for a moment; return 0 if an error is latched.
 
     All converged lanes call it, each for its own page. `last` is the last page of the caller's run: pages through it
@@ -304,7 +312,7 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
 def copy_run(space, page, inside, nbytes, last, buffer):
     """Copy bytes of a page of a run to `buffer`, under a transient pin (thread; `cpu` and `interp`).
 
-    Return 0 if an error is latched. `last` is the last page of the run, as for `bring`.
+    Return 0 if an error is latched. `last` is the last page of the run, as for `fault_in`.
     """
     frame = pin_run(space, page, last, 1, 0, 0)
     if frame < 0:
@@ -365,7 +373,7 @@ def put_group(address, a, b, shape, head, tail):
 
 
 @linked
-def let_go(space, page):
+def unpin_long(space, page):
     """Release a kernel's long pin (thread); if the page has none, latch an error and return 0."""
     core = field(space, at.S_CORE)
     page += field(space, at.S_BASE)
@@ -383,7 +391,7 @@ def not_pinned(space, page):
 
 
 @linked
-def prefetch(space, page):
+def prefetch_pages(space, page):
     """Start to read pages into the cache (all converged lanes, each its own page; lanes without a page pass -1)."""
     mask = activemask()
     lane = lane_id()

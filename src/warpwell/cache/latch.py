@@ -11,6 +11,7 @@ from warpwell.targets import (
     compare_exchange,
     device,
     interrupted,
+    linked,
     load_relaxed,
     store_relaxed,
     store_release,
@@ -38,6 +39,20 @@ def latch(space, kind, array, page, value):
         store_relaxed(record + 8 * at.L_VALUE, value, SYSTEM)
         store_release(record + 8 * at.L_KIND, kind, SYSTEM)
         store_release(load_relaxed(record + 8 * at.L_FLAG, SYSTEM), 1, SYSTEM)
+
+
+@linked
+def latch_index(space, index, extent):
+    """Latch an index out of range of a dimension (thread)."""
+    latch(space, at.INDEX_ERROR, field(space, at.S_NSID), extent, index)
+    return 0
+
+
+@linked
+def latch_read_only(space):
+    """Latch a write to a read-only array (thread)."""
+    latch(space, at.READ_ONLY, field(space, at.S_NSID), field(space, at.S_BASE), 0)
+    return 0
 
 
 @device

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...cache import IDENTITY, READABLE, REF, count, frame_address, frame_of, word_address
-from ...cache import access as slow
+from ...cache import (
+    READABLE,
+    count_read,
+    frame_address,
+    frame_of,
+    load_word,
+    mark_referenced,
+    pin_run,
+    unpin,
+    validate_read,
+    word_address,
+)
 from ...cache import layout as at
-from ...cache.paging import unpin
 from ...queues import field
 from ...targets import (
     DEVICE,
@@ -24,7 +33,6 @@ from ...targets import (
     device,
     div,
     fetch_add_as,
-    fetch_or,
     ffs,
     grid,
     kernel,
@@ -154,21 +162,6 @@ def list_by_region(rows, width, n, extent, shift, counters, listed):
         store_weak_as(at + 8 * n, k, I8)
 
 
-@device
-def look_page(core, page):
-    """Return the word of a page that is in the cache, else 0 (thread; acquire order)."""
-    word = load_acquire(word_address(core, page), DEVICE)
-    if word & READABLE == 0:
-        return 0
-    return word
-
-
-@device
-def same_page(core, page, found):
-    """Return whether a page's word is still what `look_page` returned, which was not 0 (thread; relaxed)."""
-    return found != 0 and (found ^ load_relaxed(word_address(core, page), DEVICE)) & IDENTITY == 0
-
-
 @kernel
 def look_pages(core, space, rows, width, n, most, extent, origin, stride, nbytes, seen, wrong):
     """Note in ``seen[k * most + j]`` the word of page j of row ``rows[k]``, or 0 (one thread a page).
@@ -186,7 +179,9 @@ def look_pages(core, space, rows, width, n, most, extent, origin, stride, nbytes
         if row < 0 or row >= extent:
             store_relaxed(wrong, 1, DEVICE)
         elif page <= (first + nbytes - 1) >> shift:
-            word = look_page(core, page + field(space, at.S_BASE))
+            word = load_word(word_address(core, page + field(space, at.S_BASE)))
+            if word & READABLE == 0:
+                word = 0
         store_relaxed(seen + 8 * t, word, DEVICE)
 
 
@@ -231,16 +226,15 @@ def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen,
         word = seen + 8 * k * most
         while page <= last:
             found = load_relaxed(word, DEVICE)
-            if not same_page(core, page + field(space, at.S_BASE), found):
+            address = word_address(core, page + field(space, at.S_BASE))
+            if not validate_read(address, found):
                 good = False
-            elif found & mark != mark:
-                fetch_or(word_address(core, page + field(space, at.S_BASE)), REF, DEVICE)
+            else:
+                mark_referenced(address, found, mark == 0)
             page += 1
             word += 8
         if itemsize != 0:
-            count(core, at.N_WANTED, nbytes)
-            if good:
-                count(core, at.N_HITS, div(nbytes, itemsize))
+            count_read(core, div(nbytes, itemsize), nbytes, good)
         if not good:
             i = fetch_add_as(missing, 1, I8)
             store_relaxed(missing + 8 + 8 * i, k, DEVICE)
@@ -267,7 +261,7 @@ def take_missing(core, space, rows, places, n, origin, stride, nbytes, out, unit
             page = begin >> shift
             inside = begin - (page << shift)
             part = min(end - begin, (1 << shift) - inside)
-            frame = call_cold(slow.pin_run, space, page, last, mask, lane, leader)
+            frame = call_cold(pin_run, space, page, last, mask, lane, leader)
             if frame < 0:
                 begin = end
             else:

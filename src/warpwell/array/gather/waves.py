@@ -15,17 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cache import (
-    IDENTITY,
     READABLE,
     REF,
     Ticket,
     batches_of,
-    count,
+    copy_run,
+    count_read,
     frame_address,
     frame_of,
+    load_word,
+    mark_referenced,
+    validate_read,
     word_address,
 )
-from ...cache import access as slow
 from ...cache import layout as at
 from ...queues import field
 from ...targets import (
@@ -35,11 +37,8 @@ from ...targets import (
     device,
     div,
     fence,
-    fetch_or,
     grid,
     kernel,
-    load_acquire,
-    load_relaxed,
     load_weak_as,
     scratch,
 )
@@ -73,20 +72,17 @@ def take_row(core, space, place, nbytes, target, mark, itemsize):
         part = min(end - place, min((1 << shift) - inside, BUFFER - 8))
         whole = (inside - first + part + 7) & -8
         word = word_address(core, page + base)
-        seen = load_acquire(word, DEVICE)
+        seen = load_word(word)
         good = seen & READABLE != 0
         if good:
             copy_foreign(buffer, frame_address(core, frame_of(seen)) + first, whole)
             fence(DEVICE)
-            good = (seen ^ load_relaxed(word, DEVICE)) & IDENTITY == 0
+            good = validate_read(word, seen)
         if itemsize != 0:
-            count(core, at.N_WANTED, part)
-            if good:
-                count(core, at.N_HITS, div(part, itemsize))
+            count_read(core, div(part, itemsize), part, good)
         if good:
-            if seen & mark != mark:
-                fetch_or(word, mark, DEVICE)
-        elif slow.copy_run(space, page, first, whole, last, buffer) == 0:
+            mark_referenced(word, seen, mark == 0)
+        elif copy_run(space, page, first, whole, last, buffer) == 0:
             return 0
         copy_bytes(target, buffer + inside - first, part)
         target += part

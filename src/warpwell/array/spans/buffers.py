@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...cache import access as slow
+from ...cache import copy_run, store_run
 from ...targets import (
     DEVICE,
     bits_as,
@@ -28,7 +28,7 @@ from ...targets import (
     store_weak_as,
 )
 from ..items import item_of
-from .words import Stored, places_of, same, see, tally_of, touch
+from .words import Stored, load_page_word, mark_page, places_of, tally_of, validate_page
 
 Maker = Callable[..., Any]
 
@@ -212,15 +212,15 @@ def copied_window(array: Stored, stores: bool) -> Window:
         # whole words: the items begin at the same place in the first word of the buffer
         first = (at - (page << shift)) & -8
         nbytes = (n * size + (at & 7) + 7) & -8
-        seen = see(view, page)
+        seen = load_page_word(view, page)
         copy_foreign(buffer, frame_place(view, seen) + first, nbytes)
         fence(DEVICE)
-        good = same(view, page, seen)
+        good = validate_page(view, page, seen)
         tally(view, n, good)
         if good:
-            touch(view, page, seen)
+            mark_page(view, page, seen)
             return True
-        return slow.copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer) != 0
+        return copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer) != 0
 
     @device
     def items(view, i, n, buffer):
@@ -236,7 +236,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
     def close(view, i, n, buffer):
         at = view.origin + i * size
         page = at >> shift
-        return slow.store_run(view.space, page, at - (page << shift), n * size, buffer + (at & 7)) != 0
+        return store_run(view.space, page, at - (page << shift), n * size, buffer + (at & 7)) != 0
 
     return Window(room, _there, items, get, put, close)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ... import errors
+from ...cache import latch_index
 from ...targets import (
     ArrayKind,
     DeviceStruct,
@@ -445,7 +446,7 @@ def _clip_one(array, lo, hi):
         wrong = max(lo, array.size)
         if lo < 0:
             wrong = lo
-        elements.out_of_range(array.space, wrong, array.size)
+        latch_index(array.space, wrong, array.size)
         lo, hi = max(lo, 0), min(hi, array.size)
     return lo, hi
 

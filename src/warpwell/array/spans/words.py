@@ -38,30 +38,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...cache import (
-    FRAME_MAX,
-    FRAME_SHIFT,
-    IDENTITY,
-    N_HITS,
-    N_WANTED,
-    READABLE,
-    REF,
-    VALID,
-    count,
+    count_read,
+    fault_in,
     frame_of,
+    load_word,
+    mark_referenced,
+    pin_to_store,
+    read_pinned,
+    store_groups,
+    unpin_stored,
+    validate_read,
 )
-from ...cache import access as slow
-from ...cache.paging import pin_valid
-from ...cache.word import DIRTY, PIN, state_of
 from ...targets import (
     DEVICE,
     activemask,
     ballot,
     device,
     fence,
-    fetch_add_as,
-    fetch_or_as,
     lane_id,
-    load_acquire,
     load_pair,
     load_relaxed,
     shfl,
@@ -80,8 +74,6 @@ ROWS = 4
 """Rows that are in flight together: 64 bytes a lane."""
 ROWS_BYTES = ROWS * 32 * GROUP_BYTES
 """Bytes of these rows of a whole warp."""
-PIN_TRIES = 4
-"""Tries at a pin, where others change the same word, before the path that waits is taken."""
 
 
 class Stored(NamedTuple):
@@ -166,12 +158,12 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
             a, b = load(data_of(view) + at)
             return True, a, b
         page = at >> shift
-        seen = see(view, page)
+        seen = load_page_word(view, page)
         a, b = load(frame_place(view, seen) + at - (page << shift))
         fence(DEVICE)
-        good = same(view, page, seen)
+        good = validate_page(view, page, seen)
         if good:
-            touch(view, page, seen)
+            mark_page(view, page, seen)
         return good, a, b
 
     @device
@@ -180,12 +172,12 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
         if complete(view):
             return True, load_four(data_of(view) + at, step * size)
         page = at >> shift
-        seen = see(view, page)
+        seen = load_page_word(view, page)
         words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
         fence(DEVICE)
-        good = same(view, page, seen)
+        good = validate_page(view, page, seen)
         if good and marks(i, step):
-            touch(view, page, seen)
+            mark_page(view, page, seen)
         return good, words
 
     load_four = loader(nbytes)
@@ -208,23 +200,21 @@ def _always(view, i, step):
 
 
 @device
-def see(view, page):
-    """Return a page's word, at the first look at it (thread; acquire)."""
-    return load_acquire(view.table + 8 * page, DEVICE)
+def load_page_word(view, page):
+    """Return the word of a page of a view (thread; acquire)."""
+    return load_word(view.table + 8 * page)
 
 
 @device
-def same(view, page, seen):
-    """Return whether a page's word is still what `see` returned, at the second look (thread; relaxed)."""
-    again = load_relaxed(view.table + 8 * page, DEVICE)
-    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0
+def validate_page(view, page, seen):
+    """Return whether groups that were loaded since `load_page_word` are the page's (thread; relaxed, after a fence)."""
+    return validate_read(view.table + 8 * page, seen)
 
 
 @device
-def touch(view, page, seen):
-    """Mark a page as used, unless it was or the view is read once (thread; relaxed)."""
-    if seen & REF == 0 and view.once == 0:
-        fetch_or_as(view.table + 8 * page, REF, I8)
+def mark_page(view, page, seen):
+    """Mark a page that was read as used (thread; relaxed)."""
+    mark_referenced(view.table + 8 * page, seen, view.once)
 
 
 @functools.cache
@@ -233,7 +223,7 @@ def places_of(placed: bool, shift: int) -> tuple[Maker, Maker, Maker]:
 
     @device
     def frame_place(view, seen):
-        return view.frames + (((seen >> FRAME_SHIFT) & FRAME_MAX) << shift)
+        return view.frames + (frame_of(seen) << shift)
 
     if not placed:
 
@@ -305,20 +295,20 @@ def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
         if complete(view):
             return True, load_four(data_of(view) + view.origin + i * size, step * size)
         j, k, m = i + step, i + 2 * step, i + 3 * step
-        s, t = see(view, page(view, i)), see(view, page(view, j))
-        u, v = see(view, page(view, k)), see(view, page(view, m))
+        s, t = load_page_word(view, page(view, i)), load_page_word(view, page(view, j))
+        u, v = load_page_word(view, page(view, k)), load_page_word(view, page(view, m))
         a, b = load(address(view, i, s))
         c, d = load(address(view, j, t))
         e, f = load(address(view, k, u))
         g, h = load(address(view, m, v))
         fence(DEVICE)
-        good = same(view, page(view, i), s) & same(view, page(view, j), t)
-        good &= same(view, page(view, k), u) & same(view, page(view, m), v)
+        good = validate_page(view, page(view, i), s) & validate_page(view, page(view, j), t)
+        good &= validate_page(view, page(view, k), u) & validate_page(view, page(view, m), v)
         if good:
-            touch(view, page(view, i), s)
-            touch(view, page(view, j), t)
-            touch(view, page(view, k), u)
-            touch(view, page(view, m), v)
+            mark_page(view, page(view, i), s)
+            mark_page(view, page(view, j), t)
+            mark_page(view, page(view, k), u)
+            mark_page(view, page(view, m), v)
         return good, (a, b, c, d, e, f, g, h)
 
     return four_pages
@@ -365,7 +355,7 @@ def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
         if complete(view):
             return True, load_four(data_of(view) + view.origin + i * size, step * size)
         own = (view.origin + (i + (lane_id() & 3) * step) * size) >> shift
-        seen = see(view, own)
+        seen = load_page_word(view, own)
         syncwarp(ALL_LANES)
         s, t = shfl(ALL_LANES, seen, 0), shfl(ALL_LANES, seen, 1)
         u, v = shfl(ALL_LANES, seen, 2), shfl(ALL_LANES, seen, 3)
@@ -375,9 +365,9 @@ def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
         g, h = load(address(view, i + 3 * step, v))
         fence(DEVICE)
         syncwarp(ALL_LANES)
-        good = ballot(ALL_LANES, same(view, own, seen)) == ALL_LANES
+        good = ballot(ALL_LANES, validate_page(view, own, seen)) == ALL_LANES
         if good and lane_id() < 4:
-            touch(view, own, seen)
+            mark_page(view, own, seen)
         return good, (a, b, c, d, e, f, g, h)
 
     return by_rows, four_rows
@@ -459,7 +449,7 @@ def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         if page != page_of(view, i + 3 * step):
             return False
         word = view.table + 8 * page
-        frame = _pin_to_store(word, seen)
+        frame = pin_to_store(word, seen)
         if frame < 0:
             return False
         fence(DEVICE)
@@ -469,7 +459,7 @@ def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         put(view, i + 2 * step, frame, e, f)
         put(view, i + 3 * step, frame, g, h)
         fence(DEVICE)
-        _unpin_stored(word)
+        unpin_stored(word)
         return True
 
     return ahead, store_alone
@@ -499,7 +489,7 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         word = own_word(view, i, step)
         frame = -1
         if lane_id() < rows:
-            frame = _pin_to_store(word, seen)
+            frame = pin_to_store(word, seen)
         good = ballot(ALL_LANES, lane_id() < rows and frame < 0) == 0
         syncwarp(ALL_LANES)
         if good:
@@ -512,28 +502,10 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         syncwarp(ALL_LANES)
         fence(DEVICE)
         if frame >= 0:
-            _unpin_stored(word)
+            unpin_stored(word)
         return good
 
     return ahead, store_shared
-
-
-@device
-def _pin_to_store(word, seen):
-    """Pin the page of a word that was seen as `seen`, and mark it dirty; return its frame, or -1 (thread; acquire)."""
-    for _ in range(PIN_TRIES):
-        if state_of(seen) != VALID:
-            break
-        if pin_valid(word, seen, DIRTY):
-            return frame_of(seen)
-        seen = load_relaxed(word, DEVICE)
-    return -1
-
-
-@device
-def _unpin_stored(word):
-    """Take away a pin of `_pin_to_store`, behind a fence of this thread (thread; relaxed)."""
-    fetch_add_as(word, -PIN, I8)
 
 
 # -- through the slow path -----------------------------------------------------------------------------------------
@@ -544,7 +516,7 @@ def _brought(size: int, shift: int) -> Maker:
     @device
     def brought(view, i, last):
         final = (view.origin + last * size) >> shift
-        return slow.bring(view.space, (view.origin + i * size) >> shift, final) != 0
+        return fault_in(view.space, (view.origin + i * size) >> shift, final) != 0
 
     return brought
 
@@ -556,7 +528,7 @@ def _pinned(size: int, nbytes: int, shift: int) -> Maker:
     @device
     def word(view, at):
         page = at >> shift
-        return slow.access(view.space, page, slow.item_of(at - (page << shift), each, slow.LOAD), 0)
+        return read_pinned(view.space, page, at - (page << shift), each)
 
     @device
     def pinned(view, i):
@@ -579,7 +551,7 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
     def store_one(view, i, lo, hi, first, second):
         bounds = max(lo - i, 0) * size | (max(i + group - hi, 0) * size) << 8
         return (
-            slow.store_groups(
+            store_groups(
                 view.space,
                 view.table,
                 view.frames,
@@ -603,9 +575,7 @@ def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
     @device
     def store_four(view, i, step, words):
         return (
-            slow.store_groups(
-                view.space, view.table, view.frames, view.origin + i * size, step * size, 4, shape, 0, *words
-            )
+            store_groups(view.space, view.table, view.frames, view.origin + i * size, step * size, 4, shape, 0, *words)
             != 0
         )
 
@@ -665,9 +635,7 @@ def tally_of(full: bool, size: int) -> Maker:
 
     @device
     def tally(view, items, hit):
-        count(view.core, N_WANTED, items * size)
-        if hit:
-            count(view.core, N_HITS, items)
+        count_read(view.core, items, items * size, hit)
 
     return tally
 

@@ -1,0 +1,213 @@
+"""The hit path: read an item of a page that is in the cache, without a call and without a pin.
+
+A reader acquires the page's word (`load_word`), loads the bytes from the frame that it names, and validates the read
+(`validate_read`): it loads the word again, relaxed, and compares frame and generation. The same frame and generation
+mean that the bytes are this page's. All other cases go to `cache.access`, and nothing of the read is used.
+
+The loads of the bytes are ordered before the second load of the word in one of two ways:
+
+- One item has acquire order (`item_reader`).
+- Several loads are relaxed, and an acquire-release fence follows them: one for all pages that are validated after it
+  (`array.spans`, and `take_row` in `array.gather.cached`).
+
+If a byte was stored by a thread that filled the frame again, its fence (`transfer.fill`) and this order make the
+INVALID word visible to the second load, and the generation differs.
+
+In a resident pool (see `cache.frames`) a frame holds bytes of one page only: a reader that has seen the word VALID
+reads the item, and does not validate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from warpwell.queues import I8
+from warpwell.targets import (
+    DEVICE,
+    bits_as,
+    device,
+    fetch_add_as,
+    fetch_or_as,
+    load_acquire,
+    load_passing_as,
+    load_relaxed,
+    load_relaxed_as,
+)
+
+from . import layout as at
+from .access import LOAD, access, item_of, not_pinned, pin_long, unpin_long
+from .lookup import count
+from .paging import pin_valid
+from .pins import HELD, add_pin, take_pin
+from .word import DIRTY, IDENTITY, PIN, READABLE, REF, VALID, frame_of, state_of
+
+Maker = Callable[..., Any]
+
+PIN_TRIES = 4
+"""Attempts to pin a page to store, if other threads change the same word, before the path that waits is taken."""
+
+
+@device
+def load_word(word):
+    """Return the page word at an address, for the first time in a read (thread; acquire).
+
+    Called by `item_reader`, by the reads of spans, and by the kernels that gather. Each lane calls it for itself: a
+    shuffle would order nothing.
+    """
+    return load_acquire(word, DEVICE)
+
+
+@device
+def validate_read(word, seen):
+    """Return whether bytes that were loaded since `load_word` returned `seen` are the page's (thread; relaxed).
+
+    Called as `load_word`. The loads of the bytes come before this one: they have acquire order, or the caller has
+    executed a fence, or a barrier of the warp has ordered it behind the fences of all lanes.
+    """
+    again = load_relaxed(word, DEVICE)
+    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0
+
+
+@device
+def mark_referenced(word, seen, no_reuse):
+    """Give a page its second chance after a read, unless it has it or is read once (thread; relaxed).
+
+    Called as `validate_read`, after it returned True.
+    """
+    if seen & REF == 0 and no_reuse == 0:
+        fetch_or_as(word, REF, I8)
+
+
+@device
+def count_read(core, items, nbytes, is_hit):
+    """Count a read of `items` items in the statistics (thread; relaxed). Called if statistics are full."""
+    if is_hit:
+        count(core, at.N_HITS, items)
+    count(core, at.N_WANTED, nbytes)
+
+
+def item_reader(dtype: np.dtype[Any], shift: int, *, direct_mapped: bool, full: bool) -> Maker:
+    """Return a device function ``(view, offset) -> item``: the read of ``a[i]`` in a kernel.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of an aligned item of 1, 2, 4 or 8 bytes.
+    shift : int
+        log2 of the bytes of a page.
+    direct_mapped : bool
+        Whether each page has a frame of its own.
+    full : bool
+        Whether hits and bytes are counted.
+    """
+    nbytes = dtype.itemsize
+
+    @device
+    def read(view, offset):
+        page = offset >> shift
+        word = view.table + 8 * page
+        inside = offset - (page << shift)
+        seen = load_word(word)
+        if seen & READABLE != 0:
+            item = load_passing_as(view.frames + (frame_of(seen) << shift) + inside, dtype)
+            # the word again: the same frame and generation mean that the item is this page's
+            if validate_read(word, seen):
+                mark_referenced(word, seen, view.once)
+                if full:
+                    count_read(view.core, 1, nbytes, True)
+                return item
+        if full:
+            count_read(view.core, 1, nbytes, False)
+        return bits_as(access(view.space, page, item_of(inside, nbytes, LOAD), 0), dtype)
+
+    @device
+    def read_direct_mapped(view, offset):
+        if view.complete == 0:
+            page = offset >> shift
+            if load_word(view.table + 8 * page) & READABLE == 0:
+                if full:
+                    count_read(view.core, 1, nbytes, False)
+                item = item_of(offset - (page << shift), nbytes, LOAD)
+                return bits_as(access(view.space, page, item, 0), dtype)
+        if full:
+            count_read(view.core, 1, nbytes, True)
+        return load_relaxed_as(view.data + offset, dtype)
+
+    return read_direct_mapped if direct_mapped else read
+
+
+def item_changer(operation: int, nbytes: int, shift: int) -> Maker:
+    """Return a device function ``(view, offset, bits) -> old bits``: a store or addition to an aligned item.
+
+    It takes a pin in `access`, which sees to the memory order: nothing is changed on the hit path.
+    """
+
+    @device
+    def change(view, offset, bits):
+        page = offset >> shift
+        inside = offset - (page << shift)
+        return access(view.space, page, item_of(inside, nbytes, operation), bits)
+
+    return change
+
+
+# -- stores of spans: pins of pages that are there --------------------------------------------------------------------
+
+
+@device
+def pin_to_store(word, seen):
+    """Pin the page of a word that was seen as `seen`, and mark it dirty; return its frame, or -1 (thread; acquire).
+
+    Called by `store_alone` and `store_shared` of `array.spans.words`, which execute a fence before they store.
+    """
+    for _ in range(PIN_TRIES):
+        if state_of(seen) != VALID:
+            break
+        if pin_valid(word, seen, DIRTY):
+            return frame_of(seen)
+        seen = load_relaxed(word, DEVICE)
+    return -1
+
+
+@device
+def unpin_stored(word):
+    """Take away a pin of `pin_to_store`, behind a fence of this thread (thread; relaxed). Called as that."""
+    fetch_add_as(word, -PIN, I8)
+
+
+# -- long pins of kernels: ``a.pin(i)`` and ``a.unpin(i)`` call these for a page of the array, in each lane -----------
+
+
+@device
+def pin_page(view, page):
+    """Pin a page for long; return whether it is pinned (all converged lanes, each its own page)."""
+    return pin_long(view.space, page) != 0
+
+
+@device
+def unpin_page(view, page):
+    """Release a kernel's long pin; return False and latch an error if there is none (thread)."""
+    return unpin_long(view.space, page) != 0
+
+
+@device
+def pin_direct_mapped(view, page):
+    """Do what `pin_page` does if each page has a frame of its own: one acquire, one relaxed addition (thread)."""
+    if view.complete == 0 and load_word(view.table + 8 * page) & READABLE == 0:
+        return pin_long(view.space, page) != 0
+    return add_pin(view.owned + 8 * page, at.KERNEL_PIN) == HELD
+
+
+@device
+def unpin_direct_mapped(view, page):
+    """Do what `unpin_page` does if each page has a frame of its own (thread; relaxed)."""
+    if take_pin(view.owned + 8 * page, at.KERNEL_PIN):
+        return True
+    return not_pinned(view.space, page) != 0
+
+
+PIN_FUNCTIONS = {False: (pin_page, unpin_page), True: (pin_direct_mapped, unpin_direct_mapped)}
+"""Device functions ``(view, page)`` that pin and unpin, by whether each page has a frame of its own."""
