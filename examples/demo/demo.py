@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from rich.syntax import Syntax
 
 from warpwell._check import extra
-from warpwell.cache import Statistics
-from warpwell.cache.sizes import format_size
+from warpwell.cache import Statistics, format_size
 from warpwell.cli._common import PLOT_SUFFIXES, Output, Parser, execute, new_file, output_of, scratch
 from warpwell.cli.graph import open_graph, run_options, run_values
 from warpwell.errors import ArgumentError, WarpwellError

@@ -18,7 +18,7 @@ from lab.bench.runner import Record, Setting, benchmark
 from lab.bench.timing import kernel_times, rates, registers_per_thread
 from warpwell import gpu
 from warpwell._check import checked_nbytes
-from warpwell.cache.partition import ResidentPool
+from warpwell.cache.partition import FramePool
 from warpwell.storage import Medium, NativeMedium
 from warpwell.targets import (
     activemask,
@@ -98,15 +98,15 @@ PATTERNS = ("random", "hot", "sequential")
 @contextlib.contextmanager
 def seen_as(a, residency):
     """Give views of the array this residency (None: what it is) for the block."""
-    before = a.cache._resident
+    space = a.cache.space(a._nsid)
+    pool, words = space.pool, space.words
     if residency is not None:
-        pool = ResidentPool(0)
-        pool.complete, pool.due = residency == COMPLETE, lambda: False
-        a.cache._resident = [None if residency == EVICTING else pool]
+        space.pool = FramePool(0, 0, pool.frames, fully_resident=residency == COMPLETE)
+        space.words = words | {"placed": int(residency != EVICTING)}
     try:
         yield
     finally:
-        a.cache._resident = before
+        space.pool, space.words = pool, words
 
 
 @kernel
@@ -216,7 +216,7 @@ def fill(a, pages: int) -> None:
     """Load all pages. Concurrent loads can evict a page again, so this repeats until no page is missing."""
     for _ in range(5):
         before = a.stats.misses
-        a.cache.hold(a._nsid, 0, pages)
+        a.cache.pin(a._nsid, 0, pages)
         a.cache.unpin(a._nsid, 0, pages)
         if a.stats.misses == before:
             return
@@ -238,7 +238,7 @@ def measure(nbytes: int, page_size: int, setting: Setting, record: Record) -> No
         timeout=60,
     ) as a:
         fill(a, pages)
-        misses, frames = a.stats.misses, a.cache.constants(a._nsid)["frames"]
+        misses, frames = a.stats.misses, a.cache.view_words(a._nsid)["frames"]
         references, sink = BamCache.resident(a), memory_for(target).allocate(8 << 24)
         for p, pattern in enumerate(PATTERNS):
             mask = 4 * page_size // 8 - 1 if pattern == "hot" else items - 1

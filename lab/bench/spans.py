@@ -180,7 +180,7 @@ def measure(nbytes: int, page_size: int, run_bytes: int, setting: Setting, recor
         timeout=60,
     ) as a:
         fill(a, nbytes // page_size)
-        misses, frames = a.stats.misses, a.cache.constants(a._nsid)["frames"]
+        misses, frames = a.stats.misses, a.cache.view_words(a._nsid)["frames"]
         sink, out = memory_for(target).allocate(nbytes), device_array(nbytes // 8, target)
         runs, warps = nbytes // run_bytes, threads // (32 if setting.on_gpu else 1)
         found: dict[str, float] = {}

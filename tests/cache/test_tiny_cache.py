@@ -146,7 +146,7 @@ def test_a_cache_as_large_as_its_data_comes_to_rest(tier):
         assert a.cache.frames == pages
         for _ in range(3):
             stroll[THREADS](a, index, np.zeros(THREADS, np.int64))
-        a.cache.hold(a._nsid, 0, pages)
+        a.cache.pin(a._nsid, 0, pages)
         a.cache.unpin(a._nsid, 0, pages)
         before = a.stats
         stroll[THREADS](a, index, np.zeros(THREADS, np.int64))

@@ -286,25 +286,24 @@ class BamCache:
     def resident(cls, array: Array) -> BamCache:
         """Return a cache whose slots are the frames of an array that has all its pages in them: all reads hit."""
         made = cls.__new__(cls)
-        constants = array.cache.constants(array._nsid)
-        pages = -(-array.nbytes // array.cache.page_size)
-        words = array.cache.words()[constants["base"] : constants["base"] + pages]
+        space = array.cache.space(array._nsid)
+        words = array.cache.words()[space.base : space.base + space.pages]
         if not np.all((words & STATE) == CACHED):
             raise WarpwellError("not all pages of the array are in its cache")
-        made._lay_out(array, pages, array.cache.frames, constants["frames"])
-        made._states.write(0, np.full(pages, VALID))
+        made._lay_out(array, space.pages, array.cache.frames, space.words["frames"])
+        made._states.write(0, np.full(space.pages, VALID))
         made._slots.write(0, (words >> FRAME_SHIFT) & FRAME_MAX)
         made._owners.write(0, np.full(array.cache.frames, LOCKED))
         return made
 
     def _lay_out(self, array: Array, pages: int, slots: int, frames: int) -> None:
         memory = memory_for(array.device)
-        constants = array.cache.constants(array._nsid)
-        if constants["base"] != 0:
+        if array.cache.space(array._nsid).base != 0:
             raise WarpwellError("the array shares its cache, so its pages do not begin at 0")
         self._array, self._count = array, slots
         self._record, self._states = memory.allocate(8 * WORDS), memory.allocate(8 * pages)
         self._slots, self._owners = memory.allocate(8 * pages), memory.allocate(8 * slots)
+        view = array.cache.view_words(array._nsid)
         words = np.zeros(WORDS, np.int64)
         words[: SPACE + 1] = (
             self._states.address,
@@ -314,8 +313,8 @@ class BamCache:
             array.cache.page_size.bit_length() - 1,
             slots,
             0,
-            constants["core"],
-            constants["space"],
+            view["core"],
+            view["space"],
         )
         self._record.write(0, words)
         self.address = self._record.address

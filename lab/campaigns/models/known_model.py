@@ -10,9 +10,9 @@ from collections import defaultdict
 from functools import partial
 from random import Random
 
-from warpwell.cache import REF
 from warpwell.cache import layout as at
 from warpwell.cache.known_pages import CAME, PRESENT, look, publish_known
+from warpwell.cache.word import REF
 from warpwell.queues import Q_IN_USE
 from warpwell.storage import host_reads as reads
 from warpwell.targets import DEVICE, SYSTEM, backoff, fence, load_relaxed, memory_for, store_relaxed
@@ -41,7 +41,8 @@ class KnownModel(CacheModel):
         run = super()._interpreter(seed)
         pairs = self.reads.pairs
         run.announce_blocks(pairs._device, pairs._shared, self.reads._block, self.staging)
-        self.core, self.record, self.pool = self.cache.records(self.array._nsid)
+        space = self.cache.space(self.array._nsid)
+        self.core, self.record, self.pool = space.words["core"], space.words["record"], space.pool.address
         run.watched[self.pool + 8 * at.F_HAND] = partial(self._hand_moved, run)
         return run
 

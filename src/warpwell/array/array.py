@@ -154,9 +154,9 @@ class Array(OnStorage):
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
         """Return the struct that device code receives (see `warpwell.targets.KernelArgument`)."""
         cached = self._part.cached
-        constants = self.cache.constants(self._nsid, flag)
+        words = self.cache.view_words(self._nsid, flag)
         shift = self.cache.page_size.bit_length() - 1 if cached else 0
-        placed = cached and constants["placed"] != 0
+        placed = cached and words["placed"] != 0
         how = cached, self.writable, cached and self.cache.full, shift, placed
         if self._static is None or self._static[0] != how:
             static = _static(self.dtype, self._origin, self._strides, how)
@@ -169,10 +169,10 @@ class Array(OnStorage):
             "shape": self.shape,
             "strides": self._strides,
             "size": min(self.size, INT64_MAX),
-            "space": constants["space"],
+            "space": words["space"],
         }
         if cached:
-            values |= constants
+            values |= words
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
             values["data"] = self._part.data + self._origin

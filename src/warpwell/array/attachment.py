@@ -160,7 +160,7 @@ class Attachment:
             return self.medium
         if self.tier != "storage" or self.cache.full:
             return None
-        self.cache.tell(self.nsid)
+        self.cache.raise_pending_error(self.nsid)
         if not self.writable:
             return self.medium
         with self.cache.lock:
@@ -315,7 +315,7 @@ class Attachment:
                     "stays free; pin less, enlarge the cache or the array's share"
                 )
             try:
-                done = sum(self.cache.hold(self.nsid, a, b) for a, b in fresh)
+                done = sum(self.cache.pin(self.nsid, a, b) for a, b in fresh)
                 if done != number:
                     raise errors.KernelError(
                         f"{number - done} pages of array {self.name!r} could not be read into the cache"

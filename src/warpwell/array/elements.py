@@ -14,11 +14,10 @@ import numpy as np
 
 from .. import errors
 from ..cache import (
-    ADD_OPERATIONS,
     PIN_FUNCTIONS,
-    STORE,
-    item_changer,
+    item_adder,
     item_reader,
+    item_writer,
     latch_index,
     latch_read_only,
     prefetch_pages,
@@ -230,11 +229,11 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
         return write_direct
     if static.cached and (static.aligned or dtype.itemsize == 1):
-        store = item_changer(STORE, dtype.itemsize, static.shift)
+        write = item_writer(dtype, static.shift)
 
         @device
         def write_aligned(view, offset, value):
-            store(view, view.origin + offset, as_bits(value, dtype))
+            write(view, view.origin + offset, value)
 
         return write_aligned
     byte = _item_writer(np.dtype(np.uint8), static)
@@ -299,8 +298,8 @@ def writer(code: str, place: Place, static: Any) -> Callable[..., Any]:
 def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
     """Return ``atomic_add(a, index, value)`` for a view."""
     name = code if code == BFLOAT16 else str(np.dtype(code))
-    operation = ADD_OPERATIONS.get(code[1:])
-    if operation is None or not static.aligned:
+    add_cached = None if code == BFLOAT16 or not static.aligned else item_adder(np.dtype(code), static.shift)
+    if add_cached is None:
         raise errors.DTypeError(
             f"atomic_add takes aligned 4- and 8-byte integers and floats, not {name}: use one of those dtypes"
         )
@@ -314,9 +313,7 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
             return zero
 
         return refuse
-    change = item_changer(operation, dtype.itemsize, static.shift)
     within, offset, outside = place
-    cached = static.cached
 
     @device
     def add(view, index, value):
@@ -325,11 +322,11 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
             return zero
         return _add(view, offset(view, index), value)
 
-    if cached:
+    if static.cached:
 
         @device
         def _add(view, offset, value):
-            return bits_as(change(view, view.origin + offset, as_bits(value, dtype)), dtype)
+            return add_cached(view, view.origin + offset, value)
     else:
 
         @device

@@ -31,7 +31,7 @@ def to_device(array: Any, start: int, nbytes: int, memory: Any, again: Callable[
 
     ``again(low, high)`` reads the bytes [low, high) of them through the cache.
     """
-    array.cache.tell(array._nsid)
+    array.cache.raise_pending_error(array._nsid)
     first, end, skip = _pages(array, start, nbytes)
     bulk, target = array.cache.bulk, address_of(memory)
 
@@ -48,7 +48,7 @@ def to_host(array: Any, start: int, nbytes: int, again: Callable[[NDArray[np.uin
 
     ``again(out, low, high)`` reads the bytes [low, high) of them through the cache.
     """
-    array.cache.tell(array._nsid)
+    array.cache.raise_pending_error(array._nsid)
     first, end, skip = _pages(array, start, nbytes)
     page = array.cache.page_size
     room = np.empty((end - first) * page + ALIGNMENT, np.uint8)

@@ -13,7 +13,7 @@ import numpy as np
 from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes
 from .._npy import npy_header
-from ..cache import Cache, default_page_size, default_queues, parse_page_size
+from ..cache import Cache, choose_page_size, default_queues
 from ..drives import DriveMedium, Namespace, open_namespace
 from ..drives.controller import DriveController, DriveRings, NamespaceMedium
 from ..replacing import NO_SPACE
@@ -107,7 +107,11 @@ def open_array(
     closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
     writable = mode == "r+"
     if isinstance(path, Namespace) or _is_drive(path):
-        page = cache.page_size if isinstance(cache, Cache) else _page_size(page_size, chosen, cache)
+        page = (
+            cache.page_size
+            if isinstance(cache, Cache)
+            else choose_page_size(page_size, chosen, DEFAULT_CACHE if cache is None else cache)
+        )
         rings = _serves_rings(chosen, tier, cache)
         opened = _on_drive(path, writable, dtype, shape, offset, name, page, rings=rings)
     else:
@@ -255,16 +259,9 @@ def _own_cache(
         given = {"queues": 1, "depth": 4, "threads": 1, **given}
     elif given.get("queues") is None:
         # a small array needs no more than it has pages for: their rings and staging are pinned memory
-        page = _page_size(given["page_size"], device, nbytes)
+        page = choose_page_size(given["page_size"], device, nbytes)
         given = {**given, "queues": default_queues(device, -(-file_bytes // page))}
     return Cache(nbytes, device=device, service=service, **{k: v for k, v in given.items() if v is not None})
-
-
-def _page_size(given: int | str | None, device: str, cache: int | str | None) -> int:
-    """Return the bytes of a page of an array's own cache."""
-    if given is not None:
-        return parse_page_size(given)
-    return default_page_size(device, checked_nbytes(DEFAULT_CACHE if cache is None else cache, "cache"))
 
 
 def create(

@@ -150,7 +150,7 @@ class PageSet:
         array = self._array
         values: dict[str, int | tuple[int, ...]] = {
             "bits": self._bits.address if self._bits is not None else 0,
-            "space": array.cache.constants(array._nsid, flag)["space"],
+            "space": array.cache.view_words(array._nsid, flag)["space"],
             "origin": array._origin,
             "step": self._step,
             "size": array.size,

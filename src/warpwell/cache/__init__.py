@@ -20,27 +20,24 @@ Files, in the order in which an access meets them (all is device code, except ca
 - partition.py    how a cache's memory is split into records, page table and frames
 - written.py      pages written since the last flush: what a lost drive may have lost
 - launches.py     the record of each launch, and the exception for its latched error
-- statistics.py   counters: hits, misses, evictions, bytes
-- sizes.py        sizes such as "256MiB": parse and format; batches of things that have sizes
+- statistics.py   counters: hits, misses, evictions, bytes; sizes such as "256MiB"; batches of items that have sizes
 """
 
 from .access import (
-    ADD_OPERATIONS,
-    STORE,
     copy_run,
     fault_in,
     pin_run,
     prefetch_pages,
     read_pinned,
     store_groups,
-    store_run,
 )
-from .cache import Cache, default_page_size, default_queues
+from .cache import Cache, choose_page_size, default_queues
 from .hit import (
     PIN_FUNCTIONS,
     count_read,
-    item_changer,
+    item_adder,
     item_reader,
+    item_writer,
     load_word,
     mark_referenced,
     pin_to_store,
@@ -51,9 +48,8 @@ from .latch import latch_index, latch_read_only
 from .lookup import owner_address, queue_of, word_address
 from .paging import unpin
 from .prefetch import Ticket
-from .sizes import batches_of, format_size, parse_page_size
-from .statistics import Statistics
+from .statistics import Statistics, batches_of, format_size
 from .transfer import frame_address
-from .word import READABLE, REF, VALID, frame_of
+from .word import READABLE, VALID, frame_of
 
 __all__ = ["Cache", "Statistics", "Ticket", "format_size"]

@@ -47,8 +47,6 @@ ADD_I4 = 2
 ADD_I8 = 3
 ADD_F4 = 4
 ADD_F8 = 5
-ADD_OPERATIONS = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
-"""Additions by kind and size of the item."""
 
 U1 = np.dtype(np.uint8)
 U2 = np.dtype(np.uint16)
@@ -309,10 +307,28 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
 
 
 @linked
-def copy_run(space, page, inside, nbytes, last, buffer):
-    """Copy bytes of a page of a run to `buffer`, under a transient pin (thread; `cpu` and `interp`).
+def copy_run(space, page, inside, nbytes, last, buffer, stores):
+    """Copy bytes of a page between its frame and `buffer`, under a transient pin (thread; `cpu` and `interp`).
 
-    Return 0 if an error is latched. `last` is the last page of the run, as for `fault_in`.
+    Called by `array.spans.buffers` and by `take_row` of `array.gather.cached`.
+
+    Parameters
+    ----------
+    space, page : int
+        The page is counted from the array's first.
+    inside, nbytes : int
+        First byte in the page, and number of bytes.
+    last : int
+        Last page of the run, as for `fault_in`.
+    buffer : int
+        Address of the caller's memory. If it is stored, it begins at the same byte of a word as the bytes of the page.
+    stores : int
+        0 to read the page, else 1.
+
+    Notes
+    -----
+    Returns 0 if an error is latched. As in `access`, the thread acquires the page's word, and executes a fence before
+    it stores.
     """
     frame = pin_run(space, page, last, 1, 0, 0)
     if frame < 0:
@@ -320,34 +336,21 @@ def copy_run(space, page, inside, nbytes, last, buffer):
     core = field(space, at.S_CORE)
     word = word_address(core, page + field(space, at.S_BASE))
     load_acquire(word, DEVICE)
-    copy_foreign(buffer, frame_address(core, frame) + inside, nbytes)
-    unpin(word, 0)
-    return 1
-
-
-@linked
-def store_run(space, page, inside, nbytes, buffer):
-    """Copy `nbytes` bytes from `buffer` into a page, under a transient pin (thread; `cpu` and `interp`).
-
-    Return 0 if an error is latched. Both places begin at the same byte of a word.
-    """
-    frame = pin_run(space, page, page, 1, 0, 0)
-    if frame < 0:
-        return 0
-    core = field(space, at.S_CORE)
-    word = word_address(core, page + field(space, at.S_BASE))
-    load_acquire(word, DEVICE)
+    address = frame_address(core, frame) + inside
+    if stores == 0:
+        copy_foreign(buffer, address, nbytes)
+        unpin(word, 0)
+        return 1
     # a reader that takes a new item for one of the frame's old page then sees that page's new word
     fence(DEVICE)
-    target = frame_address(core, frame) + inside
     # whole words are copied, and the bytes before and after them stored one by one
-    head = min(nbytes, -target & 7)
+    head = min(nbytes, -address & 7)
     tail = (nbytes - head) & 7
     for k in range(head):
-        store_relaxed_as(target + k, load_weak_as(buffer + k, U1), U1)
-    copy_foreign(target + head, buffer + head, nbytes - head - tail)
+        store_relaxed_as(address + k, load_weak_as(buffer + k, U1), U1)
+    copy_foreign(address + head, buffer + head, nbytes - head - tail)
     for k in range(nbytes - tail, nbytes):
-        store_relaxed_as(target + k, load_weak_as(buffer + k, U1), U1)
+        store_relaxed_as(address + k, load_weak_as(buffer + k, U1), U1)
     unpin(word, DIRTY)
     return 1
 
@@ -380,13 +383,6 @@ def unpin_long(space, page):
     if let_page_go(core, space, page, at.KERNEL_PIN):
         return 1
     latch(space, at.NOT_PINNED, field(space, at.S_NSID), page, 0)
-    return 0
-
-
-@linked
-def not_pinned(space, page):
-    """Latch that a kernel gave back a pin that no kernel has (thread); return 0."""
-    latch(space, at.NOT_PINNED, field(space, at.S_NSID), page + field(space, at.S_BASE), 0)
     return 0
 
 

@@ -26,9 +26,8 @@ from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of
-from .partition import PageSpace, Partition, ResidentPool
+from .partition import FramePool, PageSpace, Partition
 from .prefetch import Bulk, Ticket
-from .sizes import parse_page_size
 from .statistics import Statistics
 from .written import Pages, Written, text_of
 
@@ -36,6 +35,8 @@ MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
 STOPS = 3
 """How often prefetches are stopped before an array leaves: another thread may begin one meanwhile."""
+MAX_LAUNCHES_UNCHECKED = 64
+"""Launches on a GPU between two checks whether all pages are in the cache, at most: each copies from the device."""
 
 
 class OpeningProcess:
@@ -103,9 +104,7 @@ class Cache:
         self.process = OpeningProcess()
         self.device = checked_device(device or default_device())
         self.cache_bytes = checked_nbytes(nbytes, "cache")
-        self.page_size = (
-            default_page_size(self.device, self.cache_bytes) if page_size is None else parse_page_size(page_size)
-        )
+        self.page_size = choose_page_size(page_size, self.device, self.cache_bytes)
         if self.cache_bytes < self.page_size:
             raise errors.ArgumentError(
                 f"a cache of {self.cache_bytes} bytes is smaller than one page of {self.page_size}: "
@@ -122,6 +121,7 @@ class Cache:
         self.timeout = checked_seconds(timeout, "timeout")
         self.merge = merge
         on_gpu = self.device == "cuda"
+        self._warp = 32 if on_gpu else 1
         self._queues = queues or default_queues(self.device)
         self._depth = depth or (512 if on_gpu else 16 if self.device == "interp" else 128)
         # staging is pinned memory, set aside for every command id
@@ -151,10 +151,9 @@ class Cache:
         self._in_flight = 0
         self._pending: list[tuple[set[int], Exception]] = []
         self._streamed = False
-        """A launch may go on in a stream, or its error wait in `_pending`."""
+        """A launch may go on in a stream."""
         self._lock = threading.RLock()
-        self._pools: list[tuple[int, int]] = []
-        self._resident: list[ResidentPool | None] = []
+        self._pools: list[FramePool] = []
         self.frames = 0
         self._closed = False
         closing.ready()
@@ -229,7 +228,7 @@ class Cache:
         with self._lock_without_prefetches(nsid):
             if self._closed or nsid not in self._spaces:
                 return
-            self._reap()
+            self.reap()
             written = False
             try:
                 self.flush(nsid)
@@ -293,107 +292,62 @@ class Cache:
         self.frames = parts.frames
         self.table_bytes = parts.table_bytes
         self._pools = parts.pools
-        rarest = 64 if self.device == "cuda" else 1
-        self._resident = [
-            ResidentPool(sum(s.pages for s in parts.spaces if s.pool == k), rarest) if resident else None
-            for k, resident in enumerate(parts.resident)
-        ]
-        self._order = [space.nsid for space in parts.spaces]
-        self._written.renumbered(self._order)
+        for pool in self._pools:
+            pool.max_launches = MAX_LAUNCHES_UNCHECKED if self.device == "cuda" else 1
+        self._written.renumbered(self._spaces)
 
     # -- what views are made of -----------------------------------------------------------------------------
 
-    def index_of(self, nsid: int) -> int:
-        """Return the index of an array's space record."""
-        return self._order.index(nsid)
+    def view_words(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
+        """Return the cache's members of a view, for a launch that has begun or for any launch.
 
-    def constants(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
-        """Return the cache's members of a view, for a launch that has begun or for any launch."""
+        `complete` is 1 if all pages are there. A view that may outlive an eviction, because launches with it are not
+        announced, has 0.
+        """
         space = self._spaces[nsid]
-        core = self.core
+        self._require_core()
         launch = self.launches.of(flag) if flag is not None else None
+        complete = launch is not None and space.pool.fully_resident
         if launch is None:  # plain views share one record: their launches are not announced to the cache
             with self._lock:
                 plain = PlainFlag if self.device == "cuda" else lambda: LaunchFlag(self.device)
                 launch = self._views = self._views or self.launches.take(plain())
-        return {
-            "core": core,
-            "space": launch.space(self.index_of(nsid)),
-            "base": space.base,
-            "table": int(self._words[at.C_TABLE]) + 8 * space.base,
-            "frames": int(self._words[at.C_FRAMES]),
-            "shift": int(self._words[at.C_PAGE_SHIFT]),
-        } | self._residency(space, launch is not self._views)
+        return space.words | {"space": launch.space(space.index), "complete": int(complete)}
 
-    def _residency(self, space: PageSpace, announced: bool) -> dict[str, int]:
-        """Return whether each page has a frame of its own, where the first one's is, and whether all pages are there.
-
-        A view that may outlive an eviction, because launches with it are not announced, is not told.
-        """
-        pool = self._resident[space.pool] if self._resident else None
-        if pool is None:
-            return {"placed": 0, "data": 0, "owned": 0, "complete": 0}
-        data = int(self._words[at.C_FRAMES]) + space.frame * self.page_size
-        owned = int(self._words[at.C_OWNERS]) + 8 * space.frame
-        return {"placed": 1, "data": data, "owned": owned, "complete": int(pool.complete and announced)}
-
-    def _look_around(self) -> None:
-        """Find out whether all pages of a resident pool are in the cache; nothing is in flight (lock held)."""
-        for k, pool in enumerate(self._resident):
-            if pool is not None and pool.due() and self._core is not None:
+    def _check_residency(self) -> None:
+        """Find out whether all pages of direct-mapped pools are in the cache; nothing is in flight (lock held)."""
+        for pool in self._pools:
+            if pool.is_residency_check_due() and self._core is not None:
                 with contextlib.suppress(Exception):  # of a device that failed: its launch raises it
-                    pool.complete = self._pool_word(k, at.F_PRESENT) == pool.pages
+                    pool.fully_resident = int(self._read(pool.address + 8 * at.F_PRESENT)[0]) == pool.pages
 
-    def _pool_word(self, pool: int, word: int) -> int:
-        assert self._core is not None
-        offset = int(self._words[at.C_POOLS]) - self.core + 8 * (at.POOL_WORDS * pool + word)
-        return int(self._core.read(offset, 8).view(np.int64)[0])
-
-    def records(self, nsid: int) -> tuple[int, int, int]:
-        """Return the addresses of the core record, of the array's space record, and of its pool's record."""
-        space = int(self._words[at.C_SPACES]) + 8 * at.SPACE_WORDS * self.index_of(nsid)
-        return self.core, space, int(self._words[at.C_POOLS]) + 8 * at.POOL_WORDS * self._spaces[nsid].pool
-
-    def pool_frames(self, nsid: int) -> int:
-        """Return how many frames an array can use."""
-        return self._pools[self._spaces[nsid].pool][1]
-
-    def placed(self, nsid: int) -> bool:
-        """Return whether each page of an array has a frame of its own."""
-        return self._resident[self._spaces[nsid].pool] is not None
-
-    def complete(self, nsid: int) -> bool:
-        """Return whether all pages of an array were in frames of their own when somebody looked last."""
-        pool = self._resident[self._spaces[nsid].pool]
-        return pool is not None and pool.complete
+    def _read(self, address: int, words: int = 1) -> NDArray[np.int64]:
+        """Return a copy of words of the cache's memory."""
+        return self._require_core().read(address - self.core, 8 * words).view(np.int64)
 
     def pinned(self, nsid: int) -> int:
         """Return how many of the frames that an array can use have long pins."""
-        if self._core is None or nsid not in self._order:
+        if self._core is None or nsid not in self._spaces:
             return 0
         pool = self._spaces[nsid].pool
-        first, frames = self._pools[pool]
-        if self._resident[pool] is None:
-            address, words = self._pool_word(pool, at.F_CREDITS), self._pool_word(pool, at.F_CREDIT_MASK) + 1
-            credits = self._core.read(address - self.core, at.CREDIT_BYTES * words).view(np.int64)
-            return frames - 1 - int(credits[:: at.CREDIT_BYTES // 8].sum())
-        owners = self._core.read(int(self._words[at.C_OWNERS]) - self.core + 8 * first, 8 * frames).view(np.int64)
-        return int((owners > at.OWNER_PAGE).sum())
+        if pool.direct_mapped:
+            return int((self._read(int(self._words[at.C_OWNERS]) + 8 * pool.first, pool.frames) > at.OWNER_PAGE).sum())
+        address, mask = (int(self._read(pool.address + 8 * word)[0]) for word in (at.F_CREDITS, at.F_CREDIT_MASK))
+        credits = self._read(address, at.CREDIT_BYTES // 8 * (mask + 1))
+        return pool.frames - 1 - int(credits[:: at.CREDIT_BYTES // 8].sum())
 
     def room(self, nsid: int) -> int:
         """Return how many more pages of an array can be pinned."""
-        if self._resident[self._spaces[nsid].pool] is not None:
-            return self._spaces[nsid].pages
-        return self.pool_frames(nsid) - 1 - self.pinned(nsid)
+        space = self._spaces[nsid]
+        return space.pages if space.pool.direct_mapped else space.pool.frames - 1 - self.pinned(nsid)
 
     def wave_pages(self, nsid: int) -> int:
         """Return how many known pages of an array are read at a time, so that two waves fit into the frames.
 
         All of them where each has a frame of its own; else one frame stays free.
         """
-        if self._resident[self._spaces[nsid].pool] is not None:
-            return max(1, self._spaces[nsid].pages)
-        return max(1, (self.pool_frames(nsid) - 1 - self.pinned(nsid)) // 2)
+        room = self.room(nsid)
+        return max(1, room if self._spaces[nsid].pool.direct_mapped else room // 2)
 
     # -- launches -------------------------------------------------------------------------------------------
 
@@ -407,8 +361,7 @@ class Cache:
             self._require_controller(nsid)
             if stores and nsid is not None:
                 self.require_no_doubt(nsid)
-            self._reap()
-            self._tell(nsid)
+            self.raise_pending_error(nsid)
             self._enter(flag, stores=stores)
             if nsid is not None:
                 self.launches.take(flag).nsids.add(nsid)
@@ -422,20 +375,17 @@ class Cache:
         launch.users += 1
         return launch
 
-    def tell(self, nsid: int) -> None:
-        """Raise the error of an earlier launch of an array in a stream, for who begins no launch of its own."""
-        if not self._streamed and self._views is None:
+    def raise_pending_error(self, nsid: int | None) -> None:
+        """Raise the error of an earlier launch of an array in a stream."""
+        if not (self._streamed or self._pending or self._views):
             return
         with self._lock:
-            self._reap()
-            self._tell(nsid)
-            self._streamed = bool(self._pending or self.launches.going())
-
-    def _tell(self, nsid: int | None) -> None:
-        for pending in self._pending:
-            if nsid in pending[0]:
-                self._pending.remove(pending)
-                raise pending[1]
+            self.reap()
+            self._streamed = bool(self.launches.going())
+            for pending in self._pending:
+                if nsid in pending[0]:
+                    self._pending.remove(pending)
+                    raise pending[1]
 
     def end(self, flag: LaunchFlag) -> None:
         """Note that a launch ended, for one of its arrays; after the last array raise its latched error."""
@@ -448,7 +398,7 @@ class Cache:
             launch.users -= 1
             error = self._over(launch) if launch.users == 0 else None
             if self._in_flight == 0:
-                self._look_around()
+                self._check_residency()
         if error is not None:
             raise error
 
@@ -478,37 +428,36 @@ class Cache:
                 launch.done = done
                 self._streamed = True
 
-    def reap(self) -> None:
-        """End the launches in streams that are done, so that the server rests; their errors are told later."""
-        with self._lock:
-            self._reap()
+    def reap(self, seconds: float = 0.0) -> None:
+        """End the launches in streams that are done, so that the server rests; keep their errors.
 
-    def _reap(self, seconds: float = 0.0) -> None:
-        """End the launches in streams that are done, waiting for them up to `seconds`; keep their errors."""
-        deadline = clock.monotonic() + seconds
-        while True:
-            going = self.launches.going()
-            for launch in [one for one in going if one.done is not None and one.done()]:
-                self._in_flight -= launch.users
-                for _ in range(launch.users):
-                    self.controller.end()
-                nsids, error = launch.nsids, self._over(launch)
-                if error is not None:
-                    self._pending.append((nsids, error))
-                going.remove(launch)
-            if self._views is not None:
-                latched = self._views.take()
-                error = self._error(latched)
-                if error is not None:
-                    self._pending.append(({latched[1]}, error))
-            if not going or clock.monotonic() >= deadline:
-                return
-            clock.sleep(1e-3)
+        Wait for them up to `seconds`.
+        """
+        with self._lock:
+            deadline = clock.monotonic() + seconds
+            while True:
+                going = self.launches.going()
+                for launch in [one for one in going if one.done is not None and one.done()]:
+                    self._in_flight -= launch.users
+                    for _ in range(launch.users):
+                        self.controller.end()
+                    nsids, error = launch.nsids, self._over(launch)
+                    if error is not None:
+                        self._pending.append((nsids, error))
+                    going.remove(launch)
+                if self._views is not None:
+                    latched = self._views.take()
+                    error = self._error(latched)
+                    if error is not None:
+                        self._pending.append(({latched[1]}, error))
+                if not going or clock.monotonic() >= deadline:
+                    return
+                clock.sleep(1e-3)
 
     def take_left(self, nsid: int | None = None) -> list[Exception]:
         """Return and remove the errors of launches in streams, of one array or of all."""
         with self._lock:
-            self._reap()
+            self.reap()
             left = [pending for pending in self._pending if nsid is None or nsid in pending[0]]
             self._pending = [pending for pending in self._pending if pending not in left]
             return [error for _, error in left]
@@ -554,37 +503,35 @@ class Cache:
         self.bulk.stop()
         with self.held():
             space = self._spaces[nsid]
-            self._changed(space)
+            self._changed(space.pool)
             what = f"evicting pages of {space.name!r}"
             self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
 
     def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Ticket:
         """Begin to read pages [first, end) into the cache, as many as the array's frames hold."""
         self.require_open()
-        return self.bulk.prefetch(nsid, (first, min(end, first + self.pool_frames(nsid))), once=once)
+        return self.bulk.prefetch(nsid, (first, min(end, first + self._spaces[nsid].pool.frames)), once=once)
 
-    def hold(self, nsid: int, first: int, end: int) -> int:
+    def pin(self, nsid: int, first: int, end: int) -> int:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
         if end - first > 1:
             self.bulk.prefetch(nsid, (first, end)).wait()  # in long commands; what did not come is read on demand
         with self.held():
             space = self._spaces[nsid]
-            done = self.run(maintenance.hold_pages, end - first, nsid, space.base + first, counts=True)
-            self._look_soon(space)
-            return done
+            space.pool.schedule_residency_check()
+            return self.run(maintenance.hold_pages, end - first, nsid, space.base + first, counts=True)
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
         """Release the host's pin of each page in [first, end); return how many pages had one."""
         with self.held():
             base = self._spaces[nsid].base
-            width = 32 if self.device == "cuda" else 1
-            warps = -(-(end - first) // width)
+            warps = -(-(end - first) // self._warp)
             return self.run(maintenance.unpin_pages, warps, nsid, base + first, base + end, counts=True)
 
     def _drop(self, nsid: int) -> None:
         """Free the frames of a closed array, with unwritten changes and remaining pins."""
         space = self._spaces[nsid]
-        self._changed(space)
+        self._changed(space.pool)
         with contextlib.suppress(errors.KernelError, errors.DriveLostError):  # these pages are not used any more
             words = (space.base, space.base + space.pages)
             self._until_none(maintenance.drop_frames, self.frames, nsid, words, f"dropping pages of {space.name!r}")
@@ -601,11 +548,11 @@ class Cache:
             with self._lock:
                 self._in_flight -= 1
                 if self._in_flight == 0 and not self._closed:
-                    self._look_around()
+                    self._check_residency()
 
     @contextlib.contextmanager
-    def awake(self) -> Iterator[None]:
-        """Keep who serves storage awake for the block: its launches and prefetches need not wake them each."""
+    def keep_io_threads_running(self) -> Iterator[None]:
+        """Keep the I/O threads running for the block: its launches and prefetches need not wake them each."""
         with self._lock:
             self.require_open()
             self.controller.begin()
@@ -614,23 +561,11 @@ class Cache:
         finally:
             self.controller.end()
 
-    def look_soon(self, nsid: int) -> None:
-        """See after the next launch whether all pages of an array are in the cache."""
-        self._look_soon(self._spaces[nsid])
-
-    def _look_soon(self, space: PageSpace) -> None:
-        """See after the next launch whether all pages are in the cache."""
-        pool = self._resident[space.pool]
-        if pool is not None:
-            pool.soon()
-
-    def _changed(self, space: PageSpace) -> None:
+    def _changed(self, pool: FramePool) -> None:
         """Have launches that begin from now on look at the words of pages again."""
-        pool = self._resident[space.pool]
-        if pool is not None:
-            with self._lock:
-                pool.complete = False
-                pool.soon()
+        with self._lock:
+            pool.fully_resident = False
+            pool.schedule_residency_check()
 
     @traced("settle")
     def settle(self) -> None:
@@ -665,7 +600,6 @@ class Cache:
         """
         if threads <= 0:
             return 0
-        width = 32 if self.device == "cuda" else 1
         flag = LaunchFlag(self.device)
         with interruptible(lambda: None):  # the launch stops; what surrounds it is done whole
             self.begin(flag, nsid, stores=False)
@@ -673,9 +607,9 @@ class Cache:
                 launch = self.launches.take(flag)
                 if counts:
                     launch.reset()
-                space = launch.space(0 if nsid is None else self.index_of(nsid))
+                space = launch.space(0 if nsid is None else self._spaces[nsid].index)
                 counter = (launch.count_address,) if counts else ()
-                kernel[threads * width](
+                kernel[threads * self._warp](
                     self.core,
                     space,
                     *words,
@@ -701,7 +635,7 @@ class Cache:
                 kernel,
                 threads,
                 self.core,
-                launch.space(self.index_of(nsid)),
+                launch.space(self._spaces[nsid].index),
                 *words,
                 services=self.controller.services(),
             )
@@ -810,10 +744,9 @@ class Cache:
         """Settle ids that have completed, without a controller (lock held)."""
         flag = LaunchFlag(self.device)
         launch = self.launches.take(flag)
-        width = 32 if self.device == "cuda" else 1
         try:
             with interruptible(lambda: None):
-                maintenance.settle_queues[self.pairs.count * width](
+                maintenance.settle_queues[self.pairs.count * self._warp](
                     self.core, launch.space(0), device=self.device, aborts=(self,), flag=flag
                 )
         finally:
@@ -824,9 +757,12 @@ class Cache:
     @property
     def core(self) -> int:
         """Address of the core record."""
+        return self._require_core().address
+
+    def _require_core(self) -> Block:
         if self._core is None:
             raise errors.ClosedError("the cache is closed: open the array again")
-        return self._core.address
+        return self._core
 
     @property
     def closed(self) -> bool:
@@ -873,7 +809,7 @@ class Cache:
                 raise errors.SharingError(f"a launch uses the cache: wait for it, then {what}")
 
     def _require_idle(self, what: str) -> None:
-        self._reap()
+        self.reap()
         if self._in_flight:
             raise errors.SharingError(f"{self._in_flight} launches use the cache: wait for them, then {what}")
 
@@ -888,7 +824,7 @@ class Cache:
             left: list[Exception] = []
             try:
                 # launches in streams end by themselves: each of their waits is bounded by the time-out
-                self._reap(2 * self.timeout)
+                self.reap(2 * self.timeout)
                 left = self.take_left()  # raised at the end: they keep nothing from being written
                 if self._spaces:
                     self.flush()
@@ -914,14 +850,11 @@ class Cache:
 
         They belong to the cache: call it within `held`.
         """
-        address = int(self._words[at.C_TABLE]) + 8 * (self._spaces[nsid].base + first)
-        return view_of(address, 8 * (end - first), np.int64)
+        return view_of(self._spaces[nsid].words["table"] + 8 * first, 8 * (end - first), np.int64)
 
     def words(self) -> NDArray[np.int64]:
         """Return a copy of the page words (tests and debugging)."""
-        offset = int(self._words[at.C_TABLE]) - self.core
-        assert self._core is not None
-        return self._core.read(offset, self.table_bytes).view(np.int64)
+        return self._read(int(self._words[at.C_TABLE]), self.table_bytes // 8)
 
 
 def _dropped(controller: QueueServer, process: OpeningProcess) -> None:
@@ -930,13 +863,23 @@ def _dropped(controller: QueueServer, process: OpeningProcess) -> None:
         closing.hand_over(controller.close)
 
 
-def default_page_size(device: str, cache_bytes: int) -> int:
-    """Return the bytes of a page, where none are given.
+def choose_page_size(given: int | str | None, device: str, cache_bytes: int | str) -> int:
+    """Return the bytes of a page, from an integer, text such as "4KiB", or by default.
 
-    On the CPU a page of 16 KiB takes hardly longer to come than one of 4 KiB, and a scan has a quarter of the misses
-    (measured by the matrix benchmark); in a small cache more frames count for more. A GPU waits for many pages at once.
+    On the CPU a page of 16 KiB takes hardly longer to read than one of 4 KiB, and a scan has a quarter of the misses
+    (measured by the matrix benchmark); in a small cache more frames matter more. A GPU waits for many pages at once.
+
+    Raises
+    ------
+    ArgumentError
+        The value is not a power of two from 512 bytes to 1 MiB.
     """
-    return 16384 if device == "cpu" and cache_bytes >= 1024 * 16384 else 4096
+    if given is not None:
+        nbytes = checked_nbytes(given, "page_size", minimum=at.BLOCK, maximum=1 << 20)
+        if nbytes & (nbytes - 1):
+            raise errors.ArgumentError(f"page_size must be a power of two, got {given!r}: give 4096, for example")
+        return nbytes
+    return 16384 if device == "cpu" and checked_nbytes(cache_bytes, "cache") >= 1024 * 16384 else 4096
 
 
 def default_queues(device: str, pages: int | None = None) -> int:

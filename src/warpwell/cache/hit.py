@@ -27,6 +27,7 @@ import numpy as np
 from warpwell.queues import I8
 from warpwell.targets import (
     DEVICE,
+    as_bits,
     bits_as,
     device,
     fetch_add_as,
@@ -38,7 +39,7 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .access import LOAD, access, item_of, not_pinned, pin_long, unpin_long
+from .access import ADD_F4, ADD_F8, ADD_I4, ADD_I8, LOAD, STORE, access, item_of, pin_long, unpin_long
 from .lookup import count
 from .paging import pin_valid
 from .pins import HELD, add_pin, take_pin
@@ -46,6 +47,8 @@ from .word import DIRTY, IDENTITY, PIN, READABLE, REF, VALID, frame_of, state_of
 
 Maker = Callable[..., Any]
 
+ADDITIONS = {"i4": ADD_I4, "u4": ADD_I4, "i8": ADD_I8, "u8": ADD_I8, "f4": ADD_F4, "f8": ADD_F8}
+"""Operations of `access`, by kind and size of the item."""
 PIN_TRIES = 4
 """Attempts to pin a page to store, if other threads change the same word, before the path that waits is taken."""
 
@@ -139,12 +142,38 @@ def item_reader(dtype: np.dtype[Any], shift: int, *, direct_mapped: bool, full: 
     return read_direct_mapped if direct_mapped else read
 
 
-def item_changer(operation: int, nbytes: int, shift: int) -> Maker:
-    """Return a device function ``(view, offset, bits) -> old bits``: a store or addition to an aligned item.
+def item_writer(dtype: np.dtype[Any], shift: int) -> Maker:
+    """Return a device function ``(view, offset, value)``, which stores an aligned item of 1, 2, 4 or 8 bytes.
 
-    It takes a pin in `access`, which sees to the memory order: nothing is changed on the hit path.
+    `access` takes a pin and provides the memory order: the hit path changes nothing.
     """
+    change = _changer(STORE, dtype.itemsize, shift)
 
+    @device
+    def write(view, offset, value):
+        change(view, offset, as_bits(value, dtype))
+
+    return write
+
+
+def item_adder(dtype: np.dtype[Any], shift: int) -> Maker | None:
+    """Return a device function ``(view, offset, value) -> old item``, or None if no addition takes items of the dtype.
+
+    As `item_writer`. The addition is relaxed.
+    """
+    operation = ADDITIONS.get(dtype.str[1:])
+    if operation is None:
+        return None
+    change = _changer(operation, dtype.itemsize, shift)
+
+    @device
+    def add(view, offset, value):
+        return bits_as(change(view, offset, as_bits(value, dtype)), dtype)
+
+    return add
+
+
+def _changer(operation: int, nbytes: int, shift: int) -> Maker:
     @device
     def change(view, offset, bits):
         page = offset >> shift
@@ -204,9 +233,7 @@ def pin_direct_mapped(view, page):
 @device
 def unpin_direct_mapped(view, page):
     """Do what `unpin_page` does if each page has a frame of its own (thread; relaxed)."""
-    if take_pin(view.owned + 8 * page, at.KERNEL_PIN):
-        return True
-    return not_pinned(view.space, page) != 0
+    return take_pin(view.owned + 8 * page, at.KERNEL_PIN) or unpin_long(view.space, page) != 0
 
 
 PIN_FUNCTIONS = {False: (pin_page, unpin_page), True: (pin_direct_mapped, unpin_direct_mapped)}

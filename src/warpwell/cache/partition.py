@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .. import errors
 from ..targets import ALIGNMENT
 from . import layout as at
-from .sizes import format_size
+from .statistics import format_size
 from .word import FRAME_MAX
 
 SMALL_TABLE = 64 * 1024
@@ -20,7 +20,57 @@ TABLE_FRACTION = 2
 """A larger page table may take one half of the budget at most: the frames get the rest."""
 
 
-@dataclass
+@dataclass(eq=False)
+class FramePool:
+    """A share of a cache's frames: of one array, or of all arrays without a share.
+
+    Attributes
+    ----------
+    index, first, frames : int
+        Position among the pools; first frame and number of frames.
+    max_launches : int
+        Maximum of launches between two residency checks. A check may cost a copy from the device, so it follows one
+        launch, then two more, four more, and so on.
+    pages : int
+        Pages of the arrays that use the pool.
+    address : int
+        Address of the pool's record.
+    fully_resident : bool
+        Whether each page had a frame of its own and was in the cache at the last residency check.
+    """
+
+    index: int
+    first: int
+    frames: int
+    max_launches: int = 1
+    pages: int = 0
+    address: int = 0
+    fully_resident: bool = False
+    _interval: int = 1
+    _launches: int = 1
+
+    @property
+    def direct_mapped(self) -> bool:
+        """Whether the pool has a frame for each page of its arrays: then each page has a frame of its own."""
+        return self.pages <= self.frames
+
+    def schedule_residency_check(self) -> None:
+        """Check after the next launch."""
+        self._interval = self._launches = 1
+
+    def is_residency_check_due(self) -> bool:
+        """Count a launch; return whether to check after it."""
+        if self.fully_resident or not self.direct_mapped:
+            return False
+        self._launches -= 1
+        if self._launches > 0:
+            return False
+        self._interval = min(2 * self._interval, self.max_launches)
+        self._launches = self._interval
+        return True
+
+
+@dataclass(eq=False)
 class PageSpace:
     """An array's part of a cache: its page numbers, its share of the frames, the address of its data.
 
@@ -33,13 +83,13 @@ class PageSpace:
     writable : bool
         Whether it has pages to write back.
     wire : (int, int)
-        What commands say: the namespace's id there, and log2 of the bytes of a block.
-    base : int
-        First page number of the array.
-    pool : int
-        Index of the pool of frames that it uses.
-    frame : int
-        Frame of the first page where the pool has a frame for each page, else -1.
+        Namespace id in commands, and log2 of the bytes of a block.
+    index, base : int
+        Position among the cache's arrays; first page number of the array.
+    words : dict
+        Addresses that views of the array have: of the core record, of the array's space record, of the word of its
+        first page, and of frame 0. `placed` is 1 if each page has a frame of its own: then `data` is that of the first
+        page, and `owned` the address of its owner word.
     """
 
     name: str
@@ -50,56 +100,20 @@ class PageSpace:
     host: int
     writable: bool = False
     wire: tuple[int, int] = (0, 9)
+    index: int = 0
     base: int = 0
-    pool: int = 0
-    frame: int = -1
-
-
-class ResidentPool:
-    """What the host knows of a resident pool: whether all its pages are in the cache.
-
-    Parameters
-    ----------
-    pages : int
-        Pages of the pool's arrays.
-    rarest : int
-        Launches between two looks, at most. To look may cost a copy from the device, so it is done after one launch,
-        two more, four more, and so on.
-    """
-
-    def __init__(self, pages: int, rarest: int = 1) -> None:
-        self.pages = pages
-        self.rarest = rarest
-        self.complete = False
-        self.soon()
-
-    def soon(self) -> None:
-        """Look after the next launch."""
-        self._next = self._launches = 1
-
-    def due(self) -> bool:
-        """Count a launch; return whether to look after it."""
-        if self.complete:
-            return False
-        self._launches -= 1
-        if self._launches > 0:
-            return False
-        self._next = min(2 * self._next, self.rarest)
-        self._launches = self._next
-        return True
+    pool: FramePool = field(default_factory=lambda: FramePool(0, 0, 0))
+    words: dict[str, int] = field(default_factory=dict)
 
 
 class Partition:
-    """Sizes and offsets of a cache for its arrays; sets `base` and `pool` of their spaces.
+    """Sizes and offsets of a cache for its arrays; sets `index`, `base`, `pool` and `words` of their spaces.
 
     Attributes
     ----------
     frames, table_bytes, nbytes : int
         Number of frames; bytes of the table, and of everything.
-    pools : list of (int, int)
-        First frame and number of frames of each share.
-    resident : list of bool
-        Which pools have a frame for each page of their arrays.
+    pools : list of FramePool
 
     Raises
     ------
@@ -111,9 +125,9 @@ class Partition:
         self.spaces = list(spaces)
         self.page_size = page_size
         base = 0
-        for space in self.spaces:
+        for index, space in enumerate(self.spaces):
             # groups of eight pages share a queue and never two arrays
-            space.base = base
+            space.index, space.base = index, base
             base += -(-max(space.pages, 1) // at.MERGE_MAX) * at.MERGE_MAX
         self.table_bytes = 8 * base
         if self.table_bytes > max(budget // TABLE_FRACTION, SMALL_TABLE):
@@ -125,11 +139,10 @@ class Partition:
         wanted = max(1, sum(space.pages for space in self.spaces))
         self.frames = max(1, min((budget - counted) // (page_size + 8), wanted, FRAME_MAX))
         self.pools = split(self.spaces, self.frames)
-        self.resident = self._place()
         records = at.CORE_WORDS + at.SPACE_WORDS * len(self.spaces) + at.POOL_WORDS * len(self.pools)
         self._rings_at = _aligned(8 * records, ALIGNMENT)
-        self._credits_at = _aligned(self._rings_at + 8 * sum(ring_words(n) for _, n in self.pools), ALIGNMENT)
-        credit_bytes = at.CREDIT_BYTES * sum(credit_words(n) for _, n in self.pools)
+        self._credits_at = _aligned(self._rings_at + 8 * sum(ring_words(pool.frames) for pool in self.pools), ALIGNMENT)
+        credit_bytes = at.CREDIT_BYTES * sum(credit_words(pool.frames) for pool in self.pools)
         self._table_at = _aligned(self._credits_at + credit_bytes, ALIGNMENT)
         self._owners_at = _aligned(self._table_at + self.table_bytes, ALIGNMENT)
         self._frames_at = self._owners_at + _aligned(8 * self.frames, ALIGNMENT)
@@ -150,39 +163,48 @@ class Partition:
         words[at.C_SPACES] = address + 8 * spaces_at
         words[at.C_N_SPACES] = len(self.spaces)
         words[at.C_POOLS] = address + 8 * pools_at
-        for k, space in enumerate(self.spaces):
-            record = words[spaces_at + k * at.SPACE_WORDS :]
+        for space in self.spaces:
+            offset = spaces_at + at.SPACE_WORDS * space.index
+            frame = self._first_frame(space)
+            record = words[offset:]
             record[at.S_BASE], record[at.S_PAGES] = space.base, space.pages
-            record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool
+            record[at.S_NSID], record[at.S_POOL] = space.nsid, space.pool.index
             record[at.S_HOST], record[at.S_BYTES] = space.host, space.nbytes
-            record[at.S_CORE], record[at.S_FRAME] = address, space.frame
+            record[at.S_CORE], record[at.S_FRAME] = address, frame
             record[at.S_WIRE], record[at.S_BLOCK_SHIFT] = space.wire
+            space.words = {
+                "core": address,
+                "record": address + 8 * offset,
+                "table": address + self._table_at + 8 * space.base,
+                "frames": address + self._frames_at,
+                "placed": int(frame >= 0),
+                "data": address + self._frames_at + frame * self.page_size,
+                "owned": address + self._owners_at + 8 * frame,
+            }
         ring, credits = self._rings_at, self._credits_at
-        for k, (first, number) in enumerate(self.pools):
-            record = words[pools_at + k * at.POOL_WORDS :]
-            record[at.F_FIRST], record[at.F_COUNT] = first, number
-            room = ring_words(number)
+        for pool in self.pools:
+            offset = pools_at + at.POOL_WORDS * pool.index
+            pool.address = address + 8 * offset
+            record = words[offset:]
+            record[at.F_FIRST], record[at.F_COUNT] = pool.first, pool.frames
+            room = ring_words(pool.frames)
             record[at.F_RING], record[at.F_RING_MASK], record[at.F_STASH_ROOM] = address + ring, room - 1, room
             ring += 8 * room
-            number_of_words = credit_words(number)
+            number_of_words = credit_words(pool.frames)
             record[at.F_CREDITS], record[at.F_CREDIT_MASK] = address + credits, number_of_words - 1
-            record[at.F_RESIDENT] = int(self.resident[k])
+            record[at.F_RESIDENT] = int(pool.direct_mapped)
             for j in range(number_of_words):
-                share = (number - 1) // number_of_words + (j < (number - 1) % number_of_words)
+                share = (pool.frames - 1) // number_of_words + (j < (pool.frames - 1) % number_of_words)
                 words[(credits + at.CREDIT_BYTES * j) // 8] = share
             credits += at.CREDIT_BYTES * number_of_words
         return words
 
-    def _place(self) -> list[bool]:
-        """Give each page a frame of its own where a pool has one for each; return which pools those are."""
-        resident = []
-        for k, (first, number) in enumerate(self.pools):
-            members = [space for space in self.spaces if space.pool == k]
-            resident.append(sum(space.pages for space in members) <= number)
-            for space in members:
-                space.frame = first if resident[k] else -1
-                first += space.pages
-        return resident
+    def _first_frame(self, space: PageSpace) -> int:
+        """Return the frame of an array's first page if each page has a frame of its own, else -1."""
+        if not space.pool.direct_mapped:
+            return -1
+        before = self.spaces[: space.index]
+        return space.pool.first + sum(other.pages for other in before if other.pool is space.pool)
 
 
 def ring_words(frames: int) -> int:
@@ -195,7 +217,7 @@ def credit_words(frames: int) -> int:
     return min(1 << max(0, (frames // at.FRAMES_PER_CREDIT_WORD).bit_length() - 1), at.CREDIT_WORDS_MAX)
 
 
-def split(spaces: Sequence[PageSpace], frames: int) -> list[tuple[int, int]]:
+def split(spaces: Sequence[PageSpace], frames: int) -> list[FramePool]:
     """Split frames into the arrays' own pools and the common rest; sets `pool` of the spaces.
 
     Raises
@@ -203,23 +225,22 @@ def split(spaces: Sequence[PageSpace], frames: int) -> list[tuple[int, int]]:
     ArgumentError
         A share, or the rest, would have no frame.
     """
-    pools: list[tuple[int, int]] = []
+    pools: list[FramePool] = []
     first = 0
     for space in spaces:
         if space.share is not None:
-            number = max(1, int(space.share * frames))
-            space.pool = len(pools)
-            pools.append((first, number))
-            first += number
+            space.pool = FramePool(len(pools), first, max(1, int(space.share * frames)), pages=space.pages)
+            pools.append(space.pool)
+            first += space.pool.frames
     common = [space for space in spaces if space.share is None]
     if (common and first >= frames) or first > frames:
         raise errors.ArgumentError(
             f"{frames} frames are too few for these shares: enlarge cache or take a smaller page_size"
         )
     if common:
+        pools.append(FramePool(len(pools), first, frames - first, pages=sum(space.pages for space in common)))
         for space in common:
-            space.pool = len(pools)
-        pools.append((first, frames - first))
+            space.pool = pools[-1]
     return pools
 
 

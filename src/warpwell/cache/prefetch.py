@@ -29,6 +29,7 @@ from ..targets.uninterrupted import interruptible, uninterrupted
 from . import known_pages
 from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE, TOUCHED
 from .layout import BLOCK, F_HAND
+from .partition import PageSpace
 from .word import REF
 
 SLOTS = 4
@@ -137,17 +138,8 @@ class Frames(Protocol):
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Keep frames and table in place for the block."""
 
-    def space(self, nsid: int) -> Any:
-        """Return what is known of an array."""
-
-    def records(self, nsid: int) -> tuple[int, int, int]:
-        """Return the addresses of the core record, of the array's space record, and of its pool's record."""
-
-    def pool_frames(self, nsid: int) -> int:
-        """Return how many frames an array can use."""
-
-    def look_soon(self, nsid: int) -> None:
-        """See after the next launch whether all pages of an array are in the cache."""
+    def space(self, nsid: int) -> PageSpace:
+        """Return the record of an array."""
 
     def run_in(self, stream: LaunchStream, kernel: Any, threads: int, nsid: int, *words: int) -> None:
         """Run a kernel that may wait for storage in a stream; raise what it latched."""
@@ -223,11 +215,12 @@ class Bulk:
                 self._prepare()
                 job = _Job(self, nsid)
                 ticket.hand = self._read_word(job.pool + 8 * F_HAND)
-                limit = (after or ticket).hand + 2 * cache.pool_frames(nsid)
+                pool = cache.space(nsid).pool
+                limit = (after or ticket).hand + 2 * pool.frames
                 if leave is not None:
                     job.leave(leave)
                 job.prefetch(ticket, pages, limit, mark)
-                cache.look_soon(nsid)
+                pool.schedule_residency_check()
 
         if cache.device == "interp":  # one interpreted launch at a time
             self._tickets[ticket] = nsid
@@ -500,8 +493,8 @@ class _Job:
     def __init__(self, bulk: Bulk, nsid: int) -> None:
         self._bulk, self._nsid = bulk, nsid
         self._cache = cache = bulk._cache
-        self._space = cache.space(nsid)
-        self._core, self._record, self.pool = cache.records(nsid)
+        self._space = space = cache.space(nsid)
+        self._core, self._record, self.pool = space.words["core"], space.words["record"], space.pool.address
         self._width = 32 if cache.device == "cuda" else 1
         self._left: dict[int, Callable[[], bool]] = {}
 

@@ -1,11 +1,13 @@
-"""Statistics of a cache or array."""
+"""Statistics of a cache or array, and sizes in bytes: pages, text such as "256MiB", batches of items with sizes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .sizes import format_size
+import numpy as np
+from numpy.typing import NDArray
 
 _NOUNS = (
     ("hits", "hits"),
@@ -92,3 +94,24 @@ class Statistics:
             name: None if mine[name] is None or before[name] is None else mine[name] - before[name] for name in counters
         }
         return Statistics(**since, uncounted=self.uncounted)
+
+
+def format_size(nbytes: float) -> str:
+    """Return a size as readable text: "1.5 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def batches_of(sizes: NDArray[np.int64], most: int, count: int) -> Iterator[slice]:
+    """Yield slices of a list of sizes whose sum is `most` at most, or that are one, with `count` sizes at most."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
+        stop = min(stop, start + count)
+        yield slice(start, stop)
+        start = stop

@@ -444,7 +444,7 @@ def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> I
     if words.tier != "storage" or len(runs) > MOST_RUNS:
         yield 0, units
         return
-    room = words.cache.pool_frames(words._nsid) * words.cache.page_size // 4
+    room = words.cache.space(words._nsid).pool.frames * words.cache.page_size // 4
     room += room // 8  # of which three are used at a time; so half of all frames are two parts, and no rest
     parts, unit = [], 0
     for run, _ in runs:
@@ -457,7 +457,7 @@ def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> I
             low, high = (base + (nbytes * k // count >> 3) for k in (first, end))
             parts.append((unit + first, unit + end, low, min(high + 1, words.size)))
         unit += count
-    with words.cache.awake():
+    with words.cache.keep_io_threads_running():
         tickets = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
         for k, (first, end, _, _) in enumerate(parts):
             tickets.popleft().wait()

@@ -152,7 +152,7 @@ class ArrayConformance(ItemConformance):
         with self.cache(8) as cache:
             a = self.open(tmp_path / "0.npy", "r+", cache=cache, share=0.25)
             b = self.open(tmp_path / "1.npy", "r+", cache=cache)
-            assert cache.pool_frames(a._nsid) == 2 and cache.pool_frames(b._nsid) == 6
+            assert [cache.space(each._nsid).pool.frames for each in (a, b)] == [2, 6]
             rows = np.random.default_rng(6).permutation(n)[: 64 * self.SCALE]
             a[rows] = models[0][rows] = -models[0][rows]
             a.prefetch(0, 100)

@@ -319,14 +319,14 @@ def _begin_in_stream(
         if part.cached:
             cache.reap()
 
-    resident = not part.cached or cache.complete(array._nsid)
+    resident = not part.cached or cache.space(array._nsid).pool.fully_resident
     if part.cached:
         cache.require_no_doubt(array._nsid)
     with part.launch(False):
         if part.cached and resident:
             cache.begin(flag, array._nsid, stores=False)
         elif part.cached:
-            cache.tell(array._nsid)
+            cache.raise_pending_error(array._nsid)
     part.launch_continues(is_over)
     try:
         source = _in_memory(array, flag) if resident else None
@@ -377,7 +377,7 @@ def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
     part = array._part
     if not part.cached:
         return part.data + array._origin
-    values = array.cache.constants(array._nsid, flag)
+    values = array.cache.view_words(array._nsid, flag)
     return values["data"] + array._origin if values["complete"] else None
 
 

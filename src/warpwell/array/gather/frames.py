@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...cache import REF
 from ...targets import Block
 from ...targets.launch_stream import stream_on
 from . import kernels
@@ -182,7 +181,7 @@ class FrameRows:
             return False
         if self._nbytes > LONG_ROW:  # it has pages enough of its own, and slots would be as large as rows
             return False
-        return not array.cache.placed(array._nsid)  # else pages come to stay
+        return not array.cache.space(array._nsid).pool.direct_mapped  # else pages come to stay
 
     def _present(
         self,
@@ -198,7 +197,8 @@ class FrameRows:
         Their places follow two words of memory "missing".
         """
         array, stream = self._array, lane.stream
-        core, space, _ = array.cache.records(array._nsid)
+        words = array.cache.space(array._nsid).words
+        core, space = words["core"], words["record"]
         seen = lane.near("seen", 8 * n * most)
         wrong = lane.near("missing", 8 * (n + 2))  # that word, their number, and the list
         missing = wrong + 8
@@ -223,7 +223,7 @@ class FrameRows:
             most,
             *where,
             seen,
-            0 if array.read_once else REF,
+            int(array.read_once),
             array.dtype.itemsize if array.cache.full else 0,
             missing,
         )

@@ -210,10 +210,10 @@ def copy_seen(core, rows, width, n, most, shift, origin, stride, nbytes, out, un
 
 
 @kernel
-def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen, mark, itemsize, missing):
+def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen, once, itemsize, missing):
     """List the rows of which a page was not in the cache all the time since `look_pages` (one thread a row).
 
-    ``missing[0]`` counts them; ``missing[1 + i]`` is such a k. `mark` is REF, or 0 for pages that are used once;
+    ``missing[0]`` counts them; ``missing[1 + i]`` is such a k. `once` is 1 if pages are read once, else 0;
     `itemsize` is 0 unless statistics are full.
     """
     k = grid(1)
@@ -230,7 +230,7 @@ def settle_rows(core, space, rows, width, n, most, origin, stride, nbytes, seen,
             if not validate_read(address, found):
                 good = False
             else:
-                mark_referenced(address, found, mark == 0)
+                mark_referenced(address, found, once)
             page += 1
             word += 8
         if itemsize != 0:

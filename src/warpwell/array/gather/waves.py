@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ...cache import (
     READABLE,
-    REF,
     Ticket,
     batches_of,
     copy_run,
@@ -53,7 +52,7 @@ FEW = 4
 
 
 @device
-def take_row(core, space, place, nbytes, target, mark, itemsize):
+def take_row(core, space, place, nbytes, target, once, itemsize):
     """Copy `nbytes` bytes of an array from byte `place` of its file on to `target` (thread; `cpu` and `interp`).
 
     The look at a page is that of spans (`warpwell.array.spans.buffers`): acquire its word, copy, fence, load the word
@@ -81,8 +80,8 @@ def take_row(core, space, place, nbytes, target, mark, itemsize):
         if itemsize != 0:
             count_read(core, div(part, itemsize), part, good)
         if good:
-            mark_referenced(word, seen, mark == 0)
-        elif copy_run(space, page, first, whole, last, buffer) == 0:
+            mark_referenced(word, seen, once)
+        elif copy_run(space, page, first, whole, last, buffer, 0) == 0:
             return 0
         copy_bytes(target, buffer + inside - first, part)
         target += part
@@ -91,16 +90,16 @@ def take_row(core, space, place, nbytes, target, mark, itemsize):
 
 
 @kernel
-def gather_rows(core, space, rows, places, n, origin, stride, nbytes, out, mark, itemsize):
+def gather_rows(core, space, rows, places, n, origin, stride, nbytes, out, once, itemsize):
     """Copy row ``rows[k]`` to row ``places[k]`` of `out` (one thread a row; `cpu` and `interp`).
 
-    Row numbers are in range. `mark` is REF, or 0 for pages that are used once; `itemsize` is 0 unless statistics are
+    Row numbers are in range. `once` is 1 if pages are read once; `itemsize` is 0 unless statistics are
     full.
     """
     k = grid(1)
     if k < n:
         place = origin + load_weak_as(rows + 8 * k, I8) * stride
-        take_row(core, space, place, nbytes, out + load_weak_as(places + 8 * k, I8) * nbytes, mark, itemsize)
+        take_row(core, space, place, nbytes, out + load_weak_as(places + 8 * k, I8) * nbytes, once, itemsize)
 
 
 class Wave(NamedTuple):
@@ -258,6 +257,6 @@ class CachedRows:
             self._stride,
             self._nbytes,
             self._out,
-            0 if self._array.read_once else REF,
+            int(self._array.read_once),
             self._array.dtype.itemsize if cache.full else 0,
         )

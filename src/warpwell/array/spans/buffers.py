@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...cache import copy_run, store_run
+from ...cache import copy_run
 from ...targets import (
     DEVICE,
     bits_as,
@@ -220,7 +220,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
         if good:
             mark_page(view, page, seen)
             return True
-        return copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer) != 0
+        return copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer, 0) != 0
 
     @device
     def items(view, i, n, buffer):
@@ -236,7 +236,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
     def close(view, i, n, buffer):
         at = view.origin + i * size
         page = at >> shift
-        return store_run(view.space, page, at - (page << shift), n * size, buffer + (at & 7)) != 0
+        return copy_run(view.space, page, at - (page << shift), n * size, page, buffer + (at & 7), 1) != 0
 
     return Window(room, _there, items, get, put, close)
 
