@@ -97,16 +97,16 @@ PATTERNS = ("random", "hot", "sequential")
 
 @contextlib.contextmanager
 def seen_as(a, residency):
-    """Give views of the array this residency (None: what it is) for the block."""
+    """Give views of the array this residency (None: unchanged) for the block."""
     space = a.cache.space(a._nsid)
-    pool, words = space.pool, space.words
+    before = space.pool, space.words
     if residency is not None:
-        space.pool = FramePool(0, 0, pool.frames, fully_resident=residency == COMPLETE)
-        space.words = words | {"placed": int(residency != EVICTING)}
+        space.pool = FramePool(0, 0, space.pool.frames, fully_resident=residency == COMPLETE)
+        space.words = space.words | {"direct_mapped": int(residency != EVICTING)}
     try:
         yield
     finally:
-        space.pool, space.words = pool, words
+        space.pool, space.words = before
 
 
 @kernel

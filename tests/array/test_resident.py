@@ -67,9 +67,9 @@ def opened(path: Path, mode: str = "r", device: str = "cpu", **options: Any) -> 
 
 
 def seen_as(view: Any) -> int:
-    if not view.static.placed:
+    if not view.static.direct_mapped:
         return EVICTING
-    return COMPLETE if view.complete else PLACED
+    return COMPLETE if view.fully_resident else PLACED
 
 
 def residency(a: ww.Array) -> int:

@@ -91,7 +91,7 @@ def test_built_in_functions_are_folds(dtype: str) -> None:
 
 @pytest.mark.quick("{}-own")
 @pytest.mark.parametrize("fold", [fold_all, sum_all], ids=["own", "add"])
-@pytest.mark.parametrize("static", [{}, {"placed": True}, {"shift": 9}], ids=str)
+@pytest.mark.parametrize("static", [{}, {"direct_mapped": True}, {"shift": 9}], ids=str)
 def test_the_look_acquires_then_loads_then_fences_then_reloads(static: dict[str, object], fold: ww.Kernel) -> None:
     text = run_cuda.ptx(fold, (view(**static), np.zeros(4, np.int64)))
     lines = [line.strip() for line in text[text.index(".visible .entry") :].splitlines()]

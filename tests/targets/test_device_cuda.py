@@ -220,7 +220,7 @@ def test_a_cache_that_holds_all_pages_is_read_as_memory():
 
         def complete() -> bool:
             with a.active() as view:
-                return bool(view.complete)
+                return bool(view.fully_resident)
 
         assert not complete()
         read_all[ITEMS](a, out)

@@ -247,7 +247,7 @@ def test_what_was_left_behind_on_an_array_ends_its_launch_when_it_ends(path: Pat
     usable(a)
     gate[0] = 1
     until(lambda: gate[1] == 1)
-    until(lambda: not a.cache._reap() and a.cache._in_flight == 0)
+    until(lambda: not a.cache.reap() and a.cache._in_flight == 0)
     a.close()
     with pytest.raises(errors.ClosedError):
         a[0]

@@ -32,9 +32,9 @@ def record_view():
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
-def view(dtype="<i8", ndim=1, *, cached=True, writable=False, full=False, aligned=True, placed=False):
+def view(dtype="<i8", ndim=1, *, cached=True, writable=False, full=False, aligned=True, direct_mapped=False):
     stride = item_of(dtype).stored.itemsize
-    static = ViewStatic(dtype, ndim, cached, writable, full, aligned, stride, placed=placed)
+    static = ViewStatic(dtype, ndim, cached, writable, full, aligned, stride, direct_mapped=direct_mapped)
     return ArrayView(static, {n: (0 if c is None else (0,) * c) for n, c in ArrayView.layout(static)})
 
 
@@ -117,7 +117,7 @@ WORD = np.int64(0)
         (read_one, (view("|b1"), OUT), 1),
         (read_one, (view(aligned=False), OUT), 1),
         (read_one, (view(full=True), OUT), 1),
-        (read_one, (view(placed=True, full=True), OUT), 1),
+        (read_one, (view(direct_mapped=True, full=True), OUT), 1),
         (read_one, (view(cached=False), OUT), 1),
         (write_all, (view("<f4", writable=True), FOUR), 1),
         (write_all, (view(writable=True, full=True), OUT), 1),
@@ -135,7 +135,7 @@ WORD = np.int64(0)
         (known_pages.publish_rows, (WORD,) * 12, 1),
         (known_pages.touch_rows, (WORD,) * 6, 1),
         (known_pages.leave_rows, (WORD,) * 4, 1),
-        (maintenance.hold_pages, (WORD,) * 4, 1),
+        (maintenance.pin_pages, (WORD,) * 4, 1),
         (maintenance.unpin_pages, (WORD,) * 5, 1),
         (maintenance.evict_pages, (WORD,) * 4, 1),
         (maintenance.drop_frames, (WORD,) * 5, 1),
@@ -244,7 +244,7 @@ def test_the_hit_loop_acquires_the_word_then_the_item_and_reloads_the_same_word(
 
 
 def test_a_page_with_a_frame_of_its_own_is_acquired_once_or_never():
-    lines = _instructions(run_cuda.ptx(read_many, (view(placed=True), OUT, WORD)))
+    lines = _instructions(run_cuda.ptx(read_many, (view(direct_mapped=True), OUT, WORD)))
     words = [k for k, line in enumerate(lines) if line.startswith("ld.acquire.gpu.global.u64")]
     items = [k for k, line in enumerate(lines) if line.startswith("ld.relaxed.gpu.global.u64")]
     assert len(words) == len(items) >= 1 and not any("ld.global" in line or "local" in line for line in lines)

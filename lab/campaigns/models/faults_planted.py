@@ -213,12 +213,12 @@ _ONE_LESS = """        store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * 
 """
 _ONE_LESS_AT_END = """    store_relaxed(slot + 8 * S_LEFT, load_relaxed(slot + 8 * S_LEFT, DEVICE) - 1, DEVICE)
 """
-_RELAXED_LOAD = Edit(_HIT, "load_word", "return load_acquire(word", "return load_relaxed(word")
+_RELAXED_LOAD = Edit(_HIT, "load_word", "return load_acquire(address", "return load_relaxed(address")
 _NO_VALIDATION = Edit(
     _HIT,
     "validate_read",
-    "    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0\n",
-    "    return seen & READABLE != 0\n",
+    "    return word & READABLE != 0 and (word ^ again) & IDENTITY == 0\n",
+    "    return word & READABLE != 0\n",
 )
 _GROUP = """        a, b = load(frame_place(view, seen) + at - (page << shift))
 """
@@ -237,7 +237,7 @@ FAULTS = (
         "recheck-removed",
         "cache",
         "a reader does not look at the page's word again",
-        (Edit(_HIT, "item_reader", "            if validate_read(word, seen):", "            if True:"),),
+        (Edit(_HIT, "item_reader", "            if validate_read(address, word):", "            if True:"),),
         seed=90,
     ),
     Fault(
@@ -768,7 +768,7 @@ FAULTS = (
         "not-its-own-frame",
         "resident",
         "a page that comes in takes any frame, as if pages took turns",
-        (Edit("cache.frames", "find_frame", "    if own >= 0:\n        return own\n", ""),),
+        (Edit("cache.frames", "alloc_frame", "    if own >= 0:\n        return own\n", ""),),
     ),
     Fault(
         "present-counted-twice",
@@ -796,7 +796,7 @@ FAULTS = (
         (
             Edit(
                 "cache.pins",
-                "hold_present",
+                "pin_present_long",
                 "    return_credit(core, space, page)\n    return NOT_HELD\n",
                 "    return NOT_HELD\n",
             ),
@@ -815,7 +815,7 @@ FAULTS = (
         (
             Edit(
                 "cache.pins",
-                "let_page_go",
+                "unpin_page_long",
                 _LAST,
                 _LAST + "            else:\n                return_credit(core, space, page)\n",
             ),
@@ -825,13 +825,13 @@ FAULTS = (
         "pin-of-the-word-kept",
         "pins",
         "who joins the holders of a page keeps the pin that it came with",
-        (Edit("cache.pins", "keep", "    unpin(word, 0)\n    return attempt", "    return attempt"),),
+        (Edit("cache.pins", "make_pin_long", "    unpin(word, 0)\n    return attempt", "    return attempt"),),
     ),
     Fault(
         "long-pin-without-the-word",
         "pins",
         "a page is held though its word has not got the pin",
-        (Edit("cache.pins", "hold_present", "pin_valid(address, word, 0)", "True"),),
+        (Edit("cache.pins", "pin_present_long", "pin_valid(address, word, 0)", "True"),),
     ),
     Fault(
         "span-stores-without-a-pin",
@@ -853,15 +853,15 @@ FAULTS = (
         "in-place",
         "a run is stored into frames that nothing keeps",
         (
-            Edit(_HIT, "pin_to_store", "pin_valid(word, seen, DIRTY)", "True"),
-            Edit(_HIT, "unpin_stored", "fetch_add_as(word, -PIN, I8)", "fetch_or_as(word, DIRTY, I8)"),
+            Edit(_HIT, "pin_to_store", "pin_valid(address, word, DIRTY)", "True"),
+            Edit(_HIT, "unpin_stored", "fetch_add_as(address, -PIN, I8)", "fetch_or_as(address, DIRTY, I8)"),
         ),
     ),
     Fault(
         "run-dirty-forgotten",
         "in-place",
         "pages of a run that was stored are not marked as changed",
-        (Edit(_HIT, "pin_to_store", "pin_valid(word, seen, DIRTY)", "pin_valid(word, seen, 0)"),),
+        (Edit(_HIT, "pin_to_store", "pin_valid(address, word, DIRTY)", "pin_valid(address, word, 0)"),),
     ),
     Fault(
         "run-unpinned-relaxed",
@@ -989,7 +989,7 @@ FAULTS = (
         "written-not-noted",
         "recover",
         "the numbers of pages that were written are not kept",
-        (Edit("cache.lookup", "note_written", _NOTED, "    if False:\n    " + _NOTED),),
+        (Edit("cache.lookup", "record_written", _NOTED, "    if False:\n    " + _NOTED),),
         seed=12,
     ),
     Fault(
@@ -1038,7 +1038,7 @@ FAULTS = (
         "aborted-write-is-clean",
         "recover",
         "a page whose write was aborted by the loss is taken for written",
-        (Edit("cache.transfer", "unwritten", "VALID | DIRTY", "VALID"),),
+        (Edit("cache.transfer", "redirty", "VALID | DIRTY", "VALID"),),
     ),
     Fault(
         "old-loss-believed",

@@ -154,10 +154,10 @@ class Array(OnStorage):
     def kernel_struct(self, flag: LaunchFlag | None = None) -> ArrayView:
         """Return the struct that device code receives (see `warpwell.targets.KernelArgument`)."""
         cached = self._part.cached
-        words = self.cache.view_words(self._nsid, flag)
+        view_words = self.cache.view_words(self._nsid, flag)
         shift = self.cache.page_size.bit_length() - 1 if cached else 0
-        placed = cached and words["placed"] != 0
-        how = cached, self.writable, cached and self.cache.full, shift, placed
+        direct_mapped = cached and view_words["direct_mapped"] != 0
+        how = cached, self.writable, cached and self.cache.full, shift, direct_mapped
         if self._static is None or self._static[0] != how:
             static = _static(self.dtype, self._origin, self._strides, how)
             contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
@@ -169,10 +169,10 @@ class Array(OnStorage):
             "shape": self.shape,
             "strides": self._strides,
             "size": min(self.size, INT64_MAX),
-            "space": words["space"],
+            "space": view_words["space"],
         }
         if cached:
-            values |= words
+            values |= view_words
             values |= {"origin": self._origin, "once": int(self.read_once)}
         else:
             values["data"] = self._part.data + self._origin
@@ -512,7 +512,7 @@ class _Active:
 def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> ViewStatic:
     """Return the compile-time parameters of a view, and those of its fields."""
     itemsize = dtype.itemsize
-    cached, writable, full, shift, placed = how
+    cached, writable, full, shift, direct_mapped = how
     unit = itemsize // 2 if dtype.kind == "c" else itemsize
     fields = []
     for name, (kind, offset, *_) in (dtype.fields or {}).items():
@@ -529,7 +529,7 @@ def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> Vie
         writable=writable,
         full=full,
         shift=shift,
-        placed=placed,
+        direct_mapped=direct_mapped,
     )
 
 

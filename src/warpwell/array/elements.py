@@ -44,9 +44,9 @@ CACHED_MEMBERS = (
     "size",
 )
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
-PLACED_MEMBERS = (*CACHED_MEMBERS, "data", "owned", "complete")
+DIRECT_MAPPED_MEMBERS = (*CACHED_MEMBERS, "data", "owned", "fully_resident")
 """Where each page has a frame of its own: `data` is that of the first page, `owned` the address of its owner word, and
-`complete` 1 if all pages are there."""
+`fully_resident` 1 if all pages are there."""
 DIRECT_MEMBERS = ("data", "space", "size")
 """Members of a view of memory; `space` is where errors are latched."""
 MAX_NDIM = 4
@@ -188,7 +188,7 @@ def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
 
         return read_direct
     if static.cached and (static.aligned or dtype.itemsize == 1):
-        hit = item_reader(dtype, static.shift, direct_mapped=static.placed, full=static.full)
+        hit = item_reader(dtype, static.shift, direct_mapped=static.direct_mapped, full=static.full)
 
         @device
         def read_aligned(view, offset):
@@ -357,7 +357,7 @@ def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
             return page >= 0
 
         return prefetch
-    change_pin = PIN_FUNCTIONS[static.placed][name == "unpin"]
+    change_pin = PIN_FUNCTIONS[static.direct_mapped][name == "unpin"]
 
     @device
     def pin_or_unpin(view, index):

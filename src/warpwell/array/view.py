@@ -36,7 +36,7 @@ class ViewStatic:
     """Bytes between the items of the last dimension."""
     shift: int = 12
     """log2 of the page size; of a view without a cache it counts for nothing."""
-    placed: bool = False
+    direct_mapped: bool = False
     """Whether each page has a frame of its own."""
     fields: tuple[ViewField, ...] = ()
     """Fields of records."""
@@ -95,7 +95,7 @@ class ArrayView(DeviceStruct):
         """Return the members: addresses, sizes, then shape and strides (bytes)."""
         names: tuple[str, ...] = elements.DIRECT_MEMBERS
         if static.cached:
-            names = elements.PLACED_MEMBERS if static.placed else elements.CACHED_MEMBERS
+            names = elements.DIRECT_MAPPED_MEMBERS if static.direct_mapped else elements.CACHED_MEMBERS
         return [*((name, None) for name in names), ("shape", static.ndim), ("strides", static.ndim)]
 
     @classmethod

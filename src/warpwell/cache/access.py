@@ -37,7 +37,7 @@ from . import layout as at
 from .latch import failed_before, latch
 from .lookup import count, word_address
 from .paging import RUN, pin_page, pin_valid, prefetch_page, unpin
-from .pins import HELD, NOT_HELD, hold_page, hold_present, let_page_go
+from .pins import HELD, NOT_HELD, pin_page_long, pin_present_long, unpin_page_long
 from .transfer import frame_address
 from .word import DIRTY, VALID, frame_of, state_of
 
@@ -169,7 +169,7 @@ def apply(address, bits, size, operation):
 def pin_long(space, page):
     """Try to take a long pin (all converged lanes, each on its own page); return 1 if this lane's page is held."""
     page += field(space, at.S_BASE)
-    found = hold_present(field(space, at.S_CORE), space, page, at.KERNEL_PIN)
+    found = pin_present_long(field(space, at.S_CORE), space, page, at.KERNEL_PIN)
     if found != NOT_HELD:
         return i64(found == HELD)
     mask = activemask()
@@ -183,7 +183,7 @@ def pin_long(space, page):
         leader = ffs(todo) - 1
         current = shfl(mask, page, leader)
         home = shfl(mask, space, leader)
-        done = call_cold(hold_page, field(home, at.S_CORE), home, current, at.KERNEL_PIN, mask, lane, leader)
+        done = call_cold(pin_page_long, field(home, at.S_CORE), home, current, at.KERNEL_PIN, mask, lane, leader)
         # one lane, one pin: lanes that name the same page come round again
         if lane == leader:
             open_ = False
@@ -310,7 +310,7 @@ def store_groups(space, table, frames, begin, step, rows, shape, bounds, a, b, c
 def copy_run(space, page, inside, nbytes, last, buffer, stores):
     """Copy bytes of a page between its frame and `buffer`, under a transient pin (thread; `cpu` and `interp`).
 
-    Called by `array.spans.buffers` and by `take_row` of `array.gather.cached`.
+    Called by `array.spans.buffers` and by `take_row` of `array.gather.waves`.
 
     Parameters
     ----------
@@ -380,7 +380,7 @@ def unpin_long(space, page):
     """Release a kernel's long pin (thread); if the page has none, latch an error and return 0."""
     core = field(space, at.S_CORE)
     page += field(space, at.S_BASE)
-    if let_page_go(core, space, page, at.KERNEL_PIN):
+    if unpin_page_long(core, space, page, at.KERNEL_PIN):
         return 1
     latch(space, at.NOT_PINNED, field(space, at.S_NSID), page, 0)
     return 0

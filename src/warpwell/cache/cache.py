@@ -301,18 +301,18 @@ class Cache:
     def view_words(self, nsid: int, flag: LaunchFlag | None = None) -> dict[str, int]:
         """Return the cache's members of a view, for a launch that has begun or for any launch.
 
-        `complete` is 1 if all pages are there. A view that may outlive an eviction, because launches with it are not
-        announced, has 0.
+        `fully_resident` is 1 if all pages are there. A view that may outlive an eviction, because launches with it are
+        not announced, has 0.
         """
         space = self._spaces[nsid]
         self._require_core()
         launch = self.launches.of(flag) if flag is not None else None
-        complete = launch is not None and space.pool.fully_resident
+        fully_resident = launch is not None and space.pool.fully_resident
         if launch is None:  # plain views share one record: their launches are not announced to the cache
             with self._lock:
                 plain = PlainFlag if self.device == "cuda" else lambda: LaunchFlag(self.device)
                 launch = self._views = self._views or self.launches.take(plain())
-        return space.words | {"space": launch.space(space.index), "complete": int(complete)}
+        return space.words | {"space": launch.space(space.index), "fully_resident": int(fully_resident)}
 
     def _check_residency(self) -> None:
         """Find out whether all pages of direct-mapped pools are in the cache; nothing is in flight (lock held)."""
@@ -519,7 +519,7 @@ class Cache:
         with self.held():
             space = self._spaces[nsid]
             space.pool.schedule_residency_check()
-            return self.run(maintenance.hold_pages, end - first, nsid, space.base + first, counts=True)
+            return self.run(maintenance.pin_pages, end - first, nsid, space.base + first, counts=True)
 
     def unpin(self, nsid: int, first: int, end: int) -> int:
         """Release the host's pin of each page in [first, end); return how many pages had one."""

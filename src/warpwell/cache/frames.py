@@ -27,9 +27,9 @@ from warpwell.targets import (
 
 from . import layout as at
 from .latch import latch
-from .lookup import count, note_written, owner_address, queue_of, space_of, word_address
+from .lookup import count, owner_address, queue_of, record_written, space_of, word_address
 from .stash import take_free
-from .transfer import copy, frame_address, host_page, leave_writeback, start, unwritten, wait
+from .transfer import copy, frame_address, host_page, leave_writeback, redirty, start, wait
 from .word import (
     BUSY,
     DIRTY,
@@ -56,7 +56,7 @@ def pool_of(core, space):
 
 
 @device
-def own_frame(space, page):
+def fixed_frame(space, page):
     """Return the frame that is a page's own, or -1 if pages of its pool take turns (thread)."""
     first = field(space, at.S_FRAME)
     if first < 0:
@@ -100,12 +100,12 @@ def evict_at_hand(core, pool, clean_only):
 
 
 @device
-def spare_frame(core, space, page, steps):
+def try_alloc_frame(core, space, page, steps):
     """Win a frame for a page without a write-back; or return NO_FRAME (thread).
 
     It is the page's own, or comes from the stash or by a number of clock steps.
     """
-    frame = own_frame(space, page)
+    frame = fixed_frame(space, page)
     if frame >= 0:
         return frame
     pool = pool_of(core, space)
@@ -117,14 +117,14 @@ def spare_frame(core, space, page, steps):
 
 
 @device
-def find_frame(core, space, page, wanted, mask, lane, leader):
+def alloc_frame(core, space, page, wanted, mask, lane, leader):
     """Win a frame for a page, writing a dirty victim back first; return it, or NO_FRAME (all lanes of `mask`).
 
     A page's own frame is its alone once its word is BUSY; another is HELD. Gives up after two rounds of the clock or a
     failed write, without a frame; and as soon as the page of the word `wanted` is no longer INVALID: of all groups that
     miss a page only one needs a frame, and the others would evict pages in use.
     """
-    own = own_frame(space, page)
+    own = fixed_frame(space, page)
     if own >= 0:
         return own
     pool = pool_of(core, space)
@@ -176,14 +176,14 @@ def write_back(core, launched, page, frame, mask, lane, leader):
         copy(target, frame_address(core, frame), 1 << shift, mask, lane)
         syncwarp(mask)
         if lane == leader:
-            note_written(core, page)
+            record_written(core, page)
         return True
     queue = queue_of(core, page)
     cid = -1
     if lane == leader:
         cid = take_id(queue, 0)
         if cid < 0:
-            unwritten(word)
+            redirty(word)
     cid = shfl(mask, cid, leader)
     if cid < 0:
         return False
@@ -202,14 +202,14 @@ def write_back(core, launched, page, frame, mask, lane, leader):
         release_id(queue, cid)
         if status != 0:
             latch(launched, at.WRITE_ERROR, field(space, at.S_NSID), page, status)
-            unwritten(word)
+            redirty(word)
         else:
-            note_written(core, page)
+            record_written(core, page)
     return status == 0
 
 
 @device
-def win_page(core, word):
+def try_lock_page(core, word):
     """Turn an INVALID word BUSY; return whether this thread won it."""
     old = load_relaxed(word, DEVICE)
     if state_of(old) != INVALID:

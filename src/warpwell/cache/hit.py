@@ -8,7 +8,7 @@ The loads of the bytes are ordered before the second load of the word in one of 
 
 - One item has acquire order (`item_reader`).
 - Several loads are relaxed, and an acquire-release fence follows them: one for all pages that are validated after it
-  (`array.spans`, and `take_row` in `array.gather.cached`).
+  (`array.spans`, and `take_row` in `array.gather.waves`).
 
 If a byte was stored by a thread that filled the frame again, its fence (`transfer.fill`) and this order make the
 INVALID word visible to the second load, and the generation differs.
@@ -54,34 +54,34 @@ PIN_TRIES = 4
 
 
 @device
-def load_word(word):
+def load_word(address):
     """Return the page word at an address, for the first time in a read (thread; acquire).
 
     Called by `item_reader`, by the reads of spans, and by the kernels that gather. Each lane calls it for itself: a
     shuffle would order nothing.
     """
-    return load_acquire(word, DEVICE)
+    return load_acquire(address, DEVICE)
 
 
 @device
-def validate_read(word, seen):
-    """Return whether bytes that were loaded since `load_word` returned `seen` are the page's (thread; relaxed).
+def validate_read(address, word):
+    """Return whether bytes that were loaded since `load_word` returned `word` are the page's (thread; relaxed).
 
     Called as `load_word`. The loads of the bytes come before this one: they have acquire order, or the caller has
     executed a fence, or a barrier of the warp has ordered it behind the fences of all lanes.
     """
-    again = load_relaxed(word, DEVICE)
-    return seen & READABLE != 0 and (seen ^ again) & IDENTITY == 0
+    again = load_relaxed(address, DEVICE)
+    return word & READABLE != 0 and (word ^ again) & IDENTITY == 0
 
 
 @device
-def mark_referenced(word, seen, no_reuse):
+def mark_referenced(address, word, no_reuse):
     """Give a page its second chance after a read, unless it has it or is read once (thread; relaxed).
 
     Called as `validate_read`, after it returned True.
     """
-    if seen & REF == 0 and no_reuse == 0:
-        fetch_or_as(word, REF, I8)
+    if word & REF == 0 and no_reuse == 0:
+        fetch_or_as(address, REF, I8)
 
 
 @device
@@ -111,14 +111,14 @@ def item_reader(dtype: np.dtype[Any], shift: int, *, direct_mapped: bool, full: 
     @device
     def read(view, offset):
         page = offset >> shift
-        word = view.table + 8 * page
+        address = view.table + 8 * page
         inside = offset - (page << shift)
-        seen = load_word(word)
-        if seen & READABLE != 0:
-            item = load_passing_as(view.frames + (frame_of(seen) << shift) + inside, dtype)
+        word = load_word(address)
+        if word & READABLE != 0:
+            item = load_passing_as(view.frames + (frame_of(word) << shift) + inside, dtype)
             # the word again: the same frame and generation mean that the item is this page's
-            if validate_read(word, seen):
-                mark_referenced(word, seen, view.once)
+            if validate_read(address, word):
+                mark_referenced(address, word, view.once)
                 if full:
                     count_read(view.core, 1, nbytes, True)
                 return item
@@ -128,7 +128,7 @@ def item_reader(dtype: np.dtype[Any], shift: int, *, direct_mapped: bool, full: 
 
     @device
     def read_direct_mapped(view, offset):
-        if view.complete == 0:
+        if view.fully_resident == 0:
             page = offset >> shift
             if load_word(view.table + 8 * page) & READABLE == 0:
                 if full:
@@ -187,24 +187,24 @@ def _changer(operation: int, nbytes: int, shift: int) -> Maker:
 
 
 @device
-def pin_to_store(word, seen):
-    """Pin the page of a word that was seen as `seen`, and mark it dirty; return its frame, or -1 (thread; acquire).
+def pin_to_store(address, word):
+    """Pin the page whose word was `word`, and mark it dirty; return its frame, or -1 (thread; acquire).
 
     Called by `store_alone` and `store_shared` of `array.spans.words`, which execute a fence before they store.
     """
     for _ in range(PIN_TRIES):
-        if state_of(seen) != VALID:
+        if state_of(word) != VALID:
             break
-        if pin_valid(word, seen, DIRTY):
-            return frame_of(seen)
-        seen = load_relaxed(word, DEVICE)
+        if pin_valid(address, word, DIRTY):
+            return frame_of(word)
+        word = load_relaxed(address, DEVICE)
     return -1
 
 
 @device
-def unpin_stored(word):
+def unpin_stored(address):
     """Take away a pin of `pin_to_store`, behind a fence of this thread (thread; relaxed). Called as that."""
-    fetch_add_as(word, -PIN, I8)
+    fetch_add_as(address, -PIN, I8)
 
 
 # -- long pins of kernels: ``a.pin(i)`` and ``a.unpin(i)`` call these for a page of the array, in each lane -----------
@@ -218,14 +218,14 @@ def pin_page(view, page):
 
 @device
 def unpin_page(view, page):
-    """Release a kernel's long pin; return False and latch an error if there is none (thread)."""
+    """Release a kernel's long pin; return False and latch an error if the page has no such pin (thread)."""
     return unpin_long(view.space, page) != 0
 
 
 @device
 def pin_direct_mapped(view, page):
     """Do what `pin_page` does if each page has a frame of its own: one acquire, one relaxed addition (thread)."""
-    if view.complete == 0 and load_word(view.table + 8 * page) & READABLE == 0:
+    if view.fully_resident == 0 and load_word(view.table + 8 * page) & READABLE == 0:
         return pin_long(view.space, page) != 0
     return add_pin(view.owned + 8 * page, at.KERNEL_PIN) == HELD
 

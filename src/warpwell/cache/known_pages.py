@@ -37,10 +37,10 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import evict_at_hand, own_frame, pool_of
+from .frames import evict_at_hand, fixed_frame, pool_of
 from .lookup import word_address
 from .paging import evict_page, pin_page, unpin
-from .stash import give_back, take_free
+from .stash import free_frame, take_free
 from .transfer import fill, publish
 from .word import BUSY, INVALID, REF, state_of, with_state
 
@@ -109,13 +109,13 @@ def publish_known(core, space, page, seen, source, limit, mark, mask, lane, lead
     if lane == leader:
         word = word_address(core, page)
         if load_relaxed(word, DEVICE) == seen:
-            frame = own_frame(space, page)
+            frame = fixed_frame(space, page)
             if frame < 0:
                 frame = frame_until(core, pool_of(core, space), limit)
             if frame < 0:
                 result = NO_FRAME
             elif compare_exchange(word, seen, with_state(seen, BUSY), DEVICE) != seen:
-                give_back(core, frame)
+                free_frame(core, frame)
                 frame = -1
     frame = shfl(mask, frame, leader)
     if frame >= 0:

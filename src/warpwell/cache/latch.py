@@ -89,7 +89,7 @@ def latched(space):
 
 
 @device
-def gave_up(space):
+def should_abort(space):
     """Return whether the launch must stop waiting: the host aborted it, a waiter timed out, or all is lost (thread)."""
     kind = latched(space)
     return kind == at.ABORTED or kind == at.STALLED or kind == at.LOST

@@ -58,7 +58,7 @@ def owner_address(core, frame):
 
 
 @device
-def note_written(core, page):
+def record_written(core, page):
     """Count a page that was written, and keep its number for a loss of the drive (thread; before its word changes)."""
     stats = field(core, at.C_STATS)
     place = fetch_add_as(stats + 8 * at.N_WRITEBACKS, 1, I8)

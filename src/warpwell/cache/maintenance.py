@@ -24,11 +24,11 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import clean, own_frame
+from .frames import clean, fixed_frame
 from .lookup import word_address
 from .paging import evict_page
-from .pins import hold_page, let_page_go, return_credit
-from .stash import vacate
+from .pins import pin_page_long, return_credit, unpin_page_long
+from .stash import clear_frame
 from .transfer import serve
 from .word import INVALID, VALID, evicted, frame_of, pins_of, state_of
 
@@ -65,13 +65,13 @@ def settle_queues(core, space):
 
 
 @kernel
-def hold_pages(core, space, first_page, done):
+def pin_pages(core, space, first_page, done):
     """Read one page a warp into the cache, wait for it and pin it for the host. Counts in ``[done]``."""
     mask = activemask()
     lane = lane_id()
     leader = ffs(mask) - 1
     page = first_page + div(grid(1), warp_size())
-    if hold_page(core, space, page, at.HOST_PIN, mask, lane, leader) and lane == leader:
+    if pin_page_long(core, space, page, at.HOST_PIN, mask, lane, leader) and lane == leader:
         fetch_add(done, 1, DEVICE)
 
 
@@ -79,7 +79,7 @@ def hold_pages(core, space, first_page, done):
 def unpin_pages(core, space, first_page, end_page, done):
     """Release the host's pin of each page; skip pages without one. Counts in ``[done]``."""
     page = first_page + grid(1)
-    if page < end_page and let_page_go(core, space, page, at.HOST_PIN):
+    if page < end_page and unpin_page_long(core, space, page, at.HOST_PIN):
         fetch_add(done, 1, DEVICE)
 
 
@@ -97,7 +97,7 @@ def drop_frames(core, space, first_page, end_page, left):
         if owner > 0 and page >= first_page and page < end_page:
             word = word_address(core, page)
             old = load_acquire(word, DEVICE)
-            own = own_frame(space, page) >= 0
+            own = fixed_frame(space, page) >= 0
             held = 0
             if owner > at.OWNER_PAGE and not own:
                 held = 1
@@ -107,7 +107,7 @@ def drop_frames(core, space, first_page, end_page, left):
                     return_credit(core, space, page)
                 if own:
                     store_relaxed(field(core, at.C_OWNERS) + 8 * frame, page + 1, DEVICE)
-                vacate(core, frame)
+                clear_frame(core, frame)
             elif state_of(old) != INVALID:
                 fetch_add(left, 1, DEVICE)
     syncwarp(mask)

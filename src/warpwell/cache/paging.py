@@ -39,10 +39,10 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import find_frame, pool_of, spare_frame, win_page
+from .frames import alloc_frame, pool_of, try_alloc_frame, try_lock_page
 from .latch import expired, failed_before, latch, latched, progress
 from .lookup import count, owner_address, queue_of, word_address
-from .stash import give_back, vacate
+from .stash import clear_frame, free_frame
 from .transfer import abandon, fill, host_page, publish, serve, start, wait
 from .word import (
     DIRTY,
@@ -168,19 +168,19 @@ def load_page(core, space, page, word, wanted, merge, mask, lane, leader):
         short = 1
     if shfl(mask, short, leader) != 0:
         return RETRY
-    frame = call_cold(find_frame, core, space, page, word, mask, lane, leader)
+    frame = call_cold(alloc_frame, core, space, page, word, mask, lane, leader)
     if frame < 0:
         return RETRY
     cid = 0
     if lane == leader:
         if source == 0:
             cid = take_id(queue, 0)
-        if cid >= 0 and not win_page(core, word):
+        if cid >= 0 and not try_lock_page(core, word):
             if source == 0:
                 release_id(queue, cid)
             cid = -1
         if cid < 0:
-            give_back(core, frame)
+            free_frame(core, frame)
         else:
             count(core, at.N_MISSES, 1)
     cid = shfl(mask, cid, leader)
@@ -267,9 +267,9 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
             break
         won = 0
         if lane == leader:
-            frame = spare_frame(core, space, following, SPARE_STEPS)
+            frame = try_alloc_frame(core, space, following, SPARE_STEPS)
             if frame >= 0:
-                if win_page(core, word_address(core, following)):
+                if try_lock_page(core, word_address(core, following)):
                     store_relaxed(id_record(queue, cid) + 8 * (at.ID_FRAMES + pages), frame, DEVICE)
                     if needed:
                         count(core, at.N_MISSES, 1)
@@ -277,7 +277,7 @@ def _gather_neighbours(core, space, page, queue, cid, wanted, mask, lane, leader
                         count(core, at.N_PREFETCHED, 1)
                     won = 1
                 else:
-                    give_back(core, frame)
+                    free_frame(core, frame)
         if shfl(mask, won, leader) == 0:
             break
         pages += 1
@@ -342,9 +342,9 @@ def prefetch_page(core, space, page, mask, lane, leader):
         if source == 0:
             cid = take_id(queue, field(queue, Q_N_IDS) >> 2)
         if source != 0 or cid >= 0:
-            frame = spare_frame(core, space, page, 4 * SPARE_STEPS)
-            if frame >= 0 and not win_page(core, word):
-                give_back(core, frame)
+            frame = try_alloc_frame(core, space, page, 4 * SPARE_STEPS)
+            if frame >= 0 and not try_lock_page(core, word):
+                free_frame(core, frame)
                 frame = -1
             if frame < 0 and cid >= 0:
                 release_id(queue, cid)
@@ -391,6 +391,6 @@ def evict_page(core, space, page, mask, lane, leader):
                 gone = 1
             elif owner == page + 1 and compare_exchange(word, old, evicted(old), DEVICE) == old:
                 count(core, at.N_EVICTIONS, 1)
-                vacate(core, frame)
+                clear_frame(core, frame)
                 gone = 1
     return shfl(mask, gone, leader) != 0

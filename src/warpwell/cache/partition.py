@@ -88,8 +88,8 @@ class PageSpace:
         Position among the cache's arrays; first page number of the array.
     words : dict
         Addresses that views of the array have: of the core record, of the array's space record, of the word of its
-        first page, and of frame 0. `placed` is 1 if each page has a frame of its own: then `data` is that of the first
-        page, and `owned` the address of its owner word.
+        first page, and of frame 0. `direct_mapped` is 1 if each page has a frame of its own: then `data` is the address
+        of the first page's frame, and `owned` that of its owner word.
     """
 
     name: str
@@ -177,7 +177,7 @@ class Partition:
                 "record": address + 8 * offset,
                 "table": address + self._table_at + 8 * space.base,
                 "frames": address + self._frames_at,
-                "placed": int(frame >= 0),
+                "direct_mapped": int(frame >= 0),
                 "data": address + self._frames_at + frame * self.page_size,
                 "owned": address + self._owners_at + 8 * frame,
             }

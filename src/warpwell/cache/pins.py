@@ -26,7 +26,7 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .frames import own_frame, pool_of
+from .frames import fixed_frame, pool_of
 from .lookup import owner_address, word_address
 from .paging import pin_page, pin_valid, unpin
 from .word import PINS_MAX, READABLE, VALID, frame_of, pins_of, state_of
@@ -39,20 +39,20 @@ TRIES = 8
 
 
 @device
-def hold_page(core, space, page, pin, mask, lane, leader):
+def pin_page_long(core, space, page, pin, mask, lane, leader):
     """Try to add a long pin of a page, reading it on a miss; return whether it is held (all lanes of `mask`).
 
     `pin` is KERNEL_PIN or HOST_PIN. It may fail, because one frame of the pool must stay free for misses.
     """
     found = FULL
     if lane == leader:
-        found = hold_present(core, space, page, pin)
+        found = pin_present_long(core, space, page, pin)
         attempt = 0
-        while found == NOT_HELD and own_frame(space, page) < 0 and not credit_left(core, space) and attempt <= TRIES:
+        while found == NOT_HELD and fixed_frame(space, page) < 0 and not credit_left(core, space) and attempt <= TRIES:
             # the last credits may be those of others who hold this very page in a moment
             backoff(attempt)
             attempt += 1
-            found = hold_present(core, space, page, pin)
+            found = pin_present_long(core, space, page, pin)
         if attempt > TRIES and found == NOT_HELD:
             found = FULL
     found = shfl(mask, found, leader)
@@ -60,13 +60,13 @@ def hold_page(core, space, page, pin, mask, lane, leader):
         return found == HELD
     frame = call_cold(pin_page, core, space, page, -1, mask, lane, leader)
     held = 0
-    if lane == leader and frame >= 0 and keep(core, space, page, frame, pin):
+    if lane == leader and frame >= 0 and make_pin_long(core, space, page, frame, pin):
         held = 1
     return shfl(mask, held, leader) != 0
 
 
 @device
-def hold_present(core, space, page, pin):
+def pin_present_long(core, space, page, pin):
     """Add a long pin of a page that is in the cache, waiting for nothing; return HELD, NOT_HELD, or FULL (thread).
 
     NOT_HELD also if the page has no long pin yet and its word has changed.
@@ -76,9 +76,9 @@ def hold_present(core, space, page, pin):
     if state_of(word) & READABLE == 0:
         return NOT_HELD
     owner = owner_address(core, frame_of(word))
-    if own_frame(space, page) >= 0:
+    if fixed_frame(space, page) >= 0:
         return add_pin(owner, pin)
-    found = join(page, owner, pin)
+    found = join_long_pin(page, owner, pin)
     if found != NOT_HELD or state_of(word) != VALID or load_relaxed(owner, DEVICE) != page + 1:
         return found
     if pins_of(word) == PINS_MAX:
@@ -112,7 +112,7 @@ def take_pin(owner, pin):
 
 
 @device
-def join(page, owner, pin):
+def join_long_pin(page, owner, pin):
     """Add a long pin of a page that has one; return HELD, NOT_HELD, or FULL (thread)."""
     old = load_relaxed(owner, DEVICE)
     # while it is held it stays in this frame; a page that has left it is in no owner word any more, or is not held
@@ -127,17 +127,17 @@ def join(page, owner, pin):
 
 
 @device
-def keep(core, space, page, frame, pin):
+def make_pin_long(core, space, page, frame, pin):
     """Turn the caller's pin of the page word into a long pin, or release it and return False (thread)."""
     word = word_address(core, page)
     owner = owner_address(core, frame)
-    if own_frame(space, page) >= 0:
+    if fixed_frame(space, page) >= 0:
         found = add_pin(owner, pin)
         unpin(word, 0)
         return found == HELD
     attempt = 0
     while attempt <= TRIES:
-        if join(page, owner, pin) == HELD:
+        if join_long_pin(page, owner, pin) == HELD:
             break  # the first holder's pin of the word is enough
         if take_credit(core, space, page):
             if compare_exchange(owner, page + 1, page + 1 + pin, DEVICE) == page + 1:
@@ -150,9 +150,9 @@ def keep(core, space, page, frame, pin):
 
 
 @device
-def let_page_go(core, space, page, pin):
+def unpin_page_long(core, space, page, pin):
     """Release one pin of the kernels or the host; return False if they have none of that page (thread)."""
-    own = own_frame(space, page)
+    own = fixed_frame(space, page)
     if own >= 0:
         return take_pin(owner_address(core, own), pin)
     word = load_acquire(word_address(core, page), DEVICE)

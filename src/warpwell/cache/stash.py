@@ -36,7 +36,7 @@ def pool_with(core, frame):
 
 
 @device
-def give_back(core, frame):
+def free_frame(core, frame):
     """Put a frame that no page uses into its pool's stash, unless it is a page's own (thread; release order)."""
     pool = pool_with(core, frame)
     if field(pool, at.F_RESIDENT) != 0:
@@ -57,13 +57,13 @@ def give_back(core, frame):
 
 
 @device
-def vacate(core, frame):
+def clear_frame(core, frame):
     """Note that a page, whose word is INVALID now, has left its frame, and put that into the stash (thread)."""
     pool = pool_with(core, frame)
     if field(pool, at.F_RESIDENT) != 0:
         fetch_add_as(pool + 8 * at.F_PRESENT, -1, I8)
     else:
-        give_back(core, frame)
+        free_frame(core, frame)
 
 
 @device

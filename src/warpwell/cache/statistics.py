@@ -105,13 +105,13 @@ def format_size(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def batches_of(sizes: NDArray[np.int64], most: int, count: int) -> Iterator[slice]:
-    """Yield slices of a list of sizes whose sum is `most` at most, or that are one, with `count` sizes at most."""
+def batches_of(sizes: NDArray[np.int64], max_sum: int, max_count: int) -> Iterator[slice]:
+    """Yield slices of a list of sizes: at most `max_count` with a sum of at most `max_sum`, or one larger size."""
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
         before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + most, "right")))
-        stop = min(stop, start + count)
+        stop = max(start + 1, int(np.searchsorted(ends, before + max_sum, "right")))
+        stop = min(stop, start + max_count)
         yield slice(start, stop)
         start = stop

@@ -47,9 +47,9 @@ from warpwell.targets import (
 )
 
 from . import layout as at
-from .latch import expired, gave_up, latch, progress
+from .latch import expired, latch, progress, should_abort
 from .lookup import count, nsid_of, owner_address, word_address
-from .stash import give_back, pool_with
+from .stash import free_frame, pool_with
 from .word import DIRTY, INVALID, STATE, VALID, generation_of, loaded, pack
 
 
@@ -157,7 +157,7 @@ def wait(core, space, queue, cid, mask, lane, leader):
                     page = load_relaxed(id_record(queue, cid) + 8 * ID_PAGE, DEVICE)
                     latch(space, at.STALLED, nsid_of(core, page), page, 0)
                     over = True  # also where another error was latched first
-                if over or gave_up(space):
+                if over or should_abort(space):
                     status = orphan(queue, cid, ORPHAN)
                     if status < 0:
                         status = -2
@@ -191,7 +191,7 @@ def settle_one(core, queue, mask, lane, leader):
     if load_relaxed(record + 8 * ID_OPCODE, DEVICE) == WRITE:
         # the page stayed in WRITEBACK, so nobody wrote to it: it goes back to be written again
         if lane == leader:
-            unwritten(word_address(core, page))
+            redirty(word_address(core, page))
     else:
         for k in range(pages):
             frame = load_relaxed(record + 8 * (at.ID_FRAMES + k), DEVICE)
@@ -227,11 +227,11 @@ def abandon(core, page, frame):
     word = word_address(core, page)
     busy = load_relaxed(word, DEVICE)
     store_release(word, pack(0, generation_of(busy), INVALID), DEVICE)
-    give_back(core, frame)
+    free_frame(core, frame)
 
 
 @device
-def unwritten(word):
+def redirty(word):
     """Return a page from WRITEBACK to VALID and DIRTY after a failed write-back (the leader)."""
     leave_writeback(word, VALID | DIRTY)
 

@@ -378,7 +378,7 @@ def _in_memory(array: Array, flag: LaunchFlag) -> int | None:
     if not part.cached:
         return part.data + array._origin
     values = array.cache.view_words(array._nsid, flag)
-    return values["data"] + array._origin if values["complete"] else None
+    return values["data"] + array._origin if values["fully_resident"] else None
 
 
 def _workers_of(array: Array) -> WorkerGroup | None:

@@ -192,12 +192,12 @@ def copied_window(array: Stored, stores: bool) -> Window:
     dtype, size = item_of(array.code).stored, array.size
     get, put = _accesses(array.code)
     shift = array.shift
-    complete, data_of, frame_place = places_of(array.placed, shift)
+    is_resident, data_of, frame_place = places_of(array.direct_mapped, shift)
     tally = tally_of(array.full, size)
 
     @device
     def room(view, i, n):
-        if complete(view) and not stores:
+        if is_resident(view) and not stores:
             return n
         at = view.origin + i * size
         left = (((at >> shift) + 1) << shift) - at
@@ -205,7 +205,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
 
     @device
     def open_copied(view, i, n, last, buffer):
-        if complete(view):
+        if is_resident(view):
             return True
         at = view.origin + i * size
         page = at >> shift
@@ -225,7 +225,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
     @device
     def items(view, i, n, buffer):
         at = view.origin + i * size
-        if complete(view) and not stores:
+        if is_resident(view) and not stores:
             return items_at(data_of(view) + at, n, dtype)
         return items_at(buffer + (at & 7), n, dtype)
 

@@ -384,7 +384,7 @@ def _stored(kind: Any) -> words.Stored | None:
     if not _packed(kind) or not kind.static.cached:
         return None
     static = kind.static
-    return words.Stored(static.dtype, static.shift, static.placed, static.full)
+    return words.Stored(static.dtype, static.shift, static.direct_mapped, static.full)
 
 
 def _behind_cache(kind: Any) -> bool:

@@ -83,7 +83,7 @@ class Stored(NamedTuple):
     """What an item is, see `items.item_of`."""
     shift: int
     """log2 of the page size."""
-    placed: bool
+    direct_mapped: bool
     """Whether each page has a frame of its own."""
     full: bool
 
@@ -135,7 +135,7 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
     """
     size, shift, small = array.size, array.shift, array.small
     nbytes = group * size
-    complete, data_of, frame_place = places_of(array.placed, shift)
+    is_resident, data_of, frame_place = places_of(array.direct_mapped, shift)
     load = _load_one(nbytes)
 
     @device
@@ -154,7 +154,7 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
     @device
     def one(view, i):
         at = view.origin + i * size
-        if complete(view):
+        if is_resident(view):
             a, b = load(data_of(view) + at)
             return True, a, b
         page = at >> shift
@@ -169,7 +169,7 @@ def looking(array: Stored, group: int, shared: bool) -> Look:
     @device
     def four(view, i, step):
         at = view.origin + i * size
-        if complete(view):
+        if is_resident(view):
             return True, load_four(data_of(view) + at, step * size)
         page = at >> shift
         seen = load_page_word(view, page)
@@ -218,14 +218,14 @@ def mark_page(view, page, seen):
 
 
 @functools.cache
-def places_of(placed: bool, shift: int) -> tuple[Maker, Maker, Maker]:
+def places_of(direct_mapped: bool, shift: int) -> tuple[Maker, Maker, Maker]:
     """Return whether all pages lie one after another; from where on; and the frame that a word names, else frame 0."""
 
     @device
     def frame_place(view, seen):
         return view.frames + (frame_of(seen) << shift)
 
-    if not placed:
+    if not direct_mapped:
 
         @device
         def never(view):
@@ -238,14 +238,14 @@ def places_of(placed: bool, shift: int) -> tuple[Maker, Maker, Maker]:
         return never, nowhere, frame_place
 
     @device
-    def complete(view):
-        return view.complete != 0
+    def is_resident(view):
+        return view.fully_resident != 0
 
     @device
     def data_of(view):
         return view.data
 
-    return complete, data_of, frame_place
+    return is_resident, data_of, frame_place
 
 
 # -- groups --------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def loader(nbytes: int) -> Maker:
 def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
     """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
     size, shift = array.size, array.shift
-    complete, data_of, _ = places_of(array.placed, shift)
+    is_resident, data_of, _ = places_of(array.direct_mapped, shift)
     load_four, address = loader(nbytes), _address(array)
 
     @device
@@ -292,7 +292,7 @@ def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
 
     @device
     def four_pages(view, i, step):
-        if complete(view):
+        if is_resident(view):
             return True, load_four(data_of(view) + view.origin + i * size, step * size)
         j, k, m = i + step, i + 2 * step, i + 3 * step
         s, t = load_page_word(view, page(view, i)), load_page_word(view, page(view, j))
@@ -318,7 +318,7 @@ def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
 def _address(array: Stored) -> Maker:
     """Return ``(view, i, seen)`` to where item i is in the frame that a page's word names."""
     size, inside = array.size, (1 << array.shift) - 1
-    frame_place = places_of(array.placed, array.shift)[2]
+    frame_place = places_of(array.direct_mapped, array.shift)[2]
 
     @device
     def address(view, i, seen):
@@ -338,7 +338,7 @@ def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
     - The other lanes do what these four do: nobody has to tell them apart.
     """
     size, shift, row = array.size, array.shift, 32 * nbytes
-    complete, data_of, _ = places_of(array.placed, shift)
+    is_resident, data_of, _ = places_of(array.direct_mapped, shift)
     load_four, address = loader(nbytes), _address(array)
 
     @device
@@ -352,7 +352,7 @@ def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
 
     @device
     def four_rows(view, i, step):
-        if complete(view):
+        if is_resident(view):
             return True, load_four(data_of(view) + view.origin + i * size, step * size)
         own = (view.origin + (i + (lane_id() & 3) * step) * size) >> shift
         seen = load_page_word(view, own)
