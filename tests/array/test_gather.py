@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.harness import turns
 from tests.harness.arrays.kernels import write
 from tests.harness.until import until
 
@@ -858,3 +859,16 @@ def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, kind):
     rows[7] = len(model)
     future = begin(rows)
     assert future.done() and isinstance(future.exception(), ValueError)
+
+
+@pytest.mark.quick("mapped-11")
+@pytest.mark.parametrize("step", [1, 11])
+@pytest.mark.parametrize("tier", ["mapped", "storage"])
+def test_an_interrupt_at_any_point_loses_no_chunk(tier: str, step: int, tmp_path: Path) -> None:
+    model = np.arange(ROWS * 3).reshape(ROWS, 3)
+    rows = np.arange(ROWS)[::-1]
+    with ww.open(saved(tmp_path, model), device="cpu", **TIERS[tier]) as a:
+        assert (rows_of(a, rows) == model[rows]).all()
+        for place in turns.interruptions(lambda: ww.gather(a, rows).result(110), "warpwell/array/gather/", step):
+            assert until(lambda: not tasks._running), place
+        assert (rows_of(a, rows) == model[rows]).all()

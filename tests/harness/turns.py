@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import itertools
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -125,18 +126,19 @@ def waiting(name: str, tenant: str = "waiter") -> bool:
 
 
 class Interrupt:
-    """Raise KeyboardInterrupt at one place in turns where Python looks for signals; `came` says whether there was one.
+    """Send SIGINT at one place in a folder where Python looks for signals; `came` says whether there was one.
 
     It looks when a function begins, after calls, and when a loop goes back.
     """
 
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, folder: str) -> None:
+        self._folder = folder
         self._left, self.came, self.where = at, False, ""
         self._called: set[Any] = set()
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if "warpwell/turns/" not in code.co_filename or code.co_name == "__del__" or self.came:
+        if self._folder not in code.co_filename or code.co_name == "__del__" or self.came:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         looks = event == "call" or frame in self._called
@@ -151,15 +153,15 @@ class Interrupt:
         self._left -= looks
         if looks and self._left < 0:
             self.came, self.where = True, f"{frame.f_code.co_qualname}:{frame.f_lineno}"
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return self
 
 
-def interruptions(one: Callable[[], object]) -> Iterator[str]:
-    """Do something until it was interrupted at each of its points; yield which one it was, after each time."""
+def interruptions(one: Callable[[], object], folder: str = "warpwell/turns/", step: int = 1) -> Iterator[str]:
+    """Interrupt a function at every `step`-th of its points, one at a time; yield the point after each time."""
     before = sys.gettrace()
-    for at in itertools.count():
-        interrupt = Interrupt(at)
+    for at in itertools.count(0, step):
+        interrupt = Interrupt(at, folder)
         sys.settrace(interrupt)
         with contextlib.suppress(KeyboardInterrupt):
             try:

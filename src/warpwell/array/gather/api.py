@@ -17,6 +17,7 @@ from ..._future import Future
 from ...targets import LaunchFlag
 from ...targets.arrays import empty
 from ...targets.launch_stream import LaunchStream, handle_of, stream_of
+from ...targets.uninterrupted import interruptible
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host
@@ -250,8 +251,26 @@ def begin(
         Is called at the end with the bytes of storage that were read ahead.
     """
     array._require_readable()
-    if stream is not None:
-        return _begin_in_stream(array, numbers, result, address, keep, stream, report_bytes)
+    with interruptible(lambda: None) as interrupts:  # an array cannot be closed while a gather is half started
+        if stream is None:
+            future = _begin_on_host(array, numbers, result, address, keep, borrowed, report_bytes)
+        else:
+            future = _begin_in_stream(array, numbers, result, address, keep, stream, report_bytes)
+        if interrupts.raised:
+            future.cancel()
+    return future
+
+
+def _begin_on_host(
+    array: Array,
+    numbers: Any,
+    result: Any,
+    address: int,
+    keep: Any,
+    borrowed: bool,
+    report_bytes: Callable[[int], None],
+) -> Future:
+    """Start to copy rows to host memory; see `begin`."""
     flat = numbers.reshape(-1)
     part = array._part
     plan_of = _through_cache if part.cached else _from_memory
@@ -288,7 +307,7 @@ def begin(
             stop=plan.stop,
             help=plan.here,
         )
-    except BaseException:  # Ctrl-C, or no thread starts
+    except BaseException:  # no thread starts
         finished()
         raise
 
@@ -302,7 +321,7 @@ def _begin_in_stream(
     stream: LaunchStream,
     report_bytes: Callable[[int], None],
 ) -> Future:
-    """Do the same to a GPU's memory, after the work in a stream so far."""
+    """Start to copy rows to memory of a GPU; see `begin`."""
     if isinstance(numbers, np.ndarray):
         numbers = Numbers(numbers.shape, numbers.reshape(-1), None, numbers.itemsize)
     part, cache, flag = array._part, array.cache, LaunchFlag(array.device)

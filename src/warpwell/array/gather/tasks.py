@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
-import contextlib
 import ctypes
+import math
 import os
 import threading
 import weakref
@@ -21,8 +21,12 @@ from typing import Any
 
 from ... import errors
 from ..._future import Future
+from ..._os import clock
 from ...storage import io_threads
+from ...targets.uninterrupted import Interrupts, interruptible
 
+_INTERRUPTED_SECONDS = 1.0
+"""Longest wait after Ctrl-C for chunks in other threads, which write to memory of the caller."""
 _EXIT_SECONDS = 5.0
 """Longest wait for all tasks at the end of the program."""
 
@@ -98,7 +102,7 @@ class ChunkedTask(Future):
     finished : callable, optional
         Is called once before the task is done; raises nothing.
     stop : callable, optional
-        Lets chunks that are carried out return soon; `cancel` calls it.
+        Lets chunks that are carried out return soon, and takes no lock; `cancel` and Ctrl-C call it.
     help : bool
         The caller carries out chunks as well, and all of them are done when this returns.
 
@@ -128,33 +132,29 @@ class ChunkedTask(Future):
         self._chunks = self._left = chunks
         self._next = 0
         self._lock = threading.Lock() if group is None else group.lock
-        _running.add(self)
-        if group is not None:
-            group.add(self)
-        if group is None or help:
-            try:
-                self._carry_out_here()
-            finally:
+        with interruptible(stop) as interrupts:  # Ctrl-C must not lose a chunk, or a task before the group has it
+            _running.add(self)
+            if group is not None:
+                group.add(self)
+            if group is None or help:
+                self._carry_out_here(interrupts)
                 if group is not None:
                     group.remove(self)
 
-    def _carry_out_here(self) -> None:
+    def _carry_out_here(self, interrupts: Interrupts) -> None:
         """Carry out chunks until all are done; after Ctrl-C none starts."""
-        try:
-            while True:
-                with self._lock:
-                    if not self.waiting:
-                        break
-                    chunk = self.take_chunk()
-                self.carry_out(chunk)
-            error = self.exception()  # waits for chunks that the group has started
-        except BaseException:
-            self.cancel()
-            with contextlib.suppress(TimeoutError):  # memory to which chunks write should not be freed before their end
-                self.exception(1.0)
-            raise
-        if error is not None and not isinstance(error, Exception):
-            raise error
+        while not interrupts.raised:
+            with self._lock:
+                if not self.waiting:
+                    break
+                chunk = self.take_chunk()
+            self.carry_out(chunk)
+        deadline = math.inf
+        while not self.done() and clock.monotonic() < deadline:  # the group has started chunks
+            if interrupts.raised and deadline == math.inf:
+                self.cancel()
+                deadline = clock.monotonic() + _INTERRUPTED_SECONDS
+            concurrent.futures.wait([self], 0.05)
 
     @property
     def waiting(self) -> int:
