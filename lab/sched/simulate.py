@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from lab.cli import parser_of, run_command
 from warpwell._check import checked_number
+from warpwell._os import uninterrupted
 from warpwell.cli._common import Output, json_option, output_of
 from warpwell.errors import ArgumentError, SchedulerError
-from warpwell.targets.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, ForkServerProcess

@@ -2,11 +2,23 @@
 
 - `clock.py`: the monotonic clock of timeouts, which tests can advance
 - `file_lock.py`: locks of files between processes
+- `interrupts.py`: Ctrl-C during a compilation and during a launch
 - `probe.py`: ask a child process whether a system call is allowed
 """
 
 from .clock import clock
 from .file_lock import file_lock, lock_descriptor, open_for_lock, unlock_descriptor
+from .interrupts import Interrupts, interruptible, uninterrupted
 from .probe import probe
 
-__all__ = ["clock", "file_lock", "lock_descriptor", "open_for_lock", "probe", "unlock_descriptor"]
+__all__ = [
+    "Interrupts",
+    "clock",
+    "file_lock",
+    "lock_descriptor",
+    "open_for_lock",
+    "probe",
+    "unlock_descriptor",
+    "interruptible",
+    "uninterrupted",
+]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
-from .._os import clock
+from .._os import clock, interruptible
 from .._trace import traced
 from ..queues import QueuePairs
 from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
@@ -22,7 +22,6 @@ from ..targets import Block, LaunchFlag, closing, default_device, memory_for
 from ..targets.fault import PlainFlag
 from ..targets.launch_stream import LaunchStream
 from ..targets.memory import view_of
-from ..targets.uninterrupted import interruptible
 from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of

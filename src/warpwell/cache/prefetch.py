@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from .._os import clock
+from .._os import clock, interruptible, uninterrupted
 from .._settings import settings
 from .._trace import traced
 from ..storage import BulkReads, Controller, CuFileOptions, FileMedium, GpuDirectReads, QueueServer, StagedReads
 from ..targets import Allocator, Block
 from ..targets.launch_stream import LaunchStream, stream_on
-from ..targets.uninterrupted import interruptible, uninterrupted
 from . import known_pages
 from .known_pages import CAME, CHANGED, FAILED, T_COUNT, T_PAGE, T_PLACE, TOUCHED
 from .layout import BLOCK, F_HAND

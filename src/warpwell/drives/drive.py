@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_integer
+from .._os import interruptible
 from ..nvme import COMMAND, FLUSH, READ, WRITE, controller, describe, identify, status_dnr
 from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
 from ..targets import Block
-from ..targets.uninterrupted import interruptible
 from .host_queue import Answer, HostQueue
 from .transport import Transport
 

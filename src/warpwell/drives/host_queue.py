@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
+from .._os import interruptible
 from ..nvme import (
     COMMAND,
     COMPLETION,
@@ -21,7 +22,6 @@ from ..nvme import (
     word1_status,
 )
 from ..nvme.controller import completion_doorbell, submission_doorbell
-from ..targets.uninterrupted import interruptible
 from .transport import Transport
 
 SPINS = 200

@@ -31,9 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .. import errors
-from .._os import clock
+from .._os import clock, uninterrupted
 from ..targets import closing
-from ..targets.uninterrupted import uninterrupted
 from .device.engine import Engine
 from .shard import Shard
 from .shards import Shards

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from .. import errors
-from ..targets.uninterrupted import uninterrupted
+from .._os import uninterrupted
 from .agent.code import Code
 from .agent.protocol import Op, pack, unpack, unpack_failure
 from .channel import Channel

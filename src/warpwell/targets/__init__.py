@@ -19,7 +19,6 @@ In the order in which a launch meets them:
 - `bounds.py`: bounds checks of NumPy and device arrays: the switch and the error. An index is compared in
   `compiler/checked_arrays.py` and `interp/checked_numpy.py`; of an array on storage, in `array/elements.py`.
 - `fault.py`: the flag of a launch, which `failed` asks; the fault page.
-- `uninterrupted.py`: Ctrl-C during a compilation and during a launch.
 - `compiler/`: compilation, and launches on `cpu` and `cuda`.
 - `interp/`: launches on `interp`, with weak memory.
 - `blocks/`: launches block by block, for schedulers: where blocks are claimed.

@@ -15,6 +15,7 @@ import numpy as np
 
 from .. import errors
 from .._check import checked_device
+from .._os import Interrupts, interruptible
 from .._settings import settings
 from .._trace import traced
 from .arguments import KernelArgument, begin, device_of, finish, participants, viewed
@@ -27,7 +28,6 @@ from .fault import LaunchFlag
 from .gpu.device import require_gpu
 from .interp import interpreter
 from .signature import check_arguments, check_launch, configuration, parameters
-from .uninterrupted import Interrupts, interruptible
 
 DEVICES = ("cpu", "cuda", "interp")
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from ... import errors
 from ..._future import Future
+from ..._os import interruptible
 from ...targets import LaunchFlag
 from ...targets.arrays import empty
 from ...targets.launch_stream import LaunchStream, handle_of, stream_of
-from ...targets.uninterrupted import interruptible
 from ..array import Array
 from ..device_array import DeviceArray
 from ..items import on_host

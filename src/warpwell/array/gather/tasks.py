@@ -21,9 +21,8 @@ from typing import Any
 
 from ... import errors
 from ..._future import Future
-from ..._os import clock
+from ..._os import Interrupts, clock, interruptible
 from ...storage import io_threads
-from ...targets.uninterrupted import Interrupts, interruptible
 
 _INTERRUPTED_SECONDS = 1.0
 """Longest wait after Ctrl-C for chunks in other threads, which write to memory of the caller."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...targets.uninterrupted import uninterrupted
+from ..._os import uninterrupted
 from ..agent.code import dumps
 from ..agent.large_arrays import flat, is_large
 from ..agent.protocol import INLINE, WINDOW_BYTES, Op, new_id

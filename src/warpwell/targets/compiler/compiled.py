@@ -29,8 +29,7 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 
 from ... import errors
-from ..._os import file_lock
-from ..uninterrupted import uninterrupted
+from ..._os import file_lock, uninterrupted
 from .callees import CalleeCompiler
 from .code_cache import cache_folder, cache_key, read_kept, write_kept
 from .compiling import compiling

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ... import errors
-from ..uninterrupted import uninterrupted
+from ..._os import uninterrupted
 from .reasons import reason_of
 
 SECONDS = 1.0

@@ -16,11 +16,11 @@ from numba import typeof
 from numba.core.errors import NumbaError
 
 from ... import errors
+from ..._os import Interrupts
 from ..._settings import settings
 from .. import atomics
 from ..fault import FLAG, LaunchFlag
 from ..signature import argument, check_arguments
-from ..uninterrupted import Interrupts
 from .compiled import compile_host
 from .compiling import compiling, explained
 from .hooks import seam_for

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
+from ..._os import Interrupts, interruptible
 from ..fault import LaunchFlag, share_fault_page
 from ..gpu.device import check, current, mark, reached
 from ..gpu.prepared import check_kernel, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
-from ..uninterrupted import Interrupts, interruptible
 from .compiling import compiling, explained
 from .hooks import seam_for
 from .virtual import asks, launch_copy, registers

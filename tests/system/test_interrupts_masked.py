@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from warpwell.targets.uninterrupted import uninterrupted
+from warpwell._os import uninterrupted
 
 
 def interrupt() -> None:
