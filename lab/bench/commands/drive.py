@@ -12,7 +12,7 @@ from lab.bench.micro.drives import drive_reads
 from lab.cli import parser_of, run_command
 from lab.drives.qemu import QemuDrive
 from warpwell._check import checked_integer, checked_nbytes
-from warpwell.cache import parse_page_size
+from warpwell.cache import choose_page_size
 from warpwell.cli._common import json_option, output_of
 from warpwell.drives import Namespace, open_namespace
 from warpwell.errors import ArgumentError
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Measure random reads."""
     output = output_of(arguments)
-    page = parse_page_size(arguments.page_size)
+    page = choose_page_size(arguments.page_size, "cpu", 0)
     nbytes = checked_nbytes(arguments.bytes, "--bytes")
     runs = checked_integer(arguments.runs, "--runs", least=1)
     with _opened(arguments, nbytes) as namespace, output.progress() as report:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from warpwell.array import Array
-from warpwell.cache import FRAME_MAX, FRAME_SHIFT, queue_of
 from warpwell.cache import VALID as CACHED
+from warpwell.cache import queue_of, word
 from warpwell.cache.transfer import copy, serve, start, wait
 from warpwell.cache.word import STATE
 from warpwell.errors import WarpwellError
@@ -292,7 +292,7 @@ class BamCache:
             raise WarpwellError("not all pages of the array are in its cache")
         made._lay_out(array, space.pages, array.cache.frames, space.words["frames"])
         made._states.write(0, np.full(space.pages, VALID))
-        made._slots.write(0, (words >> FRAME_SHIFT) & FRAME_MAX)
+        made._slots.write(0, (words >> word.FRAME_SHIFT) & word.FRAME_MAX)
         made._owners.write(0, np.full(array.cache.frames, LOCKED))
         return made
 

@@ -7,12 +7,13 @@ The first arguments of all are the array, the address of a copy in device memory
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import numpy as np
 
 from warpwell.array import atomic_add
-from warpwell.array.spans import add, fold_warp, map_warp
+from warpwell.array.spans import fold_warp, map_warp
 from warpwell.targets import (
     activemask,
     device,
@@ -89,7 +90,7 @@ def walk(means: str) -> Any:
             for _ in range(passes):
                 first = warp * run
                 while first < items:
-                    found = fold_warp(add, found, a, first, min(first + run, items))
+                    found = fold_warp(operator.add, found, a, first, min(first + run, items))
                     first += warps * run
             atomic_add(total, 0, found)
 
@@ -144,7 +145,7 @@ def pages(means: str) -> Any:
             for _ in range(passes):
                 k = div(grid(1), warp_size())
                 while k < order.size:
-                    found = fold_warp(add, found, a, order[k] * run, min((order[k] + 1) * run, a.size))
+                    found = fold_warp(operator.add, found, a, order[k] * run, min((order[k] + 1) * run, a.size))
                     k += warps
             atomic_add(total, 0, found)
 

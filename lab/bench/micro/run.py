@@ -13,14 +13,14 @@ from lab.bench import runner
 from lab.bench.micro import BENCHMARKS, Setting, measure
 from lab.bench.runner import Record, benchmark
 from warpwell._check import checked_nbytes
-from warpwell.cache import parse_page_size
+from warpwell.cache import choose_page_size
 from warpwell.errors import ArgumentError
 from warpwell.storage import service_threads
 
 
 def setting_of(setting: runner.Setting) -> Setting:
     """Return the setting of the micro-benchmarks."""
-    page = parse_page_size(setting.option("page-size", "4KiB"))
+    page = choose_page_size(setting.option("page-size", "4KiB"), "cpu", 0)
     text = setting.pick(("16MiB", "64MiB"), ("256MiB", "1GiB"), "bytes")
     nbytes = checked_nbytes(text) // page * page
     if nbytes < 64 * page:
