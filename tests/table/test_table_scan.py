@@ -64,7 +64,7 @@ def _first_rows_of_matches(path, schema, names, predicate, n_rows, *rest):
 
 class _LastFirst(module._Coming):
     def next(self):
-        self._begun.rotate()
+        self._started.rotate()
         return super().next()
 
 
