@@ -247,7 +247,6 @@ def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict
     import torch
 
     import warpwell as ww
-    from warpwell.array import bulk
     from warpwell.table import where
 
     least, times = 1 - share, []
@@ -262,7 +261,7 @@ def on_demand(path: Path, columns: list[np.ndarray], share: float, options: dict
             return [float(torch.from_dlpack(one).mean()) for one in found.values()], rows
 
         def loaded():
-            there = [torch.from_dlpack(bulk.get(one, slice(None))) for one in arrays]
+            there = [torch.from_dlpack(one[:].read()) for one in arrays]
             keep = there[0] >= least
             return [float(one[keep].mean()) for one in there[1:]], None
 

@@ -471,12 +471,14 @@ def test_a_program_that_ends_writes_what_is_open(how: str, tmp_path: Path) -> No
 def test_a_forked_child_does_not_write_its_parents_changes(tmp_path: Path) -> None:
     for tier in TIERS:
         zeros(tmp_path / f"{tier}.npy")
+    (tmp_path / "put.py").write_text("import warpwell as ww\n@ww.kernel\ndef put(a, value):\n    a[3] = value\n")
     ended = program(
         tmp_path,
         """
+        from put import put
         kept = write()
         for a in kept: a.flush()
-        for a in kept: a[3] = 9
+        for a in kept: put[1](a, 9)
         child = os.fork()
         if not child:
             sys.exit(0)
@@ -514,17 +516,21 @@ def test_a_daemon_that_writes_still_is_told(tmp_path: Path) -> None:
         assert np.load(tmp_path / f"{tier}.npy")[3] == 8
 
 
-def test_threads_that_cannot_be_started_at_the_end_are_not_needed(tmp_path: Path) -> None:
-    """From Python 3.12 on none can; here a launch had one thread, and writing back asks for many."""
+@pytest.mark.parametrize("how", ["put[1](a, 8)", "a[3] = 8"], ids=["kernel", "host"])
+def test_threads_that_cannot_be_started_at_the_end_are_not_needed(how: str, tmp_path: Path) -> None:
+    """From Python 3.12 on none can; here a launch had at most one thread, and writing back asks for many."""
     np.save(tmp_path / "a.npy", np.zeros(1 << 14))
+    (tmp_path / "put.py").write_text("import warpwell as ww\n@ww.kernel\ndef put(a, value):\n    a[3] = value\n")
     ended = program(
         tmp_path,
-        """
+        f"""
+        from put import put
+
         def refuse(self):
             raise RuntimeError("can't create new thread at interpreter shutdown")
 
         a = ww.open("a.npy", "r+", cache="1MiB", page_size=512, device="cpu")
-        a[3] = 8
+        {how}
         threading.Thread.start = refuse
         """,
     )

@@ -135,7 +135,7 @@ def test_an_error_of_a_closed_array_is_not_that_of_the_next_one() -> None:
         first = opened(cache, storage.RamMedium(np.arange(N)))
         nsid = first._nsid
         # as a kernel that Warpwell did not launch leaves it, after `close` has looked
-        first._part._left = list
+        first._part._take_stream_errors = list
         cache._pending.append(({nsid}, errors.MediumError("page 3 of the first array", lba=0, status=1)))
         first.close()
         second = opened(cache, storage.RamMedium(np.arange(N)))

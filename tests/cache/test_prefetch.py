@@ -21,7 +21,7 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array import from_medium
+from warpwell.array import host_access
 from warpwell.cache import Ticket, prefetch
 from warpwell.cache.prefetch import _Rows
 
@@ -289,6 +289,9 @@ class OnHost:
         self.bytes = np.zeros(nbytes, np.uint8)
         self.__cuda_array_interface__ = {"data": (self.bytes.ctypes.data, False)}
 
+    def __getitem__(self, part: slice) -> Any:
+        return self.bytes[part]
+
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 @pytest.mark.parametrize(("low", "high"), [(0, N), (3, N - 5), (70, 71), (130, 9000)])
@@ -305,40 +308,40 @@ def test_long_runs_hold_what_kernels_wrote(
             expected[rows] = -rows
         else:
             read_all(a, np.arange(0, N, 5000))
-        memory = OnHost(8 * (high - low))
-        mended: list[tuple[int, int]] = []
+        memory, runs = OnHost(8 * (high - low)), host_access.runs_of(a, slice(low, high))
+        repaired: list[int] = []
+        real = host_access._copy_by_kernel
 
-        def again(first: int, end: int) -> None:
-            mended.append((first, end))
-            into = memory.bytes[first:end]
-            into[:] = expected[low:high].view(np.uint8)[first:end]
+        def copy(array: Any, starts: Any, nbytes: int, data: Any) -> None:
+            repaired.append(nbytes)
+            real(array, starts, nbytes, data)
 
-        assert from_medium.to_device(a, 8 * low, 8 * (high - low), memory, again)
+        monkeypatch.setattr(host_access, "_copy_by_kernel", copy)
+        assert host_access.read_bulk(a, runs, memory) is memory
         np.testing.assert_array_equal(memory.bytes.view(np.int64), expected[low:high])
-        assert bool(mended) == (mode == "r+") or high - low < 700
-        out = from_medium.to_host(
-            a,
-            8 * low,
-            8 * (high - low),
-            lambda out, first, end: again(first, end) or np.copyto(out[first:end], memory.bytes[first:end]),
-        )
+        assert bool(repaired) == (mode == "r+") or high - low < 700
+        a.evict()
+        if mode == "r+":
+            write[len(rows)](a, rows, 5 * rows)
+            expected[rows] = 5 * rows
+        out = host_access.read_bulk(a, runs)
         np.testing.assert_array_equal(out.view(np.int64), expected[low:high])
 
 
 def test_a_run_that_is_in_the_cache_or_fails_is_read_by_kernels() -> None:
     with open_on(faulty()) as a:
         assert a.prefetch(0, 90 * PER).wait(20)
-        memory = OnHost(8 * 80 * PER)
-        assert not from_medium.to_device(a, 0, 8 * 80 * PER, memory, lambda low, high: None)
+        runs = host_access.runs_of(a, slice(80 * PER))
+        assert host_access.read_bulk(a, runs, OnHost(8 * 80 * PER)) is None
         assert a[: 80 * PER].sum() == np.arange(80 * PER).sum()
     with open_on(faulty(fail_ranges=[(5 * PAGE, 6 * PAGE)])) as a:
-        assert from_medium.to_host(a, 0, 8 * N, lambda out, low, high: None) is None
+        assert host_access.read_bulk(a, host_access.runs_of(a, slice(N))) is None
 
 
 def test_the_whole_array_is_read_past_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     values = np.random.default_rng(1).random((300, 100)).astype(np.float32)
     np.save(tmp_path / "a.npy", values)
-    monkeypatch.setattr(from_medium, "applies", lambda array, nbytes: nbytes > 0)
+    monkeypatch.setattr(host_access, "is_bulk", lambda array, runs: runs.nbytes > 0)
     with ww.open(tmp_path / "a.npy", device="cpu", tier="storage", cache="64KiB", page_size=PAGE) as a:
         before = a.stats
         np.testing.assert_array_equal(np.asarray(a), values)

@@ -11,7 +11,7 @@ from tests.harness.arrays.kernels import add, read, write
 
 import warpwell as ww
 from warpwell import errors, gpu
-from warpwell.array import bulk
+from warpwell.array import host_access
 from warpwell.array.items import item_of
 from warpwell.array.page_set import PageSetView
 from warpwell.array.view import ArrayView, ViewField, ViewStatic
@@ -139,8 +139,8 @@ WORD = np.int64(0)
         (maintenance.unpin_pages, (WORD,) * 5, 1),
         (maintenance.evict_pages, (WORD,) * 4, 1),
         (maintenance.drop_frames, (WORD,) * 5, 1),
-        (bulk.gather_units, (view("<u8", ndim=2), OUT, WORD, np.zeros(4, np.uint64)), 1),
-        (bulk.scatter_units, (view("<u8", ndim=2, writable=True), OUT, WORD, np.zeros(4, np.uint64)), 1),
+        (host_access.gather_units, (view("<u8", ndim=2), OUT, WORD, np.zeros(4, np.uint64)), 1),
+        (host_access.scatter_units, (view("<u8", ndim=2, writable=True), OUT, WORD, np.zeros(4, np.uint64)), 1),
     ],
 )
 def test_kernels_compile_to_ptx(kernel, arguments, dims):

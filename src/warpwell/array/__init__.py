@@ -17,10 +17,7 @@ Files, in the order in which an array meets them:
 - items.py         what an item is in a kernel: float16 and bfloat16 are float32 there
 - spans/           `fold`, `map` and `fill` in kernels: runs of items, a look-up for a page
 - page_set.py      `PageSet`: pages that kernels mark and the host has read in waves
-- bulk.py          host reads and writes, by kernels that copy runs of bytes
-- from_medium.py   long runs of a file past the cache, to a GPU's or the host's memory
-- direct.py        the host's reads and writes of few runs, by system calls
-- runs.py          the places in the file of the items of an index
+- host_access.py   subscripts of the host: the runs of bytes of an index, copied past the cache or through it
 - gather/           `gather` and `rows`: rows by their numbers, in the background
 - device_array.py  `DeviceArray`, a result in GPU memory, for other libraries without a copy (DLPack)
 """

@@ -15,10 +15,10 @@ from .. import errors
 from .._check import checked_integer
 from ..cache import Cache, Statistics, Ticket
 from ..cache.written import joined
-from ..targets import LaunchFlag, to_host
+from ..targets import LaunchFlag
 from ..targets.compiler.hooks import seam_for
 from ..targets.fault import PlainFlag
-from . import bulk, direct
+from . import host_access
 from .attachment import Attachment, hand_over
 from .header import check_extents
 from .items import BFLOAT16, code_of, is_bits, require_bits
@@ -218,8 +218,8 @@ class Array(OnStorage):
         self._require_readable()
         if type(index) is slice and index.step in (None, 1) and self.shape:
             return self._range(index)
-        found = direct.row(self, index) if type(index) is int and self.shape else None
-        return bulk.get(self, index) if found is None else found
+        row = host_access.read_row(self, index) if type(index) is int and self.shape else None
+        return host_access.read(self, index) if row is None else row
 
     def _range(self, rows: slice) -> Rows:
         first, end, _ = rows.indices(self.shape[0])
@@ -227,21 +227,9 @@ class Array(OnStorage):
         offset = first * self._strides[0] if count else 0
         return cast(Rows, self._derive((count, *self.shape[1:]), self.dtype, self._strides, offset, Rows))
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return the whole array as a NumPy array (reads all of it).
-
-        Raises
-        ------
-        ValueError
-            ``copy=False``: items on storage can only be copied.
-        """
+    def _read_all(self) -> NDArray[Any]:
         self._require_readable()
-        if copy is False:
-            return super().__array__(dtype, copy)
-        out = bulk.whole(self)
-        if out is None:
-            out = to_host(bulk.get(self, slice(None) if self.shape else ()))
-        return np.asarray(out if dtype is None else out.astype(dtype))
+        return host_access.read_all(self)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._require_open()
@@ -252,7 +240,7 @@ class Array(OnStorage):
         if isinstance(value, Rows) and self._has_at(index, value):
             return  # after ``a[lo:hi] += 1``, which has written
         require_bits(self.dtype, value, self.name)
-        bulk.put(self, index, value)
+        host_access.write(self, index, value)
 
     def _has_at(self, index: Any, rows: Rows) -> bool:
         """Return whether `rows` are the very items that an index names."""
@@ -464,7 +452,7 @@ class Rows(ReadOnUse, Array):
     def read(self) -> Any:
         """Return a copy of the rows: a NumPy array, or on "cuda" a `DeviceArray`."""
         self._require_readable()
-        return bulk.get(self, slice(None))
+        return host_access.read(self, slice(None))
 
     def copy_to_host(self) -> NDArray[Any]:
         """Return a copy of the rows as a NumPy array."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
@@ -49,8 +53,8 @@ class Attachment:
         The data, in the tiers that hold all of it in memory.
     mapping : Mapping or None
         The data, in tier "mapped"; None again after `close`.
-    pins : HostPins
-        Pages that the host holds, and how often.
+    pins : Counter
+        The host's pins of each page; the cache has one pin of each page that is counted.
     closed : bool
     host_reads, host_bytes : int
         Reads of the file by the host past the cache, and their bytes.
@@ -78,19 +82,21 @@ class Attachment:
         self.tier = tier
         self.writable = writable
         self.name = name
-        self.pins = HostPins()
+        self.pins: Counter[int] = Counter()
+        self._pins_lock = threading.RLock()  # held while pins and those of the cache change; before the cache's lock
         self.closed = False
         self.viewed = False
         self._owns_cache = owns_cache
         self._on_close = on_close
         self.cached = tier in ("storage", "host-cached")
-        self._turn = threading.RLock()  # of flush and close: one at a time; taken before the cache's lock
+        self._flush_lock = threading.RLock()  # of flush and close: one at a time; taken before the cache's lock
         self._ending = False
         self._closing = False
         self._launches = 0
         self._streams: list[Callable[[], bool]] = []
-        self._begun = 0
-        self._compared = 0
+        self._writes = 0
+        self._flushed = 0
+        self._written_back = 0
         self.host_reads = self.host_bytes = 0
         self.mapping = mapping
         self._resident = (
@@ -107,6 +113,13 @@ class Attachment:
             )
         )
         self.block: Block | None = self._resident.block if self._resident else None
+        on_host = cache.device != "cuda" and not (self.cached and cache.full)
+        self.file = medium if on_host and self.block is None and isinstance(medium, FileMedium) else None
+        self._memory = self.block
+        if on_host and not (self.file or self.block) and (address := medium.host_memory()):
+            self._memory = Block(address, medium.nbytes, medium, host=True)
+        self._is_direct = on_host and bool(self.file or self._memory)
+        self._host_mapping: Mapping | None = None
         host = self.block.address if self.block else 0
         if self.cached:
             self.nsid = cache.attach(medium, name=name, share=share, host=host, writable=writable)
@@ -134,7 +147,7 @@ class Attachment:
                 self.mapping.require()
             yield
             self._launches += 1
-            self._begun += writes
+            self._writes += writes
 
     def launch_ended(self) -> None:
         """Stop counting a launch."""
@@ -143,29 +156,92 @@ class Attachment:
 
     def require_sound(self) -> None:
         """Raise if part of the mapping failed."""
-        failed = None if self.mapping is None else self.mapping.failure()
+        mapping = self.mapping or self._host_mapping
+        failed = None if mapping is None else mapping.failure()
         if failed is not None:
             raise failed
 
-    def current_file(self) -> FileMedium | None:
-        """Return the file if the host may read it past the cache: it has all that kernels wrote, and none is running.
+    # -- access of the host past the cache ------------------------------------------------------------------
 
-        With full statistics the host's reads go through the cache, so that they are counted. The error of an earlier
-        launch in a stream is raised here, as a launch would.
+    def can_read_directly(self) -> bool:
+        """Return whether the host may read the file, or its memory, past the cache.
+
+        The cache's changes are written there first. With full statistics the host's reads go through the cache, so that
+        they are counted. The error of an earlier launch in a stream is raised here, as a launch would.
         """
-        if not isinstance(self.medium, FileMedium) or self.cache.device != "cpu":
-            return None
         if self.mapping is not None:
             self.require_sound()
-            return self.medium
-        if self.tier != "storage" or self.cache.full:
-            return None
-        self.cache.raise_pending_error(self.nsid)
-        if not self.writable:
-            return self.medium
+            return True
+        if not (self._is_direct and self.cached and self.writable):
+            self.cache.raise_pending_error(self.nsid)
+            return self._is_direct
         with self.cache.lock:
-            clean = self._compared == self._begun and not self.viewed and not self._running()
-        return self.medium if clean else None
+            if self._is_used() or self.cache.launches.storing():
+                return False
+            if self._written_back != self._writes:
+                with contextlib.suppress(errors.WarpwellError):  # the next flush raises it again
+                    self.cache.write_back(self.nsid)
+                    self._written_back = self._writes
+            return self._written_back == self._writes
+
+    @contextlib.contextmanager
+    def direct_write(self, pages: NDArray[np.int64]) -> Iterator[bool]:
+        """Yield whether the host may write these pages to the file, or its memory, past the cache in the block.
+
+        They are evicted first. No launch begins in the block.
+        """
+        if not self.cached:
+            with self.launch(True):  # counted, so that the end of the program flushes
+                pass
+            try:
+                yield self._is_direct
+            finally:
+                self.launch_ended()
+            return
+        with self.cache.lock:
+            self.require_open()
+            self.cache.require_open()
+            is_direct = self._is_direct and self._evict(pages)
+            try:
+                yield is_direct
+            finally:
+                if is_direct:
+                    self._written_back += self._written_back == self._writes
+                    self._writes += 1
+
+    def _is_used(self) -> bool:
+        """Return whether a launch may use the array; else raise the error of one that has ended (lock held)."""
+        is_running = self._running() > 0
+        self.cache.raise_pending_error(self.nsid)
+        return is_running or self.viewed
+
+    def _evict(self, pages: NDArray[np.int64]) -> bool:
+        """Evict pages; return False if the host must not write them past the cache (lock held).
+
+        A launch may store to them, a prefetch may read them, and pinned pages stay.
+        """
+        if self._is_used() or self.pins or self.cache.bulk.reads(self.nsid):
+            return False
+        try:
+            for first, end in self.cache.present(self.nsid, pages):
+                self.cache.evict_pages(self.nsid, first, end)
+        except errors.WarpwellError:
+            return False
+        return True
+
+    def host_memory(self, starts: NDArray[np.int64], nbytes: int) -> NDArray[np.uint8] | None:
+        """Return the file as bytes of host memory, for a copy of these runs, or None if it cannot be mapped."""
+        if self._memory is not None:
+            return self._memory.view(np.dtype(np.uint8))
+        assert self.file is not None
+        mapping = self.mapping or self._host_mapping
+        if mapping is None:
+            try:
+                mapping = self._host_mapping = Mapping(self.file, self.name)
+            except OSError:
+                return None
+        mapping.announce(starts, nbytes)
+        return np.asarray(mapping)
 
     def count_host_reads(self, reads: int, nbytes: int) -> None:
         """Count reads of the file by the host past the cache."""
@@ -215,21 +291,23 @@ class Attachment:
         """Write changes to storage and make them durable."""
         if not self.writable:
             return
-        with self._turn:
+        with self._flush_lock:
             with self.cache.lock:
                 # what a launch writes while bytes are compared, or after, is found the next time
-                settled = -1 if self._running() else self._begun
-            stale = self.viewed or self._compared != self._begun
-            self._compared = -1  # unless all of this succeeds
+                settled = -1 if self._running() else self._writes
+            stale = self.viewed or self._flushed != self._writes
+            self._flushed = -1  # unless all of this succeeds
             try:
                 if self.cached and not self.cache.closed:
-                    self.cache.flush(self.nsid)
+                    # at the end of the program no thread may be started any more, and a kernel needs one
+                    is_clean = self._is_direct and settled == self._written_back and not self.viewed
+                    self.cache.flush(self.nsid, is_clean=is_clean)
             finally:
                 if self._resident is not None and stale:
                     self._resident.write_back()
                 elif self.mapping is not None:
                     self.mapping.sync()
-            self._compared = settled
+            self._flushed = self._written_back = settled
 
     def close(self) -> None:
         """Flush and release everything (idempotent).
@@ -239,7 +317,7 @@ class Attachment:
         SharingError
             A launch uses the array; it stays open. (It waits for launches in streams, up to twice the timeout.)
         """
-        with self._turn:
+        with self._flush_lock:
             if self.closed or self._closing:
                 return
             self._closing = True  # a finalizer of the user's may call this in the middle of itself
@@ -249,13 +327,13 @@ class Attachment:
             finally:
                 self._closing = False
 
-    def _left(self) -> list[Exception]:
+    def _take_stream_errors(self) -> list[Exception]:
         """Remove the errors of launches in streams, to raise them last: a flush that finds one writes nothing."""
         return [] if self.cache.closed else self.cache.take_left(self.nsid)
 
     def _close(self) -> None:
         written = False
-        left = self._left()
+        left = self._take_stream_errors()
         try:
             self.flush()
             written = True
@@ -267,7 +345,7 @@ class Attachment:
                     self.cache.close()
                 else:
                     try:
-                        self._let_go()
+                        self._unpin_all()
                     finally:
                         self.cache.detach(self.nsid)
             finally:
@@ -276,7 +354,7 @@ class Attachment:
                         self._resident.write_back()
                 finally:
                     self.closed = True
-                    self.mapping = None  # views that kernels still have keep it mapped
+                    self.mapping = self._host_mapping = None  # views that kernels still have keep it mapped
                     self.medium.close()
                     if self._on_close is not None:
                         self._on_close()
@@ -305,8 +383,8 @@ class Attachment:
 
     def pin(self, first: int, end: int) -> None:
         """Read pages [first, end) and pin them; see `Array.pin`."""
-        with self.in_use(), self.pins.lock:
-            fresh = self.pins.fresh(first, end)
+        with self.in_use(), self._pins_lock:
+            fresh = _ranges(page for page in range(first, end) if not self.pins[page])
             number = sum(b - a for a, b in fresh)
             room = self.cache.room(self.nsid)
             if number > room:
@@ -324,24 +402,30 @@ class Attachment:
                 for a, b in fresh:
                     self.cache.unpin(self.nsid, a, b)
                 raise
-            self.pins.add(first, end)
+            self.pins.update(range(first, end))
 
     def unpin(self, first: int, end: int) -> None:
         """Unpin pages that `pin` pinned."""
-        with self.in_use(), self.pins.lock:
-            missing = next((page for page in range(first, end) if page not in self.pins), None)
+        with self.in_use(), self._pins_lock:
+            missing = next((page for page in range(first, end) if not self.pins[page]), None)
             if missing is not None:
                 raise errors.KernelError(
                     f"page {missing} of array {self.name!r} is not pinned: give back what pin() holds",
                     array=self.name,
                 )
-            for a, b in self.pins.remove(first, end):
+            self.pins.subtract(range(first, end))
+            free = [page for page in range(first, end) if not self.pins[page]]
+            for page in free:
+                del self.pins[page]
+            for a, b in _ranges(free):
                 self.cache.unpin(self.nsid, a, b)
 
-    def _let_go(self) -> None:
+    def _unpin_all(self) -> None:
         """Release the host's pins, which would otherwise keep frames in place forever."""
-        with self.pins.lock:
-            for first, end in self.pins.clear() if not self.cache.closed else ():
+        with self._pins_lock:
+            pages = sorted(self.pins) if not self.cache.closed else []
+            self.pins.clear()
+            for first, end in _ranges(pages):
                 self.cache.unpin(self.nsid, first, end)
 
     def drop(self) -> None:
@@ -354,9 +438,9 @@ class Attachment:
 
     def finish(self) -> None:
         """Flush at the end of the program. It stays open for later exit handlers of the user."""
-        if self.forked or self.closed or not (self._begun or self.viewed):
+        if self.forked or self.closed or not (self._writes or self.viewed):
             return
-        left = self._left()
+        left = self._take_stream_errors()
         self.flush()
         with self.cache.lock:
             if self._running():
@@ -389,48 +473,6 @@ def hand_over(part: Attachment) -> None:
     """Pass the `part` of a dropped array to the closing thread (a finalizer: it takes no lock)."""
     if not part.closed and not part.forked:
         closing.hand_over(part.drop)
-
-
-class HostPins:
-    """Counts of the host's pins by page; the cache has one pin for each page with a count.
-
-    Attributes
-    ----------
-    lock : threading.RLock
-        Held while the counts are read and the cache's pins are changed accordingly; taken before the cache's lock.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self._counts: dict[int, int] = {}
-
-    def __contains__(self, page: int) -> bool:
-        return page in self._counts
-
-    def fresh(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the pages of [first, end) that are not counted yet, as ranges."""
-        return _ranges(page for page in range(first, end) if page not in self._counts)
-
-    def add(self, first: int, end: int) -> None:
-        """Count each page of [first, end) once more."""
-        for page in range(first, end):
-            self._counts[page] = self._counts.get(page, 0) + 1
-
-    def remove(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Count each page of [first, end) once less; return those that are not counted any more, as ranges."""
-        gone = []
-        for page in range(first, end):
-            self._counts[page] -= 1
-            if not self._counts[page]:
-                del self._counts[page]
-                gone.append(page)
-        return _ranges(gone)
-
-    def clear(self) -> list[tuple[int, int]]:
-        """Clear the counts; return the pages that were counted, as ranges."""
-        pages = sorted(self._counts)
-        self._counts.clear()
-        return _ranges(pages)
 
 
 def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:

@@ -7,6 +7,9 @@ import mmap
 import os
 import weakref
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .. import errors
 from ..nvme import UNRECOVERED_READ_ERROR, WRITE_FAULT
 from ..storage import FileMedium
@@ -14,6 +17,10 @@ from ..targets import bus_error
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+SAMPLE_RUNS = 16
+"""Runs whose pages `Mapping.announce` looks for in the page cache."""
 
 
 class Mapping:
@@ -60,6 +67,12 @@ class Mapping:
         self.tells = os.geteuid() in (0, owner) or os.access(f"/proc/self/fd/{medium.fileno()}", os.W_OK)
         self._finalizer = weakref.finalize(self, bus_error.unmap, address, self._nbytes)
         self._finalizer.atexit = False
+
+    @property
+    def __array_interface__(self) -> dict[str, object]:
+        """The bytes of the file, for NumPy; arrays of them keep it mapped."""
+        data = self.address, not self._medium.writable
+        return {"version": 3, "shape": (self._nbytes,), "typestr": "|u1", "data": data}
 
     def require(self) -> None:
         """Raise if part of the mapping failed, or a failure could not be answered.
@@ -123,6 +136,16 @@ class Mapping:
     def read_ahead(self, start: int, end: int) -> None:
         """Begin to read bytes [start, end) into the page cache."""
         self._advise(start, end, mmap.MADV_WILLNEED)
+
+    def announce(self, starts: NDArray[np.int64], nbytes: int) -> None:
+        """Begin to read runs of `nbytes` bytes into the page cache, unless it has all pages of a sample."""
+        resident = ctypes.c_ubyte(1)
+        for start in starts[:: len(starts) // SAMPLE_RUNS + 1].tolist():
+            page = (self.address + start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if _libc.mincore(page, mmap.PAGESIZE, ctypes.byref(resident)) == 0 and not resident.value & 1:
+                for run in starts.tolist():
+                    self.read_ahead(run, run + nbytes)
+                return
 
     def read_alone(self, alone: bool) -> None:
         """Have the system read a page that is touched alone from now on, or again with what follows it."""

@@ -81,8 +81,12 @@ class OnStorage:
             raise ValueError(
                 f"items of array {self.name!r} are on storage, so NumPy gets a copy of them: leave copy=False out"
             )
-        out = np.asarray(self[:] if self.shape else self[()])
+        out = self._read_all()
         return out if dtype is None else out.astype(dtype)
+
+    def _read_all(self) -> NDArray[Any]:
+        """Return all items."""
+        return np.asarray(self[:] if self.shape else self[()])
 
     # -- what NumPy arrays do and these do not ------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ from .launches import CacheLaunch, Launches, error_of
 from .partition import FramePool, PageSpace, Partition
 from .prefetch import Bulk, Ticket
 from .statistics import Statistics
-from .written import Pages, Written, text_of
+from .word import INVALID, STATE
+from .written import Pages, Written, ranges_of, text_of
 
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
@@ -479,27 +480,41 @@ class Cache:
     # -- maintenance: each method runs kernels until what is asked for is done, or cannot be --------------------
 
     @traced("flush")
-    def flush(self, nsid: int | None = None) -> None:
-        """Write dirty pages back (of one array, or all) and make them durable; then tell what is in doubt."""
+    def flush(self, nsid: int | None = None, *, is_clean: bool = False) -> None:
+        """Write dirty pages back (of one array, or all) and make them durable; then tell what is in doubt.
+
+        With `is_clean` there are no dirty pages, and no kernel looks for them.
+        """
         with self._lock:
             self.require_open()
             written = [s for s in self._spaces.values() if s.writable and (nsid is None or s.nsid == nsid)]
             if written:  # an array that is only read has nothing to lose, and closes quietly
                 self._require_controller(nsid)
-            # none begins meanwhile, for the lock is held; a prefetch goes on, and leaves pages with pins alone
-            alone = not self.launches.storing()
             for space in written:
-                words = (space.base, space.base + space.pages, int(alone))
-                self._until_none(maintenance.flush_frames, self.frames, space.nsid, words, f"flushing {space.name!r}")
+                if not is_clean:
+                    self.write_back(space.nsid)
                 if not space.host:
                     with self._written.flushing(space.nsid):
                         self.controller.medium(space.nsid).sync()
             self.require_no_doubt(*(space.nsid for space in written))
 
+    def write_back(self, nsid: int) -> None:
+        """Write an array's dirty pages to its medium, which need not keep them yet."""
+        with self._lock:
+            space = self._spaces[nsid]
+            # none begins meanwhile, for the lock is held; a prefetch goes on, and leaves pages with pins alone
+            alone = not self.launches.storing()
+            words = (space.base, space.base + space.pages, int(alone))
+            self._until_none(maintenance.flush_frames, self.frames, nsid, words, f"flushing {space.name!r}")
+
     @traced("evict")
     def evict(self, nsid: int, first: int, end: int) -> None:
-        """Write back and evict pages [first, end) of an array; raise KernelError if pages are pinned."""
+        """Stop prefetches, then write back and evict pages [first, end); raise KernelError if pages are pinned."""
         self.bulk.stop()
+        self.evict_pages(nsid, first, end)
+
+    def evict_pages(self, nsid: int, first: int, end: int) -> None:
+        """Write back and evict pages [first, end) of an array; raise KernelError if pages are pinned."""
         with self.held():
             space = self._spaces[nsid]
             self._changed(space.pool)
@@ -850,6 +865,13 @@ class Cache:
         They belong to the cache: call it within `held`.
         """
         return view_of(self._spaces[nsid].words["table"] + 8 * first, 8 * (end - first), np.int64)
+
+    def present(self, nsid: int, pages: NDArray[np.int64]) -> list[Pages]:
+        """Return those pages of an array that are in the cache, or being read, as ranges (lock held, no launch)."""
+        if not pages.size:
+            return []
+        states = self.page_words(nsid, 0, self._spaces[nsid].pages)[pages] & STATE
+        return ranges_of(np.unique(pages[states != INVALID]))
 
     def words(self) -> NDArray[np.int64]:
         """Return a copy of the page words (tests and debugging)."""
