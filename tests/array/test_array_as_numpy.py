@@ -16,7 +16,7 @@ import warpwell as ww
 from warpwell import errors, gpu
 from warpwell.array import reductions
 from warpwell.array.array import TIERS
-from warpwell.array.on_storage import ITERATION_BYTES
+from warpwell.array.operators import ITERATION_BYTES
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ Files, in the order in which an array meets them:
 - mapping.py       a file as memory: what kernels on the CPU read if no cache is asked for
 - in_memory.py     a whole file in host or device memory; which pages changed
 - array.py         `Array`: shape, kernels' views, host subscripts, prefetch and pins, closing
-- on_storage.py    base of `Array` and a pool's arrays: iteration, and operators that raise
+- operators.py     base of `Array` and a pool's arrays: iteration, and operators that raise
 - reductions.py    `sum`, `mean`, `argmax` and so on, in bounded memory
 - view.py          `ArrayView`, the struct that kernels receive; `atomic_add`
 - elements.py      subscripts in kernels: check the index, compute the item's place, read or write the item

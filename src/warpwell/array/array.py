@@ -22,7 +22,7 @@ from . import host_access
 from .attachment import Attachment, hand_over
 from .header import check_extents
 from .items import BFLOAT16, code_of, is_bits, require_bits
-from .on_storage import OnStorage, ReadOnUse
+from .operators import OnStorage, ReadOnUse
 from .page_set import PageSet
 from .spans.words import GROUP_BYTES
 from .view import ArrayView, ViewField, ViewStatic

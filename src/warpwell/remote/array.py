@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..array import Array
-from ..array.on_storage import OnStorage
+from ..array.operators import OnStorage
 from ..cache import Statistics
 from ..pool import Device
 from ..targets import to_host

@@ -7,11 +7,11 @@ functions of NumPy raise, and the message has the code to write instead. A range
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from . import reductions
@@ -60,7 +60,7 @@ class OnStorage:
     def __iter__(self) -> Iterator[Any]:
         """Yield row by row as NumPy arrays, or items of one dimension; reads about a MiB of rows at a time."""
         if not self.shape:
-            raise TypeError(f"array {self.name!r} has no dimensions, so there is nothing to iterate over: read a[()]")
+            raise TypeError(f"array {self.name!r} has no dimensions and cannot be iterated over: read a[()]")
         return self._rows()
 
     def _rows(self) -> Iterator[Any]:
@@ -88,20 +88,20 @@ class OnStorage:
         """Return all items."""
         return np.asarray(self[:] if self.shape else self[()])
 
-    # -- what NumPy arrays do and these do not ------------------------------------------------------------------
+    # -- operations that would read all items ------------------------------------------------------------------
 
     __hash__ = object.__hash__
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, operand: object) -> bool:
         """Compare by identity with other arrays, as collections need; to compare items, read them first."""
-        if other is None or isinstance(other, OnStorage):
-            return self is other
-        self._refuse(f"a[:] == {other!r:.20}")
+        if operand is None or isinstance(operand, OnStorage):
+            return self is operand
+        self._refuse(f"a[:] == {operand!r:.20}")
 
-    def __ne__(self, other: object) -> bool:
-        if other is None or isinstance(other, OnStorage):
-            return self is not other
-        self._refuse(f"a[:] != {other!r:.20}")
+    def __ne__(self, operand: object) -> bool:
+        if operand is None or isinstance(operand, OnStorage):
+            return self is not operand
+        self._refuse(f"a[:] != {operand!r:.20}")
 
     def __contains__(self, value: object) -> bool:
         self._refuse(f"{value!r:.20} in a[:]")
@@ -150,28 +150,20 @@ class OnStorage:
 
 
 def _operator(name: str, instead: str) -> Callable[..., Any]:
-    def refuse(self: OnStorage, *other: object) -> NoReturn:
-        self._refuse(instead.format(*(f"{o!r:.20}" for o in other[:1])))
+    def refuse(self: OnStorage, *operands: object) -> NoReturn:
+        self._refuse(instead.format(*(f"{o!r:.20}" for o in operands[:1])))
 
     refuse.__name__ = refuse.__qualname__ = name
     return refuse
 
 
-_BINARY = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "matmul": "@",
-    "truediv": "/",
-    "floordiv": "//",
-    "mod": "%",
-    "pow": "**",
-    "lshift": "<<",
-    "rshift": ">>",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-}
+_BINARY = dict(
+    zip(
+        "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split(),
+        "+ - * @ / // % ** << >> & | ^".split(),
+        strict=True,
+    )
+)
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
@@ -219,16 +211,23 @@ READING = (
 would change a copy."""
 
 
-class ReadOnUse(OnStorage):
-    """Base of views of rows: each operator and method reads the rows anew and hands them to NumPy."""
+class ReadOnUse(NDArrayOperatorsMixin, OnStorage):
+    """Base of views of rows: each operator and method reads the rows again and passes them to NumPy."""
 
     __hash__ = object.__hash__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Read the rows; return what NumPy does."""
-        if any(isinstance(value, OnStorage) for value in options.get("out") or ()):
+        """Read the rows; return what NumPy does. With the rows as first operand and ``out``, write the result there."""
+        operands = list(map(_read, inputs))
+        out: tuple[Any, ...] = options.get("out") or ()
+        rows: Any = self
+        if len(out) == 1 and out[0] is self is inputs[0]:
+            rows._require_writable()
+            rows[...] = getattr(ufunc, method)(*operands, **{**options, "out": (operands[0],)})
+            return self
+        if any(isinstance(value, OnStorage) for value in out):
             raise TypeError(f"out= cannot be rows of array {self.name!r}: assign the result, rows[...] = ...")
-        return getattr(ufunc, method)(*map(_read, inputs), **options)
+        return getattr(ufunc, method)(*operands, **options)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
         """Read the rows; return what NumPy does."""
@@ -244,6 +243,18 @@ class ReadOnUse(OnStorage):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return np.asarray(self).__reduce_ex__(protocol)
+
+    def __contains__(self, value: object) -> bool:
+        return _read(value) in np.asarray(self)
+
+    def __bool__(self) -> bool:
+        return bool(np.asarray(self))
+
+    def __int__(self) -> int:
+        return int(np.asarray(self))
+
+    def __float__(self) -> float:
+        return float(np.asarray(self))
 
     @property
     def T(self) -> NDArray[Any]:
@@ -279,63 +290,5 @@ def _reading_method(name: str) -> Callable[..., Any]:
     return read
 
 
-def _reading_operator(name: str, function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
-    def read(self: ReadOnUse, *other: Any) -> Any:
-        operands = [np.asarray(self), *map(_read, other)]
-        return function(*(reversed(operands) if reflected else operands))
-
-    read.__name__ = read.__qualname__ = name
-    return read
-
-
-def _writing_operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def write(self: Any, other: Any) -> Any:
-        self._require_writable()
-        self[...] = function(np.asarray(self), _read(other))  # a copy in its place would leave the file as it was
-        return self
-
-    write.__name__ = write.__qualname__ = name
-    return write
-
-
-_BOTH: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "matmul": operator.matmul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "divmod": divmod,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-}
-_OTHERS: dict[str, Callable[..., Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "neg": operator.neg,
-    "pos": operator.pos,
-    "invert": operator.invert,
-    "abs": operator.abs,
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "contains": operator.contains,
-}
-
 for _name in READING:
     setattr(ReadOnUse, _name, _reading_method(_name))
-for _name, _function in {**_BOTH, **_OTHERS}.items():
-    setattr(ReadOnUse, f"__{_name}__", _reading_operator(f"__{_name}__", _function))
-for _name, _function in _BOTH.items():
-    setattr(ReadOnUse, f"__r{_name}__", _reading_operator(f"__r{_name}__", _function, reflected=True))
-for _name in _BINARY:
-    setattr(ReadOnUse, f"__i{_name}__", _writing_operator(f"__i{_name}__", getattr(operator, f"i{_name}")))
