@@ -189,7 +189,7 @@ def test_the_environment_switches_it_on_at_each_launch(monkeypatch: pytest.Monke
 
 def test_a_segmentation_fault_becomes_an_error(tmp_path: Path) -> None:
     (tmp_path / "oob.py").write_text(
-        "import numpy as np, warpwell as ww\n"
+        "import numpy as np, warpwell as ww\nfrom warpwell import gpu\n"
         + "@ww.kernel\n"
         + inspect.getsource(double.function).partition("\n")[2]
         + "double[3_000_000](np.ones(100), np.zeros(100), device='cpu')\n"
