@@ -71,6 +71,8 @@ def test_the_library_in_compatibility_mode_reads_the_bytes_of_the_file(file: Pat
     kind = subprocess.run(["stat", "-f", "-c", "%T", file], capture_output=True, text=True, check=True).stdout.strip()
     if "by cuFile" not in text and kind not in ("ext2/ext3", "xfs"):
         pytest.skip(f"libcufile does not support the file system {kind}: {text}")
+    if "HANDLE_NOT_REGISTERED" in text and not Path("/run/udev/data").is_dir():
+        pytest.skip(f"libcufile asks udev, which does not run here, for the file system: {text}")
     assert "bulk reads by cuFile)" in text
 
 
