@@ -52,19 +52,19 @@ def test_a_module_of_a_program_may_use_warpwell_in_other_threads_while_it_is_imp
 ) -> None:
     lines = (
         "import threading, warpwell",
-        "thread = threading.Thread(target=lambda: warpwell.clock_ns, daemon=True)",
+        "thread = threading.Thread(target=lambda: warpwell.rows, daemon=True)",
         "thread.start()",
         "thread.join(10)",
         "def ended(): return not thread.is_alive()",
     )
     (tmp_path / "of_a_program.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(vars(warpwell), "clock_ns", raising=False)  # as if nobody had used it yet
+    monkeypatch.delitem(vars(warpwell), "rows", raising=False)  # as if nobody had used it yet
     assert registry.load("of_a_program:ended")()
 
 
 def test_a_forked_child_imports_although_a_thread_was_importing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(vars(warpwell), "clock_ns", raising=False)
+    monkeypatch.delitem(vars(warpwell), "rows", raising=False)
     held, over = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -80,7 +80,7 @@ def test_a_forked_child_imports_although_a_thread_was_importing(monkeypatch: pyt
         child = os.fork()
     if child == 0:
         signal.alarm(10)
-        warpwell.clock_ns  # noqa: B018 - imported on first use
+        warpwell.rows  # noqa: B018 - imported on first use
         os._exit(0)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

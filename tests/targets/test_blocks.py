@@ -167,7 +167,7 @@ def test_virtual_copies() -> None:
     copy = virtual_copy(add.function)
     assert copy.__code__ is add.function.__code__ and copy.__globals__["place"] is not place
     assert copy.__globals__["ww"] is ww  # names that the function does not say stay as they are
-    assert virtual_copy(plane.function).__globals__["ww"].grid is not gpu.grid
+    assert virtual_copy(plane.function).__globals__["gpu"].grid is not gpu.grid
 
 
 def test_names_that_a_module_imports_when_they_are_used() -> None:

@@ -198,6 +198,7 @@ class StoreModel:
         self.run.announce_blocks(
             self.pairs._device,
             self.pairs._shared,
+            *self.pairs._user_blocks,
             *self.controller.blocks(),
             self.medium.order,
             self.core,
