@@ -24,7 +24,7 @@ def main():
             total = np.zeros(width)
             for _ in range(10):
                 idx = rng.integers(0, rows, batch)
-                got = features[idx]
+                got = ww.gather(features, idx).result()
                 # a NumPy array on the cpu; on a GPU an array there, which torch.from_dlpack takes without a copy
                 values = np.asarray(got)
                 total += values.sum(axis=0, dtype=np.float64)
