@@ -1,6 +1,7 @@
 """What every test folder shares: skipping where hardware is missing, and repeatable random tests."""
 
 import ctypes
+import faulthandler
 import gc
 import importlib.util
 import itertools
@@ -9,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -89,6 +91,24 @@ def small_heap() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_tasks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Report background tasks that a module leaves, and keep them from failing the tests of the next module.
+
+    In some runs from an empty code cache, a task never ends. The report shows what the task and its threads wait for.
+    """
+    yield
+    tasks = sys.modules.get("warpwell.array.gather.tasks")
+    deadline = time.monotonic() + 20
+    while tasks is not None and tasks._running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if tasks is not None and tasks._running:
+        found = [{name: repr(value) for name, value in vars(task).items()} for task in tasks._running]
+        print(f"\n{request.node.nodeid} leaves background tasks: {found}", file=sys.__stderr__, flush=True)
+        faulthandler.dump_traceback(sys.__stderr__)
+        tasks._running.clear()
 
 
 @pytest.fixture(autouse=True)

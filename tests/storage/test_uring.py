@@ -1,4 +1,4 @@
-"""io_uring: what goes wrong in it, and where it is used."""
+"""io_uring: errors, forked children, and when it is used."""
 
 import ctypes
 import gc
@@ -133,18 +133,18 @@ def open_descriptors(path: Path) -> int:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
     gc.collect()
-    others = open_descriptors(path)  # rings of media that tests of this process keep
+    rings_before = open_descriptors(path)  # of media that other tests keep
     buffer = HostBytes(4096 * 100)
     medium = FileMedium(path, ring=True)
     start, complete = calls(medium)
     for number, command in enumerate(reads(buffer, 100)):
         assert start(*command, number) == PENDING
-    assert open_descriptors(path) > others
+    assert open_descriptors(path) > rings_before
     child = os.fork()
     if child == 0:
         medium.close()
         medium.close()
-        os._exit(open_descriptors(path) - others)
+        os._exit(open_descriptors(path) - rings_before)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     done: set[int] = set()
     until = time.monotonic() + 30
