@@ -78,16 +78,13 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-def _gpudirect(text: str) -> str:
-    if text not in ("auto", "on", "off"):
-        raise ValueError(text)
-    return text
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(text)
+        return text
 
-
-def _log_level(text: str) -> str:
-    if text not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise ValueError(text)
-    return text
+    return parse
 
 
 class Settings:
@@ -130,7 +127,7 @@ class Settings:
     gpudirect = Setting(
         "WARPWELL_GPUDIRECT",
         "auto",
-        _gpudirect,
+        _one_of("auto", "on", "off"),
         '"auto", "on" or "off"',
         "Whether long reads of files go to the memory of a GPU by cuFile, without a copy in host memory: if the system "
         "supports it; always, or opening the array raises; or never.",
@@ -146,7 +143,7 @@ class Settings:
     log_level = Setting(
         "WARPWELL_LOG_LEVEL",
         "WARNING",
-        _log_level,
+        _one_of("DEBUG", "INFO", "WARNING", "ERROR"),
         '"DEBUG", "INFO", "WARNING" or "ERROR"',
         "Least severe messages of the logger `warpwell`, set at the import. Without a handler, Python prints warnings.",
     )

@@ -15,10 +15,10 @@ __all__ = [
     "Interrupts",
     "clock",
     "file_lock",
+    "interruptible",
     "lock_descriptor",
     "open_for_lock",
     "probe",
-    "unlock_descriptor",
-    "interruptible",
     "uninterrupted",
+    "unlock_descriptor",
 ]

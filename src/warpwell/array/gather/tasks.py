@@ -171,7 +171,7 @@ class ChunkedTask(Future):
             value = self._run(chunk)
             if value is not None:
                 self._value = value
-        except BaseException as error:  # a service thread must not end by it: `result` raises it
+        except BaseException as error:  # `result` raises it; it must not end an I/O thread
             self._skip(error)
         self._count(1)
 

@@ -93,8 +93,7 @@ def take_row(core, space, place, nbytes, target, once, itemsize):
 def gather_rows(core, space, rows, places, n, origin, stride, nbytes, out, once, itemsize):
     """Copy row ``rows[k]`` to row ``places[k]`` of `out` (one thread a row; `cpu` and `interp`).
 
-    Row numbers are in range. `once` is 1 if pages are read once; `itemsize` is 0 unless statistics are
-    full.
+    Row numbers are in range. `once` is 1 if pages are read once; `itemsize` is 0 unless statistics are full.
     """
     k = grid(1)
     if k < n:
