@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.harness.arrays.gathers import TIERS, GatherConformance
+from tests.harness.arrays.kernels import occupy
 
 import warpwell as ww
 from lab.media import Latency
@@ -76,10 +77,11 @@ def test_work_is_ordered_by_the_stream(a: Any, model: Any, own: bool) -> None:
     expected = torch.as_tensor(rows, device="cuda")
     torch.cuda.synchronize()
     ww.gather(a, rows).result(60)  # which compiles
+    occupy[1](0)
     for _ in range(3):
         with torch.cuda.stream(stream):
             there, out = torch.zeros(5000, dtype=torch.int64, device="cuda"), torch.zeros((5000, 64), device="cuda")
-            torch.cuda._sleep(200_000_000)  # a tenth of a second
+            occupy[1, stream](100_000_000)
             there.copy_(expected)  # the numbers are not there yet
             out.fill_(7)
             begun = time.perf_counter()

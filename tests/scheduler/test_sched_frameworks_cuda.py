@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.arrays.kernels import occupy
 from tests.harness.until import HANG_SECONDS
 
 import warpwell as ww
@@ -202,7 +203,7 @@ def test_arrays_with_dlpack_alone() -> None:
             return x.__dlpack_device__()
 
     with Scheduler("cuda") as scheduler:
-        torch.cuda._sleep(20_000_000)
+        occupy[1, torch.cuda.default_stream()](10_000_000)
         x.mul_(3)  # it is not there yet, and is waited for
         scheduler.submit(double[SIZE], Alone()).result(60)
         assert bool((x == 6).all())

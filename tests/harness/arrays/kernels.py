@@ -145,6 +145,18 @@ def stop_when_failed(a, out):
         out[1] = 1
 
 
+@kernel
+def occupy(nanoseconds):
+    """Occupy a stream for so long.
+
+    `torch.cuda._sleep` counts cycles of the GPU, which begin at zero anew if a kernel of any process faults: it then
+    lasts as long as the GPU has been up.
+    """
+    since = clock_ns()
+    while clock_ns() - since < nanoseconds:
+        pass
+
+
 def values_of(dtype: str, n: int, seed: int = 1) -> Any:
     """Return `n` random values of a dtype, extremes included."""
     dt = np.dtype(dtype)
