@@ -19,6 +19,8 @@ import numpy as np
 from warpwell.storage import cufile
 from warpwell.targets.memory import view_of
 
+COMPAT_BUFFERS = 20
+"""Buffers for reads in flight in compatibility mode."""
 INVALID_VALUE = 5022
 IO_ERROR = 5044
 
@@ -166,6 +168,8 @@ class FakeCuFile:
         self._enter("batch_io_submit")
         size, in_flight = self.batches[batch]
         self._require(not in_flight and 0 < count <= size and flags == 0, "the batch is busy or too small")
+        if self.allow_compat and not self.p2p:
+            self._require(len(self._in_flight()) + count <= COMPAT_BUFFERS, "the call would wait for ever for buffers")
         reads = view_of(address, count * cufile.READ.itemsize, cufile.READ).copy()
         for read in reads:
             end = read["offset"] + read["nbytes"]

@@ -37,6 +37,7 @@ FAULTS = {
     "short": {"short_every": 3},
     "EAGAIN": {"again_every": 2},
     "all": {"out_of_order": True, "short_every": 3, "again_every": 4},
+    "few buffers in compatibility mode": {"p2p": False, "compat": True, "out_of_order": True, "short_every": 3},
 }
 
 
@@ -72,7 +73,7 @@ def reader(fake: FakeCuFile, path: Path) -> tuple[CuFileReads, Any, storage.File
         start = address - memory.address
         memory.view(np.dtype(np.uint8))[start : start + nbytes] = 0
 
-    reads = CuFileReads(fake, memory, slots=2, slot_bytes=SLOT, allow_compat=False, zero=zero)
+    reads = CuFileReads(fake, memory, slots=2, slot_bytes=SLOT, allow_compat=not fake.p2p, zero=zero)
     reads.open_file(1, medium.direct_fileno(), medium.nbytes)
     return reads, memory, medium
 
@@ -201,7 +202,8 @@ def test_a_failed_deregistration_is_logged_and_the_rest_is_done(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_prefetched_and_bulk_read_pages_are_right(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install_fake(monkeypatch, FakeCuFile(5, **FAULTS[fault]))
+    fake = FakeCuFile(5, **FAULTS[fault])
+    install_fake(monkeypatch, fake, allow_compat=not fake.p2p)
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
         ticket = a.prefetch(0, 150 * PAGE // 8)
         assert ticket.wait(250) and ticket.came == 150 and ticket.error is None

@@ -35,6 +35,9 @@ COMPLETE = 16
 """Status of an event; other statuses report a failed, canceled or timed-out read."""
 MAX_BATCH = 128
 """Largest number of reads in a batch: the default limit of libcufile."""
+COMPAT_READS = 16
+"""Largest number of reads in flight if libcufile may copy through host memory. It takes a buffer for each read when the
+read is submitted, of 32 to 64 that a GPU has, and waits for ever if a batch needs more than there are."""
 MAX_RETRIES = 1000
 """Limit of submissions of a slot's reads after EAGAIN."""
 POLL_SECONDS = 1e-4
@@ -115,6 +118,7 @@ class CuFileReads:
         self._cufile, self._memory, self._zero = cufile, memory, zero
         self._process = os.getpid()
         self._batch_size = open_driver(cufile, allow_compat)
+        self._max_in_flight = COMPAT_READS if allow_compat else slots * self._batch_size
         self._files: dict[int, tuple[int, int]] = {}
         self._slots: list[Slot] = []
         self._registered: list[tuple[Callable[[int], None], int]] = []
@@ -228,8 +232,9 @@ class CuFileReads:
             for cookie, status, _, result in events[: int(count[0])].tolist():
                 result = result if status == COMPLETE or result < 0 else -errno.EIO
                 progress += self._complete(state, cookie, result)
-        if state.waiting and not state.in_flight:  # a batch is one submission at a time
-            submitted, state.waiting = state.waiting[: self._batch_size], state.waiting[self._batch_size :]
+        allowed = min(self._batch_size, self._max_in_flight - sum(each.in_flight for each in self._slots))
+        if state.waiting and not state.in_flight and allowed > 0:  # a batch is one submission at a time
+            submitted, state.waiting = state.waiting[:allowed], state.waiting[allowed:]
             state.submitted, state.in_flight = state.reads[submitted], len(submitted)
             try:
                 self._cufile.batch_io_submit(state.batch, len(submitted), state.submitted.ctypes.data, 0)
