@@ -38,6 +38,42 @@ def start(folder: Path) -> subprocess.Popen[str]:
     )
 
 
+TWO_THREADS = """
+import contextlib, sys, threading, time
+from pathlib import Path
+from warpwell.targets.compiler import code_cache
+
+path, compiling, results = Path(sys.argv[1]) / "code.o", threading.Event(), []
+file_lock = code_cache.file_lock
+
+def compile_another():
+    from numba.core.compiler_lock import global_compiler_lock
+    with global_compiler_lock:
+        compiling.set()
+        results.append(code_cache.read_or_make(path, lambda: b"code"))
+
+def make():
+    from numba.core.compiler_lock import global_compiler_lock
+    with global_compiler_lock:
+        return b"code"
+
+@contextlib.contextmanager
+def lock(path):
+    with file_lock(path):
+        if not compiling.is_set():
+            other.start()
+            compiling.wait()
+        yield
+
+assert "numba.core.compiler_lock" not in sys.modules
+code_cache.file_lock, other = lock, threading.Thread(target=compile_another)
+began = time.monotonic()
+results.append(code_cache.read_or_make(path, make))
+other.join()
+print(results, time.monotonic() - began < 25)
+"""
+
+
 def said(process: subprocess.Popen[str]) -> str:
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
@@ -49,6 +85,11 @@ def test_it_does_what_the_function_does() -> None:
     read = native(mpi_loop.word)
     assert [read(words.ctypes.data + 8 * k) for k in range(3)] == words.tolist()
     assert native(mpi_loop.word) is read
+
+
+def test_a_thread_that_compiles_and_one_that_loads_numba_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", TWO_THREADS, tmp_path], capture_output=True, text=True, timeout=100)
+    assert process.stdout == "[b'code', b'code'] True\n", process.stderr
 
 
 def test_one_process_compiles_and_the_others_load(tmp_path: Path) -> None:

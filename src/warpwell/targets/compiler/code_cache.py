@@ -52,18 +52,38 @@ def write_kept(path: pathlib.Path, data: bytes) -> None:
 def read_or_make(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
     """Return the content of a cache file, or make and write it; of several processes, one makes it.
 
-    The content is returned even if the cache cannot be written.
+    The content is returned even if the cache cannot be written. `make` takes Numba's lock, and a thread that compiles
+    calls this while it holds that lock. So no thread waits for Numba's lock while it holds the lock of the file.
     """
     if (found := read_kept(path)) is not None:
         return found
-    # A compiling thread may call this while it holds Numba's lock, so take that lock first. Without Numba, it is free.
-    lock = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
-    with lock or contextlib.nullcontext(), file_lock(path.with_suffix(".lock")):
-        if (found := read_kept(path)) is None:
-            found = make()
-            with contextlib.suppress(OSError):
-                write_kept(path, found)
-        return found
+    lock_path = path.with_suffix(".lock")
+    if "numba.core.compiler_lock" not in sys.modules:  # if another process makes it, this one does not import Numba
+        with file_lock(lock_path):
+            if (found := read_kept(path)) is not None:
+                return found
+            numbas = _compiler_lock()._lock
+            if numbas.acquire(blocking=False):
+                try:
+                    return _make_and_write(path, make)
+                finally:
+                    numbas.release()
+    with _compiler_lock(), file_lock(lock_path):
+        found = read_kept(path)
+        return _make_and_write(path, make) if found is None else found
+
+
+def _compiler_lock() -> Any:
+    from numba.core.compiler_lock import global_compiler_lock  # half a second, if Numba is not imported yet
+
+    return global_compiler_lock
+
+
+def _make_and_write(path: pathlib.Path, make: Callable[[], bytes]) -> bytes:
+    found = make()
+    with contextlib.suppress(OSError):
+        write_kept(path, found)
+    return found
 
 
 def cache_folder() -> pathlib.Path:
