@@ -318,14 +318,25 @@ def test_a_block_that_does_not_fit() -> None:
         SOURCES["rotate_kernel"][1, 32, 1 << 20](x)
 
 
+WORK = 2000, 20_000, 200_000
+"""Iterations of a block. Other processes use this GPU, and a short kernel may end within one turn, before it sees a
+flag: tests that stop a kernel try a longer one then.
+"""
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
+    assert any(launches_of_drained_blocks(seed, work) > 1 for work in WORK)
+
+
+def launches_of_drained_blocks(seed: int, work: int) -> int:
+    """Drain a kernel again and again until all its blocks have run; return the number of launches."""
     from warpwell.targets.arrays import to_host, zeros
 
     rng = np.random.default_rng(seed)
     count = 100_000
     ran, out = zeros("cuda", 256 * count, np.int32), zeros("cuda", 256 * count, np.float64)
-    on = OnGpu(SOURCES["count"][count, 256], [ran, out, 2000])
+    on = OnGpu(SOURCES["count"][count, 256], [ran, out, work])
     resident = on.forms.resources("workers")["resident"]
     done, stops = 0, 0
     until = time.monotonic() + 60
@@ -349,19 +360,27 @@ def test_each_block_runs_once_through_drains_and_shrinks(seed: int) -> None:
         assert min(words[CURSOR], count) == words[DONE] and words[BEGUN] == words[LEFT]
         done = int(words[DONE])
         stops += 1
-    assert stops > 1  # others use this GPU: a flag may take as long as their turn
     assert (to_host(ran) == 1).all()
     on.blocks.end()
+    return stops
 
 
-@pytest.mark.parametrize("name", ["count", "early"])
-def test_an_executor_drains_and_resumes_what_can_leave(name: str) -> None:
+def test_an_executor_drains_and_resumes_what_can_leave() -> None:
+    assert any(drains_by_executor("count", work) > 0 for work in WORK)
+
+
+def test_an_executor_runs_whole_what_may_return_before_a_barrier() -> None:
+    assert drains_by_executor("early", 1) == 0
+
+
+def drains_by_executor(name: str, work: int) -> int:
+    """Run a source by an executor that preempts it up to three times; return how often it was drained."""
     from warpwell.scheduler.executors.cuda_executor import CudaExecutor
     from warpwell.targets.arrays import to_host, zeros
 
     blocks = 60_000 if name == "count" else 40_000_000  # long enough to be looked at
     ran = zeros("cuda", blocks * (256 if name == "count" else 1), np.int32)
-    arguments = (ran, zeros("cuda", ran.size, np.float64), 4000) if name == "count" else (ran, 1)
+    arguments = (ran, zeros("cuda", ran.size, np.float64), work) if name == "count" else (ran, work)
     launch = SOURCES[name][blocks, 256]
     executor = CudaExecutor()
     try:
@@ -380,9 +399,9 @@ def test_an_executor_drains_and_resumes_what_can_leave(name: str) -> None:
             if any(isinstance(event, Stopped) for event in events):
                 stops += 1
                 executor.launch(job, Placement(workers=100 if stops == 1 else None))
-        assert (stops > 0) == (name == "count"), "what may return before a barrier runs whole"
         assert next(e for e in events if isinstance(e, Ended)).error is None
         assert (to_host(ran) == 1).all()
+        return stops
     finally:
         executor.close()
 
