@@ -269,7 +269,7 @@ def test_arguments_that_cannot_be_sent(devices: Devices) -> None:
 
 
 def test_cuda_source_needs_a_gpu(devices: Devices) -> None:
-    source = ww.CudaSource('extern "C" __global__ void nothing(float *x) {}', "nothing")
+    source = ww.CudaSource('extern "C" __global__ void nothing(float *x) {}', "nothing", {"x": "float32*"})
     with pytest.raises(errors.DeviceNotFoundError):
         source[1, 1](devices[0].zeros(4, np.float32))
 

@@ -33,6 +33,7 @@ def burn(x, rounds):
 
 SAXPY = ww.CudaSource(
     """
+#include <warpwell.cuh>
 extern "C" __global__ void saxpy(const float *x, float *y, float a, int n)
 {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -41,6 +42,7 @@ extern "C" __global__ void saxpy(const float *x, float *y, float a, int n)
 }
 """,
     "saxpy",
+    {"x": "const float32*", "y": "float32*", "a": "float32", "n": "int32"},
 )
 
 LONG = 20_000_000

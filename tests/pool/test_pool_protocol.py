@@ -131,9 +131,10 @@ def test_kernels_arrive_with_their_options_and_helpers() -> None:
 
 
 def test_cuda_source_arrives_whole() -> None:
-    source = ww.CudaSource('extern "C" __global__ void f(float *x) {}', "f", options=["-DN=4"])
+    source = ww.CudaSource('extern "C" __global__ void f(float *x) {}', "f", {"x": "float32*"}, options=["-DN=4"])
     there = code.deserialize(code.Code.of(source).data)
     assert (there.code, there.name, there.options) == (source.code, "f", ("-DN=4",))
+    assert there.parameters == source.parameters
 
 
 def test_modules_of_the_user_travel_by_value(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_what_cannot_be_is_told_at_once(scheduler: Scheduler, devices: Devices) 
         scheduler.submit(double[0], x)
     with pytest.raises(errors.TaskMemoryError):
         scheduler.submit(double[5], x, memory=1 << 60)
-    source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f")
+    source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f", {"x": "float64*"})
     with pytest.raises(errors.DeviceNotFoundError, match="runs on a GPU"):
         scheduler.submit(source[1, 32], x)
     with pytest.raises(errors.ArgumentError, match="not of this scheduler"), Scheduler(devices=devices[:1]) as one:
@@ -312,7 +312,7 @@ def test_what_a_lost_device_had_runs_elsewhere() -> None:
 
 
 def test_a_source_whose_only_gpu_is_lost_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f")
+    source = ww.CudaSource('extern "C" __global__ void f(double *x) { x[0] = 1; }', "f", {"x": "float64*"})
     with Devices(targets=["cpu", "cpu"]) as pool, Scheduler(devices=pool) as scheduler:
         pool[0].target = "cuda"  # as far as its place is concerned
         send = Member.send

@@ -20,6 +20,7 @@ only_compiled = pytest.mark.ptx
 with_headers = pytest.mark.skipif(len(headers()) < 2, reason="CUDA's headers (the cuda extra) are not installed")
 
 CODE = r"""
+#include <warpwell.cuh>
 __device__ float twice(float v) { return gridDim.y * v + v; }
 
 extern "C" __global__ void __launch_bounds__(256) saxpy(const float *__restrict__ x, float *y, float a, int n)
@@ -84,11 +85,23 @@ extern "C" __global__ void early(int *ran, int n)
     atomicAdd(&ran[blockIdx.x], 1);
 }
 """
-NAMES = ("saxpy", "products", "transpose", "volume", "rotate_kernel", "count", "early")
-SOURCES = {name: ww.CudaSource(CODE, name) for name in NAMES}
+PARAMETERS = {
+    "saxpy": {"x": "const float32*", "y": "float32*", "a": "float32", "n": "int32"},
+    "products": {"x": "const float32*", "y": "float32*", "a": "float32", "b": "float32", "n": "int32"},
+    "transpose": {"x": "const float32*", "y": "float32*", "rows": "int32", "columns": "int32"},
+    "volume": {"out": "uint64*", "c": "uint8"},
+    "rotate_kernel": {"x": "int32*"},
+    "count": {"ran": "int32*", "out": "float64*", "rounds": "int32"},
+    "early": {"ran": "int32*", "n": "int32"},
+}
+NAMES = tuple(PARAMETERS)
+SOURCES = {name: ww.CudaSource(CODE, name, PARAMETERS[name]) for name in NAMES}
+# a thread of `early` may return before a barrier that others of its block reach, so it must not include the header
+SOURCES["early"] = ww.CudaSource(CODE.replace("#include <warpwell.cuh>", ""), "early", PARAMETERS["early"])
+PREEMPTIBLE = tuple(name for name in NAMES if name != "early")
 
 
-def given(name: str) -> tuple[Any, list[Any]]:
+def launch_and_arguments(name: str) -> tuple[Any, list[Any]]:
     """Return a launch and its arguments."""
     rng = np.random.default_rng(1)
 
@@ -113,18 +126,19 @@ def given(name: str) -> tuple[Any, list[Any]]:
 
 
 def entries(text: str) -> dict[str, str]:
-    return {re.findall(r"\w+", part)[0]: part for part in text.split(".visible .entry ")[1:]}
+    """Return the definitions of kernels by their names."""
+    parts = re.split(r"^\.(?:visible|weak) \.entry ", text, flags=re.MULTILINE)[1:]
+    return {re.findall(r"\w+", part)[0]: part for part in parts if "{" in part}
 
 
 @only_compiled
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PREEMPTIBLE)
 def test_forms_compile(name: str) -> None:
     plain = build(SOURCES[name], "sm_90")
     forms = build(SOURCES[name], "sm_90", 32)
     for built in (plain, forms):
         assert built["cubin"][:4] == b"\x7fELF" and len(built["cubin"]) > 1000
-    assert forms["names"] == {"workers": f"ww_workers_{name}"}
-    assert "ww_" not in plain["ptx"]
+    assert "warpwell" not in plain["ptx"]
     kernel = entries(plain["ptx"])[plain["names"]["plain"]]
     found = entries(forms["ptx"])
     assert set(found) == set(forms["names"].values()), "no other kernel is left"
@@ -156,31 +170,51 @@ def test_no_form_rounds_otherwise(name: str) -> None:
 
 @only_compiled
 def test_registers_are_capped() -> None:
-    source = ww.CudaSource(CODE, "count", options=["--maxrregcount=64"])
+    source = ww.CudaSource(CODE, "count", PARAMETERS["count"], options=["--maxrregcount=64"])
     assert ".maxnreg" not in build(source, "sm_90", 40)["ptx"]  # the compiler's option, not the program's
     assert build(source, "sm_90", 24)["cubin"] != build(source, "sm_90", 64)["cubin"]
 
 
 @only_compiled
 def test_what_the_compiler_says_has_the_lines_of_the_source() -> None:
-    wrong = ww.CudaSource('extern "C" __global__ void k(int *x)\n{\n    x[0] = missing;\n}\n', "k")
-    with pytest.raises(errors.ArgumentError, match=r"(?s)'k' does not compile.*k\.cu\(3\).*missing") as caught:
+    code = '#include <warpwell.cuh>\nextern "C" __global__ void k(int *x)\n{\n    x[0] = missing;\n}\n'
+    wrong = ww.CudaSource(code, "k", {"x": "int32*"})
+    with pytest.raises(errors.ArgumentError, match=r"(?s)'k' does not compile.*k\.cu\(4\).*missing") as caught:
         build(wrong, "sm_90")
     assert not isinstance(caught.value, errors.TransformError)
-    with pytest.raises(errors.TransformError, match=r"k\.cu\(3\)"):
+    with pytest.raises(errors.TransformError, match=r"k\.cu\(4\)"):
         build(wrong, "sm_90", 64)
     with pytest.raises(errors.ArgumentError, match="gpu-architecture"):
         build(SOURCES["saxpy"], "sm_1")
 
 
 @only_compiled
-def test_a_source_that_only_compiles_whole() -> None:
-    taken = "__device__ void *ww_slots() { return nullptr; }\n"
-    named = ww.CudaSource(taken + 'extern "C" __global__ void k(int *x) { x[0] = ww_slots() != nullptr; }', "k")
-    build(named, "sm_90")
-    with pytest.raises(errors.TransformError, match="not as blocks that workers claim") as caught:
-        build(named, "sm_90", 64)
+def test_a_source_whose_workers_do_not_compile() -> None:
+    code = '#include <warpwell.cuh>\n__device__ const int warpwell = 3;\nextern "C" __global__ void k(int *x) { }'
+    source = ww.CudaSource(code, "k", {"x": "int32*"})
+    build(source, "sm_90")
+    with pytest.raises(errors.TransformError, match=r"include warpwell\.cuh before all other text") as caught:
+        build(source, "sm_90", 64)
     assert caught.value.construct == "source"
+
+
+@only_compiled
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"x": "float32*", "a": "float32", "n": "int32"}, "has 5 parameters, and 3 are declared"),
+        ({"x": "float32*", "a": "float64", "n": "int32", "h": "bool", "p": "int64"}, "'a'.*4 bytes of type f32"),
+        ({"x": "float32*", "a": "int32", "n": "int32", "h": "bool", "p": "int64"}, "'a'.*'int32'.*type f32"),
+        ({"x": "float32*", "a": "float32", "n": "float32", "h": "bool", "p": "int64"}, "'n'.*4 bytes of type u32"),
+        ({"x": "int32", "a": "float32", "n": "int32", "h": "bool", "p": "int64"}, "'x'.*8 bytes of type u64"),
+        ({"x": "float32*", "a": "float32", "n": "int32", "h": "bool", "p": "int64"}, "'p'.*12 bytes"),
+    ],
+)
+def test_declared_parameters_are_those_of_the_source(declared: dict[str, str], message: str) -> None:
+    code = "struct point { float x, y, z; };\n"
+    code += 'extern "C" __global__ void k(float *__restrict__ x, const float a, unsigned n, bool h, point p) { }'
+    with pytest.raises(errors.ArgumentError, match=message):
+        build(ww.CudaSource(code, "k", declared), "sm_90")
 
 
 @pytest.mark.slow
@@ -188,21 +222,23 @@ def test_a_source_that_only_compiles_whole() -> None:
 @with_headers
 def test_headers_macros_and_options() -> None:
     code = r"""
+    #include "warpwell.cuh"
     #include <cooperative_groups.h>
     #include <cuda_fp16.h>
     namespace cg = cooperative_groups;
-    extern "C" __global__ void k(ITEM *x, const __grid_constant__ ITEM by)
+    extern "C" __global__ void k(ITEM *x, const __grid_constant__ ITEM by, __half h)
     {
         auto block = cg::this_thread_block();
         block.sync();
-        x[block.group_index().x] += by * ITEM(__half2float(__float2half(2.f)));
+        x[block.group_index().x] += by * ITEM(__half2float(__float2half(2.f) * h));
     }
     """
-    source = ww.CudaSource(code, "k", options=["-DITEM=double", "--std=c++17"])
-    assert source.preemptible and [p.dtype for p in source.parameters] == [np.float64, np.float64]
-    bodies = entries(ptx(source, "forms"))
-    assert all(body.count("%ctaid") == 1 for body in bodies.values())
-    assert ".f64" in bodies["ww_workers_k"]
+    parameters = {"x": "float64*", "by": "float64", "h": "float16"}
+    source = ww.CudaSource(code, "k", parameters, options=["-DITEM=double", "--std=c++17"])
+    assert source.preemptible
+    ptx(source)
+    (body,) = entries(ptx(source, "forms")).values()
+    assert body.count("%ctaid") == 1 and ".f64" in body
 
 
 @pytest.mark.slow
@@ -211,8 +247,8 @@ def test_headers_macros_and_options() -> None:
 def test_a_grid_that_synchronizes_compiles_whole() -> None:
     code = "#include <cooperative_groups.h>\n"
     code += 'extern "C" __global__ void k(int *x) { cooperative_groups::this_grid().sync(); x[blockIdx.x] = 1; }'
-    source = ww.CudaSource(code, "k")
-    assert source.text.cooperative and not source.preemptible
+    source = ww.CudaSource(code, "k", {"x": "int32*"}, cooperative=True)
+    assert not source.preemptible
     assert build(source, "sm_90")["names"] == {"plain": "k"}
 
 
@@ -246,7 +282,7 @@ class OnGpu:
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
-    launch, arguments = given(name)
+    launch, arguments = launch_and_arguments(name)
     results = {}
     for form in ("plain", "workers"):
         mine = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
@@ -270,7 +306,7 @@ def test_forms_do_what_the_kernel_does(name: str, chunk: int) -> None:
 
 
 def test_plain_launches() -> None:
-    launch, (x, y, a, n) = given("saxpy")
+    launch, (x, y, a, n) = launch_and_arguments("saxpy")
     wanted = (y.astype(np.float64) + np.float64(np.float32(a)) * x).astype(np.float32)
     from warpwell.targets.arrays import to_device, to_host
 
@@ -279,7 +315,7 @@ def test_plain_launches() -> None:
     np.testing.assert_allclose(to_host(on_device), wanted, rtol=1e-6)
     launch(x, y, a, n)
     np.testing.assert_allclose(y, wanted, rtol=1e-6)
-    launch, (out, c) = given("volume")
+    launch, (out, c) = launch_and_arguments("volume")
     launch(out, c)
     z, b, k = np.meshgrid(np.arange(3), np.arange(4), np.arange(5), indexing="ij")
     assert (out.reshape(60, 40) == (1_000_000 * z + 10_000 * b + 100 * k + 3 + c).reshape(60, 1)).all()
@@ -303,7 +339,7 @@ def test_a_grid_that_synchronizes_runs() -> None:
     }
     """
     x, y = np.zeros(64, np.int32), np.zeros(64, np.int32)
-    launch = ww.CudaSource(code, "k")[64, 1]
+    launch = ww.CudaSource(code, "k", {"x": "int32*", "y": "int32*"}, cooperative=True)[64, 1]
     launch(x, y)
     assert (y == np.arange(64, 0, -1)).all()
     y[:] = 0
@@ -369,7 +405,7 @@ def test_an_executor_drains_and_resumes_what_can_leave() -> None:
     assert any(drains_by_executor("count", work) > 0 for work in WORK)
 
 
-def test_an_executor_runs_whole_what_may_return_before_a_barrier() -> None:
+def test_an_executor_runs_a_source_without_the_header_whole() -> None:
     assert drains_by_executor("early", 1) == 0
 
 
@@ -407,7 +443,7 @@ def drains_by_executor(name: str, work: int) -> int:
 
 
 def test_a_scheduler_runs_sources_and_kernels_together() -> None:
-    launch, arguments = given("transpose")
+    launch, arguments = launch_and_arguments("transpose")
     wanted = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
     launch(*wanted)
 
@@ -417,7 +453,8 @@ def test_a_scheduler_runs_sources_and_kernels_together() -> None:
         x[i] = 2 * x[i]
 
     numbers = np.arange(1000)
-    wrong = ww.CudaSource('extern "C" __global__ void wrong(int *x) { x[0] = missing; }', "wrong")
+    code = 'extern "C" __global__ void wrong(int *x) { x[0] = missing; }'
+    wrong = ww.CudaSource(code, "wrong", {"x": "int32*"})
     with ww.scheduler.Scheduler("cuda") as scheduler:
         first = scheduler.submit(launch, *arguments)
         second = scheduler.submit(double[1000], numbers)

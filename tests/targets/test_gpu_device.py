@@ -188,7 +188,7 @@ def test_no_gpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         a[ww.gpu.grid(1)] *= 2
 
     monkeypatch.setattr(device, "has_cuda", lambda: False)
-    source = ww.CudaSource('extern "C" __global__ void f(float *x) { x[0] = 1; }', "f")
+    source = ww.CudaSource('extern "C" __global__ void f(float *x) { x[0] = 1; }', "f", {"x": "float32*"})
     for call in (
         GpuDevice,
         lambda: double[3](np.ones(3), device="cuda"),

@@ -194,7 +194,7 @@ def loads(data: bytes, objects: Any = ()) -> Any:
 
 def _serialize(thing: Any) -> bytes:
     if isinstance(thing, CudaSource):
-        content: Any = ("cuda", thing.code, thing.name, thing.options)
+        content: Any = ("cuda", thing)
     elif isinstance(thing, Kernel):
         content = ("kernel", thing.function, thing.max_registers, thing.block, _device_functions(thing.function))
     elif callable(thing):
@@ -217,8 +217,7 @@ def deserialize(data: bytes, variables: dict[str, Any] | None = None) -> Any:
     """Return the kernel or function whose `Code` this is, with other values of its global variables."""
     kind, *content = loads(data)
     if kind == "cuda":
-        code, name, options = content
-        return CudaSource(code, name, options=options)
+        return content[0]
     *content, marked = content
     if variables:
         content[0] = _with_globals(content[0], variables)

@@ -1,8 +1,7 @@
-"""Kernels in CUDA C++, that schedulers preempt as they do kernels in Python.
+"""Kernels in CUDA C++, which schedulers preempt if the source includes ``warpwell.cuh``.
 
 - `cuda_source.py`: `CudaSource`, the user's interface; its launches, whole and block by block.
-- `text.py`: analysis of the source text: the kernel's place, and whether its blocks can be claimed one by one.
-- `parameters.py`: the kernel's parameters, and arguments converted to them.
-- `program.py`: the program around the kernel (`workers.cu`) that makes workers, and its compilation.
-- `forms.py`: the compiled kernel, workers on a GPU, and their launches.
+- `parameters.py`: declared parameters, and the conversion of arguments to them.
+- `program.py`: compilation of the kernel alone, and of workers that run its blocks (``warpwell.cuh``).
+- `forms.py`: the compiled kernel and its workers on a GPU, and their launches.
 """

@@ -1,9 +1,11 @@
-"""`CudaSource`: kernels in CUDA C++, compiled when they are launched, that a scheduler can preempt as its own."""
+"""`CudaSource`: kernels in CUDA C++, compiled at their first launch, which a scheduler can preempt between blocks."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,56 +18,71 @@ from ..fault import LaunchFlag
 from ..gpu.device import require_gpu
 from ..gpu.memory import address_of
 from ..kernel import Launch, by_name, placed
-from .parameters import converted
-from .text import SourceText
+from .parameters import convert_argument, parse_parameters
 
-MOST_THREADS = 1024
-_GRID = ((1 << 31) - 1, 65535, 65535)
-_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+"""Threads of a block at most (compute capability 5.0 to 12.0)."""
+
+_MAX_GRID = ((1 << 31) - 1, 65535, 65535)
+_MAX_BLOCK = (1024, 1024, 64)
+_HEADER = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]warpwell\.cuh[>"]', re.MULTILINE)
 
 
 class CudaSource:
-    """A kernel in CUDA C++, compiled by NVRTC for the GPU that it is launched on.
+    """A kernel in CUDA C++, compiled by NVRTC for the GPU that runs it.
 
-    ``source[blocks, threads](*args)`` runs it, as CUDA's ``<<<blocks, threads>>>`` does, and waits for it. A
-    `warpwell.scheduler.Scheduler` takes ``source[blocks, threads]`` as it takes ``kernel[n]``: the same text is
-    compiled once more, with ``blockIdx`` and ``gridDim`` as the place that a worker has claimed, so that it is
-    preempted between blocks. `preemptible` and `reason` tell whether that can be.
+    ``source[blocks, threads](*args)`` runs the kernel as CUDA's ``<<<blocks, threads>>>`` does, and waits for it. A
+    `warpwell.scheduler.Scheduler` takes ``source[blocks, threads]`` as it takes ``kernel[n]``. If the source begins
+    with ``#include <warpwell.cuh>``, a scheduler can preempt the kernel between blocks: the source is compiled a second
+    time, with ``blockIdx`` and ``gridDim`` as the block that a worker has claimed. Such a kernel must not return before
+    a barrier that other threads of the block reach.
 
     Parameters
     ----------
     code : str
         The program. A kernel is ``extern "C" __global__ void name(...)``.
     name : str
-        Of the kernel.
-    options : sequence of str
-        Of NVRTC, such as ``"-DN=4"`` or ``"--use_fast_math"``. The architecture is the GPU's, unless one is named here.
+        Name of the kernel.
+    parameters : dict of str
+        Type of each parameter by its name, in the order of the source: a NumPy name such as ``"float32"`` for a number,
+        ``"float32*"`` for a pointer, ``"const float32*"`` for a pointer to items that the kernel only reads, and
+        ``"void*"`` for a pointer to anything else. NumPy arrays are copied back unless they are const.
+    options : sequence of str, optional
+        Options of NVRTC, such as ``"-DN=4"`` or ``"--use_fast_math"``. The architecture is the GPU's, unless an option
+        names another one.
+    cooperative : bool, default False
+        Whether blocks wait for one another (grid-wide synchronization), so that all must be resident. Such a kernel
+        is never preempted.
 
     Attributes
     ----------
-    parameters : list of Parameter
+    parameters : tuple of Parameter
     preemptible : bool
-        Whether workers can run its blocks. Where not, it runs whole.
+        Whether workers can run the blocks. If not, the kernel runs whole.
     reason : TransformError or None
-        Why not.
+        Why the kernel is not preemptible.
 
     Raises
     ------
-    TransformError
-        There is no such kernel, it is a template, it launches kernels, or a parameter is neither a pointer nor a
-        number; ``construct`` and ``line`` say which and where.
+    ArgumentError
+        An argument has the wrong type, or a parameter's type is unknown.
 
     Examples
     --------
     >>> import numpy as np, warpwell as ww
-    >>> saxpy = ww.CudaSource('''
+    >>> saxpy = ww.CudaSource(
+    ...     '''
+    ... #include <warpwell.cuh>
     ... extern "C" __global__ void saxpy(const float *x, float *y, float a, int n)
     ... {
     ...     int i = blockIdx.x * blockDim.x + threadIdx.x;
     ...     if (i < n)
     ...         y[i] += a * x[i];
     ... }
-    ... ''', "saxpy")
+    ... ''',
+    ...     "saxpy",
+    ...     {"x": "const float32*", "y": "float32*", "a": "float32", "n": "int32"},
+    ... )
     >>> saxpy.preemptible
     True
     >>> x, y = np.ones(1000, np.float32), np.zeros(1000, np.float32)
@@ -75,7 +92,15 @@ class CudaSource:
     block: int | None = None
     max_registers: int | None = None
 
-    def __init__(self, code: str, name: str, *, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        code: str,
+        name: str,
+        parameters: Mapping[str, str],
+        *,
+        options: Sequence[str] = (),
+        cooperative: bool = False,
+    ) -> None:
         if not isinstance(code, str) or not isinstance(name, str) or not name.isidentifier():
             raise errors.ArgumentError(
                 "CudaSource takes a source text and the name of a kernel in it, both strings", name="name"
@@ -84,27 +109,40 @@ class CudaSource:
             raise errors.ArgumentError(f"options={options!r:.60}: give a list of strings", name="options")
         self.code = code
         self.name = self.__name__ = name
+        self.parameters = parse_parameters(parameters, name)
         self.options = tuple(options)
-        self.text = SourceText(code, name, self.options)
-        self.parameters = self.text.parameters
-        self.reason = self.text.reason
+        self.cooperative = cooperative
+        self.reason = self._reason()
         self.preemptible = self.reason is None
         self.compiled: dict[Any, Any] = {}
 
+    def _reason(self) -> errors.TransformError | None:
+        if self.cooperative:
+            construct, why = "cooperative", "its blocks wait for one another"
+        elif not _HEADER.search(self.code):
+            construct, why = "include", "its source does not include warpwell.cuh"
+        else:
+            return None
+        message = f"CUDA kernel {self.name!r} runs whole and cannot be preempted: {why}"
+        return errors.TransformError(message, construct=construct)
+
     @property
     def function(self) -> Any:
-        """What is known of a kernel by its function is known of a source by itself."""
+        """The source itself, which has the attributes that schedulers read from a kernel's function."""
         return self
 
     def __getitem__(self, configuration: Any) -> SourceLaunch:
         if not isinstance(configuration, tuple) or len(configuration) not in (2, 3):
             raise errors.ArgumentError(
                 f"launch shape {configuration!r:.60} of CUDA kernel {self.name!r}: use {self.name}[blocks, threads], "
-                f"with the bytes of extern __shared__ arrays after them where there are some"
+                f"followed by the bytes of extern __shared__ arrays if the kernel has any"
             )
         blocks, threads, *shared = configuration
         return SourceLaunch(
-            self, _extents(blocks, _GRID, "blocks"), _extents(threads, _BLOCK, "threads"), shared[0] if shared else 0
+            self,
+            _extents(blocks, _MAX_GRID, "blocks"),
+            _extents(threads, _MAX_BLOCK, "threads"),
+            shared[0] if shared else 0,
         )
 
     def __call__(self, *args: Any) -> None:
@@ -112,7 +150,9 @@ class CudaSource:
         raise errors.ArgumentError(f"CUDA kernel {self.name!r} needs a grid: {self.name}[blocks, threads](...)")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.code, self.name, self.options)
+        parameters = {parameter.name: parameter.declaration for parameter in self.parameters}
+        make = functools.partial(CudaSource, options=self.options, cooperative=self.cooperative)
+        return make, (self.code, self.name, parameters)
 
     def __repr__(self) -> str:
         return f"<CudaSource {self.name!r}>"
@@ -131,16 +171,18 @@ class SourceLaunch(Launch):
     """
 
     def __init__(self, source: CudaSource, blocks: tuple[int, ...], threads: tuple[int, ...], shared: Any) -> None:
-        if math.prod(threads) > MOST_THREADS:
-            raise errors.ArgumentError(f"blocks of {threads} threads: {MOST_THREADS} are the most", name="threads")
+        if math.prod(threads) > MAX_THREADS:
+            message = f"a block must have at most {MAX_THREADS} threads, got {threads}"
+            raise errors.ArgumentError(message, name="threads")
         if not isinstance(shared, int | np.integer) or shared < 0:
-            raise errors.ArgumentError(f"{shared!r:.60} bytes of shared memory: give a number", name="shared")
+            message = f"bytes of shared memory must be a number of at least 0, got {shared!r:.60}"
+            raise errors.ArgumentError(message, name="shared")
         super().__init__(source, blocks)  # type: ignore[arg-type]
         self.threads = threads
         self.shared = int(shared)
 
     def subscript(self) -> Any:
-        """Return what the source is subscripted with to get this launch."""
+        """Return the subscript of the source that makes this launch."""
         return self.shape, self.threads, self.shared
 
     def configuration(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -161,17 +203,17 @@ class SourceLaunch(Launch):
         flag: LaunchFlag | None = None,
         **named: Any,
     ) -> None:
-        """Run the kernel on the current GPU, as it is, and wait for it. NumPy arrays are copied there and back.
+        """Run the kernel whole on the current GPU and wait for it. NumPy arrays are copied there and back.
 
         Parameters
         ----------
         *args
-            Arrays, for pointers: NumPy's, or any in device memory (``__cuda_array_interface__``). Numbers are converted
-            to the type of their parameter.
+            For a pointer, a NumPy array or an array in device memory (``__cuda_array_interface__``). Numbers are
+            converted to the type of the parameter.
         device : str, optional
-            "cuda", if any.
+            Only "cuda" is valid.
         seed, services, aborts, flag
-            Of no use here: they belong to kernels in Python.
+            Ignored; they belong to kernels in Python.
         """
         if named:
             raise by_name(self.kernel, named)
@@ -209,26 +251,26 @@ class SourceBlocks(BlockLaunch):
     """A launch of a CUDA C++ kernel with its arguments, block by block."""
 
     launch: SourceLaunch
-    _there: list[Any]
+    _device_arrays: list[Any]
 
     def __init__(self, launch: SourceLaunch, args: Sequence[Any], device: str | None = None) -> None:
         source: Any = launch.kernel
         if device is not None:
             device = checked_device(device, among=("cuda",))
-        wanted = source.parameters
-        if len(args) != len(wanted):
+        parameters = source.parameters
+        if len(args) != len(parameters):
             raise errors.ArgumentError(
-                f"CUDA kernel {source.name!r} takes {len(wanted)} arguments ({', '.join(p.text for p in wanted)}), "
-                f"and was given {len(args)}"
+                f"CUDA kernel {source.name!r} takes {len(parameters)} arguments ({', '.join(map(str, parameters))}), "
+                f"got {len(args)}"
             )
-        for value, parameter in zip(args, wanted, strict=True):
+        for value, parameter in zip(args, parameters, strict=True):
             if is_argument(value):
                 raise errors.ArgumentError(
-                    f"argument {parameter.name!r} of CUDA kernel {source.name!r} is on storage: only kernels in Python "
-                    f"read those; pass an array in memory",
+                    f"argument {parameter.name!r} of CUDA kernel {source.name!r} is on storage, which only kernels in "
+                    f"Python can read; pass an array in memory",
                     name=parameter.name,
                 )
-        self._converted = [converted(v, p, source.name) for v, p in zip(args, wanted, strict=True)]
+        self._converted = [convert_argument(v, p, source.name) for v, p in zip(args, parameters, strict=True)]
         super().__init__(launch, args, "cuda")
 
     def _check(self) -> None:
@@ -240,27 +282,26 @@ class SourceBlocks(BlockLaunch):
         return self.total, math.prod(self.launch.threads)
 
     def begin(self) -> None:
-        """Copy NumPy arrays to the GPU (once, before the first block); one that is passed twice is copied once."""
+        """Copy NumPy arrays to the GPU, each once, before the first block."""
         from ..gpu import copies  # needs the cuda extra
 
         source: Any = self.kernel
         pointers = [(v, p) for v, p in zip(self._converted, source.parameters, strict=True) if p.pointer]
         arrays = list({id(v): v for v, _ in pointers}.values())
-        there, copied = copies.to_gpu(arrays)
+        self._device_arrays, copied = copies.to_gpu(arrays)
         written = {id(v) for v, p in pointers if not p.constant}
         self._copied = [(array, copy) for array, copy in copied if id(array) in written]
-        self._there = there  # which keeps the memory
-        address = {id(v): np.uint64(address_of(t)) for v, t in zip(arrays, there, strict=True)}
+        addresses = {id(v): np.uint64(address_of(d)) for v, d in zip(arrays, self._device_arrays, strict=True)}
         self._values = [
-            address[id(v)] if p.pointer else v for v, p in zip(self._converted, source.parameters, strict=True)
+            addresses[id(v)] if p.pointer else v for v, p in zip(self._converted, source.parameters, strict=True)
         ]
 
     def _close(self) -> None:
         super()._close()
-        self._there = []
+        self._device_arrays = []
 
     def forget(self) -> None:
-        """Let go of the arguments, with nothing brought back (in place of `end`, after a failure)."""
+        """Release the arguments without copying arrays back (instead of `end`, after a failure)."""
         self._close()
 
     def forms(self) -> Any:
@@ -270,21 +311,18 @@ class SourceBlocks(BlockLaunch):
         return SourceForms(self)
 
     def kept_forms(self, ordinal: int) -> Any:
-        """Return forms that are prepared on the current GPU. What is compiled is kept with the source."""
+        """Return forms that are prepared on the current GPU; the source keeps the compiled kernels."""
         forms = self.forms()
         forms.prepare()
         return forms
 
 
-def _again(code: str, name: str, options: tuple[str, ...]) -> CudaSource:
-    return CudaSource(code, name, options=options)
-
-
-def _extents(given: Any, most: tuple[int, ...], what: str) -> tuple[int, ...]:
-    parts = given if isinstance(given, tuple) else (given,)
+def _extents(extents: Any, maximum: tuple[int, ...], quantity: str) -> tuple[int, ...]:
+    parts = extents if isinstance(extents, tuple) else (extents,)
     whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in parts)
-    if not whole or not 1 <= len(parts) <= 3 or not all(1 <= n <= m for n, m in zip(parts, most, strict=False)):
+    if not whole or not 1 <= len(parts) <= 3 or not all(1 <= n <= m for n, m in zip(parts, maximum, strict=False)):
         raise errors.ArgumentError(
-            f"{what} {given!r:.60}: give a number, or a tuple of up to three, from 1 to {most[: len(parts)]}", name=what
+            f"{quantity} must be up to three numbers from 1 to {maximum[: len(parts)]}, got {extents!r:.60}",
+            name=quantity,
         )
     return tuple(int(n) for n in parts)

@@ -32,7 +32,7 @@ class SourceForms:
         self._prepared: dict[str, Prepared] = {}
 
     def prepare(self) -> None:
-        """Compile and load all forms, so that a launch waits for neither."""
+        """Compile and load all forms, so that no launch waits for the compiler."""
         from ..blocks.cuda import registers_for
 
         made, blocks = self._source.compiled, self._blocks
@@ -48,7 +48,7 @@ class SourceForms:
         self._forms = made[self._key]
 
     def prepare_plain(self) -> None:
-        """Compile and load the kernel as it is."""
+        """Compile and load the kernel alone."""
         self._forms = {"plain": self._measured(self._kernels(None)["plain"])}
 
     @property
@@ -69,22 +69,22 @@ class SourceForms:
         return dict(made[key])
 
     def _measured(self, kernel: Any) -> tuple[Any, dict[str, int]]:
-        """Return a kernel as what can be launched, and its resources."""
+        """Return the function to launch and its resources."""
         driver, threads = self._driver, self._blocks.threads
-        about = driver.CUfunction_attribute
+        attributes = driver.CUfunction_attribute
 
-        def ask(attribute: Any) -> int:
+        def read(attribute: Any) -> int:
             return int(self._check(driver.cuKernelGetAttribute(attribute, kernel, self._ordinal)))
 
         if self._shared > 48 << 10:
-            most = about.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self._check(driver.cuKernelSetAttribute(most, self._shared, kernel, self._ordinal))
+            maximum = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(driver.cuKernelSetAttribute(maximum, self._shared, kernel, self._ordinal))
         function = driver.CUfunction(int(kernel))
         each = int(self._check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, self._shared)))
         resources = {
-            "registers": ask(about.CU_FUNC_ATTRIBUTE_NUM_REGS),
-            "shared": ask(about.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) + self._shared,
-            "local": ask(about.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
+            "registers": read(attributes.CU_FUNC_ATTRIBUTE_NUM_REGS),
+            "shared": read(attributes.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) + self._shared,
+            "local": read(attributes.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES),
             "threads": threads,
             "resident": each * self._processors,
         }
@@ -96,31 +96,31 @@ class SourceForms:
         return function, resources
 
     def resources(self, form: str) -> dict[str, int]:
-        """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
+        """Return the registers per thread, shared and local bytes, threads, and resident blocks of a form."""
         return dict(self._forms[form][1])
 
     def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
         """Launch workers; see `blocks.cuda.Forms.start`."""
-        words = self._words(control, base, chunk, rounds)
-        self._prepare("workers", len(words)).launch((workers,), self._threads, stream, words)
+        arguments = self._control_arguments(control, base, chunk, rounds)
+        self._prepare("workers", len(arguments)).launch((workers,), self._threads, stream, arguments)
 
     def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64]:
         """See `blocks.cuda.Forms.workers_row`."""
-        words = self._words(control, base, chunk)
-        return self._prepare("workers", len(words)).own_row((workers,), self._threads, words)
+        arguments = self._control_arguments(control, base, chunk)
+        return self._prepare("workers", len(arguments)).own_row((workers,), self._threads, arguments)
 
-    def _words(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
+    def _control_arguments(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
         blocks = self._blocks.blocks
         return control, base, chunk, blocks * rounds, blocks, *self._grid
 
     def plain_row(self) -> NDArray[np.int64] | None:
-        """See `blocks.cuda.Forms.plain_row`; None where blocks wait for one another, so that all must be resident."""
-        if self._source.text.cooperative:
+        """See `blocks.cuda.Forms.plain_row`; None for a cooperative kernel."""
+        if self._source.cooperative:
             return None
         return self._prepare("plain", 0).row(self._grid, self._threads, ())
 
     def start_plain(self, stream: Any) -> None:
-        """Launch the kernel as it is, whole; return at once. Blocks that wait for one another are all resident."""
+        """Launch the kernel whole and return at once. All blocks of a cooperative kernel are resident."""
         self._prepare("plain", 0).launch(self._grid, self._threads, stream, ())
 
     def _prepare(self, form: str, words: int) -> Prepared:
@@ -133,7 +133,7 @@ class SourceForms:
                 words,
                 self._blocks.values,
                 shared=self._shared,
-                cooperative=form == "plain" and self._source.text.cooperative,
+                cooperative=form == "plain" and self._source.cooperative,
             )
         return prepared
 

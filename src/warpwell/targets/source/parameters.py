@@ -1,10 +1,10 @@
-"""Parameters of a CUDA C++ kernel: their types, read from its text, and arguments converted to them."""
+"""Declared parameters of a CUDA C++ kernel, and the conversion of arguments to them."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,168 +12,111 @@ import numpy as np
 
 from ... import errors
 
-_QUALIFIERS = r"\b(?:const|volatile|struct|class|enum|register|__restrict__|__restrict|restrict|__grid_constant__)\b"
-_FIXED = {
-    "float": "f4",
-    "double": "f8",
-    "bool": "?",
-    "_Bool": "?",
-    "__half": "f2",
-    "half": "f2",
-    "size_t": "u8",
-    "ssize_t": "i8",
-    "ptrdiff_t": "i8",
-    "intptr_t": "i8",
-    "uintptr_t": "u8",
-    "uint": "u4",
-    "ulong": "u8",
-    "ushort": "u2",
-    "uchar": "u1",
-    **{f"int{8 * n}_t": f"i{n}" for n in (1, 2, 4, 8)},
-    **{f"uint{8 * n}_t": f"u{n}" for n in (1, 2, 4, 8)},
-}
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+NUMBERS = ("bool", *_INTEGERS, "float16", "float32", "float64")
+"""Types of parameters that are passed by value, by their NumPy names."""
+
+_DECLARATION = re.compile(r"(const\s+)?(\w+)\s*(\*?)")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parameter:
     """A parameter of a kernel.
 
     Attributes
     ----------
-    text : str
-        Its declaration.
     name : str
+    declaration : str
+        ``"float32"`` or ``"const float32*"``.
     pointer : bool
     dtype : numpy dtype or None
-        Of the number, or of what the pointer points to; None where it points to something else than numbers.
+        Type of the number, or of the items that the pointer refers to. None for ``void*``.
     constant : bool
-        Whether the kernel only reads what it points to.
+        Whether the kernel only reads the items.
     """
 
-    text: str
     name: str
+    declaration: str
     pointer: bool
     dtype: np.dtype[Any] | None
     constant: bool
 
-
-def parameters(text: str, known: dict[str, str], kernel: str, line: int) -> list[Parameter]:
-    """Return the parameters of a list without its brackets; `known` has the names that stand for types.
-
-    Raises
-    ------
-    TransformError
-        One of them cannot be passed from Python.
-    """
-    pieces = [] if text.strip() in ("", "void") else _split(text)
-    return [_parameter(" ".join(piece.split()), known, kernel, line) for piece in pieces]
+    def __str__(self) -> str:
+        return f"{self.name}: {self.declaration}"
 
 
-def _split(text: str) -> list[str]:
-    pieces, depth, first = [], 0, 0
-    for k, character in enumerate(text):
-        depth += (character in "([{<") - (character in ")]}>")
-        if character == "," and depth == 0:
-            pieces.append(text[first:k])
-            first = k + 1
-    return [*pieces, text[first:]]
-
-
-def _parameter(text: str, known: dict[str, str], kernel: str, line: int) -> Parameter:
-    def refuse(what: str) -> errors.TransformError:
-        return errors.TransformError(
-            f"CUDA kernel {kernel!r}, line {line}: parameter {text!r} {what}", construct="parameter", line=line
-        )
-
-    declared = text.split("=")[0].strip()
-    found = re.search(r"(\w+)\s*((?:\[[^\]]*\]\s*)*)$", declared)
-    if "(" in declared or "&" in declared or "..." in declared:
-        raise refuse("is a function, a reference or a pack: pass pointers and numbers")
-    kind = _resolve(declared[: found.start(1)], known) if found else ""
-    if not found or not re.sub(_QUALIFIERS, "", kind).strip(" *"):
-        raise refuse("has no name: name it")
-    pointer = "*" in kind or bool(found[2])
-    base = kind.split("*")[0]
-    dtype = _dtype(base) if kind.count("*") + found[2].count("[") <= 1 else None
-    if dtype is None and not pointer:
-        raise refuse("is passed by value and is not a number: pass a pointer to it")
-    return Parameter(declared, found[1], pointer, dtype, bool(re.search(r"\bconst\b", base)))
-
-
-def _resolve(kind: str, known: dict[str, str]) -> str:
-    for _ in range(16):
-        new = re.sub(r"[A-Za-z_]\w*", lambda m: known.get(m[0], m[0]), kind)
-        if new == kind:
-            break
-        kind = new
-    return kind
-
-
-def _dtype(kind: str) -> np.dtype[Any] | None:
-    """Return the dtype of a C type's name, None where it is no number."""
-    words = re.sub(_QUALIFIERS, " ", re.sub(r"\b(?:cuda\s*::\s*)?std\s*::", " ", kind)).split()
-    if len(words) == 1 and words[0] in _FIXED:
-        return np.dtype(_FIXED[words[0]])
-    if not words or not set(words) <= {"unsigned", "signed", "char", "short", "int", "long"}:
-        return None
-    size = 1 if "char" in words else 2 if "short" in words else 8 if "long" in words else 4
-    return np.dtype(f"{'u' if 'unsigned' in words else 'i'}{size}")
-
-
-def aliases(text: str, options: Sequence[str]) -> dict[str, str]:
-    """Return names that stand for types: macros, those of the compiler's options too, and typedefs."""
-    found = dict(re.findall(r"^[ \t]*#[ \t]*define[ \t]+([A-Za-z_]\w*)[ \t]+([\w \t*:]+?)[ \t]*$", text, re.MULTILINE))
-    found |= {new: old for old, new in re.findall(r"\btypedef\s+([\w\s*:]+?)\s*\b(\w+)\s*;", text)}
-    found |= dict(re.findall(r"\busing\s+(\w+)\s*=\s*([\w\s*:]+?)\s*;", text))
-    for option in options:
-        macro = re.match(r"(?:-D|--define-macro=)\s*([A-Za-z_]\w*)=(.*)$", option)
-        if macro:
-            found[macro[1]] = macro[2]
-    return {new: old for new, old in found.items() if not re.search(rf"\b{new}\b", old)}
-
-
-def converted(value: Any, parameter: Parameter, kernel: str) -> Any:
-    """Return an argument as the parameter's type: a NumPy scalar, or the array itself for a pointer.
+def parse_parameters(declarations: Mapping[str, str], kernel: str) -> tuple[Parameter, ...]:
+    """Return the parameters that a mapping from names to types declares.
 
     Raises
     ------
     ArgumentError
-        It is no number, does not fit, or would lose its fraction; an array has other items.
+        A type is unknown.
+    """
+    if not isinstance(declarations, Mapping):
+        raise errors.ArgumentError(
+            f"parameters of CUDA kernel {kernel!r} must be a dict of names and types, got {declarations!r:.60}",
+            name="parameters",
+        )
+    return tuple(_parse(str(name), declaration, kernel) for name, declaration in declarations.items())
+
+
+def _parse(name: str, declaration: str, kernel: str) -> Parameter:
+    match = _DECLARATION.fullmatch(declaration.strip()) if isinstance(declaration, str) else None
+    pointer = match is not None and bool(match[3])
+    if match is None or match[2] not in (*NUMBERS, *(("void",) if pointer else ())):
+        raise errors.ArgumentError(
+            f"parameter {name!r} of CUDA kernel {kernel!r} has unknown type {declaration!r:.60}; expected one of "
+            f"{', '.join(NUMBERS)}, or a pointer such as 'float32*', 'const int32*' or 'void*'",
+            name="parameters",
+        )
+    dtype = None if match[2] == "void" else np.dtype(match[2])
+    return Parameter(name, declaration.strip(), pointer, dtype, bool(match[1]))
+
+
+def convert_argument(value: Any, parameter: Parameter, kernel: str) -> Any:
+    """Return an argument as a NumPy scalar of the parameter's type, or the array itself for a pointer.
+
+    Raises
+    ------
+    ArgumentError
+        The value is not a number, does not fit, or would lose its fraction, or the items of an array have another type.
     """
     where = f"argument {parameter.name!r} of CUDA kernel {kernel!r}"
     if parameter.pointer:
-        return _array(value, parameter, where)
+        return _check_array(value, parameter, where)
     dtype = parameter.dtype
     assert dtype is not None
     number = value.item() if isinstance(value, np.generic) else value
     if not isinstance(number, bool | int | float):
-        what = f"{where} is {value!r:.60}: pass a number for {parameter.text!r}"
-        raise errors.ArgumentError(what, name=parameter.name)
-    if dtype.kind == "f":
-        return _real(number, dtype, where, parameter)
-    if isinstance(number, float) and not (math.isfinite(number) and number.is_integer()):
-        raise errors.ArgumentError(f"{where} is {value!r}: {parameter.text!r} takes integers", name=parameter.name)
-    number = int(number)
-    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    if not least <= number <= most:
         raise errors.ArgumentError(
-            f"{where} is {number}: {parameter.text!r} holds {least} to {most}", name=parameter.name
+            f"{where} is {value!r:.60}: pass a number for {str(parameter)!r}", name=parameter.name
+        )
+    if dtype.kind == "f":
+        return _convert_real(number, dtype, where, parameter)
+    if isinstance(number, float) and not (math.isfinite(number) and number.is_integer()):
+        raise errors.ArgumentError(f"{where} is {value!r}: {str(parameter)!r} takes integers", name=parameter.name)
+    number = int(number)
+    minimum, maximum = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if not minimum <= number <= maximum:
+        raise errors.ArgumentError(
+            f"{where} is {number}: {str(parameter)!r} holds {minimum} to {maximum}", name=parameter.name
         )
     return dtype.type(number)
 
 
-def _real(number: float, dtype: np.dtype[Any], where: str, parameter: Parameter) -> Any:
+def _convert_real(number: float, dtype: np.dtype[Any], where: str, parameter: Parameter) -> Any:
     try:
         with np.errstate(over="ignore"):
             result = dtype.type(number)
     except OverflowError:
         result = dtype.type(np.inf)
     if np.isinf(result) and not (isinstance(number, float) and math.isinf(number)):
-        raise errors.ArgumentError(f"{where} is {number}: too large for {parameter.text!r}", name=parameter.name)
+        raise errors.ArgumentError(f"{where} is {number}: too large for {str(parameter)!r}", name=parameter.name)
     return result
 
 
-def _array(value: Any, parameter: Parameter, where: str) -> Any:
+def _check_array(value: Any, parameter: Parameter, where: str) -> Any:
     if isinstance(value, np.ndarray):
         dtype = value.dtype
         if not (value.flags.c_contiguous or value.flags.f_contiguous):
@@ -182,25 +125,25 @@ def _array(value: Any, parameter: Parameter, where: str) -> Any:
             )
         if not (value.flags.writeable or parameter.constant):
             raise errors.ArgumentError(
-                f"{where} cannot be written: pass a copy, or declare {parameter.text!r} const", name=parameter.name
+                f"{where} cannot be written: pass a copy, or declare {str(parameter)!r} const", name=parameter.name
             )
     elif hasattr(value, "__cuda_array_interface__"):
         dtype = np.dtype(value.__cuda_array_interface__["typestr"])
     else:
         raise errors.ArgumentError(
-            f"{where} is {value!r:.60}: pass a NumPy array or one in device memory for {parameter.text!r}",
+            f"{where} is {value!r:.60}: pass a NumPy array or one in device memory for {str(parameter)!r}",
             name=parameter.name,
         )
-    wanted = parameter.dtype
+    expected = parameter.dtype
     if dtype.hasobject:
         raise errors.ArgumentError(f"{where} holds Python objects: pass an array of numbers", name=parameter.name)
-    if wanted is not None and (dtype.itemsize != wanted.itemsize or _sort(dtype) != _sort(wanted)):
+    if expected is not None and (dtype.itemsize != expected.itemsize or _category(dtype) != _category(expected)):
         raise errors.ArgumentError(
-            f"{where} has items of {dtype}: {parameter.text!r} wants {wanted}; use .astype or .view",
+            f"{where} has items of {dtype}, expected {expected} for {str(parameter)!r}; use .astype or .view",
             name=parameter.name,
         )
     return value
 
 
-def _sort(dtype: np.dtype[Any]) -> str:
+def _category(dtype: np.dtype[Any]) -> str:
     return "integer" if dtype.kind in "iub" else dtype.kind

@@ -1,34 +1,19 @@
-"""The program around a CUDA C++ kernel that makes its workers, and its compilation.
-
-The kernel's own text stays as it is. Macros before it make it a function of the device, and ``blockIdx`` and
-``gridDim`` calls that read what a worker has claimed (see ``workers.cu``).
-"""
+"""Compilation of a `CudaSource` by NVRTC: the kernel alone, and its workers (see ``warpwell.cuh``)."""
 
 from __future__ import annotations
 
-import functools
+import re
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ... import errors
 from ..compiler.compiling import compiling
 from ..gpu import nvrtc
 
-_PLACE = "/* the program */"
 _ARCHITECTURE = ("-arch", "--gpu-architecture")
-
-
-@functools.cache
-def _template() -> str:
-    return Path(__file__).with_name("workers.cu").read_text(encoding="utf-8")
-
-
-def around(source: Any) -> str:
-    """Return the program that has the workers of a `CudaSource`."""
-    parameters = source.text.parameters
-    text = _template().replace("{parameters}", "".join(f", {p.text}" for p in parameters))
-    text = text.replace("{arguments}", ", ".join(p.name for p in parameters))
-    return text.replace("{name}", str(source.name)).replace(_PLACE, str(source.code))
+_PARAMETER = re.compile(r"\.param(?: \.align \d+)? \.([a-z])(\d+)(?: \.ptr[ .\w]*?)? \w+(?:\[(\d+)\])?\s*(?:,|$)")
 
 
 def build(source: Any, architecture: str, registers: int | None = None) -> dict[str, Any]:
@@ -40,42 +25,70 @@ def build(source: Any, architecture: str, registers: int | None = None) -> dict[
     architecture : str
         Such as ``"sm_90"``.
     registers : int, optional
-        The most that a thread may have. With it, the workers are compiled, else the kernel as it is.
+        Maximum number of registers per thread. If given, the workers are compiled, else the kernel alone.
 
     Returns
     -------
     dict
-        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: what each form is called there.
+        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: the symbol of each form.
 
     Raises
     ------
     ArgumentError
-        NVRTC is not installed, or the source does not compile (its log says why).
+        NVRTC is not installed, the source does not compile (the message has the log), or its kernel has parameters
+        other than the declared ones.
     TransformError
-        It does as it is, and does not around workers.
+        The kernel compiles alone, but not its workers.
     """
-    plain = registers is None
-    options = [o for o in source.options if plain or "maxrregcount" not in o]
+    alone = registers is None
+    options = [o for o in source.options if alone or "maxrregcount" not in o]
     if not any(o.startswith(_ARCHITECTURE) for o in options):
         options.append(f"--gpu-architecture={architecture}")
-    if registers is not None:
-        options.append(f"--maxrregcount={registers}")
-    text = source.code if plain else around(source)
-    names = {"plain": source.name} if plain else {"workers": f"ww_workers_{source.name}"}
+    options.append(f"-I{Path(__file__).parent}")
+    names = {"plain": source.name}
+    if not alone:
+        options += [f"--maxrregcount={registers}", "-DWARPWELL_WORKERS"]
+        names = {"workers": f"warpwell::workers_of<decltype(&{source.name}), &{source.name}>::entry"}
     try:
         with compiling(f"CUDA source {source.name!r}"):
-            return nvrtc.build(text, source.name, options, names)
+            built = nvrtc.build(source.code, source.name, options, names)
     except nvrtc.SourceError as error:
-        if plain:
+        if alone:
             message = f"CUDA source {source.name!r} does not compile:\n{error}"
             raise errors.ArgumentError(message, name="code") from None
         raise errors.TransformError(
-            f"CUDA source {source.name!r} compiles, but not as blocks that workers claim; run it without a "
-            f"scheduler, or change what this names:\n{error}",
+            f"CUDA source {source.name!r} compiles alone, but not with WARPWELL_WORKERS; include warpwell.cuh before "
+            f"all other text, or run it without a scheduler:\n{error}",
             construct="source",
         ) from None
+    if alone:
+        _check_parameters(source, built)
+    return built
+
+
+def _check_parameters(source: Any, built: dict[str, Any]) -> None:
+    """Raise ArgumentError if the compiled kernel has parameters other than the declared ones."""
+    entry = re.search(rf"\.entry {re.escape(built['names']['plain'])}\s*\((.*?)\)", built["ptx"], re.DOTALL)
+    assert entry is not None, "NVRTC returned a kernel without an entry"
+    compiled = _PARAMETER.findall(re.sub(r"\s*\n\s*", "", entry[1]).replace("\t", ""))
+    where = f"CUDA kernel {source.name!r}"
+    if len(compiled) != len(source.parameters):
+        raise errors.ArgumentError(
+            f"{where} has {len(compiled)} parameters, and {len(source.parameters)} are declared "
+            f"({', '.join(map(str, source.parameters))}); declare each in the order of the source",
+            name="parameters",
+        )
+    for parameter, (letter, bits, count) in zip(source.parameters, compiled, strict=True):
+        dtype = np.dtype(np.uint64) if parameter.pointer else parameter.dtype
+        nbytes = int(bits) // 8 * int(count or 1)
+        if nbytes != dtype.itemsize or (letter in "usf" and (letter == "f") != (dtype.kind == "f")):
+            raise errors.ArgumentError(
+                f"parameter {parameter.name!r} of {where} is declared as {parameter.declaration!r}, but compiles to "
+                f"{nbytes} bytes of type {letter}{bits}; declare the type in the source",
+                name="parameters",
+            )
 
 
 def ptx(source: Any, form: str = "plain", *, cc: tuple[int, int] = (9, 0), registers: int = 255) -> str:
-    """Return the PTX of a `CudaSource` as it is ("plain"), or with its workers; no GPU is needed."""
+    """Return the PTX of the kernel alone ("plain") or of its workers; no GPU is needed."""
     return str(build(source, f"sm_{cc[0]}{cc[1]}", None if form == "plain" else registers)["ptx"])
