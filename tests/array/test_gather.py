@@ -30,11 +30,9 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
-from warpwell.array.gather import api, host, in_stream, lists, tasks, tensors, waves
+from warpwell.array.gather import api, host, lists, tasks, tensors, waves
 from warpwell.cache import prefetch
 from warpwell.storage import io_threads
-from warpwell.targets.launch_stream import stream_on
-from warpwell.targets.memory import view_of
 
 ROWS, PAGE = 500, 512
 GAP = "WARPWELL_READ_GAP_BYTES"
@@ -825,40 +823,6 @@ def test_what_fails_in_a_batch_is_raised_in_its_turn(tmp_path: Path) -> None:
             ww.rows(a, [], ahead=-1)
     with pytest.raises(errors.ClosedError):
         ww.rows(a, [[1]])
-
-
-@pytest.mark.parametrize("kind", ["i4", "i8"])
-def test_short_rows_of_far_memory_are_listed_by_regions(monkeypatch, kind):
-    monkeypatch.setattr(in_stream, "MANY", 1)
-    monkeypatch.setattr(in_stream, "REGION_BYTES", 4096)
-    random = np.random.default_rng(1)
-    model, n = random.integers(0, 1 << 60, (5000, 4)), 3000
-    rows = random.integers(0, len(model), n).astype(kind)
-    out, expected = np.zeros((n, 4), np.int64), model[rows]
-    copier = in_stream.RowsInStream(
-        "cpu", stream_on("cpu"), source=model.ctypes.data, extent=len(model), stride=32, nbytes=32, far=True
-    )
-    seen = []
-    by_regions = copier._by_regions
-    copier._by_regions = lambda *given: seen.append(by_regions(*given)) or seen[0]
-
-    def begin(numbers):
-        return copier.begin(
-            in_stream.Numbers((n,), numbers, None, numbers.itemsize),
-            out.ctypes.data,
-            lambda: None,
-            lambda _: ValueError(),
-            None,
-        )
-
-    future = begin(rows)
-    assert future.done() and future.exception() is None and seen
-    assert np.array_equal(out, expected)
-    listed = view_of(seen[0][0], 8 * n, np.int64)
-    assert (np.diff(listed >> 7) >= 0).all() and sorted(listed) == sorted(rows)  # 128 rows are a region of 4,096 bytes
-    rows[7] = len(model)
-    future = begin(rows)
-    assert future.done() and isinstance(future.exception(), ValueError)
 
 
 @pytest.mark.quick("mapped-11")

@@ -357,7 +357,6 @@ def _begin_in_stream(
                 extent=array.shape[0],
                 stride=array._strides[0],
                 nbytes=nbytes,
-                far=array.tier == "host",
             )
             started.append(
                 rows.begin(numbers, address, ended.set, partial(_range_error, array), keep, work, result, settle)

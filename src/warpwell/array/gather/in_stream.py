@@ -25,14 +25,6 @@ from .tensors import Tensor
 
 LEAST_ROOM = 1 << 12
 """Bytes of the smallest room."""
-REGION_BYTES = 32 << 20
-"""Bytes of memory of the host within which a GPU reads short rows at the speed of the bus, in any order. It translates
-some 36 million addresses a second that it has not translated lately: rows of 1 KiB of 4 GiB came at 37 GB/s of 55."""
-REGIONS = 128
-LONG_ROW = 4096
-"""Bytes of a row from which on its translation does not matter."""
-MANY = 1 << 14
-"""Rows from which on it pays to put them in order."""
 
 
 @dataclass
@@ -78,13 +70,6 @@ class Room:
         self.device, self.nbytes = device, nbytes
         self.shared: Block = memory.allocate_shared(8 + nbytes)
         self.near: Block = memory.allocate(nbytes)
-        self._list: Block | None = None
-
-    def list_of(self, nbytes: int) -> int:
-        """Return the address of device memory for a list."""
-        if self._list is None or self._list.nbytes < nbytes:
-            self._list = memory_for(self.device).allocate(1 << (nbytes - 1).bit_length())
-        return self._list.address
 
     def put(self, stream: LaunchStream, numbers: Any) -> int:
         """Copy numbers to the device, in the order of a stream; return where they are."""
@@ -152,8 +137,6 @@ class RowsInStream:
     stream : LaunchStream
     source, extent, stride, nbytes : int
         Address of row 0; number of rows; bytes between them; bytes of each.
-    far : bool
-        Whether they lie in memory of the host.
     """
 
     def __init__(
@@ -165,9 +148,8 @@ class RowsInStream:
         extent: int,
         stride: int,
         nbytes: int,
-        far: bool = False,
     ) -> None:
-        self._device, self._stream, self._far = device, stream, far
+        self._device, self._stream = device, stream
         self._source, self._extent, self._stride, self._nbytes = source, extent, stride, nbytes
 
     def begin(
@@ -189,22 +171,20 @@ class RowsInStream:
         n = numbers.size
         room = take_room(self._device, n * numbers.width)
         try:
-            at, width, put = 0, numbers.width, 0
+            at = 0
             if numbers.tensor is not None:
                 at = numbers.tensor.address
             elif n:
                 at = room.put(self._stream, numbers.host)
             unit = unit_of(self._source, self._stride, self._nbytes, out)
             shift = lanes_shift(self._nbytes, unit, self._device)
-            if self._far and n >= MANY and self._nbytes < LONG_ROW and self._extent * self._stride > 2 * REGION_BYTES:
-                at, width, put = self._by_regions(room, at, width, n)
             if n:
                 self._stream.launch(
                     kernels.copy_listed,
                     n << shift,
                     at,
-                    width,
-                    put,
+                    numbers.width,
+                    0,
                     n,
                     shift,
                     self._extent,
@@ -237,21 +217,6 @@ class RowsInStream:
                 future.set_exception(error)
 
         return StreamFuture(work, poll, settle)
-
-    def _by_regions(self, room: Room, rows: int, width: int, n: int) -> tuple[int, int, int]:
-        """Return the address and width of the numbers in order of memory regions, and the address of their places."""
-        each = max(REGION_BYTES, self._extent * self._stride // REGIONS) // self._stride
-        shift = max(0, each.bit_length() - 1)
-        while (self._extent - 1) >> shift >= REGIONS:
-            shift += 1
-        counters = room.list_of(REGIONS * kernels.COUNTER_BYTES + 16 * n)
-        listed = counters + REGIONS * kernels.COUNTER_BYTES
-        stream, given = self._stream, (rows, width)
-        stream.zero(counters, REGIONS * kernels.COUNTER_BYTES)
-        stream.launch(kernels.count_regions, n, *given, n, self._extent, shift, counters)
-        stream.launch(kernels.begin_regions, 1, counters, REGIONS)
-        stream.launch(kernels.list_by_region, n, *given, n, self._extent, shift, counters, listed)
-        return listed, 8, listed + 8 * n
 
 
 def _after_fork() -> None:

@@ -52,9 +52,6 @@ from ...targets import (
 )
 from .host import place_of, row_at
 
-COUNTER_BYTES = 128
-"""Bytes from one counter of a region to the next, so that they lie in several parts of a GPU's second cache."""
-
 I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
 
 
@@ -121,45 +118,6 @@ def copy_listed(rows, width, places, n, shift, extent, source, stride, nbytes, o
         else:
             lanes = 1 << shift
             copy_part(out + place_of(places, k) * nbytes, source + row * stride, nbytes, unit, t & (lanes - 1), lanes)
-
-
-@device
-def counter_of(counters, row, extent, shift):
-    """Return the address of the counter of the region of 2**`shift` rows in which a row lies (thread)."""
-    region = 0  # of numbers out of range, too, which `copy_listed` finds
-    if row >= 0 and row < extent:
-        region = row >> shift
-    return counters + COUNTER_BYTES * region
-
-
-@kernel
-def count_regions(rows, width, n, extent, shift, counters):
-    """Add up how many rows lie in each region (one thread a row)."""
-    k = grid(1)
-    if k < n:
-        fetch_add_as(counter_of(counters, row_at(rows, width, k), extent, shift), 1, I8)
-
-
-@kernel
-def begin_regions(counters, regions):
-    """Make of the numbers of rows in regions where each begins in a list of all (one thread)."""
-    total = 0
-    for k in range(regions):
-        address = counters + COUNTER_BYTES * k
-        here = load_relaxed(address, DEVICE)
-        store_relaxed(address, total, DEVICE)
-        total += here
-
-
-@kernel
-def list_by_region(rows, width, n, extent, shift, counters, listed):
-    """List row numbers, region by region, followed by the place of each (one thread a row)."""
-    k = grid(1)
-    if k < n:
-        row = row_at(rows, width, k)
-        at = listed + 8 * fetch_add_as(counter_of(counters, row, extent, shift), 1, I8)
-        store_weak_as(at, row, I8)
-        store_weak_as(at + 8 * n, k, I8)
 
 
 @kernel
