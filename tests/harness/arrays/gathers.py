@@ -98,7 +98,7 @@ class GatherConformance:
         )
         monkeypatch.setitem(frames.LIST_BYTES, self.DEVICE, 600)
         monkeypatch.setattr(frames, "LISTS", 5)
-        monkeypatch.setattr(frames, "TABLE", 256)
+        monkeypatch.setattr(frames, "LAUNCH_ROWS", 128)
         rows = np.random.default_rng(4).integers(0, self.ROWS, 5 * self.ROWS)
         medium = RamMedium(model, writable=False)
         with self.open(medium, dtype="u1", shape=model.shape, cache=2 * (PAGE + 8), page_size=PAGE) as a:

@@ -1,11 +1,11 @@
 """`FrameRows`: rows of arrays behind a cache, gathered to a GPU's memory.
 
-1. Rows whose pages are in frames are copied by three launches (`warpwell.array.gather.kernels`), which list the rest.
+1. Rows whose pages are in frames are copied by a kernel (`warpwell.array.gather.kernels`), which lists the rest.
 2. Of a medium in memory of the host (tmpfs, too), of which nobody writes, service threads copy the others into pinned
    staging, by lists of rows; a copy engine takes a list to the device, where a kernel puts each row into its place. The
    cache stays as it is.
-3. Of any other medium, and where pages may be written, their pages are read in waves into the cache, and a kernel takes
-   each under a transient pin (`warpwell.array.gather.waves`): what others have stored is seen.
+3. Of any other medium, and where pages may be written, their pages are read in waves into the cache, and the same
+   kernel copies the rows (`warpwell.array.gather.waves`): what others have stored is seen.
 
 All of it is work of one stream, and of one gather at a time for each array.
 """
@@ -31,8 +31,8 @@ from .lists import ListRing
 from .tasks import ChunkedTask, WorkerGroup
 from .waves import ROWS, CachedRows
 
-TABLE = 1 << 21
-"""Words that are noted of pages at a time, at most."""
+LAUNCH_ROWS = 1 << 21
+"""Maximum rows of a launch, which bounds the list of missing rows."""
 SLOTS = 4
 """Slots of staging: some are filled while others are copied."""
 LISTS = 32
@@ -144,17 +144,14 @@ class FrameRows:
         room: Room,
         check: Callable[[NDArray[Any]], None],
     ) -> None:
-        array = self._array
         at = numbers.tensor.address if numbers.tensor is not None else room.put(lane.stream, numbers.host)
-        most = (self._nbytes - 2) // array.cache.page_size + 2
-        each = max(1, TABLE // most)
         lists = self._by_lists()
         rows: Any = numbers.host
-        for low in range(0, numbers.size, each):
-            n = min(each, numbers.size - low)
+        for low in range(0, numbers.size, LAUNCH_ROWS):
+            n = min(LAUNCH_ROWS, numbers.size - low)
             base = self._out + low * self._nbytes
             listed = at + low * numbers.width
-            wrong, count = self._present(lane, listed, numbers.width, n, base, most)
+            wrong, count = self._copy_cached(lane, listed, numbers.width, n, base)
             if self._stopped:
                 return
             if rows is None and (count or wrong):  # of a GPU's numbers nobody on the host knows before
@@ -183,56 +180,41 @@ class FrameRows:
             return False
         return not array.cache.space(array._nsid).pool.direct_mapped  # else pages come to stay
 
-    def _present(
-        self,
-        lane: Lane,
-        rows: int,
-        width: int,
-        n: int,
-        out: int,
-        most: int,
-    ) -> tuple[bool, int]:
-        """Copy the rows whose pages are in the cache; return whether a number is out of range, and how many miss.
-
-        Their places follow two words of memory "missing".
-        """
+    def _copy_cached(self, lane: Lane, rows: int, width: int, n: int, out: int) -> tuple[bool, int]:
+        """Copy the rows whose pages are in the cache; return whether a number is out of range, and how many miss."""
         array, stream = self._array, lane.stream
-        words = array.cache.space(array._nsid).words
-        core, space = words["core"], words["record"]
-        seen = lane.near("seen", 8 * n * most)
-        wrong = lane.near("missing", 8 * (n + 2))  # that word, their number, and the list
-        missing = wrong + 8
-        shared = lane.shared("missing", 8 * (n + 2))
-        page = array.cache.page_size
+        missing = lane.near("missing", 8 * (n + 2))
+        stream.zero(missing, 16)
         unit = unit_of(array._origin, self._stride, self._nbytes, out)
-        shift = lanes_shift(min(self._nbytes, page), unit, array.device)
-        where = array._origin, self._stride, self._nbytes
-        stream.zero(wrong, 16)
+        shift = lanes_shift(min(self._nbytes, array.cache.page_size), unit, array.device)
+        words = array.cache.space(array._nsid).words
         stream.launch(
-            kernels.look_pages, n * most, core, space, rows, width, n, most, array.shape[0], *where, seen, wrong
-        )
-        stream.launch(kernels.copy_seen, n << shift, core, rows, width, n, most, shift, *where, out, unit, seen)
-        stream.launch(
-            kernels.settle_rows,
-            n,
-            core,
-            space,
+            kernels.copy_cached,
+            n << shift,
+            words["core"],
+            words["record"],
             rows,
             width,
+            0,
             n,
-            most,
-            *where,
-            seen,
+            shift,
+            array.shape[0],
+            array._origin,
+            self._stride,
+            self._nbytes,
+            out,
+            unit,
             int(array.read_once),
             array.dtype.itemsize if array.cache.full else 0,
             missing,
         )
-        stream.copy(shared.address, wrong, 16)
+        shared = lane.shared("missing", 8 * (n + 2))
+        stream.copy(shared.address, missing, 16)
         stream.wait()
         return bool(shared.words[0]), int(shared.words[1])
 
     def _missing(self, lane: Lane, count: int) -> NDArray[np.int64]:
-        """Return which rows are missing, in any order, as `_present` has listed them."""
+        """Return which rows are missing, in any order, as `_copy_cached` has listed them."""
         nbytes = 8 * (count + 2)
         shared = lane.shared("missing", nbytes)
         lane.stream.copy(shared.address, lane.near("missing", nbytes), nbytes)
@@ -320,7 +302,7 @@ class FrameRows:
         """Read the pages of rows into the cache, in waves, and take the rows from there."""
         array = self._array
         unit = unit_of(array._origin, self._stride, self._nbytes, out)
-        width = 32 if array.device == "cuda" else 1
+        shift = 5 if array.device == "cuda" else 0
         lists = lane.shared("listed", 16 * min(len(rows), ROWS))
 
         def take(some: NDArray[np.int64], where: NDArray[np.int64]) -> None:
@@ -328,17 +310,23 @@ class FrameRows:
             lists.words[:n], lists.words[n : 2 * n] = some, where
             array.cache.run_in(
                 lane.stream,
-                kernels.take_missing,
-                n * width,
+                kernels.copy_cached,
+                n << shift,
                 array._nsid,
                 lists.address,
+                8,
                 lists.address + 8 * n,
                 n,
+                shift,
+                array.shape[0],
                 array._origin,
                 self._stride,
                 self._nbytes,
                 out,
                 unit,
+                int(array.read_once),
+                0,
+                0,
             )
 
         self._waves = CachedRows(array, nbytes=self._nbytes, stride=self._stride, out=out, take=take)
