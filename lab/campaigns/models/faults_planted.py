@@ -222,16 +222,12 @@ _NO_VALIDATION = Edit(
     "    return word & READABLE != 0 and (word ^ again) & IDENTITY == 0\n",
     "    return word & READABLE != 0\n",
 )
-_GROUP = """        a, b = load(frame_place(view, seen) + at - (page << shift))
+_GROUPS = """        words = load(frame_address(view, word) + at - (page << shift), step * size)
 """
-_FOUR = """        words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
-"""
-_FOUR_PAGES = """        g, h = load(address(view, m, v))
-"""
-_COPIED = """        copy_foreign(buffer, frame_place(view, seen) + first, nbytes)
+_COPIED = """        copy_foreign(buffer, frame_address(view, word) + first, nbytes)
 """
 _FENCE = "        fence(DEVICE)\n"
-_FOLDED = """                if good:
+_FOLDED = """                if is_valid:
                     total = fold_four("""
 
 FAULTS = (
@@ -873,8 +869,8 @@ FAULTS = (
             Edit(
                 _WORDS_OF,
                 "_storing_alone",
-                "        fence(DEVICE)\n        unpin_stored(word)\n",
-                "        unpin_stored(word)\n",
+                "        fence(DEVICE)\n        unpin_stored(address)\n",
+                "        unpin_stored(address)\n",
             ),
         ),
     ),
@@ -882,11 +878,7 @@ FAULTS = (
         "span-without-a-fence",
         "spans",
         "nothing orders the look at the word after the words of the page",
-        (
-            Edit(_WORDS_OF, "looking", _GROUP + _FENCE, _GROUP),
-            Edit(_WORDS_OF, "looking", _FOUR + _FENCE, _FOUR),
-            Edit(_WORDS_OF, "_four_pages", _FOUR_PAGES + _FENCE, _FOUR_PAGES),
-        ),
+        (Edit(_WORDS_OF, "_reading", _GROUPS + _FENCE, _GROUPS),),
         seed=42,
     ),
     Fault(
@@ -912,7 +904,7 @@ FAULTS = (
         "span-escapes",
         "spans",
         "items are given to the fold before the second look, and stay in its total",
-        (Edit(_WORDS_OF, "folding", _FOLDED, _FOLDED.replace("if good", "if True")),),
+        (Edit(_WORDS_OF, "folding", _FOLDED, _FOLDED.replace("if is_valid", "if True")),),
     ),
     Fault(
         "row-without-a-fence",

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...cache import copy_run
+from ...cache import copy_run, count_read, load_word, mark_referenced, validate_read
 from ...targets import (
     DEVICE,
     bits_as,
@@ -28,7 +28,7 @@ from ...targets import (
     store_weak_as,
 )
 from ..items import item_of
-from .words import Stored, load_page_word, mark_page, places_of, tally_of, validate_page
+from .words import Stored, addresses_of
 
 Maker = Callable[..., Any]
 
@@ -191,9 +191,8 @@ def copied_window(array: Stored, stores: bool) -> Window:
     """Return how to walk an array behind a cache."""
     dtype, size = item_of(array.code).stored, array.size
     get, put = _accesses(array.code)
-    shift = array.shift
-    is_resident, data_of, frame_place = places_of(array.direct_mapped, shift)
-    tally = tally_of(array.full, size)
+    shift, full = array.shift, array.full
+    is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
 
     @device
     def room(view, i, n):
@@ -212,13 +211,15 @@ def copied_window(array: Stored, stores: bool) -> Window:
         # whole words: the items begin at the same place in the first word of the buffer
         first = (at - (page << shift)) & -8
         nbytes = (n * size + (at & 7) + 7) & -8
-        seen = load_page_word(view, page)
-        copy_foreign(buffer, frame_place(view, seen) + first, nbytes)
+        address = view.table + 8 * page
+        word = load_word(address)
+        copy_foreign(buffer, frame_address(view, word) + first, nbytes)
         fence(DEVICE)
-        good = validate_page(view, page, seen)
-        tally(view, n, good)
-        if good:
-            mark_page(view, page, seen)
+        is_valid = validate_read(address, word)
+        if full:
+            count_read(view.core, n, n * size, is_valid)
+        if is_valid:
+            mark_referenced(address, word, view.once)
             return True
         return copy_run(view.space, page, first, nbytes, (view.origin + last * size) >> shift, buffer, 0) != 0
 

@@ -300,7 +300,7 @@ def _choose_indexed(target: str, f: Any, start: Any, source: Any, lo: Any, hi: A
         return None
     stored = _stored(source)
     if stored is not None and target not in BUFFERED:
-        walk = words.folding(stored, _PLACES[1], True, indexed=True)
+        walk = words.folding(stored, _PLACES[1], True, words.fold_indexed_item)
     else:
         sources = _windows(target, (source, INDEX))
         walk = buffers.folding(sources) if stored else buffers.folding_memory(sources, _PLACES[1])
@@ -364,7 +364,7 @@ def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
     elif to is not None and not _read_only(into):
         walk = words.storing(to, of, None if of else _items(source), place, scope > 0)
     elif of is not None and not _read_only(into):
-        walk = words.handing(of, _access(into, "setitem"), place, scope > 0)
+        walk = words.storing_elsewhere(of, _access(into, "setitem"), place, scope > 0)
     else:
         walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), place)
     return _clipped_map(into, source, walk)

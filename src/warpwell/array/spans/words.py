@@ -1,31 +1,32 @@
-"""Spans by words in registers, for `cuda` and `interp`: each lane reads up to four groups of 16 bytes at once.
+"""Bulk walks by words in registers, for `cuda` and `interp`: each lane reads up to four groups of 16 bytes at once.
 
-A *group* is what one lane takes of each array: the same few neighbouring items, 16 bytes of the widest. A *row* is a
-group for each lane. The look at the pages of up to four rows, by each lane for itself:
+A *group* is the part of each array that one lane takes: the same few neighboring items, 16 bytes of the widest. A *row*
+is a group for each lane. Each lane reads the pages of up to four rows for itself, as `warpwell.cache.hit` describes:
 
 1. Acquire the page's word. (A shuffle would order nothing: it is each lane's own acquire that shows it the page.)
-2. Load the groups, relaxed, all of them in flight. The word may say INVALID: then the groups are of frame 0, and nobody
-   uses them.
+2. Load the groups, relaxed, all of them in flight. If the word is INVALID, the groups are of frame 0, and are not used.
 3. Execute an acquire-release fence, one for all pages and arrays of the rows.
-4. Load the word again, relaxed. The same frame and generation: the groups are the page's. If a group was stored by who
-   filled the frame anew, its fence and this one make the INVALID word visible to this load, and the generation differs.
-5. Only then is an item given to anyone.
+4. Load the word again, relaxed. The same frame and generation: the groups are the page's. If a group was stored by a
+   thread that filled the frame again, its fence and this one make the INVALID word visible to this load, and the
+   generation differs.
+5. Only then is an item used.
 
-A lane whose look fails pins the page for as long as it loads the groups, one page at a time, with whichever lanes come
-with it. Nobody waits under such a pin, so runs that are longer than the cache end.
+A lane whose read is not valid pins the page for as long as it loads the groups, one page at a time, with the lanes that
+are converged with it. No thread waits under such a pin, so runs that are longer than the cache end.
 
-Four rows are stored without a call, where their pages are in the cache:
+Four rows are stored without a call if their pages are in the cache:
 
-1. Who will pin loads the page's word while the source is loaded: a thread alone for itself; of a warp, lane r for row
-   r, or the first lane where four rows are in one page.
+1. The pinning lane loads the page's word while the source is loaded: a thread alone for itself; of a warp, lane r for
+   row r, or the first lane if four rows are in one page.
 2. The items are computed. Nothing waits from here on: a program's function might.
-3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. Nobody evicts it or writes it
+3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. It is not evicted or written
    back as long as it has the pin, so DIRTY may come before the stores.
-4. A barrier of the warp orders all lanes behind the pins, and shuffles tell them the frames.
+4. A barrier of the warp orders all lanes behind the pins, and shuffles pass the frames to them.
 5. Each lane executes a fence: a reader that takes a new item for one of the frame's old page then sees that page's new
    word. Then it stores, relaxed, four groups in flight.
-6. A barrier, and a fence of who pinned, order all lanes' stores before a relaxed addition that takes the pin away. Who
-   writes the page back reads its word from this addition, or from a read-modify-write behind it, and acquires it.
+6. A barrier, and a fence of the pinning lane, order all lanes' stores before a relaxed addition that takes the pin
+   away. A thread that writes the page back reads its word from this addition, or from a read-modify-write behind it,
+   and acquires it.
 7. If a page is not there, the pins of the others are taken away, and the path that may wait stores the rows.
 """
 
@@ -77,10 +78,10 @@ ROWS_BYTES = ROWS * 32 * GROUP_BYTES
 
 
 class Stored(NamedTuple):
-    """An array behind a cache: what its walks are compiled for."""
+    """Compile-time parameters of walks of an array behind a cache."""
 
     code: str
-    """What an item is, see `items.item_of`."""
+    """Code of an item, see `items.item_of`."""
     shift: int
     """log2 of the page size."""
     direct_mapped: bool
@@ -94,136 +95,91 @@ class Stored(NamedTuple):
 
     @property
     def small(self) -> bool:
-        """Whether the groups of four rows may lie in several pages."""
+        """Whether four rows of a warp may be in several pages."""
         return 1 << self.shift < ROWS_BYTES
 
 
-class Look(NamedTuple):
-    """What the walks use of an array behind a cache: device functions of one thread.
+class PageAccess(NamedTuple):
+    """How walks access an array behind a cache: device functions of one thread.
 
     Item i begins the lane's first group; its other groups are `step` items apart.
     """
 
-    first_group: Maker
+    aligned_start: Maker
     """``(view, lo)`` to the item that the first lane begins at: up to a row before lo, in the same page."""
-    together: Maker
+    same_page: Maker
     """``(view, i, step)``: whether the groups of four rows can be read, or stored, at once."""
-    four: Maker
-    """``(view, i, step)`` to whether the look held, and four groups as eight words."""
-    one: Maker
-    """``(view, i)`` to whether the look held, and the two words of a group."""
-    brought: Maker
-    """``(view, i, last)``: have the group's page in the cache; whether no error is latched (converged lanes)."""
-    pinned: Maker
+    read_four: Maker
+    """``(view, i, step)`` to whether the read is valid, and four groups as eight words."""
+    read_one: Maker
+    """``(view, i, step)`` to whether the read is valid, and the two words of a group."""
+    load_page: Maker
+    """``(view, i, last)``: load the group's page into the cache; whether no error is latched (converged lanes)."""
+    read_under_pin: Maker
     """``(view, i)`` to the two words of a group, each read under a pin (converged lanes)."""
-    ahead: Maker
-    """``(view, i, step)`` to the word, as it is now, of the page that this lane pins for `store_now`."""
+    peek_word: Maker
+    """``(view, i, step)`` to the word, at this time, of the page that this lane pins for `store_now`."""
     store_now: Maker
-    """``(view, i, step, words, seen)``: store four groups, if their pages are in the cache; whether that was done
-    (converged lanes). `seen` is of `ahead`. Waits for nothing."""
+    """``(view, i, step, words, word)``: store four groups of `same_page`, if their pages are in the cache; whether
+    that was done (converged lanes). `word` is from `peek_word`. Waits for nothing."""
     store_four: Maker
     """``(view, i, step, words)``: store four groups under a pin; whether no error is latched (converged lanes)."""
     store_one: Maker
-    """``(view, i, lo, hi, first, second)``: store what of a group is in [lo, hi), likewise."""
+    """``(view, i, lo, hi, first, second)``: store the items of a group that are in [lo, hi), likewise."""
 
 
 @functools.cache
-def looking(array: Stored, group: int, shared: bool) -> Look:
-    """Return the device functions for an array behind a cache, of which a lane takes groups of `group` items.
+def page_access(array: Stored, group: int, shared: bool) -> PageAccess:
+    """Return the access to an array behind a cache, of which a lane takes groups of `group` items.
 
-    `shared` tells whether the lanes of a warp share a run.
+    `shared` is whether the lanes of a warp share a run.
     """
-    size, shift, small = array.size, array.shift, array.small
+    size, shift = array.size, array.shift
     nbytes = group * size
-    is_resident, data_of, frame_place = places_of(array.direct_mapped, shift)
-    load = _load_one(nbytes)
+    by_rows = shared and array.small
 
     @device
-    def page_of(view, i):
-        return (view.origin + i * size) >> shift
+    def same_page(view, i, step):
+        return (view.origin + i * size) >> shift == (view.origin + (i + 3 * step) * size) >> shift
 
     @device
-    def together(view, i, step):
-        return page_of(view, i) == page_of(view, i + 3 * step)
+    def load_page(view, i, last):
+        final = (view.origin + last * size) >> shift
+        return fault_in(view.space, (view.origin + i * size) >> shift, final) != 0
 
     @device
-    def marks(i, step):
-        """Tell whether this lane marks the page as used: one of a warp does."""
-        return step == group or i & (32 * group - 1) == 0
-
-    @device
-    def one(view, i):
-        at = view.origin + i * size
-        if is_resident(view):
-            a, b = load(data_of(view) + at)
-            return True, a, b
+    def read_word(view, at):
         page = at >> shift
-        seen = load_page_word(view, page)
-        a, b = load(frame_place(view, seen) + at - (page << shift))
-        fence(DEVICE)
-        good = validate_page(view, page, seen)
-        if good:
-            mark_page(view, page, seen)
-        return good, a, b
+        return read_pinned(view.space, page, at - (page << shift), min(nbytes, 8))
 
     @device
-    def four(view, i, step):
+    def read_under_pin(view, i):
         at = view.origin + i * size
-        if is_resident(view):
-            return True, load_four(data_of(view) + at, step * size)
-        page = at >> shift
-        seen = load_page_word(view, page)
-        words = load_four(frame_place(view, seen) + at - (page << shift), step * size)
-        fence(DEVICE)
-        good = validate_page(view, page, seen)
-        if good and marks(i, step):
-            mark_page(view, page, seen)
-        return good, words
+        second = 0
+        if nbytes == GROUP_BYTES:
+            second = read_word(view, at + 8)
+        return read_word(view, at), second
 
-    load_four = loader(nbytes)
-    storing = *_storing_now(array, nbytes, shared), *_store(array, group)
-    cold = _brought(size, shift), _pinned(size, nbytes, shift), *storing
-    row = 32 * nbytes
-    if small and shared and row <= 1 << shift:
-        return Look(_first_group(size, group, row), *_rows_of(array, load, nbytes), one, *cold)
-    if small:
-        return Look(_first_group(size, group, 0), _always, _four_pages(array, load, nbytes), one, *cold)
-    return Look(_first_group(size, group, 0), together, four, one, *cold)
-
-
-@device
-def _always(view, i, step):
-    return True
-
-
-# -- pages ---------------------------------------------------------------------------------------------------------
-
-
-@device
-def load_page_word(view, page):
-    """Return the word of a page of a view (thread; acquire)."""
-    return load_word(view.table + 8 * page)
-
-
-@device
-def validate_page(view, page, seen):
-    """Return whether groups that were loaded since `load_page_word` are the page's (thread; relaxed, after a fence)."""
-    return validate_read(view.table + 8 * page, seen)
-
-
-@device
-def mark_page(view, page, seen):
-    """Mark a page that was read as used (thread; relaxed)."""
-    mark_referenced(view.table + 8 * page, seen, view.once)
+    return PageAccess(
+        _aligned_start(size, group, 32 * nbytes if by_rows else 0),
+        *(_reading_rows(array, nbytes) if by_rows else (same_page, _reading(array, group, _loading_four(nbytes)))),
+        _reading(array, group, _loading_one(nbytes)),
+        load_page,
+        read_under_pin,
+        *_storing_now(array, nbytes, shared),
+        *_storing_pinned(array, group),
+    )
 
 
 @functools.cache
-def places_of(direct_mapped: bool, shift: int) -> tuple[Maker, Maker, Maker]:
-    """Return whether all pages lie one after another; from where on; and the frame that a word names, else frame 0."""
+def addresses_of(direct_mapped: bool, shift: int) -> tuple[Maker, Maker, Maker]:
+    """Return three device functions of a view: whether its pages are all in the cache, one after another; their
+    address; and the address of the frame that a page's word names, else of frame 0.
+    """
 
     @device
-    def frame_place(view, seen):
-        return view.frames + (frame_of(seen) << shift)
+    def frame_address(view, word):
+        return view.frames + (frame_of(word) << shift)
 
     if not direct_mapped:
 
@@ -235,7 +191,7 @@ def places_of(direct_mapped: bool, shift: int) -> tuple[Maker, Maker, Maker]:
         def nowhere(view):
             return 0
 
-        return never, nowhere, frame_place
+        return never, nowhere, frame_address
 
     @device
     def is_resident(view):
@@ -245,105 +201,84 @@ def places_of(direct_mapped: bool, shift: int) -> tuple[Maker, Maker, Maker]:
     def data_of(view):
         return view.data
 
-    return is_resident, data_of, frame_place
+    return is_resident, data_of, frame_address
 
 
 # -- groups --------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _load_one(nbytes: int) -> Maker:
-    """Return what loads one group: two words, or in the first the bytes that it has."""
-    if nbytes == GROUP_BYTES:
-        return load_pair
+def _loading_one(nbytes: int) -> Maker:
+    """Return ``(address, step)`` to one group: two words, or its bytes in the first."""
 
     @device
-    def load_part(address):
+    def load_whole(address, step):
+        return load_pair(address)
+
+    @device
+    def load_part(address, step):
         return load_relaxed(address & -8, DEVICE) >> (8 * (address & 7)), 0
 
-    return load_part
+    return load_whole if nbytes == GROUP_BYTES else load_part
 
 
 @functools.cache
-def loader(nbytes: int) -> Maker:
+def _loading_four(nbytes: int) -> Maker:
     """Return ``(address, step)`` to four groups, `step` bytes apart, all of them in flight."""
-    one = _load_one(nbytes)
+    load = _loading_one(nbytes)
 
     @device
     def load_four(address, step):
-        a, b = one(address)
-        c, d = one(address + step)
-        e, f = one(address + 2 * step)
-        g, h = one(address + 3 * step)
+        a, b = load(address, step)
+        c, d = load(address + step, step)
+        e, f = load(address + 2 * step, step)
+        g, h = load(address + 3 * step, step)
         return a, b, c, d, e, f, g, h
 
     return load_four
 
 
-def _four_pages(array: Stored, load: Maker, nbytes: int) -> Maker:
-    """Return `Look.four` where each group may lie in a page of its own: four pages, one fence."""
+def _reading(array: Stored, group: int, load: Maker) -> Maker:
+    """Return ``(view, i, step)`` to whether the read is valid, and the groups that `load` returns, all of one page."""
     size, shift = array.size, array.shift
-    is_resident, data_of, _ = places_of(array.direct_mapped, shift)
-    load_four, address = loader(nbytes), _address(array)
+    is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
 
     @device
-    def page(view, i):
-        return (view.origin + i * size) >> shift
-
-    @device
-    def four_pages(view, i, step):
+    def read(view, i, step):
+        at = view.origin + i * size
         if is_resident(view):
-            return True, load_four(data_of(view) + view.origin + i * size, step * size)
-        j, k, m = i + step, i + 2 * step, i + 3 * step
-        s, t = load_page_word(view, page(view, i)), load_page_word(view, page(view, j))
-        u, v = load_page_word(view, page(view, k)), load_page_word(view, page(view, m))
-        a, b = load(address(view, i, s))
-        c, d = load(address(view, j, t))
-        e, f = load(address(view, k, u))
-        g, h = load(address(view, m, v))
+            return True, load(data_of(view) + at, step * size)
+        page = at >> shift
+        address = view.table + 8 * page
+        word = load_word(address)
+        words = load(frame_address(view, word) + at - (page << shift), step * size)
         fence(DEVICE)
-        good = validate_page(view, page(view, i), s) & validate_page(view, page(view, j), t)
-        good &= validate_page(view, page(view, k), u) & validate_page(view, page(view, m), v)
-        if good:
-            mark_page(view, page(view, i), s)
-            mark_page(view, page(view, j), t)
-            mark_page(view, page(view, k), u)
-            mark_page(view, page(view, m), v)
-        return good, (a, b, c, d, e, f, g, h)
+        is_valid = validate_read(address, word)
+        # of lanes that share a row, one is enough
+        if is_valid and (step == group or i & (32 * group - 1) == 0):
+            mark_referenced(address, word, view.once)
+        return is_valid, words
 
-    return four_pages
+    return read
 
 
-@functools.cache
-def _address(array: Stored) -> Maker:
-    """Return ``(view, i, seen)`` to where item i is in the frame that a page's word names."""
-    size, inside = array.size, (1 << array.shift) - 1
-    frame_place = places_of(array.direct_mapped, array.shift)[2]
-
-    @device
-    def address(view, i, seen):
-        return frame_place(view, seen) + ((view.origin + i * size) & inside)
-
-    return address
-
-
-def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
-    """Return `Look.together` and `Look.four` of lanes that share their rows, each row in one page: four looks a warp.
+def _reading_rows(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
+    """Return `same_page` and `read_four` of lanes that share rows of small pages, each row in one page.
 
     A load that acquires ends before the next one begins, so four of them take four times as long as one. Therefore:
 
-    - Lane r acquires the word of row r, and loads it again. A barrier of the warp orders all lanes' groups behind the
-      first, and the second behind all lanes' fences: a lane that loaded a group of who filled the frame anew
-      synchronizes with it by its fence, and the barrier hands that on to the lane that looks again.
-    - The other lanes do what these four do: nobody has to tell them apart.
+    - Lane r acquires the word of row r, and validates it. A barrier of the warp orders all lanes' groups behind the
+      acquire, and the validation behind all lanes' fences: if a lane loaded a group of a frame that was filled again,
+      its fence synchronizes with that thread's, and the barrier passes this on to the lane that validates.
+    - The other lanes do what these four do, so that no branch tells them apart.
     """
     size, shift, row = array.size, array.shift, 32 * nbytes
-    is_resident, data_of, _ = places_of(array.direct_mapped, shift)
-    load_four, address = loader(nbytes), _address(array)
+    is_resident, data_of, frame_address = addresses_of(array.direct_mapped, shift)
+    load, load_four = _loading_one(nbytes), _loading_four(nbytes)
 
     @device
-    def by_rows(view, i, step):
-        """Tell whether all lanes of a warp are here, with each row of theirs in one page."""
+    def same_pages(view, i, step):
+        """Return whether all lanes of a warp are here, with each row of theirs in one page."""
         if activemask() != ALL_LANES:
             return False
         begin = view.origin + i * size - nbytes * lane_id()
@@ -351,51 +286,53 @@ def _rows_of(array: Stored, load: Maker, nbytes: int) -> tuple[Maker, Maker]:
         return ballot(ALL_LANES, apart == 0) == ALL_LANES
 
     @device
-    def four_rows(view, i, step):
+    def load_row(view, i, word):
+        return load(frame_address(view, word) + ((view.origin + i * size) & ((1 << shift) - 1)), 0)
+
+    @device
+    def read_rows(view, i, step):
         if is_resident(view):
             return True, load_four(data_of(view) + view.origin + i * size, step * size)
-        own = (view.origin + (i + (lane_id() & 3) * step) * size) >> shift
-        seen = load_page_word(view, own)
+        own = view.table + 8 * ((view.origin + (i + (lane_id() & 3) * step) * size) >> shift)
+        word = load_word(own)
         syncwarp(ALL_LANES)
-        s, t = shfl(ALL_LANES, seen, 0), shfl(ALL_LANES, seen, 1)
-        u, v = shfl(ALL_LANES, seen, 2), shfl(ALL_LANES, seen, 3)
-        a, b = load(address(view, i, s))
-        c, d = load(address(view, i + step, t))
-        e, f = load(address(view, i + 2 * step, u))
-        g, h = load(address(view, i + 3 * step, v))
+        s, t = shfl(ALL_LANES, word, 0), shfl(ALL_LANES, word, 1)
+        u, v = shfl(ALL_LANES, word, 2), shfl(ALL_LANES, word, 3)
+        a, b = load_row(view, i, s)
+        c, d = load_row(view, i + step, t)
+        e, f = load_row(view, i + 2 * step, u)
+        g, h = load_row(view, i + 3 * step, v)
         fence(DEVICE)
         syncwarp(ALL_LANES)
-        good = ballot(ALL_LANES, validate_page(view, own, seen)) == ALL_LANES
-        if good and lane_id() < 4:
-            mark_page(view, own, seen)
-        return good, (a, b, c, d, e, f, g, h)
+        is_valid = ballot(ALL_LANES, validate_read(own, word)) == ALL_LANES
+        if is_valid and lane_id() < 4:
+            mark_referenced(own, word, view.once)
+        return is_valid, (a, b, c, d, e, f, g, h)
 
-    return by_rows, four_rows
+    return same_pages, read_rows
 
 
 @functools.cache
-def _first_group(size: int, group: int, row: int) -> Maker:
-    """Return ``(view, lo)`` to the item that the first lane begins at: a group's first, or a whole row's."""
-    if not row:
+def _aligned_start(size: int, group: int, row: int) -> Maker:
+    """Return `aligned_start`: the first item of a group, or of a whole row of `row` bytes."""
+    shift = size.bit_length() - 1
 
-        @device
-        def first_group(view, lo):
-            return lo & -group
-    else:
-        shift = size.bit_length() - 1
+    @device
+    def start_of_group(view, lo):
+        return lo & -group
 
-        @device
-        def first_group(view, lo):
-            return (((view.origin + (lo << shift)) & -row) - view.origin) >> shift
+    @device
+    def start_of_row(view, lo):
+        return (((view.origin + (lo << shift)) & -row) - view.origin) >> shift
 
-    return first_group
+    return start_of_row if row else start_of_group
 
 
 # -- stores that wait for nothing ------------------------------------------------------------------------------------
 
 
 def _storing_now(array: Stored, nbytes: int, shared: bool) -> tuple[Maker, Maker]:
-    """Return `Look.ahead` and `Look.store_now`: four groups, stored where their pages are in the cache.
+    """Return `peek_word` and `store_now`.
 
     Inlined: across a call each lane would save up to 50 registers in memory, and the fences would wait for that.
     """
@@ -410,7 +347,7 @@ def _no_word(view, i, step):
 
 
 @device
-def _store_never(view, i, step, words, seen):
+def _store_never(view, i, step, words, word):
     return False
 
 
@@ -418,7 +355,7 @@ def _store_never(view, i, step, words, seen):
 def _putting(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
     """Return ``(view, i)`` to the page of item i, and ``(view, i, frame, first, second)``, which stores a group."""
     size, shift, inside = array.size, array.shift, (1 << array.shift) - 1
-    pairs = nbytes == GROUP_BYTES
+    is_pair = nbytes == GROUP_BYTES
 
     @device
     def page_of(view, i):
@@ -427,7 +364,7 @@ def _putting(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
     @device
     def put(view, i, frame, first, second):
         address = view.frames + (frame << shift) + ((view.origin + i * size) & inside)
-        if pairs:
+        if is_pair:
             store_pair(address, first, second)
         else:
             store_relaxed(address, first, DEVICE)
@@ -440,16 +377,13 @@ def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
     page_of, put = _putting(array, nbytes)
 
     @device
-    def ahead(view, i, step):
+    def peek_word(view, i, step):
         return load_relaxed(view.table + 8 * page_of(view, i), DEVICE)
 
     @device
-    def store_alone(view, i, step, words, seen):
-        page = page_of(view, i)
-        if page != page_of(view, i + 3 * step):
-            return False
-        word = view.table + 8 * page
-        frame = pin_to_store(word, seen)
+    def store_alone(view, i, step, words, word):
+        address = view.table + 8 * page_of(view, i)
+        frame = pin_to_store(address, word)
         if frame < 0:
             return False
         fence(DEVICE)
@@ -459,10 +393,10 @@ def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         put(view, i + 2 * step, frame, e, f)
         put(view, i + 3 * step, frame, g, h)
         fence(DEVICE)
-        unpin_stored(word)
+        unpin_stored(address)
         return True
 
-    return ahead, store_alone
+    return peek_word, store_alone
 
 
 @functools.cache
@@ -471,28 +405,28 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
     rows = 4 if array.small else 1
 
     @device
-    def own_word(view, i, step):
+    def own_address(view, i, step):
         return view.table + 8 * page_of(view, i + (lane_id() & (rows - 1)) * step)
 
     @device
-    def ahead(view, i, step):
-        return load_relaxed(own_word(view, i, step), DEVICE)
+    def peek_word(view, i, step):
+        return load_relaxed(own_address(view, i, step), DEVICE)
 
     @device
-    def store_shared(view, i, step, words, seen):
+    def store_shared(view, i, step, words, word):
         if activemask() != ALL_LANES:
             return False
         if rows == 1:
             page = page_of(view, i)
             if ballot(ALL_LANES, page == shfl(ALL_LANES, page, 0)) != ALL_LANES:
                 return False
-        word = own_word(view, i, step)
+        address = own_address(view, i, step)
         frame = -1
         if lane_id() < rows:
-            frame = pin_to_store(word, seen)
-        good = ballot(ALL_LANES, lane_id() < rows and frame < 0) == 0
+            frame = pin_to_store(address, word)
+        is_pinned = ballot(ALL_LANES, lane_id() < rows and frame < 0) == 0
         syncwarp(ALL_LANES)
-        if good:
+        if is_pinned:
             fence(DEVICE)
             a, b, c, d, e, f, g, h = words
             put(view, i, shfl(ALL_LANES, frame, 0), a, b)
@@ -502,82 +436,31 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         syncwarp(ALL_LANES)
         fence(DEVICE)
         if frame >= 0:
-            unpin_stored(word)
-        return good
+            unpin_stored(address)
+        return is_pinned
 
-    return ahead, store_shared
-
-
-# -- through the slow path -----------------------------------------------------------------------------------------
+    return peek_word, store_shared
 
 
 @functools.cache
-def _brought(size: int, shift: int) -> Maker:
-    @device
-    def brought(view, i, last):
-        final = (view.origin + last * size) >> shift
-        return fault_in(view.space, (view.origin + i * size) >> shift, final) != 0
-
-    return brought
-
-
-@functools.cache
-def _pinned(size: int, nbytes: int, shift: int) -> Maker:
-    each = min(nbytes, 8)
+def _storing_pinned(array: Stored, group: int) -> tuple[Maker, Maker]:
+    """Return `store_four` and `store_one`, which load missing pages."""
+    size = array.size
+    shape = size | (group * size) << 8 | array.shift << 16
 
     @device
-    def word(view, at):
-        page = at >> shift
-        return read_pinned(view.space, page, at - (page << shift), each)
+    def store(view, i, step, count, bounds, words):
+        start = view.origin + i * size
+        return store_groups(view.space, view.table, view.frames, start, step * size, count, shape, bounds, *words) != 0
 
     @device
-    def pinned(view, i):
-        at = view.origin + i * size
-        second = 0
-        if nbytes == GROUP_BYTES:
-            second = word(view, at + 8)
-        return word(view, at), second
-
-    return pinned
-
-
-@functools.cache
-def _store(array: Stored, group: int) -> tuple[Maker, Maker]:
-    """Return `Look.store_four` and `Look.store_one`."""
-    size, shift = array.size, array.shift
-    shape = size | (group * size) << 8 | shift << 16
+    def store_four(view, i, step, words):
+        return store(view, i, step, 4, 0, words)
 
     @device
     def store_one(view, i, lo, hi, first, second):
         bounds = max(lo - i, 0) * size | (max(i + group - hi, 0) * size) << 8
-        return (
-            store_groups(
-                view.space,
-                view.table,
-                view.frames,
-                view.origin + i * size,
-                0,
-                1,
-                shape,
-                bounds,
-                first,
-                second,
-                0,
-                0,
-                0,
-                0,
-                0,
-                0,
-            )
-            != 0
-        )
-
-    @device
-    def store_four(view, i, step, words):
-        return (
-            store_groups(view.space, view.table, view.frames, view.origin + i * size, step * size, 4, shape, 0, *words)
-            != 0
-        )
+        return store(view, i, 0, 1, bounds, (first, second, 0, 0, 0, 0, 0, 0))
 
     return store_four, store_one
 
@@ -622,57 +505,39 @@ def _pack(code: str) -> Maker:
 # -- walks ---------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def tally_of(full: bool, size: int) -> Maker:
-    """Return ``(view, items, hit)``, which counts the items of a look for the statistics."""
-    if not full:
-
-        @device
-        def nothing(view, items, hit):
-            pass
-
-        return nothing
-
-    @device
-    def tally(view, items, hit):
-        count_read(view.core, items, items * size, hit)
-
-    return tally
-
-
 @device
-def _fold_item(f, total, item, i, args):
+def fold_item(f, total, item, i, args):
+    """Return the next total of `fold`."""
     return f(total, item, *args)
 
 
 @device
-def _fold_indexed(f, total, item, i, args):
+def fold_indexed_item(f, total, item, i, args):
+    """Return the next total of a fold whose function takes the index of an item, too."""
     return f(total, item, i, *args)
 
 
 @functools.cache
-def folding(source: Stored, place: Maker, shared: bool, *, indexed: bool = False) -> Maker:
+def folding(source: Stored, place: Maker, shared: bool, fold_one: Maker = fold_item) -> Maker:
     """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
 
     Parameters
     ----------
     place : callable
-        Device function to the caller's rank, and among how many threads.
+        Device function to the caller's rank, and the number of threads that share the run.
     shared : bool
         Whether the lanes of a warp share a run.
-    indexed : bool
-        Whether f is told the index of an item, too.
+    fold_one : callable
+        Device function ``(f, total, item, i, args)`` to the next total.
     """
-    group = GROUP_BYTES // source.size
-    look = looking(source, group, shared)
-    first_group, together, four, one, brought, pinned = look[:6]
-    unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
-    fold_item = _fold_indexed if indexed else _fold_item
+    size, full, group = source.size, source.full, GROUP_BYTES // source.size
+    aligned_start, same_page, read_four, read_one, load_page, read_under_pin = page_access(source, group, shared)[:6]
+    unpack = _unpack(source.code)
 
     @device
     def fold_group(f, total, first, second, i, args):
         for k in range(group):
-            total = fold_item(f, total, unpack(first, second, k), i + k, args)
+            total = fold_one(f, total, unpack(first, second, k), i + k, args)
         return total
 
     @device
@@ -687,206 +552,177 @@ def folding(source: Stored, place: Maker, shared: bool, *, indexed: bool = False
         rank, lanes = place()
         step = group * lanes
         total = start
-        i = first_group(view, lo) + group * rank
-        again = False
+        i = aligned_start(view, lo) + group * rank
+        was_loaded = False
         while i < hi:
-            if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
-                good, words = four(view, i, step)
-                tally(view, 4 * group, good)
-                if good:
+            if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_page(view, i, step):
+                is_valid, words = read_four(view, i, step)
+                if full:
+                    count_read(view.core, 4 * group, 4 * group * size, is_valid)
+                if is_valid:
                     total = fold_four(f, total, words, i, step, args)
                     i += 4 * step
                     continue
             else:
-                good, first, second = one(view, i)
+                is_valid, pair = read_one(view, i, group)
+                first, second = pair
                 begin, end = min(max(lo - i, 0), group), min(hi - i, group)
-                tally(view, end - begin, good)
-                if good or again:
-                    if not good:
-                        first, second = pinned(view, i)
+                if full:
+                    count_read(view.core, end - begin, (end - begin) * size, is_valid)
+                if is_valid or was_loaded:
+                    if not is_valid:
+                        first, second = read_under_pin(view, i)
                     for k in range(begin, end):
-                        total = fold_item(f, total, unpack(first, second, k), i + k, args)
+                        total = fold_one(f, total, unpack(first, second, k), i + k, args)
                     i += step
-                    again = False
+                    was_loaded = False
                     continue
-            if not brought(view, i, hi - 1):
+            if not load_page(view, i, hi - 1):
                 break
-            again = True
+            was_loaded = True
         return total
 
     return fold_words
 
 
 @functools.cache
+def storing_elsewhere(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
+    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source behind a cache elsewhere.
+
+    `put` is a device function ``(target, i, value)``; the other parameters are those of `folding`.
+    """
+
+    @device
+    def store_item(f, total, item, i, target_and_args):
+        put(target_and_args[0], i, f(item, *target_and_args[1]))
+        return total
+
+    walk = folding(source, place, shared, store_item)
+
+    @device
+    def store_elsewhere(f, target, source, lo, hi, *args):
+        walk(f, 0, source, lo, hi, target, args)
+
+    return store_elsewhere
+
+
+@device
+def _always(view, i, step):
+    return True
+
+
+@device
+def _read_no_words(view, i, step):
+    return True, (0, 0, 0, 0, 0, 0, 0, 0)
+
+
+@device
+def _read_no_pair(view, i, step):
+    return True, (0, 0)
+
+
+@device
+def _load_no_page(view, i, last):
+    return False
+
+
+@device
+def _pin_no_page(view, i):
+    return 0, 0
+
+
+_NO_ACCESS = _always, _read_no_words, _read_no_pair, _load_no_page, _pin_no_page
+"""In the place of `PageAccess[1:6]` for a source that is not behind a cache."""
+
+
+@functools.cache
 def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source, behind a cache or not.
 
-    Parameters
-    ----------
-    source : Stored, optional
-    items : callable
-        Device function ``(source, i)`` to a tuple of items, where the source is not behind a cache.
-    place : callable
-        Device function to the caller's rank, and among how many threads.
-    shared : bool
-        Whether the lanes of a warp share a run.
+    `items` is a device function ``(source, i)`` to a tuple of items, if the source is not behind a cache; the other
+    parameters are those of `folding`.
     """
+    group = GROUP_BYTES // max(target.size, source.size if source else 1)
+    of_target = page_access(target, group, shared)
+    same_page_of_target, pack = of_target.same_page, _pack(target.code)
+    peek_word, store_now, store_four, store_one = of_target[6:]
     if source is None:
-        return _storing_items(target, items, place, shared)
-    group = GROUP_BYTES // max(target.size, source.size)
-    into, of = (looking(kind, group, shared) for kind in (target, source))
-    together, together_into, store_four, store_one = of.together, into.together, into.store_four, into.store_one
-    ahead, store_now = into.ahead, into.store_now
-    first_group, _, four, one, brought, pinned = of[:6]
-    unpack, pack, tally = _unpack(source.code), _pack(target.code), tally_of(source.full, source.size)
+        same_page, read_four, read_one, load_page, read_under_pin = _NO_ACCESS
+        start, full, size = of_target.aligned_start, False, 0
+
+        @device
+        def aligned_start(target, source, lo):
+            return start(target, lo)
+
+        @device
+        def items_of(source, first, second, i, k):
+            return items(source, i + k)
+    else:
+        start, same_page, read_four, read_one, load_page, read_under_pin = page_access(source, group, shared)[:6]
+        unpack, full, size = _unpack(source.code), source.full, source.size
+
+        @device
+        def aligned_start(target, source, lo):
+            return start(source, lo)
+
+        @device
+        def items_of(source, first, second, i, k):
+            return (unpack(first, second, k),)
 
     @device
-    def map_group(f, first, second, begin, end, args):
+    def map_group(f, source, first, second, i, begin, end, args):
         a, b = 0, 0
         for k in range(begin, end):
-            a, b = pack(a, b, k, f(unpack(first, second, k), *args))
+            a, b = pack(a, b, k, f(*(items_of(source, first, second, i, k) + args)))
         return a, b
+
+    @device
+    def map_four(f, source, words, i, step, args):
+        a, b = map_group(f, source, words[0], words[1], i, 0, group, args)
+        c, d = map_group(f, source, words[2], words[3], i + step, 0, group, args)
+        e, g = map_group(f, source, words[4], words[5], i + 2 * step, 0, group, args)
+        h, j = map_group(f, source, words[6], words[7], i + 3 * step, 0, group, args)
+        return a, b, c, d, e, g, h, j
+
+    @device
+    def same_pages(target, source, i, step):
+        return same_page(source, i, step) and same_page_of_target(target, i, step)
 
     @device
     def map_words(f, target, source, lo, hi, *args):
         rank, lanes = place()
         step = group * lanes
-        i = first_group(source, lo) + group * rank
-        again = False
+        i = aligned_start(target, source, lo) + group * rank
+        was_loaded = False
         while i < hi:
-            if (
-                not again
-                and i >= lo
-                and i + 3 * step + group <= hi
-                and together(source, i, step)
-                and together_into(target, i, step)
-            ):
-                seen = ahead(target, i, step)
-                good, words = four(source, i, step)
-                tally(source, 4 * group, good)
-                if good:
-                    a, b = map_group(f, words[0], words[1], 0, group, args)
-                    c, d = map_group(f, words[2], words[3], 0, group, args)
-                    e, g = map_group(f, words[4], words[5], 0, group, args)
-                    h, j = map_group(f, words[6], words[7], 0, group, args)
-                    words = (a, b, c, d, e, g, h, j)
-                    if not store_now(target, i, step, words, seen) and not store_four(target, i, step, words):
+            if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_pages(target, source, i, step):
+                word = peek_word(target, i, step)
+                is_valid, words = read_four(source, i, step)
+                if full:
+                    count_read(source.core, 4 * group, 4 * group * size, is_valid)
+                if is_valid:
+                    words = map_four(f, source, words, i, step, args)
+                    if not store_now(target, i, step, words, word) and not store_four(target, i, step, words):
                         break
                     i += 4 * step
                     continue
             else:
-                good, first, second = one(source, i)
+                is_valid, pair = read_one(source, i, group)
+                first, second = pair
                 begin, end = min(max(lo - i, 0), group), min(hi - i, group)
-                tally(source, end - begin, good)
-                if good or again:
-                    if not good:
-                        first, second = pinned(source, i)
-                    first, second = map_group(f, first, second, begin, end, args)
+                if full:
+                    count_read(source.core, end - begin, (end - begin) * size, is_valid)
+                if is_valid or was_loaded:
+                    if not is_valid:
+                        first, second = read_under_pin(source, i)
+                    first, second = map_group(f, source, first, second, i, begin, end, args)
                     if begin < end and not store_one(target, i, lo, hi, first, second):
                         break
                     i += step
-                    again = False
+                    was_loaded = False
                     continue
-            if not brought(source, i, hi - 1):
+            if not load_page(source, i, hi - 1):
                 break
-            again = True
+            was_loaded = True
 
     return map_words
-
-
-def _storing_items(target: Stored, items: Maker, place: Maker, shared: bool) -> Maker:
-    group = GROUP_BYTES // target.size
-    look = looking(target, group, shared)
-    first_group, together, ahead, store_now = look.first_group, look.together, look.ahead, look.store_now
-    store_four, store_one, pack = look.store_four, look.store_one, _pack(target.code)
-
-    @device
-    def item_group(f, source, i, begin, end, args):
-        a, b = 0, 0
-        for k in range(begin, end):
-            a, b = pack(a, b, k, f(*(items(source, i + k) + args)))
-        return a, b
-
-    @device
-    def store_items(f, target, source, lo, hi, *args):
-        rank, lanes = place()
-        step = group * lanes
-        i = first_group(target, lo) + group * rank
-        while i < hi:
-            if i >= lo and i + 3 * step + group <= hi and together(target, i, step):
-                a, b = item_group(f, source, i, 0, group, args)
-                c, d = item_group(f, source, i + step, 0, group, args)
-                e, g = item_group(f, source, i + 2 * step, 0, group, args)
-                h, j = item_group(f, source, i + 3 * step, 0, group, args)
-                words = (a, b, c, d, e, g, h, j)
-                seen = ahead(target, i, step)
-                if not store_now(target, i, step, words, seen) and not store_four(target, i, step, words):
-                    break
-                i += 4 * step
-            else:
-                begin, end = max(lo - i, 0), min(hi - i, group)
-                a, b = item_group(f, source, i, begin, end, args)
-                if begin < end and not store_one(target, i, lo, hi, a, b):
-                    break
-                i += step
-
-    return store_items
-
-
-@functools.cache
-def handing(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
-    """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source behind a cache elsewhere.
-
-    Parameters
-    ----------
-    source : Stored
-    put : callable
-        Device function ``(target, i, value)``.
-    place : callable
-        Device function to the caller's rank, and among how many threads.
-    shared : bool
-        Whether the lanes of a warp share a run.
-    """
-    group = GROUP_BYTES // source.size
-    look = looking(source, group, shared)
-    first_group, together, four, one, brought, pinned = look[:6]
-    unpack, tally = _unpack(source.code), tally_of(source.full, source.size)
-
-    @device
-    def hand_group(f, target, first, second, i, begin, end, args):
-        for k in range(begin, end):
-            put(target, i + k, f(unpack(first, second, k), *args))
-
-    @device
-    def hand_words(f, target, view, lo, hi, *args):
-        rank, lanes = place()
-        step = group * lanes
-        i = first_group(view, lo) + group * rank
-        again = False
-        while i < hi:
-            if not again and i >= lo and i + 3 * step + group <= hi and together(view, i, step):
-                good, words = four(view, i, step)
-                tally(view, 4 * group, good)
-                if good:
-                    hand_group(f, target, words[0], words[1], i, 0, group, args)
-                    hand_group(f, target, words[2], words[3], i + step, 0, group, args)
-                    hand_group(f, target, words[4], words[5], i + 2 * step, 0, group, args)
-                    hand_group(f, target, words[6], words[7], i + 3 * step, 0, group, args)
-                    i += 4 * step
-                    continue
-            else:
-                good, first, second = one(view, i)
-                begin, end = min(max(lo - i, 0), group), min(hi - i, group)
-                tally(view, end - begin, good)
-                if good or again:
-                    if not good:
-                        first, second = pinned(view, i)
-                    hand_group(f, target, first, second, i, begin, end, args)
-                    i += step
-                    again = False
-                    continue
-            if not brought(view, i, hi - 1):
-                break
-            again = True
-
-    return hand_words
