@@ -24,10 +24,10 @@ from lab.bench.sched_forms import Bench, Made, spin
 from warpwell.scheduler import Decision, Handle, Kind, Launch, Profile, Request, Scheduler, View
 from warpwell.scheduler.dispatcher import Dispatcher
 from warpwell.scheduler.executors.cuda_executor import CudaExecutor
+from warpwell.scheduler.executors.lines import Line, Lines
 from warpwell.scheduler.policies.order import FirstCome
 from warpwell.scheduler.waiting import Waiting
 from warpwell.targets import zeros
-from warpwell.targets.gpu.lines import Line, Lines
 
 BLOCKS = 132
 

@@ -1,7 +1,7 @@
 """CudaExecutor: kernels that share a GPU, as workers that claim blocks, or whole.
 
-The life of a task, from its first launch to its end. The scheduler's thread does all of it, but for what takes long:
-beginning the arguments, compiling, and bringing arrays back happen in a thread beside it. ::
+The life of a task, from its first launch to its end. The scheduler's thread runs all steps except the slow ones: a
+second thread prepares the arguments, compiles, and copies arrays back. ::
 
             launch             compiled              no block left, no worker left
     (none) ───────► PREPARING ─────────► RUNNING ─────────────────────────────────► ENDING ──► Ended
@@ -12,8 +12,8 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
                                           │ all workers have left
                                           └──► Stopped
 
-- A launch is given to a line (`targets.gpu.lines`), whose thread launches it and notes its end. Several tasks may be in
-  one line, one behind the other: the GPU begins the next one without the host.
+- A launch is pushed to a line (`lines.py`). The thread of the lines launches it and records its end. A line may hold
+  several tasks: the GPU begins the next one without the host.
 - Workers are launched as blocks of the hardware; they take blocks of the task from a cursor in device memory, which is
   all that is kept. Each looks at a number before it claims a block, and leaves if its own is below: a preemption sets
   it to that of the next worker. What was launched again has larger numbers.
@@ -27,6 +27,7 @@ beginning the arguments, compiling, and bringing arrays back happen in a thread 
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -35,16 +36,17 @@ from typing import Any
 
 from ... import errors
 from ..._check import checked_nbytes
+from ...libcuda import driver
 from ...targets.blocks.control import BEGUN, CURSOR, FLOOR, LEFT, NEVER, STOP
 from ...targets.blocks.launch import BlockLaunch
 from ...targets.gpu.gpu import Gpu
-from ...targets.gpu.lines import NOTHING, Line
 from ..executor import Capacity, Ended, EndedAlike, Machine, Stopped
 from ..predict.peaks import machine_for
 from ..task import Job, Placement
 from .block_executor import BlockExecutor, Phase
 from .cuda_launch import Ahead, Order, Pace, Records
 from .cuda_run import CudaRun, Kept, Relief, lost_with
+from .lines import NOTHING, Line, Lines, address_of
 from .threads import Threads
 
 SHORT = 20e-6
@@ -54,7 +56,7 @@ FLAG = 20e-6
 """Seconds from setting the flag to the last worker seeing it between two blocks (H200, median)."""
 
 SPIN = 2e-3
-"""Seconds for which `wait` looks without a pause, while something runs."""
+"""Spin time of `wait` in seconds, while something runs."""
 
 LINGER = 1e-3
 """Seconds for which `wait` is called although nothing runs."""
@@ -71,6 +73,17 @@ SOME = 64
 
 LEVELS = 8
 """Priorities of streams, at most."""
+
+
+class LineGpu(Gpu):
+    """A GPU with streams whose kernels a native thread launches. The executor closes the thread first."""
+
+    @functools.cached_property
+    def lines(self) -> Lines:
+        """The streams, and their thread."""
+        library = driver()
+        functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
+        return Lines([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
 
 
 class CudaExecutor(BlockExecutor[CudaRun]):
@@ -93,7 +106,7 @@ class CudaExecutor(BlockExecutor[CudaRun]):
     linger = LINGER
 
     def __init__(self, ordinal: int = 0, *, memory: int | str | None = None, gpu: Any = None) -> None:
-        self._gpu = gpu = Gpu(ordinal) if gpu is None else gpu
+        self._gpu = gpu = LineGpu(ordinal) if gpu is None else gpu
         super().__init__(
             Capacity(
                 processors=gpu.processors,

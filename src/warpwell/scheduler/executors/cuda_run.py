@@ -30,7 +30,7 @@ class CudaRun(BlockRun):
     control = 0
     """Address of its control record, 0 before it has one."""
     line: Any = None
-    """The `targets.gpu.lines.Line` that its last launch was given to; None where that has ended."""
+    """The `lines.Line` that its last launch was given to; None where that has ended."""
     ticket = 0
     """Its last number there."""
     rows = 0

@@ -202,7 +202,7 @@ class Forms:
         self._launch("workers", (workers,), stream, words)
 
     def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64] | None:
-        """Return what `start` launches as `gpu.lines.Line.push` takes it, to be kept until it has ended.
+        """Return what `start` launches as a row for the scheduler's native thread, to be kept until it has ended.
 
         None where the kernel's arguments are no words.
         """
@@ -216,7 +216,7 @@ class Forms:
         return control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents
 
     def plain_row(self) -> NDArray[np.int64] | None:
-        """Return the untransformed kernel as `gpu.lines.Line.push` takes it; None where its arguments are no words."""
+        """Return the untransformed kernel as a row; None if its arguments are not words."""
         if self._row is None and "plain" in self._prepared:
             self._row = self._prepared["plain"].row(self._across, self._threads, self._extents)
         return self._row

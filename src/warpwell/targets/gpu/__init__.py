@@ -9,6 +9,5 @@ In the order in which a launch meets them:
 - `copies.py`: NumPy arguments copied to the GPU and back.
 - `nvrtc.py`: CUDA C++ compiled to machine code.
 - `prepared.py`: launches with few instructions of Python.
-- `lines.py`: a native thread that launches kernels, each stream's in order, and notes their ends.
 - `gpu.py`: idle streams and control words, for many kernels at a time (schedulers).
 """

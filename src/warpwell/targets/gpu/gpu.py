@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from ...libcuda import driver
 from ..memory import Block, memory_for
 from . import memory
 from .device import GpuDevice
-from .lines import Lines, address_of
 from .prepared import check_kernel
 
 MIRROR_WORDS = 64
@@ -86,13 +84,6 @@ class Gpu(GpuDevice):
     def wait_default(self) -> None:
         """Wait for what the default stream was given: the streams here do not."""
         memory.wait_default()
-
-    @functools.cached_property
-    def lines(self) -> Lines:
-        """Streams whose kernels a native thread launches."""
-        library = driver()
-        functions = (library.cuLaunchKernelEx, library.cuEventRecord, library.cuEventQuery)
-        return Lines([address_of(f) for f in functions], self.new_events, self.new_stream, self.enter)
 
     def new_event(self, timing: bool = False) -> int:
         """Return the handle of a new event, with a time or without one."""
@@ -226,8 +217,6 @@ class Gpu(GpuDevice):
 
     def close(self) -> None:
         """Destroy streams; nothing may run in them."""
-        if "lines" in self.__dict__:
-            self.lines.close()
         events, self._events = self._events, []
         for event in events:
             self.driver.cuEventDestroy(event)

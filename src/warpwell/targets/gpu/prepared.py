@@ -72,7 +72,7 @@ class Prepared:
         self._extra = () if cooperative else (0,)
 
     def row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
-        """Return what `lines.Line.push` takes: CUlaunchConfig, the function and its arguments (not cooperative).
+        """Return the words of CUlaunchConfig, the function and the address of its arguments (not cooperative).
 
         The arguments are this object's own, so all rows of it launch with the same `words`.
         """

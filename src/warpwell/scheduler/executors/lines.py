@@ -23,22 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._os import clock
-from ..atomics import (
+from ...targets import (
     SYSTEM,
     backoff,
     call_native,
     clock_ns,
     compare_exchange,
+    device,
     exchange,
     fence,
     fetch_add,
     load_acquire,
     load_relaxed,
+    native,
     store_relaxed,
     store_release,
 )
-from ..device import device
-from ..native import native
 
 SLOTS = 1024
 """Rows of a line: kernels that were given to it and have not ended, at most."""

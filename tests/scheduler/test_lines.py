@@ -13,9 +13,9 @@ import pytest
 
 from warpwell import errors
 from warpwell._os import clock
+from warpwell.scheduler.executors import lines as module
+from warpwell.scheduler.executors.lines import Line, Lines, address_of
 from warpwell.targets.atomics import SYSTEM, load_acquire
-from warpwell.targets.gpu import lines as module
-from warpwell.targets.gpu.lines import Line, Lines, address_of
 from warpwell.targets.native import native
 
 WORDS = (ctypes.c_int64,) * 7
