@@ -176,8 +176,8 @@ def resident(items: Any, row_bytes: int, record: Record) -> None:
         opened(cache=model.nbytes // 2) as part,
         opened(tier="device") as device,
     ):
-        whole.prefetch().wait()
-        part.prefetch(0, len(model) * 2 // 5).wait()
+        whole.prefetch().result()
+        part.prefetch(0, len(model) * 2 // 5).result()
         for a, numbers in ((whole, rows), (whole, rows), (part, some), (device, rows)):
             ww.gather(a, numbers, out=out).result()
             if not torch.equal(out, there[numbers]):

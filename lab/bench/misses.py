@@ -135,10 +135,9 @@ def bulk(nbytes: int, setting: Setting, record: Record, copy: float) -> None:
     ) as a:
 
         def prefetch() -> None:
-            ticket = a.prefetch()
-            ticket.wait()
-            if ticket.came != a.nbytes // a.cache.page_size:
-                raise SystemExit(f"not all pages were loaded: {ticket}")
+            counts = a.prefetch().result()
+            if counts.loaded != a.nbytes // a.cache.page_size:
+                raise SystemExit(f"not all pages were loaded: {counts}")
 
         if not np.array_equal(a[: 1 << 20], data[: 1 << 20]):
             raise SystemExit("a slice is wrong")

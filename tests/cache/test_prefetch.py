@@ -1,4 +1,4 @@
-"""Prefetches with tickets, and long reads past the cache: what comes, what does not, and that it is never old."""
+"""Prefetches and long reads past the cache: which pages are loaded, which are not, and that none is stale."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tests.harness.until import until
 import warpwell as ww
 from lab import media
 from warpwell import errors, storage
+from warpwell._future import Future
 from warpwell.array import host_access
-from warpwell.cache import Ticket, prefetch
+from warpwell.cache import PrefetchCounts, prefetch
 from warpwell.cache.prefetch import _Rows
 
 PER = PAGE // 8
@@ -58,8 +59,11 @@ def read_all(a: ww.Array, rows: Any) -> Any:
     return out
 
 
-def adds_up(ticket: Ticket) -> bool:
-    return ticket.pages == ticket.came + ticket.present + ticket.dropped + ticket.failed and ticket.error is None
+def counts_of(future: Future, timeout: float = 60) -> PrefetchCounts:
+    """Wait for a prefetch; return its counts after a check of their sum."""
+    counts = future.result(timeout)
+    assert counts.pages == counts.loaded + counts.present + counts.skipped + counts.failed
+    return counts
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
@@ -76,41 +80,40 @@ def test_rows_hold_each_page_once_in_its_slot(pages: list[int], most: int, extra
     rows = _Rows.of(np.array(pages), most, slot_pages)
     assert [p + k for p, n in zip(rows.pages, rows.counts, strict=True) for k in range(n)] == pages
     assert (rows.counts >= 1).all() and (rows.counts <= most).all()
-    assert (rows.places >= 0).all() and (rows.places + rows.counts <= slot_pages).all()
+    assert (rows.positions >= 0).all() and (rows.positions + rows.counts <= slot_pages).all()
     assert (np.diff(rows.slots) >= 0).all() and rows.slots[0] == 0
     for slot in range(int(rows.slots[-1]) + 1):
         inside = rows.slots == slot
-        assert (np.diff(rows.places[inside]) == rows.counts[inside][:-1]).all()
+        assert (np.diff(rows.positions[inside]) == rows.counts[inside][:-1]).all()
     if pages == list(range(pages[0], pages[-1] + 1)):
         other = _Rows.of((pages[0], pages[-1] + 1), most, slot_pages)
-        assert (other.pages == rows.pages).all() and (other.places == rows.places).all()
+        assert (other.pages == rows.pages).all() and (other.positions == rows.positions).all()
 
 
-# -- tickets --------------------------------------------------------------------------------------------------------
+# -- counts ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slot", [4 * PAGE, 13 * PAGE, 1 << 22])
-def test_a_ticket_says_what_came(slot: int, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefetch_returns_counts(slot: int, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(prefetch.SLOT_BYTES, "cpu", slot)
     with open_on(plain(False)) as a:
         frames = a.cache.frames
-        first = a.prefetch(0, 10 * PER)
-        assert first.wait(60) and first.done and adds_up(first)
-        assert (first.pages, first.came) == (10, 10)
-        second = a.prefetch(0, 20 * PER)
-        assert second.wait(60) and (second.came, second.present) == (10, 10)
-        rest = a.prefetch()
-        assert rest.wait(60) and rest.pages == frames and rest.came == frames - 20 and adds_up(rest)
+        future = a.prefetch(0, 10 * PER)
+        first = counts_of(future)
+        assert future.done() and (first.pages, first.loaded) == (10, 10)
+        second = counts_of(a.prefetch(0, 20 * PER))
+        assert (second.loaded, second.present) == (10, 10)
+        rest = counts_of(a.prefetch())
+        assert rest.pages == frames and rest.loaded == frames - 20
         before = a.stats
         assert (read_all(a, np.arange(0, frames * PER, PER)) == np.arange(0, frames * PER, PER)).all()
         assert a.stats.misses == before.misses == 0 and a.stats.prefetched == frames
-        assert "came" in repr(rest)
-        told = pickle.loads(pickle.dumps(rest))
-        assert told.done and (told.pages, told.came, told.present) == (rest.pages, rest.came, rest.present)
+        assert repr(future) == "<prefetch of 10 pages, done>"
+        assert pickle.loads(pickle.dumps(rest)) == rest, "a pool sends it"
         empty = a.prefetch(3, 3)
-        assert empty.done and empty.pages == 0
+        assert empty.done() and counts_of(empty) == (0,) * 5
     with open_on(faulty(), tier="host") as a:
-        assert a.prefetch().done
+        assert a.prefetch().done()
 
 
 def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own(plain: Any) -> None:
@@ -119,8 +122,7 @@ def test_old_pages_make_room_and_new_ones_are_not_evicted_by_their_own(plain: An
         old = np.arange(300 * PER, 300 * PER + frames * PER)
         for _ in range(2):
             read_all(a, old)  # which marks them as used
-        ticket = a.prefetch(0, frames * PER)
-        assert ticket.wait(60) and ticket.came == frames
+        assert counts_of(a.prefetch(0, frames * PER)).loaded == frames
         before = a.stats.misses
         rows = np.arange(0, frames * PER, PER)
         np.testing.assert_array_equal(read_all(a, rows), rows)
@@ -132,18 +134,16 @@ def test_dirty_and_pinned_pages_stay(plain: Any) -> None:
         frames = a.cache.frames
         write[30](a, 300 * PER + PER * np.arange(30), -np.arange(30))
         a.pin(350 * PER, 360 * PER)
-        ticket = a.prefetch()
-        assert ticket.wait(60) and adds_up(ticket)
-        assert (ticket.came, ticket.dropped) == (frames - 40, 40)
+        counts = counts_of(a.prefetch())
+        assert (counts.loaded, counts.skipped) == (frames - 40, 40)
         assert a.stats.prefetch_dropped == 40
         assert (read_all(a, 300 * PER + PER * np.arange(30)) == -np.arange(30)).all()
 
 
 def test_failed_reads_are_counted_and_demand_finds_the_error() -> None:
     with open_on(faulty(fail_ranges=[(5 * PAGE, 6 * PAGE)])) as a:
-        ticket = a.prefetch(0, 90 * PER)
-        assert ticket.wait(60) and adds_up(ticket) and ticket.failed == 90, "one command"
-        assert a.prefetch(10 * PER, 60 * PER).wait(60) and a.stats.prefetched == 50
+        assert counts_of(a.prefetch(0, 90 * PER)).failed == 90, "one command"
+        assert counts_of(a.prefetch(10 * PER, 60 * PER)).loaded == a.stats.prefetched == 50
         good = np.array([r for r in range(20 * PER) if r // PER != 5])
         np.testing.assert_array_equal(read_all(a, good), good)
         with pytest.raises(errors.MediumError):
@@ -156,8 +156,7 @@ def test_every_third_read_fails_and_nothing_is_wrong() -> None:
         pages = a.page_set()
         for _ in range(5):
             a.evict()
-            ticket = a.prefetch()
-            assert ticket.wait(60) and adds_up(ticket)
+            counts_of(a.prefetch())
             pages.add_range(0, 64 * PER)
             assert len(list(pages.waves())) == 2
         medium.configure()
@@ -170,22 +169,24 @@ def test_a_silent_medium_ends_a_prefetch_and_is_used_again() -> None:
     with open_on(medium, timeout=TIMEOUT) as a:
         assert a[3] == 3
         medium.stop()
-        ticket = a.prefetch(100 * PER, 150 * PER)
+        future = a.prefetch(100 * PER, 150 * PER)
         with time_passes(TIMEOUT):
-            assert until(lambda: ticket.done) and ticket.came == 0 and ticket.dropped == 50
+            assert until(future.done)
+        assert future.result() == (50, 0, 0, 50, 0)
         medium.resume()
         rows = np.arange(100 * PER, 150 * PER)
         np.testing.assert_array_equal(read_all(a, rows), rows)
-        assert a.prefetch(0, 20 * PER).wait(20)
+        assert counts_of(a.prefetch(0, 20 * PER)) == (20, 19, 1, 0, 0)
         np.testing.assert_array_equal(read_all(a, rows - 100 * PER), rows - 100 * PER)
 
 
 def test_a_cancelled_prefetch_drops_the_rest() -> None:
     with open_on(faulty(delay_us=100_000), cache=1 << 20) as a:
-        a.prefetch(0, 1).wait(10)
-        ticket = a.prefetch()
-        ticket.cancel()
-        assert ticket.wait(20) and adds_up(ticket) and ticket.came < ticket.pages
+        a.prefetch(0, 1).result(10)
+        future = a.prefetch()
+        assert future.cancel()
+        counts = counts_of(future, 20)
+        assert counts.loaded < counts.pages and counts.skipped > 0 and not future.cancel()
 
 
 @pytest.mark.parametrize("close", ["array", "cache", "other array", "evict"])
@@ -194,7 +195,7 @@ def test_closing_ends_a_prefetch(close: str) -> None:
         options: dict[str, Any] = {"cache": cache, "page_size": None, "timeout": None}
         a = open_on(faulty(delay_us=200_000), **options)
         a[0]
-        ticket = a.prefetch(50 * PER, 150 * PER)
+        future = a.prefetch(50 * PER, 150 * PER)
         if close == "array":
             a.close()
         elif close == "cache":
@@ -203,7 +204,7 @@ def test_closing_ends_a_prefetch(close: str) -> None:
             a.evict()
         else:
             open_on(storage.RamMedium(np.arange(N)), **options).close()
-        assert ticket.done and adds_up(ticket) and ticket.wait(0)
+        assert future.done() and counts_of(future, 0)
         if close == "other array":
             np.testing.assert_array_equal(read_all(a, np.arange(N)), np.arange(N))
         if close == "array":
@@ -229,7 +230,7 @@ def test_a_prefetch_that_begins_while_its_array_leaves_ends_first(monkeypatch: p
         monkeypatch.setattr(cache.bulk, "stop", stop_late)
         monkeypatch.setattr(cache.controller, "detach", detach_idle)
         a.close()
-        assert begun and begun[0].done and left == [False]
+        assert begun and begun[0].done() and left == [False]
 
 
 def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
@@ -239,10 +240,10 @@ def test_what_is_written_during_a_prefetch_is_not_lost() -> None:
         expected = np.arange(N)
         for _ in range(6):
             rows = rng.permutation(N)[:60]
-            ticket = a.prefetch(int(rng.integers(0, 300)) * PER, N)
+            future = a.prefetch(int(rng.integers(0, 300)) * PER, N)
             add[60](a, rows, np.full(60, 1000))
             expected[rows] += 1000
-            ticket.wait(20)
+            future.result(20)
         np.testing.assert_array_equal(read_all(a, np.arange(N)), expected)
         a.flush()
         np.testing.assert_array_equal(np.asarray(medium.read(0, 8 * N)).view(np.int64), expected)
@@ -259,7 +260,7 @@ def test_prefetches_of_many_threads_beside_kernels(plain: Any) -> None:
             try:
                 while not stop.is_set():
                     low = int(rng.integers(0, 380))
-                    assert a.prefetch(low * PER, (low + 20) * PER).wait(20)
+                    counts_of(a.prefetch(low * PER, (low + 20) * PER), 20)
             except BaseException as error:
                 failures.append(error)
 
@@ -330,7 +331,7 @@ def test_long_runs_hold_what_kernels_wrote(
 
 def test_a_run_that_is_in_the_cache_or_fails_is_read_by_kernels() -> None:
     with open_on(faulty()) as a:
-        assert a.prefetch(0, 90 * PER).wait(20)
+        a.prefetch(0, 90 * PER).result(20)
         runs = host_access.runs_of(a, slice(80 * PER))
         assert host_access.read_bulk(a, runs, OnHost(8 * 80 * PER)) is None
         assert a[: 80 * PER].sum() == np.arange(80 * PER).sum()
@@ -353,12 +354,12 @@ def test_the_whole_array_is_read_past_the_cache(monkeypatch: pytest.MonkeyPatch,
 
 def test_staging_that_a_medium_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Any] = []
-    monkeypatch.setattr(prefetch, "_lost", kept)
+    monkeypatch.setattr(prefetch, "_abandoned", kept)
     medium = faulty()
     a = open_on(medium, timeout=0.3)
     a[0]
     medium.stop()
-    assert a.prefetch(100 * PER, 150 * PER).wait(20)
+    a.prefetch(100 * PER, 150 * PER).result(20)
     assert len(kept) == 1
     medium.resume()
     a.close()

@@ -96,8 +96,7 @@ def test_kernels_read_and_write(tmp_path, page: int, block: int) -> None:
 
 def test_prefetch_pins_and_host_indices(tmp_path) -> None:
     with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive, cache="1MiB") as a:
-        ticket = a.prefetch(0, 50 * 512)
-        assert ticket.wait(HANG_SECONDS) and ticket.error is None and ticket.came == 50
+        assert a.prefetch(0, 50 * 512).result(HANG_SECONDS).loaded == 50
         a.pin(1000, 1100)
         a.unpin(1000, 1100)
         assert np.array_equal(a[np.array([5, ITEMS - 1, 77])], DATA[[5, ITEMS - 1, 77]])

@@ -205,13 +205,12 @@ def test_prefetched_and_bulk_read_pages_are_right(fault: str, tmp_path: Path, mo
     fake = FakeCuFile(5, **FAULTS[fault])
     install_fake(monkeypatch, fake, allow_compat=not fake.p2p)
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
-        ticket = a.prefetch(0, 150 * PAGE // 8)
-        assert ticket.wait(250) and ticket.came == 150 and ticket.error is None
+        assert a.prefetch(0, 150 * PAGE // 8).result(250).loaded == 150
         np.testing.assert_array_equal(a[: 150 * PAGE // 8], VALUES[: 150 * PAGE // 8])
         a.evict()
         assert fake.bytes_read >= 150 * PAGE and a.stats.misses == 0
         assert a.medium.description.endswith("bulk reads by cuFile)")
-        assert a.prefetch(200 * PAGE // 8).wait(250)
+        a.prefetch(200 * PAGE // 8).result(250)
         np.testing.assert_array_equal(a[200 * PAGE // 8 :], VALUES[200 * PAGE // 8 :])
     assert fake.registrations == 0
 
@@ -243,15 +242,15 @@ def test_an_error_falls_back_for_good_and_loses_no_request(
     planted, reason = ENDS[end]
     fake = install_fake(monkeypatch, FakeCuFile(**planted))
     with open_array(file_of(tmp_path / "x", VALUES), cache=400 * (PAGE + 8)) as a:
-        ticket = a.prefetch()
-        assert ticket.wait(250) and (ticket.came, ticket.failed, ticket.dropped) == (PAGES, 0, 0)
-        assert ticket.error is None and 0 < fake.completions < PAGES // 2
+        counts = a.prefetch().result(250)
+        assert (counts.loaded, counts.failed, counts.skipped) == (PAGES, 0, 0)
+        assert 0 < fake.completions < PAGES // 2
         assert reason in a.medium.description and "staged, because" in a.medium.description
         (record,) = [each for each in caplog.records if each.levelno == logging.WARNING and "bulk" in each.message]
         assert record.name == "warpwell.storage" and reason in record.message
         before = fake.calls
         a.evict()
-        assert a.prefetch().wait(250)
+        a.prefetch().result(250)
         np.testing.assert_array_equal(a[:], VALUES)
         assert fake.calls == before and a.stats.misses == 0 and fake.registrations == 0
 
@@ -264,9 +263,9 @@ def test_silent_reads_end_by_the_time_out_and_are_repeated(
     fake = install_fake(monkeypatch, FakeCuFile(silent_after=60))
     with open_array(file_of(tmp_path / "x", VALUES), cache=400 * (PAGE + 8), timeout=1000.0) as a:
         with time_passes(2000.0, lambda: fake.completions == 60 and not kept):
-            ticket = a.prefetch()
-            assert until(lambda: ticket.done)
-        assert ticket.came == PAGES and ticket.error is None and "no read completed" in caplog.text
+            future = a.prefetch()
+            assert until(future.done)
+        assert future.result().loaded == PAGES and "no read completed" in caplog.text
         np.testing.assert_array_equal(a[:], VALUES)
         assert len(kept) == 1 and len(fake.buffers) == prefetch.SLOTS, "the drive may still write to this memory"
         fake.silent_after = None
@@ -277,7 +276,7 @@ def test_silent_reads_end_by_the_time_out_and_are_repeated(
 def test_what_cannot_be_registered_is_staged(function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_fake(monkeypatch, FakeCuFile(errors={function: 0}))
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
-        assert a.prefetch(0, 1000).wait(250)
+        a.prefetch(0, 1000).result(250)
         assert f"planted error of {function}" in a.medium.description
     assert fake.registrations == 0 and fake.bytes_read == 0
 
@@ -285,7 +284,7 @@ def test_what_cannot_be_registered_is_staged(function: str, tmp_path: Path, monk
 def test_other_bytes_than_pread_are_found_at_the_first_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_fake(monkeypatch, FakeCuFile(corrupt=True))
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
-        assert a.prefetch().wait(250)
+        a.prefetch().result(250)
         np.testing.assert_array_equal(a[:], VALUES)
         assert "other bytes than pread" in a.medium.description and fake.registrations == 0
 
@@ -303,7 +302,7 @@ def test_the_choice_needs_the_system(
 ) -> None:
     library = install_fake(monkeypatch, FakeCuFile(**fake), **options)
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
-        assert a.prefetch().wait(250)
+        a.prefetch().result(250)
         assert reason in a.medium.description and ("bulk reads" in a.medium.description) == bool(reason)
     assert library.bytes_read == library.registrations == 0
 
@@ -311,14 +310,16 @@ def test_the_choice_needs_the_system(
 def test_compatibility_mode_can_be_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_fake(monkeypatch, FakeCuFile(p2p=False, compat=True), allow_compat=True)
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
-        assert a.prefetch().wait(250) and fake.bytes_read > PAGE
+        a.prefetch().result(250)
+        assert fake.bytes_read > PAGE
 
 
 def test_the_choice_needs_a_file_with_o_direct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_fake(monkeypatch)
     VALUES.tofile(tmp_path / "x")
     with open_array(storage.FileMedium(tmp_path / "x", direct=False)) as a, open_array(storage.RamMedium(VALUES)) as b:
-        assert a.prefetch().wait(250) and b.prefetch().wait(60)
+        a.prefetch().result(250)
+        b.prefetch().result(60)
         assert "staged, because it is not a file that is read with O_DIRECT" in a.medium.description
         assert b.medium.description == "ram" and fake.calls == 0
 
@@ -331,7 +332,8 @@ def test_short_runs_are_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             pages.add(page * PAGE // 8)
         assert list(pages.waves()) and fake.calls == 0
         a.evict()
-        assert a.prefetch().wait(250) and fake.bytes_read > 0
+        a.prefetch().result(250)
+        assert fake.bytes_read > 0
 
 
 @pytest.mark.parametrize("value", ["off", "on", "auto"])
@@ -340,7 +342,7 @@ def test_the_setting_decides(value: str, tmp_path: Path, monkeypatch: pytest.Mon
     fake = install_fake(monkeypatch)
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
         assert bool(fake.registrations) == (value == "on"), "the others do not register before the first read"
-        assert a.prefetch().wait(250)
+        a.prefetch().result(250)
         assert (fake.bytes_read == 0) == (value == "off")
         assert ("WARPWELL_GPUDIRECT is off" in a.medium.description) == (value == "off")
     assert fake.registrations == 0
@@ -381,13 +383,15 @@ def test_arrays_of_a_cache_register_and_deregister_their_files(tmp_path: Path, m
         options: dict[str, Any] = {"cache": cache, "page_size": None}
         a = open_array(file_of(tmp_path / "a", VALUES), **options)
         b = open_array(file_of(tmp_path / "b", -VALUES), **options)
-        assert a.prefetch(0, 5000).wait(250) and b.prefetch(0, 5000).wait(60)
+        a.prefetch(0, 5000).result(250)
+        b.prefetch(0, 5000).result(60)
         assert len(fake.handles) == 2
         a.close()
         assert len(fake.handles) == 1 and len(fake.buffers) == prefetch.SLOTS
         np.testing.assert_array_equal(b[:5000], -VALUES[:5000])
         c = open_array(file_of(tmp_path / "c", 2 * VALUES), **options)
-        assert c.prefetch(0, 5000).wait(250) and len(fake.handles) == 2
+        c.prefetch(0, 5000).result(250)
+        assert len(fake.handles) == 2
         np.testing.assert_array_equal(c[:5000], 2 * VALUES[:5000])
     assert fake.registrations == 0
 
@@ -395,7 +399,8 @@ def test_arrays_of_a_cache_register_and_deregister_their_files(tmp_path: Path, m
 def test_a_dropped_array_leaves_no_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_fake(monkeypatch)
     a = open_array(file_of(tmp_path / "x", VALUES))
-    assert a.prefetch().wait(250) and fake.registrations
+    a.prefetch().result(250)
+    assert fake.registrations
     del a
     assert until(lambda: gc.collect() >= 0 and fake.registrations == 0)
 
@@ -405,7 +410,7 @@ def test_a_forked_child_leaves_the_registrations_of_its_parent_alone(
 ) -> None:
     fake = install_fake(monkeypatch)
     a = open_array(file_of(tmp_path / "x", VALUES))
-    assert a.prefetch().wait(250)
+    a.prefetch().result(250)
     registrations, calls = fake.registrations, fake.calls
     child = os.fork()
     if child == 0:
@@ -417,7 +422,8 @@ def test_a_forked_child_leaves_the_registrations_of_its_parent_alone(
             alone = (fake.registrations, fake.calls) == (registrations, calls)
             fresh = install_fake(monkeypatch)
             with open_array(file_of(tmp_path / "y", VALUES)) as b:
-                assert b.prefetch().wait(250) and fresh.registrations
+                b.prefetch().result(250)
+                assert fresh.registrations
             code = 0 if alone and not fresh.registrations else 2
         except BaseException:
             traceback.print_exc()
@@ -434,7 +440,7 @@ def test_ctrl_c_during_a_read_leaves_nothing_in_flight(tmp_path: Path, monkeypat
     out = np.zeros_like(VALUES)
     memory = type("Memory", (), {"__cuda_array_interface__": {"data": (out.ctypes.data, False)}})()
     with open_array(file_of(tmp_path / "x", VALUES)) as a:
-        assert a.prefetch(0, 100).wait(250)
+        a.prefetch(0, 100).result(250)
         poll, main = fake.batch_io_get_status, threading.get_ident()
 
         def interrupt(*args: Any) -> None:

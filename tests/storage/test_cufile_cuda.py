@@ -28,8 +28,8 @@ if use:
     cache.Bulk = functools.partial(Bulk, cufile=CuFileOptions(cufile, allow_compat=allow_compat))
 values = np.fromfile(path, "<i8")
 with ww.open(FileMedium(path), dtype="i8", device="cuda", cache="128MiB", page_size=4096) as a:
-    ticket = a.prefetch()
-    assert ticket.wait(300) and ticket.error is None and ticket.failed == ticket.dropped == 0, (ticket, ticket.error)
+    counts = a.prefetch().result(300)
+    assert counts.failed == counts.skipped == 0, counts
     before = a.stats
     rows = np.r_[np.arange(0, len(values), 511), np.arange(len(values) - 600, len(values))]
     assert (np.asarray(ww.gather(a, rows).result(300)) == values[rows]).all()

@@ -35,7 +35,7 @@ def double(a):
 a = ww.create("a.npy", 100, np.int64, device="cpu", tier="storage", cache="64KiB")
 double[100](a)
 a.flush()
-a.prefetch(0, 100).wait()
+a.prefetch(0, 100).result()
 a.close()
 print(*sorted({name.split("/")[-1] for name in nvtx.shown}))
 assert not nvtx.open_ranges

@@ -11,10 +11,11 @@ from random import Random
 
 import numpy as np
 
-from warpwell.cache import owner_address, word_address
-from warpwell.cache.layout import HELD_FRAME
+from warpwell.cache import word_address
+from warpwell.cache.layout import C_OWNERS, HELD_FRAME
 from warpwell.cache.transfer import fill, publish
 from warpwell.cache.word import BUSY, evicted, with_state
+from warpwell.queues import field
 from warpwell.targets import DEVICE, compare_exchange, load_relaxed, store_relaxed
 
 from .adversary import SHORT, Violation
@@ -44,7 +45,7 @@ class FrameModel(CacheModel):
                 old = load_relaxed(word, DEVICE)
                 while (seen := compare_exchange(word, old, evicted(old), DEVICE)) != old:
                     old = seen
-                store_relaxed(owner_address(core, 0), HELD_FRAME, DEVICE)
+                store_relaxed(field(core, C_OWNERS), HELD_FRAME, DEVICE)
             word = word_address(core, page)
             old = load_relaxed(word, DEVICE)
             compare_exchange(word, old, with_state(old, BUSY), DEVICE)

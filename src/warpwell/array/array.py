@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from .. import errors
 from .._check import checked_integer
-from ..cache import Cache, Statistics, Ticket
+from .._future import Future
+from ..cache import Cache, Statistics
 from ..cache.written import joined
 from ..targets import LaunchFlag
 from ..targets.compiler.hooks import seam_for
@@ -287,15 +288,16 @@ class Array(OnStorage):
         self._require_open()
         return PageSet(self)
 
-    def prefetch(self, start: int | None = None, stop: int | None = None) -> Ticket:
-        """Begin to read rows [start, stop) into the cache, as many pages as the array's frames hold; see `Ticket`.
+    def prefetch(self, start: int | None = None, stop: int | None = None) -> Future:
+        """Start to read rows [start, stop) into the cache, as many pages as the array's frames hold.
 
-        They are read in the background, in large commands (on "interp" before this returns). Errors are not raised: who
-        uses a page whose read failed gets the error. `evict`, closing, and opening another array on the cache end it.
-        In tier "mapped" the system reads them into its page cache; it does not say when they came.
+        They are read in the background, in large commands (on "interp" before this returns). The result of the future
+        is `warpwell.cache.PrefetchCounts`, also after `cancel`. A failed read is counted, and a kernel that uses the
+        page raises its error. `evict`, closing, and opening another array on the cache cancel the prefetch. In tier
+        "mapped" the system reads the rows into its page cache and does not report when it is done.
         """
         first, end = self._residency(start, stop)
-        return self.cache.prefetch(self._nsid, first, end, once=self.read_once) if end > first else Ticket()
+        return self.cache.prefetch(self._nsid, first, end, once=self.read_once)
 
     def pin(self, start: int | None = None, stop: int | None = None) -> None:
         """Read rows [start, stop) and keep their pages in the cache until `unpin`.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
-from ..cache import Ticket, latch_index
+from ..cache import Prefetch, latch_index
 from ..targets import DEVICE, DeviceStruct, LaunchFlag, device, fetch_or, i64, load_relaxed, struct_method
 
 METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
@@ -114,21 +114,21 @@ class PageSet:
         if not len(pages):
             return
         parts = np.array_split(pages, -(-len(pages) // self._array.cache.wave_pages(self._array._nsid)))
-        tickets = [self._read(parts[0], None, None)]
+        prefetches = [self._read(parts[0], None, None)]
         try:
             for k, part in enumerate(parts):
                 if k + 1 < len(parts):
                     # what was used before makes room for what comes next: all of them do not fit
-                    tickets.append(self._read(parts[k + 1], tickets[k], parts[k - 1] if k else None))
-                tickets[k].wait()
+                    prefetches.append(self._read(parts[k + 1], prefetches[k], parts[k - 1] if k else None))
+                prefetches[k].exception()
                 yield (
                     self._items_from(0 if k == 0 else int(part[0])),
                     self._items_from(int(parts[k + 1][0]) if k + 1 < len(parts) else self._pages),
                 )
         finally:
-            tickets[-1].cancel()
+            prefetches[-1].cancel()
 
-    def _read(self, pages: NDArray[np.int64], after: Ticket | None, leave: NDArray[np.int64] | None) -> Ticket:
+    def _read(self, pages: NDArray[np.int64], after: Prefetch | None, leave: NDArray[np.int64] | None) -> Prefetch:
         array = self._array
         array._require_open()
         return array.cache.bulk.prefetch(array._nsid, pages, once=array.read_once, after=after, leave=leave)

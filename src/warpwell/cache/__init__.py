@@ -16,7 +16,7 @@ Files, in the order in which an access meets them (all is device code, except ca
 - known_pages.py  pages that the host has read come into the cache, while kernels read and write the same ones
 - layout.py       the words of all records
 - cache.py        `Cache` on the host: arrays, launches, maintenance, closing
-- prefetch.py     `Bulk`: prefetches with tickets, and bytes read past the cache
+- prefetch.py     `Bulk`: prefetches, and reads past the cache
 - partition.py    how a cache's memory is split into records, page table and frames
 - written.py      pages written since the last flush: what a lost drive may have lost
 - launches.py     the record of each launch, and the exception for its latched error
@@ -45,11 +45,11 @@ from .hit import (
     validate_read,
 )
 from .latch import latch_index, latch_read_only
-from .lookup import owner_address, queue_of, word_address
+from .lookup import queue_of, word_address
 from .paging import unpin
-from .prefetch import Ticket
+from .prefetch import Prefetch, PrefetchCounts
 from .statistics import Statistics, batches_of, format_size
 from .transfer import frame_address
 from .word import READABLE, VALID, frame_of
 
-__all__ = ["Cache", "Statistics", "Ticket", "format_size"]
+__all__ = ["Cache", "Statistics", "format_size"]

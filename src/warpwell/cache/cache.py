@@ -26,7 +26,7 @@ from . import layout as at
 from . import maintenance
 from .launches import CacheLaunch, Launches, error_of
 from .partition import FramePool, PageSpace, Partition
-from .prefetch import Bulk, Ticket
+from .prefetch import Bulk, Prefetch
 from .statistics import Statistics
 from .word import INVALID, STATE
 from .written import Pages, Written, ranges_of, text_of
@@ -521,7 +521,7 @@ class Cache:
             what = f"evicting pages of {space.name!r}"
             self._until_none(maintenance.evict_pages, end - first, nsid, (space.base + first,), what)
 
-    def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Ticket:
+    def prefetch(self, nsid: int, first: int, end: int, *, once: bool = False) -> Prefetch:
         """Begin to read pages [first, end) into the cache, as many as the array's frames hold."""
         self.require_open()
         return self.bulk.prefetch(nsid, (first, min(end, first + self._spaces[nsid].pool.frames)), once=once)
@@ -529,7 +529,7 @@ class Cache:
     def pin(self, nsid: int, first: int, end: int) -> int:
         """Read pages [first, end) and pin them for the host, which has no pin of them; return how many are pinned."""
         if end - first > 1:
-            self.bulk.prefetch(nsid, (first, end)).wait()  # in long commands; what did not come is read on demand
+            self.bulk.prefetch(nsid, (first, end)).exception()  # in long commands; the others are read on demand
         with self.held():
             space = self._spaces[nsid]
             space.pool.schedule_residency_check()
@@ -802,7 +802,7 @@ class Cache:
             bytes_read=(int(n[at.N_PAGES_READ]) + self.bulk.pages_read) * self.page_size,
             bytes_written=int(n[at.N_WRITEBACKS]) * self.page_size,
             prefetched=int(n[at.N_PREFETCHED]) + self.bulk.prefetched,
-            prefetch_dropped=int(n[at.N_PREFETCH_DROPPED]) + self.bulk.dropped,
+            prefetch_dropped=int(n[at.N_PREFETCH_DROPPED]) + self.bulk.skipped,
             retries=int(n[at.N_RETRIES]),
             hits=int(n[at.N_HITS]) if self.full else None,
             bytes_wanted=int(n[at.N_WANTED]) if self.full else None,

@@ -458,12 +458,12 @@ def _ahead(words: Array, runs: Sequence[tuple[ColumnRun, int]], units: int) -> I
             parts.append((unit + first, unit + end, low, min(high + 1, words.size)))
         unit += count
     with words.cache.keep_io_threads_running():
-        tickets = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
+        prefetches = deque(words.prefetch(*parts[k][2:]) for k in range(min(2, len(parts))))
         for k, (first, end, _, _) in enumerate(parts):
-            tickets.popleft().wait()
+            prefetches.popleft().exception()
             yield first, end
             if k + 2 < len(parts):
-                tickets.append(words.prefetch(*parts[k + 2][2:]))
+                prefetches.append(words.prefetch(*parts[k + 2][2:]))
 
 
 def _arrays(table: Home, run: ColumnRun) -> tuple[list[Array], list[int]]:

@@ -48,7 +48,7 @@ class ArrayConformance(ItemConformance):
         for by_host in (True, False):
             with self.open(numbers, cache=64 * PAGE, merge=1) as a:
                 if by_host:
-                    assert a.prefetch(0, 4 * PAGE // 8).wait(30)  # five pages, because of the header
+                    a.prefetch(0, 4 * PAGE // 8).result(30)  # five pages, because of the header
                     first = a.stats
                     # few pages are read by the warps of a GPU, where they count as misses
                     assert self.DEVICE == "cuda" or (first.prefetched, first.misses) == (5, 0)

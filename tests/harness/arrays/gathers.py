@@ -104,7 +104,7 @@ class GatherConformance:
         with self.open(medium, dtype="u1", shape=model.shape, cache=2 * (PAGE + 8), page_size=PAGE) as a:
             self.same(a, model, rows)
             assert sum(called) > len(rows) - 4 * PAGE / nbytes * 5
-            a.prefetch(0, 1).wait()
+            a.prefetch(0, 1).result()
             self.same(a, model, rows.reshape(5, -1))
             for got in ww.rows(a, [rows.astype("i4")]):
                 assert (self.far(got) == model[rows]).all()
@@ -144,7 +144,7 @@ class GatherConformance:
     def test_a_cache_that_holds_all_is_read_as_memory(self, tmp_path: Path, monkeypatch: Any) -> None:
         model = np.arange(4 * self.ROWS).reshape(-1, 4)
         with self.open(self.saved(tmp_path, model), **TIERS["storage"]) as a:
-            a.prefetch().wait()
+            a.prefetch().result()
             self.same(a, model, [5, 6])
             self.same(a, model, [5, 6])
             monkeypatch.setattr(frames.FrameRows, "copy", None)  # not used any more

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...cache import (
     READABLE,
-    Ticket,
+    Prefetch,
     batches_of,
     copy_run,
     count_read,
@@ -203,14 +203,14 @@ class CachedRows:
         target = order.astype(np.int64) if places is None else places[order]
         ahead = array.device != "interp" and array.tier == "storage"
         most = array.cache.wave_pages(array._nsid)
-        tickets: list[Ticket] = []
+        tickets: list[Prefetch] = []
         taken: list[Wave] = []
         coming = waves(array._origin + ascending * self._stride, self._nbytes, array.cache.page_size, most)
         try:
             for wave in coming:
                 taken.append(wave)
                 self.pages += len(wave.pages)
-                tickets.append(self._read(taken, tickets, gap, most) if ahead else Ticket())
+                tickets.append(self._read(taken, tickets, gap, most) if ahead else Prefetch())
                 if len(taken) > 1:
                     self._rows(taken[-2], tickets[-2], ascending, target)
                 if self._stopped:
@@ -220,16 +220,16 @@ class CachedRows:
             if tickets:
                 tickets[-1].cancel()
 
-    def _read(self, taken: list[Wave], tickets: list[Ticket], gap: int, most: int) -> Ticket:
+    def _read(self, taken: list[Wave], tickets: list[Prefetch], gap: int, most: int) -> Prefetch:
         """Begin to read what is not there of the last wave."""
         array, pages = self._array, taken[-1].pages
         wanted = absent(array, pages)
         if len(wanted) <= FEW:
-            return Ticket()
+            return Prefetch()
         merged = over_gaps(wanted, gap // array.cache.page_size)
         wanted = merged if len(merged) <= most else wanted
         self.asked += len(wanted)
-        ticket: Ticket = array.cache.bulk.prefetch(
+        ticket: Prefetch = array.cache.bulk.prefetch(
             array._nsid,
             wanted,
             once=array.read_once,
@@ -238,9 +238,9 @@ class CachedRows:
         )
         return ticket
 
-    def _rows(self, wave: Wave, ticket: Ticket, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+    def _rows(self, wave: Wave, ticket: Prefetch, rows: NDArray[np.int64], places: NDArray[np.int64]) -> None:
         """Copy the rows of a wave when its pages have come."""
-        ticket.wait()
+        ticket.exception()
         self._take(rows[wave.low : wave.high], places[wave.low : wave.high])
 
     def _gather(self, some: NDArray[np.int64], where: NDArray[np.int64]) -> None:
