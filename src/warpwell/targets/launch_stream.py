@@ -1,10 +1,9 @@
-"""`LaunchStream`: copies and launches of a device in order, beside everything else that the process does there."""
+"""`LaunchStream`: copies and launches of a device in order, concurrently with other work of the process."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,87 +14,52 @@ from .gpu.device import GpuDevice
 from .memory import view_of
 
 
-class LaunchStream(ABC):
+class LaunchStream:
     """An order of work on a device. Use `stream_on`.
 
-    Addresses are those of device memory and of shared memory (`Allocator.allocate_shared`), whose contents must
-    stay until the work is done.
+    This class is the stream of the `cpu` and `interp` targets: each call returns when its work is done. `GpuStream`
+    overrides all methods. Addresses are those of device memory and of shared memory (`Allocator.allocate_shared`). The
+    contents of the memory must stay until the work is done.
     """
-
-    @abstractmethod
-    def copy(self, to: int, source: int, nbytes: int) -> None:
-        """Copy bytes, in any direction."""
-
-    @abstractmethod
-    def zero(self, address: int, nbytes: int) -> None:
-        """Set bytes of device memory to zero."""
-
-    @abstractmethod
-    def after_default(self, stream: int | None = None) -> None:
-        """Let later work wait for all work so far in the device's default stream, and in the stream of this handle."""
-
-    @abstractmethod
-    def point(self) -> Any:
-        """Return the point behind all work so far, for `after` of other streams."""
-
-    @abstractmethod
-    def after(self, point: Any) -> None:
-        """Let later work wait for a point of another stream; the host does not wait."""
-
-    @abstractmethod
-    def launch(
-        self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
-    ) -> None:
-        """Launch a kernel of `n` threads; see `Launch` for `services` and `aborts`."""
-
-    @abstractmethod
-    def wait(self, participants: Sequence[Any] = ()) -> None:
-        """Wait for everything so far; Ctrl-C calls ``abort()`` of `participants`, then is raised."""
-
-    @abstractmethod
-    def mark(self) -> Callable[[], bool]:
-        """Return a function that tells whether all work so far is done."""
-
-    @abstractmethod
-    def on_device(self) -> contextlib.AbstractContextManager[Any]:
-        """Make the stream's device the current one for a block."""
-
-
-class HostStream(LaunchStream):
-    """The stream of the `cpu` and `interp` targets: each call returns when it is done."""
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     def copy(self, to: int, source: int, nbytes: int) -> None:
+        """Copy bytes, in any direction."""
         if nbytes:
             view_of(to, nbytes, np.uint8)[:] = view_of(source, nbytes, np.uint8)
 
     def zero(self, address: int, nbytes: int) -> None:
+        """Set bytes of device memory to zero."""
         if nbytes:
             view_of(address, nbytes, np.uint8)[:] = 0
 
     def after_default(self, stream: int | None = None) -> None:
-        pass
+        """Let later work wait for all work so far in the device's default stream, and in the stream of this handle."""
 
     def point(self) -> Any:
+        """Return the point behind all work so far, for `after` of other streams."""
         return None
 
     def after(self, point: Any) -> None:
-        pass
+        """Let later work wait for a point of another stream; the host does not wait."""
 
     def launch(
         self, kernel: Any, n: int, *args: int, services: Sequence[Callable[[], object]] = (), aborts: Sequence[Any] = ()
     ) -> None:
+        """Launch a kernel of `n` threads; see `Launch` for `services` and `aborts`."""
         kernel[n](*args, device=self.device, services=services, aborts=aborts)
 
     def wait(self, participants: Sequence[Any] = ()) -> None:
-        pass
+        """Wait for all work so far; Ctrl-C calls ``abort()`` of `participants`, then is raised."""
 
     def mark(self) -> Callable[[], bool]:
+        """Return a function that reports whether all work so far is done."""
         return lambda: True
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
+        """Make the stream's device the current one for a block."""
         return contextlib.nullcontext()
 
 
@@ -106,7 +70,7 @@ class GpuStream(LaunchStream):
     ----------
     ordinal : int
     handle : int, optional
-        Of a stream that somebody else keeps; 0 is the default stream.
+        Handle of a stream that its owner keeps; 0 is the default stream.
     """
 
     def __init__(self, ordinal: int, handle: int | None = None) -> None:
@@ -175,7 +139,7 @@ def handle_of(stream: Any) -> int:
     Raises
     ------
     ArgumentError
-        It is no stream.
+        The object is not a stream.
     """
     if stream is None:
         return 0
@@ -192,7 +156,7 @@ def handle_of(stream: Any) -> int:
 
 def stream_of(device: str, handle: int) -> LaunchStream:
     """Return the stream of a handle (see `handle_of`), as one to which work may be given; its owner keeps it."""
-    return GpuStream(0, handle) if device == "cuda" else HostStream(device)
+    return GpuStream(0, handle) if device == "cuda" else LaunchStream(device)
 
 
 def stream_on(device: str) -> LaunchStream:
@@ -201,10 +165,10 @@ def stream_on(device: str) -> LaunchStream:
     Raises
     ------
     DeviceNotFoundError
-        There is no such GPU.
+        The GPU does not exist.
     """
     if not device.startswith("cuda"):
-        return HostStream(device)
+        return LaunchStream(device)
     ordinal = device.removeprefix("cuda").removeprefix(":") or "0"
     if not ordinal.isdecimal() or device[4:5] not in ("", ":"):
         raise errors.DeviceNotFoundError(f"device {device!r} is unknown: use 'cpu', 'cuda' or 'cuda:1'", device=device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ def private_memory(nbytes: int) -> mmap.mmap:
     """Return zeroed memory of which a forked child gets a copy.
 
     ``mmap.mmap(-1, nbytes)`` alone is shared with children: what one process writes there, the other reads. Memory that
-    O_DIRECT transfers write to has to be shared all the same (`HostMemory`): a fork in the middle of a transfer to
+    O_DIRECT transfers write to has to be shared all the same (`Allocator`): a fork in the middle of a transfer to
     private memory may leave the data in the child alone (open(2)).
     """
     return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -36,20 +35,6 @@ def private_block(nbytes: int) -> Block:
     """Return zeroed host memory of which a forked child gets a copy."""
     raw = private_memory(-(-nbytes // ALIGNMENT) * ALIGNMENT)
     return Block(ctypes.addressof(ctypes.c_char.from_buffer(raw)), nbytes, raw, host=True)
-
-
-class Allocator(ABC):
-    """Allocator of one device. Blocks are freed when their owner drops them or by `Block.free`."""
-
-    device: str
-
-    @abstractmethod
-    def allocate(self, nbytes: int) -> Block:
-        """Return zeroed device memory of `nbytes` bytes."""
-
-    @abstractmethod
-    def allocate_shared(self, nbytes: int) -> Block:
-        """Return zeroed host memory (pinned on `cuda`) that both host and device address."""
 
 
 class Block:
@@ -100,28 +85,30 @@ class Block:
         self._owner = None
 
 
-class HostMemory(Allocator):
-    """Allocator of the `cpu` and `interp` targets: all of it is host memory.
+class Allocator:
+    """Allocator of one device. Blocks are freed when their owner drops them or by `Block.free`.
 
-    It is shared with forked children, for the sake of O_DIRECT; see `private_memory`.
+    This class allocates for the `cpu` and `interp` targets: all memory is host memory. It is shared with forked
+    children, because of O_DIRECT; see `private_memory`.
     """
 
     def __init__(self, device: str) -> None:
         self.device = device
 
     def allocate(self, nbytes: int) -> Block:
+        """Return zeroed device memory of `nbytes` bytes."""
         size = max(nbytes, 8)
         raw = mmap.mmap(-1, -(-size // ALIGNMENT) * ALIGNMENT)
         address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
         return Block(address, size, raw, host=True)
 
-    allocate_shared = allocate
+    def allocate_shared(self, nbytes: int) -> Block:
+        """Return zeroed host memory (pinned on `cuda`) that both host and device address."""
+        return self.allocate(nbytes)
 
 
 class CudaMemory(Allocator):
     """Device memory and pinned host memory of the current GPU."""
-
-    device = "cuda"
 
     def allocate(self, nbytes: int) -> Block:
         size = max(-(-nbytes // 16) * 16, 16)
@@ -138,4 +125,4 @@ class CudaMemory(Allocator):
 
 def memory_for(device: str) -> Allocator:
     """Return the allocator of "cpu", "cuda" or "interp"."""
-    return CudaMemory() if device == "cuda" else HostMemory(device)
+    return CudaMemory(device) if device == "cuda" else Allocator(device)
