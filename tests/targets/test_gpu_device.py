@@ -283,7 +283,7 @@ def test_launches_with_arguments_of_their_own() -> None:
 def test_idle_streams_of_a_kind_are_used_again(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     from warpwell.targets import memory
 
-    monkeypatch.setattr(memory, "CudaMemory", lambda: memory.HostMemory("cpu"))
+    monkeypatch.setattr(memory, "CudaMemory", memory.Allocator)
     called: list[Any] = []
     library = SimpleNamespace(
         cuStreamBatchMemOp_v2=None,
