@@ -115,8 +115,6 @@ def test_what_the_host_asks_is_checked() -> None:
             drive.namespace(0)
         with pytest.raises(errors.ArgumentError, match="2 to 256"):
             drive.host_queue(257)
-        with pytest.raises(errors.ArgumentError, match="multiple of 4"):
-            drive.log(controller.LOG_HEALTH, 511)
         assert space.read(64, 0).size == 0
 
 
@@ -170,9 +168,8 @@ def test_only_commands_that_change_no_data_are_sent_by_themselves() -> None:
     wire = ScriptedDrive()
     with Drive(wire) as drive:
         drive.namespace(1)
-        drive.log(controller.LOG_ERRORS, 64)
         drive.delete_pair(drive.host_queue().qid)
-    assert {opc for queue, opc in wire.seen if queue == 0} == {0, 1, 2, 4, 5, 6, 9}
+    assert {opc for queue, opc in wire.seen if queue == 0} == {0, 1, 4, 5, 6, 9}
     assert not [opc for queue, opc in wire.seen if queue]
 
 
@@ -270,7 +267,7 @@ def test_rings_wrap() -> None:
 
 
 @given(
-    st.lists(st.sampled_from(["read", "write", "flush", "queue", "delete", "identify", "log"]), max_size=30),
+    st.lists(st.sampled_from(["read", "write", "flush", "queue", "delete", "identify"]), max_size=30),
     st.integers(0, 2**32),
 )
 def test_any_sequence_of_calls(calls: list[str], seed: int) -> None:
@@ -297,8 +294,6 @@ def test_any_sequence_of_calls(calls: list[str], seed: int) -> None:
                 drive.delete_pair(queues.pop())
             elif call == "identify":
                 assert drive.namespaces() == [1]
-            elif call == "log":
-                assert len(drive.log(controller.LOG_HEALTH)) == 512
             else:
                 space.flush()
 

@@ -69,11 +69,9 @@ def test_queues_are_granted(asked: int, submission: int, completion: int) -> Non
     assert controller.queues_granted(completion << 16 | submission) == min(submission, completion) + 1
 
 
-def test_identify_and_logs() -> None:
-    command = controller.identify(identify.CNS_NAMESPACE, 0x1000, nsid=3, csi=2)
-    assert (command["opc"], command["nsid"], command["cdw10"], command["cdw11"]) == (6, 3, 0, 2 << 24)
-    command = controller.get_log_page(controller.LOG_HEALTH, 0x1000, 512)
-    assert (command["nsid"], command["cdw10"], command["cdw11"]) == (0xFFFFFFFF, 127 << 16 | 2, 0)
+def test_identify_names_structure_namespace_and_address() -> None:
+    command = controller.identify(identify.CNS_ACTIVE_NAMESPACES, 0x1000, nsid=3)
+    assert (command["opc"], command["nsid"], command["cdw10"], command["prp1"]) == (6, 3, 2, 0x1000)
 
 
 @given(unsigned(4), unsigned(2), st.booleans(), unsigned(16), st.integers(0, 255), unsigned(8))

@@ -46,7 +46,6 @@ MOST_QUEUES = 64
 ALLOWED = frozenset(
     {
         controller.IDENTIFY,
-        controller.GET_LOG_PAGE,
         controller.SET_FEATURES,
         controller.CREATE_CQ,
         controller.CREATE_SQ,
@@ -156,8 +155,8 @@ class Drive:
         self._admin = HostQueue(self.transport, ADMIN_ENTRIES)
         self._admin.connect(0, self.stride)
         write(controller.AQA, controller.aqa_value(ADMIN_ENTRIES))
-        self.transport.write64(controller.ASQ, self.transport.dma(self._admin.submission.address))
-        self.transport.write64(controller.ACQ, self.transport.dma(self._admin.completion.address))
+        self.transport.write64(controller.ASQ, self._admin.submission.address)
+        self.transport.write64(controller.ACQ, self._admin.completion.address)
         write(controller.CC, controller.cc_value(enable=True))
         status = self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
         if not controller.csts_ready(status) or controller.csts_fatal(status):
@@ -374,7 +373,7 @@ class Drive:
 
     # -- admin commands -------------------------------------------------------------------------------------------
 
-    def identify(self, cns: int, nsid: int = 0, csi: int = 0) -> bytes:
+    def identify(self, cns: int, nsid: int = 0) -> bytes:
         """Return 4,096 bytes of what `cns` names (`warpwell.nvme.identify`).
 
         Raises
@@ -382,18 +381,9 @@ class Drive:
         DriveError
             The controller refuses; ``status`` says why.
         """
-        return self._into_page(lambda at: controller.identify(cns, at, nsid=nsid, csi=csi), "identify", nsid)
-
-    def log(self, lid: int, nbytes: int = 512) -> bytes:
-        """Return the first `nbytes` (a multiple of 4, at most 4,096) of a log page, as `LOG_HEALTH`; raises so, too."""
-        if nbytes % 4 or not 0 < nbytes <= PAGE:
-            raise errors.ArgumentError(f"{nbytes} bytes of a log: a multiple of 4 up to {PAGE}", name="nbytes")
-        return self._into_page(lambda at: controller.get_log_page(lid, at, nbytes), "get log page")[:nbytes]
-
-    def _into_page(self, command: Callable[[int], NDArray[Any]], name: str, nsid: int = 0) -> bytes:
         self.transport.check()
         page = self.arena.allocate(PAGE)
-        self._run(command(self.transport.dma(page.address)), name, nsid or None)
+        self._run(controller.identify(cns, page.address, nsid=nsid), "identify", nsid or None)
         return page.read(0, PAGE).tobytes()
 
     def _run(self, command: NDArray[Any], name: str, nsid: int | None = None) -> Answer:
@@ -446,12 +436,11 @@ class Drive:
                     "take fewer queues",
                     drive=self.address,
                 )
-            dma = self.transport.dma
-            answers = controller.create_completion_queue(qid, entries, dma(completion))
-            commands = controller.create_submission_queue(qid, entries, dma(submission), qid)
-            self._run(answers, "create I/O completion queue")
+            self._run(controller.create_completion_queue(qid, entries, completion), "create I/O completion queue")
             try:
-                self._run(commands, "create I/O submission queue")
+                self._run(
+                    controller.create_submission_queue(qid, entries, submission, qid), "create I/O submission queue"
+                )
             except errors.DriveError:
                 with contextlib.suppress(errors.DriveError):
                     self._run(controller.delete_completion_queue(qid), "delete I/O completion queue")
@@ -752,9 +741,8 @@ class Namespace:
         command = np.zeros((), COMMAND)
         command["opc"], command["nsid"] = opc, self.nsid
         if buffer is not None:
-            dma = self.drive.transport.dma
-            at = buffer.address + buffer.nbytes - PAGE
-            prp1, prp2, pages = data_pointers(dma(buffer.address), blocks * self.block, dma(at))
+            list_address = buffer.address + buffer.nbytes - PAGE
+            prp1, prp2, pages = data_pointers(buffer.address, blocks * self.block, list_address)
             buffer.words[-PAGE // 8 :][: len(pages)] = pages
             command["prp1"], command["prp2"] = prp1, prp2
             command["cdw10"], command["cdw11"], command["cdw12"] = lba & 0xFFFFFFFF, lba >> 32, blocks - 1

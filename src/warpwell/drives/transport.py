@@ -25,7 +25,7 @@ class Transport(ABC):
     address : str
         What the drive is called in messages, for example ``"0000:04:00.0"``.
     arena : DmaArena
-        The memory that the controller reaches.
+        The memory that the controller reaches, by the addresses that it has in this process.
 
     Attributes
     ----------
@@ -72,10 +72,6 @@ class Transport(ABC):
         """Store to a register of 64 bits, lower half first; raises as `read32`. Never for doorbells."""
         self.write32(offset, value & 0xFFFFFFFF)
         self.write32(offset + 4, value >> 32)
-
-    def dma(self, address: int) -> int:
-        """Return what the controller calls the byte at `address` of the arena."""
-        return address
 
     @abstractmethod
     def native_store(self) -> tuple[int, int]:

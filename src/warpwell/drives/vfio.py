@@ -195,7 +195,7 @@ class VfioTransport(Transport):
 
     def _pin(self, container: int) -> None:
         arena = self.arena
-        piece = struct.pack("IIQQQ", 32, _MAP_READ_WRITE, arena.address, self.dma(arena.address), arena.nbytes)
+        piece = struct.pack("IIQQQ", 32, _MAP_READ_WRITE, arena.address, arena.address, arena.nbytes)
         try:
             fcntl.ioctl(container, _IOMMU_MAP_DMA, piece)
         except OSError as error:

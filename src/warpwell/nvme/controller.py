@@ -48,7 +48,6 @@ SHUTDOWN_COMPLETE = 2
 
 DELETE_SQ = 0x00
 CREATE_SQ = 0x01
-GET_LOG_PAGE = 0x02
 DELETE_CQ = 0x04
 CREATE_CQ = 0x05
 IDENTIFY = 0x06
@@ -56,12 +55,6 @@ SET_FEATURES = 0x09
 
 FEATURE_QUEUES = 0x07
 """Feature identifier: number of queues."""
-LOG_ERRORS = 0x01
-"""Log identifier: error information."""
-LOG_HEALTH = 0x02
-"""Log identifier: SMART / health information."""
-ALL_NAMESPACES = 0xFFFFFFFF
-"""NSID that means every namespace, or the controller."""
 
 
 def cap_entries(cap: int) -> int:
@@ -145,15 +138,9 @@ def _command(opc: int, **fields: int) -> NDArray[Any]:
     return entry
 
 
-def identify(cns: int, address: int, *, nsid: int = 0, csi: int = 0) -> NDArray[Any]:
+def identify(cns: int, address: int, *, nsid: int = 0) -> NDArray[Any]:
     """Return Identify, which writes the 4,096 bytes of structure `cns` to a page-aligned `address`."""
-    return _command(IDENTIFY, nsid=nsid, prp1=address, cdw10=cns, cdw11=csi << 24)
-
-
-def get_log_page(lid: int, address: int, nbytes: int, *, nsid: int = ALL_NAMESPACES) -> NDArray[Any]:
-    """Return Get Log Page: `nbytes` (a multiple of 4, at most one page) of the log `lid` to `address`."""
-    low, high = nbytes // 4 - 1 & 0xFFFF, nbytes // 4 - 1 >> 16 & 0xFFFF
-    return _command(GET_LOG_PAGE, nsid=nsid, prp1=address, cdw10=lid | low << 16, cdw11=high)
+    return _command(IDENTIFY, nsid=nsid, prp1=address, cdw10=cns)
 
 
 def set_queues(pairs: int) -> NDArray[Any]:
