@@ -86,7 +86,7 @@ def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: a
     with QemuDrive([QemuNamespace(path=path, block=4096)]) as qemu, qemu.open() as drive:
         with ww.open(drive.namespace(1), merge=4, **given) as a:
             rate = read_at_random(a, data, reads, device, f"random reads, {what}")
-            rung = a.cache.controller.relay.forwarded
+            rung = a.cache.controller.forwarder.forwarded
         # a quarter of the array: in fewer frames, pages of a command are evicted before their lanes read them
         with ww.open(drive.namespace(1), merge=4, **given | {"cache": max(data.nbytes // 4, 64 * page)}) as a:
             step = page // 8
@@ -102,8 +102,8 @@ def on_the_drive(path: Path, data: np.ndarray, page: int, reads: int, options: a
             scatter[where.size](a, where, -where, device=device)
             a.flush()
         wrong(np.fromfile(path, np.int64, offset=DATA_AT)[: data.size], data, f"writes, {what}")
-        if drive.lost:
-            raise SystemExit(str(drive.lost))
+        if drive.failure:
+            raise SystemExit(str(drive.failure))
     return {"misses a second": rate, "doorbells": rung, "pages": pages, "commands": commands}
 
 

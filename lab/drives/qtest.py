@@ -53,6 +53,7 @@ NVME_IDS = (0x00101B36, 0x58458086)
 ARENA_IDS = 0x11101AF4
 
 _ENDED = "its QEMU has ended: start another one"
+_EXIT_MILLISECONDS = 100
 
 _marks = itertools.count()
 
@@ -133,7 +134,7 @@ class QtestTransport(Transport):
         """Give registers and arena their addresses, as a machine's firmware does."""
         for slot, known in ((NVME_SLOT, NVME_IDS), (ARENA_SLOT, (ARENA_IDS,))):
             if (found := self._configuration(slot, 0)) not in known:
-                raise self.lose(f"slot {slot} of this QEMU holds device {found:#010x}: start it by lab.drives.qemu")
+                raise self.fail(f"slot {slot} of this QEMU holds device {found:#010x}: start it by lab.drives.qemu")
         for slot, register, value in (
             (NVME_SLOT, 0x10, BAR0),
             (NVME_SLOT, 0x14, 0),
@@ -165,28 +166,30 @@ class QtestTransport(Transport):
 
     def alive(self) -> bool:
         generation = self.generation
-        if self.lost is None and _readable(self._pidfd):
-            self.lose(_ENDED, generation)
-        if self.lost is None and not self._closed and self._words[at.S_LOST]:
-            self.lose("its QEMU did not take a store to a doorbell", generation)
-        return self.lost is None
+        refused = not self._closed and bool(self._words[at.S_LOST])
+        # The sockets of a process close before its end is visible.
+        if self.failure is None and _readable(self._pidfd, _EXIT_MILLISECONDS if refused else 0):
+            self.fail(_ENDED, generation)
+        if self.failure is None and refused:
+            self.fail("its QEMU did not take a store to a doorbell", generation)
+        return self.failure is None
 
-    def _cut(self) -> None:
+    def _disable_stores(self) -> None:
         self._words[at.S_LOST] = 1
 
-    def _mend(self) -> None:
+    def _enable_stores(self) -> None:
         self._words[at.S_LOST] = self._closed
 
     def restore(self) -> None:
         if _readable(self._pidfd):
-            raise self.lose(_ENDED)
+            raise self.fail(_ENDED)
         self._place()
 
     def reset(self) -> None:
         """End QEMU: its memory and its controller are gone then."""
-        self.lose("it was reset, which ends its QEMU: start another one")
+        self.fail("it was reset, which ends its QEMU: start another one")
         self._kill()
-        self.arena.release()
+        self.arena.end_quarantine()
 
     def close(self) -> None:
         with self._one_thread:
@@ -248,7 +251,7 @@ class QtestTransport(Transport):
         end = time.time() + left  # the C library takes the time of day
         when = _Timespec(int(end), int(end % 1 * 1e9))
         if _libc.pthread_mutex_timedlock(self._mutex, ctypes.byref(when)):
-            raise self.lose(f"its socket was in use for {left:.1f} s, or by what a signal's handler interrupted")
+            raise self.fail(f"its socket was in use for {left:.1f} s, or by what a signal's handler interrupted")
 
     def _get_in_step(self, until: float) -> None:
         self._words[at.S_OWED] = 0
@@ -261,7 +264,7 @@ class QtestTransport(Transport):
     def _answer(self, until: float) -> str:
         line = self._line(until)
         if not line.startswith("OK"):
-            raise self.lose(f"its QEMU answers {line!r}")
+            raise self.fail(f"its QEMU answers {line!r}")
         return line[3:]
 
     def _send(self, request: str) -> None:
@@ -275,7 +278,7 @@ class QtestTransport(Transport):
             why = "its QEMU does not read its socket"
         except OSError as error:
             why = f"its QEMU has ended ({error.strerror}): start another one"
-        raise self.lose(why)
+        raise self.fail(why)
 
     def _line(self, until: float) -> str:
         """Return the next line that answers a request."""
@@ -299,7 +302,9 @@ class QtestTransport(Transport):
             raise
         if left <= 0 or not poll.poll(left * 1000):
             self.alive()  # knows better why
-            raise self.lose(_ENDED if _readable(self._pidfd) else f"its QEMU has not answered for {self._seconds:g} s")
+            if _readable(self._pidfd):
+                raise self.fail(_ENDED)
+            raise self.fail_timeout("a register access was", self._seconds)
         try:
             got = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -307,7 +312,7 @@ class QtestTransport(Transport):
         except OSError:
             got = b""
         if not got:
-            raise self.lose(_ENDED)
+            raise self.fail(_ENDED)
         self._received += got
 
 
@@ -333,7 +338,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _readable(fd: int) -> bool:
+def _readable(fd: int, milliseconds: int = 0) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(milliseconds))

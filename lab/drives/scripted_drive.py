@@ -79,12 +79,12 @@ class ScriptedDrive(Transport):
         return ctypes.cast(self._store, ctypes.c_void_p).value or 0, 0
 
     def alive(self) -> bool:
-        return self.lost is None
+        return self.failure is None
 
     def reset(self) -> None:
-        self.lose("it was reset")
+        self.fail("it was reset")
         self.resets += 1
-        self.arena.release()
+        self.arena.end_quarantine()
 
     def close(self) -> None:
         self.closes += 1
@@ -138,7 +138,7 @@ class ScriptedDrive(Transport):
             mine = self.blocks[512 * first : 512 * (first + count)]
             pointers = int(command["prp1"]), int(command["prp2"])
             for at, size in prp_ranges(*pointers, mine.size, lambda at, n: view_of(at, 8 * n, np.int64).tolist()):
-                assert self.arena.holds(at, size)
+                assert self.arena.address <= at <= at + size <= self.arena.address + self.arena.nbytes
                 theirs = view_of(at, size, np.uint8)
                 if command["opc"] == 2:
                     theirs[:] = mine[:size]

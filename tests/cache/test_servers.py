@@ -14,7 +14,8 @@ import pytest
 from lab.drives.scripted_drive import ScriptedDrive
 from warpwell import errors
 from warpwell.drives import Drive
-from warpwell.drives.controller import DriveRings, NamespaceMedium
+from warpwell.drives.controller import DriveRings
+from warpwell.drives.medium import NamespaceMedium
 from warpwell.queues import QueuePairs
 from warpwell.storage import RamMedium
 from warpwell.storage.controller import HostThreads

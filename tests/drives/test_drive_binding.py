@@ -178,7 +178,7 @@ def test_with_multipath_the_disk_that_is_used_is_asked(tmp_path: Path) -> None:
 def test_a_drive_that_vfio_does_not_take_goes_back(machine: FakeMachine) -> None:
     with answering(machine, takes=False) as written, pytest.raises(errors.DriveError, match="dmesg"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("warpwell.drives.binding.PATIENCE", 0.05)
+            patch.setattr("warpwell.drives.binding.BIND_TIMEOUT_SECONDS", 0.05)
             bind(ADDRESS, machine)
     assert machine.driver(ADDRESS) == "nvme"
     assert written[-2:] == [("driver_override", ""), ("drivers_probe", ADDRESS)]
@@ -230,5 +230,5 @@ def test_this_machine_can_be_asked() -> None:
 
 def test_a_machine_without_pci(tmp_path: Path) -> None:
     assert Machine(tmp_path).drives() == []
-    with pytest.raises(errors.ArgumentError, match="this machine has none"):
+    with pytest.raises(errors.ArgumentError, match="this machine has no drive"):
         Machine(tmp_path).drive("nvme0")

@@ -39,7 +39,7 @@ def test_it_asks_first(namespace: Namespace, capsys: pytest.CaptureFixture[str],
     assert main(command) == 2
     assert "to confirm, add --yes-destroy-data S1/1" in capsys.readouterr().err
     assert main([*command, "--yes-destroy-data", "S2/1"]) == 2
-    assert "nothing was written" in capsys.readouterr().err
+    assert "was not changed" in capsys.readouterr().err
     assert not namespace.read(0, namespace.blocks).any()
     assert main([*command, "--yes-destroy-data", "S1/1"]) == 0
     assert "ww.open(" in capsys.readouterr().out

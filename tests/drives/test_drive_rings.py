@@ -22,7 +22,7 @@ from warpwell import errors
 from warpwell.array import opening
 from warpwell.drives import Drive, Namespace
 from warpwell.drives.controller import DriveRings
-from warpwell.drives.relay import Relay
+from warpwell.drives.doorbell_forwarder import DoorbellForwarder
 from warpwell.drives.superblock import DATA_AT, head_of
 from warpwell.storage import RamMedium
 
@@ -286,9 +286,9 @@ def test_unflushed_changes_of_a_lost_drive_are_told(tmp_path) -> None:
         qemu.kill()
         with pytest.raises(errors.DriveLostError):
             a.flush()
-        with pytest.raises(errors.DriveLostError, match="not flushed"):
+        with pytest.raises(errors.DriveLostError, match="unflushed"):
             a.close()
-        assert until(lambda: not [t for t in threading.enumerate() if t.name == "warpwell-relay"])
+        assert until(lambda: not [t for t in threading.enumerate() if t.name == "warpwell-doorbells"])
 
 
 def test_tiers_in_memory_and_the_interpreter_take_the_namespace_as_a_medium(tmp_path) -> None:
@@ -335,28 +335,27 @@ def test_ctrl_c_ends_a_launch_and_the_array_goes_on(tmp_path) -> None:
         gathered(a, 9)
 
 
-# -- relay ------------------------------------------------------------------------------------------------------------
+# -- forwarder -------------------------------------------------------------------------------------------------------
 
 
-def test_the_relay_parks_and_wakes(tmp_path) -> None:
+def test_the_forwarder_parks_and_wakes(tmp_path) -> None:
     with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive) as a:
-        relay: Relay = a.cache.controller.relay
+        forwarder: DoorbellForwarder = a.cache.controller.forwarder
         for seed in range(30):
             gathered(a, seed, n=50)
             if seed % 3 == 0:
-                assert until(lambda: relay.parked)
-        assert relay.forwarded > 0
+                assert until(lambda: forwarder.parked)
+        assert forwarder.forwarded > 0
 
 
-def test_a_relay_that_fails_loses_the_drive(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_forwarder_fails_the_drive(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     with drive_with(formatted(tmp_path / "disk")) as (_, drive), opened(drive) as a:
         gathered(a, n=50)
-        relay = a.cache.controller.relay
 
         def broken() -> bool:
             raise RuntimeError("planted")
 
-        monkeypatch.setattr(relay, "_look", broken)
+        monkeypatch.setattr(drive.transport, "examine", broken)
         monkeypatch.setattr(threading, "excepthook", lambda *_: None)
         with pytest.raises(errors.DriveLostError, match="doorbells"):
             for seed in range(10_000):
@@ -371,7 +370,7 @@ def test_nothing_is_left(tmp_path) -> None:
     with drive_with(image) as (_, drive):
 
         def state() -> tuple[int, int, int]:
-            threads = sum(t.name == "warpwell-relay" for t in threading.enumerate())
+            threads = sum(t.name == "warpwell-doorbells" for t in threading.enumerate())
             return len(os.listdir("/proc/self/fd")), threads, drive.spare_queues
 
         opened(drive).close()
@@ -405,14 +404,14 @@ def test_a_forked_child_leaves_the_drive_alone(tmp_path) -> None:
         gathered(a, n=20)
 
 
-def test_a_relay_that_does_not_end_keeps_what_it_reads(tmp_path, monkeypatch) -> None:
+def test_a_forwarder_that_does_not_end_keeps_its_memory(tmp_path, monkeypatch) -> None:
     with drive_with(formatted(tmp_path / "disk"), arena="64MiB") as (_, drive):
         a = opened(drive)
         gathered(a, n=20)
-        relay, rings = a.cache.controller.relay, a.cache.pairs.doorbells()
-        ended = relay.stop
-        monkeypatch.setattr(relay, "stop", lambda: ended() and False)
-        kept = [relay]  # as stop does for one that does not end
+        forwarder, rings = a.cache.controller.forwarder, a.cache.pairs.doorbells()
+        ended = forwarder.stop
+        monkeypatch.setattr(forwarder, "stop", lambda: ended() and False)
+        kept = [forwarder]  # as stop does for one that does not end
         a.close()
         with pytest.raises(errors.DriveLostError, match="doorbells does not end"):
             drive.transport.check()

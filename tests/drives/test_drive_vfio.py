@@ -115,7 +115,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeVfio:
     machine.text("proc/self/status", "VmLck:\t       4 kB\nCapEff:\t0000000000000000")
     made = FakeVfio(machine)
     monkeypatch.setattr(vfio.fcntl, "ioctl", made.ioctl)
-    monkeypatch.setattr(vfio._libc, "ioctl", made.open_device)
+    monkeypatch.setattr(vfio.libc, "ioctl", made.open_device)
     monkeypatch.setattr(vfio.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
     return made
 
@@ -182,7 +182,7 @@ def test_native_threads_store_a_doorbell_and_not_its_neighbour(kernel: FakeVfio)
         bar[0x1000:0x100C] = b"\xff" * 12
         assert store(state, 0x1004, 7, 0, 0, 0) == 0
         assert bar[0x1000:0x100C] == b"\xff" * 4 + b"\7\0\0\0" + b"\xff" * 4
-        transport.lose("it is a test")
+        transport.fail("it is a test")
         assert store(state, 0x1004, 8, 0, 0, 0) == -1 and bar[0x1004] == 7
 
 
@@ -227,7 +227,7 @@ def test_what_cannot_be_reset_loses_the_bus(kernel: FakeVfio, monkeypatch: pytes
     with opened(kernel) as transport:
         with monkeypatch.context() as patch:
             patch.setattr(transport, "_command", lambda value: 0x406)  # a register that keeps its value
-            with pytest.raises(errors.DriveError, match="neither be reset nor stopped"):
+            with pytest.raises(errors.DriveError, match="cannot be reset or stopped"):
                 transport.reset()
 
 
@@ -235,8 +235,8 @@ def test_what_was_reset_is_used_again(kernel: FakeVfio) -> None:
     with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
         address, state = transport.native_store()
         store = ctypes.CFUNCTYPE(ctypes.c_long, *[ctypes.c_long] * 6)(address)
-        transport.lose("it is a test")
-        with transport.despite_loss():
+        transport.fail("it is a test")
+        with transport.despite_failure():
             assert transport.reset_function() and kernel.asked[-1] == "reset"
             os.pwrite(kernel.device, bytes(2), CONFIGURATION_AT + 4)  # a reset takes the bus away
             transport.restore()
@@ -248,7 +248,7 @@ def test_what_was_reset_is_used_again(kernel: FakeVfio) -> None:
         transport.revive()
         assert store(state, 0x1000, 7, 0, 0, 0) == 0 and bar[0x1000] == 7 and transport.alive()
         kernel.can_reset = transport._can_reset = False
-        transport.lose("again")
+        transport.fail("again")
         assert not transport.reset_function()
         transport.close()
         transport.revive()  # of a closed one nothing is used again
@@ -406,7 +406,7 @@ def test_rings_of_kernels_over_vfio(kernel: FakeVfio, monkeypatch: pytest.Monkey
     out = np.zeros(rows.size, np.int64)
     with Drive(transport) as drive:
         with ww.open(drive.namespace(1), "r+", device="cpu", cache="64KiB", page_size=4096, timeout=HANG_SECONDS) as a:
-            assert a.cache.controller.relay is not None
+            assert a.cache.controller.forwarder is not None
             read[rows.size](a, rows, out)
             assert np.array_equal(out, rows)
             write[rows.size](a, rows, -rows)

@@ -424,7 +424,7 @@ def reset() -> str:
         said = str(error)
     else:
         raise AssertionError("it is not lost")
-    with transport.despite_loss():
+    with transport.despite_failure():
         assert transport.read32(CSTS) & 1 == 0
     drive.close()
     with opened() as again:

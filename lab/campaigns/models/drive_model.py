@@ -45,7 +45,7 @@ class DriveModel:
             model="model",
             entries=DEPTH,
             max_transfer=BLOCK,
-            lost=None,
+            failure=None,
             stride=4,
             address="model",
             arena=SimpleNamespace(allocate=self._allocate),
@@ -56,7 +56,7 @@ class DriveModel:
             transport=SimpleNamespace(
                 dma=lambda address: address,
                 native_store=lambda: (self._bells.address, 0),
-                lost=None,
+                failure=None,
                 generation=0,
                 require=lambda generation: None,
             ),
@@ -137,7 +137,7 @@ class DriveModel:
             if not self.dead and done == self._dies:
                 self.dead = True
                 if not self._refuses:
-                    store_relaxed(self.state + 8 * native.M_LOST, native.LOST_TOLD, SYSTEM)
+                    store_relaxed(self.state + 8 * native.M_FAILURE, native.FAILED_BY_HOST, SYSTEM)
             number = self._random.randrange(len(going)) if going else 0
             if not going or not self._execute(*going[number], posted):
                 if self.dead and len(self.answers) == len(self.requests):

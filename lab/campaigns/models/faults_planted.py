@@ -83,7 +83,7 @@ _NOTED = "    store_relaxed(stats + 8 * (at.STATS_WORDS + (place & (at.WRITTEN_W
 _RINGS = "drives.controller"
 _GPU = "scheduler.executors.cuda_executor"
 _SERVED = "queues, generation\n            drive"
-_RELAY = "drives.relay"
+_RELAY = "drives.doorbell_forwarder"
 _LAUNCHES_FIRST = """        launches = load_acquire(record + 8 * R_LAUNCHES, SYSTEM)
         work = forward(record)
 """
@@ -597,7 +597,7 @@ FAULTS = (
         "parks-past-launch",
         "relay",
         "the relay parks though a launch began and ended since it looked",
-        (Edit(_RELAY, "Relay._park", "if self._begun != begun:", "if self._words[R_LAUNCHES]:"),),
+        (Edit(_RELAY, "DoorbellForwarder._park", "if self._begun != begun:", "if self._words[R_LAUNCHES]:"),),
     ),
     Fault(
         "parked-unseen",
@@ -606,7 +606,7 @@ FAULTS = (
         (
             Edit(
                 _RELAY,
-                "Relay._park",
+                "DoorbellForwarder._park",
                 "                self._running = False\n                self._changed.wait()",
                 "                self._changed.wait()",
             ),
@@ -959,7 +959,7 @@ FAULTS = (
         "drive-phase-relaxed",
         "drive",
         "data are moved that are older than their completion",
-        (Edit(_DRIVE, "take_completions", "answer = load_acquire(", "answer = load_relaxed("),),
+        (Edit(_DRIVE, "take_completions", "completion = load_acquire(", "completion = load_relaxed("),),
     ),
     Fault(
         "drive-head-untold",
@@ -977,7 +977,7 @@ FAULTS = (
         "drive-waiting-left",
         "drive",
         "commands that wait for ids of a lost drive are not answered",
-        (Edit(_DRIVE, "give_up", "parts_in(state, word(record, R_NBYTES) - word(record, R_EXTRA))", "1"),),
+        (Edit(_DRIVE, "abort_parts", "parts_in(state, word(record, R_NBYTES) - word(record, R_EXTRA))", "1"),),
     ),
     Fault(
         "drive-id-early",
@@ -1044,7 +1044,7 @@ FAULTS = (
         "old-loss-believed",
         "revive",
         "who has seen a controller fail loses the one that was started since",
-        (Edit("drives.transport", "Transport.lose", "if generation not in (None, self.generation):", "if False:"),),
+        (Edit("drives.transport", "Transport.fail", "if generation not in (None, self.generation):", "if False:"),),
     ),
     Fault(
         "old-rings-believed",

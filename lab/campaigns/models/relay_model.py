@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.drives import relay as module
+from warpwell.drives import doorbell_forwarder as module
 from warpwell.targets import private_block
 from warpwell.targets.memory import view_of
 
@@ -76,13 +76,13 @@ class RelayModel:
             native_store=lambda: (1, 1),
             alive=lambda: True,
             examine=lambda: None,
-            lost=None,
+            failure=None,
             generation=0,
-            lose=self._lost,
+            fail=self._lost,
         )
         with self._replaced():
             bells = [(self.block.address + 8 * k, k) for k in range(WORDS)]
-            relay = module.Relay(transport, bells, self._lost)  # type: ignore[arg-type]
+            relay = module.DoorbellForwarder(transport, bells, self._lost)  # type: ignore[arg-type]
             for k in range(self.users):
                 self.scheduler.spawn(lambda k=k: self._user(relay, words, k))  # type: ignore[misc]
             self.scheduler.run(lambda: not self.users, lambda: relay.parked)
@@ -136,14 +136,14 @@ class RelayModel:
             "threading": SimpleNamespace(
                 Condition=lambda: _Condition(scheduler, Lock(scheduler)), Thread=thread, current_thread=object
             ),
-            "LINGER": self.random.choice((0, 1, 3)),
+            "SPIN_ROUNDS": self.random.choice((0, 1, 3)),
             "load_acquire": load,
             "load_relaxed": load,
             "store_relaxed": store,
             "call_native": forward,
             "backoff": lambda _: scheduler.pause(),
             "clock_ns": lambda: scheduler.now,
-            "clock_ns_after": lambda _: scheduler.now + scheduler.random.choice((5, 50, 500)),
+            "watch_time_ns": lambda: scheduler.now + scheduler.random.choice((5, 50, 500)),
             "_serve_loop": _Loop(module.serve),
         }
         kept = {name: getattr(module, name) for name in fakes}

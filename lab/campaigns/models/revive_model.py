@@ -1,6 +1,6 @@
 """Revive scenario: a drive that is lost again and again, while its users find that out, recover it, flush, and close.
 
-`Drive.recover`, `Transport.lose` and `DriveController` run as they are, on a scripted controller, and on locks and
+`Drive.recover`, `Transport.fail` and `DriveController` run as they are, on a scripted controller, and on locks and
 threads of a small scheduler that switches at each lock and at each access to a register. No kernel is run: a launch is
 a `begin`, some time, and an `end`. Who has read of a failure sleeps sometimes, and says so when others have recovered.
 """
@@ -71,7 +71,7 @@ class _Local:
         raise AttributeError(name)
 
 
-class _Relay:
+class _Forwarder:
     def __init__(self, transport: Any, doorbells: Any, lost: Any) -> None:
         self.stopped = False
 
@@ -96,7 +96,7 @@ class _Wire(ScriptedDrive):
     def read32(self, offset: int) -> int:
         self.pause()
         value = super().read32(offset)
-        if offset == reg.CSTS and value & 2 and not self._is_despite():
+        if offset == reg.CSTS and value & 2 and not self._is_recovering():
             self.nap()
         return value
 
@@ -188,7 +188,7 @@ class ReviveModel:
     def _killer(self) -> None:
         while self.left:
             self._rest(self.random.choice((5, 60)))
-            if self.drive.lost is None:
+            if self.drive.failure is None:
                 self.wire.registers[reg.CSTS] |= 2
                 with contextlib.suppress(errors.DriveLostError):
                     self.wire.examine()
@@ -202,7 +202,7 @@ class ReviveModel:
         with self._replaced():
             self.wire = _Wire()
             self.drive = Drive(self.wire)
-            users = [DriveController(self.drive, self._pairs()) for _ in range(2)]
+            users = [DriveController(self.drive, self._pairs(), timeout=1.0) for _ in range(2)]
             closes = [False, self.random.random() < 0.5]
             self.wire.pause, self.wire.nap = self.scheduler.pause, self._nap  # type: ignore[method-assign]
             self.left, self.going = self.kills, 5
@@ -219,13 +219,15 @@ class ReviveModel:
         return QueuePairs(self.wire.arena.memory("cpu"), count=1, depth=64, staging_bytes=512, lists=True)
 
     def _check_end(self, users: list[DriveController]) -> None:
-        if self.wire.generation > self.kills or self.drive.lost is not None:
-            raise Violation(f"lost {self.kills} times, started again {self.wire.generation} times: {self.drive.lost}")
+        if self.wire.generation > self.kills or self.drive.failure is not None:
+            raise Violation(
+                f"lost {self.kills} times, started again {self.wire.generation} times: {self.drive.failure}"
+            )
         queues = [qid for user in users for qid in user._queues]
         if len(set(queues)) < len(queues) or not set(queues) <= self.drive._pairs.keys() & self.wire._rings.keys():
             raise Violation(f"the users have queues {queues}, the drive {sorted(self.wire._rings)}")
-        if any(user.relay.stopped for user in users):
-            raise Violation("a relay was stopped, and its user goes on")
+        if any(user.forwarder.stopped for user in users):
+            raise Violation("a forwarder was stopped, and its user goes on")
         self.drive.close()
 
     @contextlib.contextmanager
@@ -234,7 +236,7 @@ class ReviveModel:
         before = [
             (module, name, getattr(module, name))
             for module in (controller, drive, host_queue, transport)
-            for name in ("threading", "interruptible", "Relay")
+            for name in ("threading", "interruptible", "DoorbellForwarder")
             if hasattr(module, name)
         ]
         clock = SimpleNamespace(monotonic=lambda: next(self._looks) * 0.06, sleep=lambda _: self.scheduler.pause())
@@ -242,7 +244,7 @@ class ReviveModel:
         new = {
             "threading": threads,
             "interruptible": lambda stop: contextlib.nullcontext(),
-            "Relay": _Relay,
+            "DoorbellForwarder": _Forwarder,
             "time": clock,
         }
         try:

@@ -14,8 +14,8 @@ from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes
 from .._npy import npy_header
 from ..cache import Cache, choose_page_size, default_queues
-from ..drives import DriveMedium, Namespace, open_namespace
-from ..drives.controller import DriveController, DriveRings, NamespaceMedium
+from ..drives import DriveMedium, Namespace, NamespaceMedium, open_namespace
+from ..drives.controller import DriveController, DriveRings
 from ..replacing import NO_SPACE
 from ..storage import FileMedium, Medium, QueueBackend
 from ..targets import closing, default_device
@@ -155,7 +155,7 @@ def _attached(
         mapping = _mapping(medium, label, tier) if mapped else None
         tier = "mapped" if mapping else "storage" if tier == "auto" else tier
         if not isinstance(cache, Cache):
-            service = DriveRings(medium.namespace.drive) if isinstance(medium, NamespaceMedium) else None
+            service = DriveRings(medium.namespace.drive) if type(medium) is NamespaceMedium else None
             cache = own = _own_cache(cache, device, tier, medium.nbytes, given, service)
         return Attachment(
             medium,
@@ -393,8 +393,6 @@ def _on_drive(
     medium: Medium | None = None
     try:
         host = NamespaceMedium(namespace, writable=writable)
-        if writable and not namespace.writable:
-            raise errors.ReadOnlyError(f"{host.name} is write-protected")
         header = _layout(host, writable, dtype, shape, offset, page if rings else namespace.block)
         medium = host if rings else DriveMedium(namespace, writable=writable)
         release = _claim_key((namespace.drive, namespace.nsid), host.name) if writable else (lambda: None)

@@ -1,24 +1,23 @@
-"""NVMe controllers that others made, driven by this process.
+"""Third-party NVMe controllers, driven by this process.
 
 Files, from memory and registers up to commands:
 
-- arena.py        `DmaArena`: memory that a controller reads and writes by itself
-- transport.py    the interface `Transport`: registers, addresses for a controller, loss
-- vfio.py         `VfioTransport`: a controller on the PCI bus, through the IOMMU
-- host_queue.py   `HostQueue`: a queue pair on which the host submits commands and polls for their completions
-- drive.py        `Drive`: a controller that was enabled: what it is, its limits, its queues; `Namespace`: its blocks,
-                  and which formats are refused
-- opened.py       `open_namespace`: a namespace by name; all users of a process share its drive
-- relay.py        forwards the doorbell words of rings, without the interpreter lock
-- controller.py   `DriveController`: a cache's own rings, served by a drive; what is done when the drive is lost
-- superblock.py   what marks a namespace as holding an array of ours
-- formatting.py   `format_array`: makes one, if nobody's data are there
-- medium.py       `DriveMedium`: a namespace as a medium, on queues of the host that native threads share
+- `arena.py`: `DmaArena`, memory that a controller reads and writes.
+- `transport.py`: the interface `Transport`: registers, failure, generations.
+- `vfio.py`: `VfioTransport`, a controller on the PCI bus, behind the IOMMU.
+- `host_queue.py`: `HostQueue`, a queue pair on which the host submits commands and polls for their completions.
+- `drive.py`: `Drive`, an enabled controller with its identity, limits and queues; `Namespace`, its blocks.
+- `opened.py`: `open_namespace` opens a namespace by name; all users in a process share its drive.
+- `doorbell_forwarder.py`: forwards the doorbell words of rings without the interpreter lock.
+- `controller.py`: `DriveController` serves a cache's own rings by a drive.
+- `medium.py`: `NamespaceMedium` for the host; `DriveMedium`, a namespace as a medium, on queues of native threads.
+- `superblock.py`: the superblock of a namespace that holds an array.
+- `formatting.py`: `format_array` formats an empty namespace as an array.
 
-and who may have the drive, before that:
+The assignment of drives to programs:
 
-- machine.py      the NVMe drives of this machine, and who uses them
-- binding.py      hands a drive from the kernel's driver to vfio-pci and back, or says why not
+- `machine.py`: the NVMe drives of this machine, and their users.
+- `binding.py`: binds a drive to vfio-pci and back to the kernel's driver, or reports the reasons against it.
 """
 
 from .arena import DmaArena
@@ -27,7 +26,7 @@ from .drive import Drive, Namespace
 from .formatting import format_array
 from .host_queue import HostQueue
 from .machine import KernelNamespace, Machine, PciDrive
-from .medium import DriveMedium
+from .medium import DriveMedium, NamespaceMedium
 from .opened import open_namespace
 from .transport import Transport
 from .vfio import VfioTransport

@@ -1,10 +1,10 @@
-"""DmaArena: host memory that a controller reads and writes by itself, in one piece and at one place.
+"""`DmaArena`: contiguous host memory that a controller reads and writes.
 
-Rings, staging and lists of pages lie in it. A controller that was stopped may still write what it was told to read, so
-memory that is freed while one is lost waits in *quarantine* until the controller was reset.
+Rings, staging and page lists are in it. A failed controller may still complete earlier reads. So memory that is freed
+after a failure stays in *quarantine* until the controller was reset.
 
-The memory is a file without a name: another process (QEMU) can map it, and a fork copies none of it. In a forked child
-the same addresses hold a private copy, so that what the child does there reaches neither the parent nor the drive.
+The memory is an anonymous file: another process (QEMU) can map it, and a fork does not copy it. In a forked child, the
+same addresses hold a private copy: stores of the child do not reach the parent or the drive.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from ..targets.gpu.memory import pin
 from ..targets.memory import view_of
 
 LOWEST = 0x10_0000_0000
-"""Where an arena lies if that is free: at 64 GiB, which every IOMMU reaches. Addresses that the kernel chooses have 47
-bits, and the IOMMUs of client processors 39."""
+"""Lowest address of an arena, if it is free: 64 GiB, which every IOMMU reaches. Addresses that the kernel chooses have
+47 bits, and the IOMMUs of client processors have 39."""
 
 _MAP_NORESERVE = 0x4000
 _MAP_FIXED_NOREPLACE = 0x100000
 _MADV_DONTFORK = 10
 _FAILED = ctypes.c_void_p(-1).value
-_TRIES = 1 << 12
+_MAX_TRIES = 1 << 12
 
-_libc: Any = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc: Any = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class DmaArena:
@@ -47,31 +47,30 @@ class DmaArena:
     Parameters
     ----------
     nbytes : int or str
-        A power of two of at least "64KiB". Memory is taken from the system when it is first used, unless the transport
-        pins all of it.
+        A power of two of at least "64KiB". The system provides memory at its first use, unless the transport pins all
+        of it.
     ranges : sequence of (int, int), optional
-        First and last address of what the controller can be given, where addresses of this process are used as they
-        are. Default: everything from `LOWEST` to 2**46.
+        First and last addresses of the ranges that the controller reaches. Default: `LOWEST` to 2**46.
 
     Attributes
     ----------
     address, nbytes : int
-        Where it lies, in this process.
+        Address in this process, and size.
     fd : int
-        Its file, which another process may map.
+        Descriptor of the file, which another process may map.
 
     Raises
     ------
     ArgumentError
-        The size is no power of two.
+        The size is not a power of two.
     DriveError
-        No place in `ranges` is free.
+        No range of `ranges` has enough free addresses.
     """
 
     def __init__(self, nbytes: int | str, *, ranges: Sequence[tuple[int, int]] = ((LOWEST, (1 << 46) - 1),)) -> None:
         nbytes = checked_nbytes(nbytes, "arena", minimum=1 << 16)
         if nbytes & (nbytes - 1):
-            raise errors.ArgumentError(f"an arena of {nbytes} bytes: take a power of two", name="arena")
+            raise errors.ArgumentError(f"arena must be a power of two, got {nbytes} bytes", name="arena")
         self.nbytes = nbytes
         self.fd = os.memfd_create("warpwell-dma", os.MFD_CLOEXEC)
         try:
@@ -80,16 +79,16 @@ class DmaArena:
         except BaseException:
             os.close(self.fd)
             raise
-        _libc.madvise(self.address, nbytes, _MADV_DONTFORK)
+        libc.madvise(self.address, nbytes, _MADV_DONTFORK)
         self._lock = threading.RLock()
-        self._free: list[tuple[int, int]] = [(0, nbytes)]  # offset and bytes, in order, neighbours joined
-        self._touched = 0  # from here on it is zero still
-        self._dropped: deque[tuple[int, int]] = deque()  # by finalizers, which take no lock
-        self._held = False
+        self._free: list[tuple[int, int]] = [(0, nbytes)]  # offset and bytes, in order, adjacent ranges joined
+        self._touched = 0  # Memory from this offset on was never used, so it is zero.
+        self._dropped: deque[tuple[int, int]] = deque()  # Finalizers append without a lock.
+        self._in_quarantine = False
         self._closed = False
         self._pid = os.getpid()
-        self._gone = weakref.finalize(self, _unmap, self.address, nbytes, self._pid)
-        self._gone.atexit = False  # threads may be using it until the very end
+        self._mapping = weakref.finalize(self, unmap, self.address, nbytes, self._pid)
+        self._mapping.atexit = False  # Threads may use the memory until the process ends.
         self._file = weakref.finalize(self, os.close, self.fd)
         self._file.atexit = False
         _arenas.add(self)
@@ -98,18 +97,18 @@ class DmaArena:
         tries = 0
         for first, last in ranges:
             at = -(-max(first, LOWEST if last >= LOWEST + self.nbytes else mmap.PAGESIZE) // self.nbytes) * self.nbytes
-            while at + self.nbytes - 1 <= last and tries < _TRIES:
+            while at + self.nbytes - 1 <= last and tries < _MAX_TRIES:
                 tries += 1
                 if _map_at(at, self.nbytes, self.fd, mmap.MAP_SHARED | _MAP_NORESERVE):
                     return at
                 at += max(self.nbytes, 1 << 30)
         raise errors.DriveError(
-            f"no {self.nbytes} bytes of addresses are free where a drive can reach them "
+            f"the addresses that a drive reaches have no {self.nbytes} free bytes in one piece "
             f"({', '.join(f'{a:#x} to {b:#x}' for a, b in ranges)}): take a smaller arena"
         )
 
     def allocate(self, nbytes: int) -> Block:
-        """Return zeroed memory at a multiple of 4,096; it is free again when its owner drops it.
+        """Return zeroed memory at a multiple of 4,096; it is freed when its owner drops it.
 
         Raises
         ------
@@ -118,20 +117,22 @@ class DmaArena:
         ForkError
             This process was forked from the arena's.
         ClosedError
-            It is closed.
+            The arena is closed.
         """
         self._check()
         size = -(-max(nbytes, 8) // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            self._check()  # nobody closed it meanwhile
-            self._take_back()
-            for k, (offset, room) in enumerate(self._free):
-                if room >= size:
-                    self._free[k : k + 1] = [(offset + size, room - size)] if room > size else []
+            self._check()  # Another thread may have closed it.
+            self._reclaim()
+            for k, (offset, free) in enumerate(self._free):
+                if free >= size:
+                    self._free[k : k + 1] = [(offset + size, free - size)] if free > size else []
                     break
             else:
                 waiting = sum(dropped for _, dropped in self._dropped.copy())
-                why = f"{waiting} wait until it is reset" if waiting else "take smaller depths or a larger arena"
+                why = (
+                    f"{waiting} are in quarantine until a reset" if waiting else "take smaller depths or a larger arena"
+                )
                 raise errors.DriveError(f"the drive's memory of {self.nbytes} bytes has no {size} in one piece: {why}")
             used = min(size, max(0, self._touched - offset))
             self._touched = max(self._touched, offset + size)
@@ -141,36 +142,32 @@ class DmaArena:
         return Block(address, max(nbytes, 8), _Piece(self, offset, size), host=True)
 
     def memory(self, device: str) -> Allocator:
-        """Return an allocator of a device whose shared memory lies in the arena; for "cuda" it is page-locked, too."""
+        """Return an allocator of a device whose shared memory is in the arena, and page-locked for "cuda"."""
         return _ArenaMemory(self, device)
 
-    def hold(self) -> None:
-        """Begin quarantine: memory that is freed from now on is not given out again."""
-        self._held = True
+    def quarantine(self) -> None:
+        """Begin quarantine: memory that is freed from now on is not allocated again."""
+        self._in_quarantine = True
 
-    def release(self) -> None:
-        """End quarantine: no controller will touch what was freed."""
-        self._held = False
-
-    def holds(self, address: int, nbytes: int) -> bool:
-        """Tell whether a range lies in the arena."""
-        return self.address <= address and address + nbytes <= self.address + self.nbytes
+    def end_quarantine(self) -> None:
+        """End quarantine: no controller accesses the freed memory."""
+        self._in_quarantine = False
 
     def close(self) -> None:
-        """Give it up (idempotent). No controller may reach it any more.
+        """Close the arena (idempotent). No controller may reach it.
 
-        It is unmapped when nobody has a block of it: an array that is still open looks at its rings.
+        It is unmapped when no block is in use: an array that is still open reads its rings.
         """
         with self._lock:
             self._closed = True
             used = self.nbytes - sum(size for _, size in (*self._free, *self._dropped.copy()))
         self._file()
         if not used:
-            self._gone()
+            self._mapping()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the arena was closed."""
         return self._closed
 
     def _check(self) -> None:
@@ -182,9 +179,9 @@ class DmaArena:
         if self.closed:
             raise errors.ClosedError("the drive's memory is closed: open the drive again")
 
-    def _take_back(self) -> None:
-        """Join what was dropped to what is free (lock held)."""
-        if self._held or not self._dropped:
+    def _reclaim(self) -> None:
+        """Add dropped ranges to the free ones (lock held)."""
+        if self._in_quarantine or not self._dropped:
             return
         pieces = list(self._free)
         while self._dropped:
@@ -199,7 +196,7 @@ class DmaArena:
 
 
 class _Piece:
-    """What owns a block's memory, and the arena: dropped, it gives the memory back."""
+    """Owner of a block's memory, and of the arena. When it is dropped, the memory is free."""
 
     def __init__(self, arena: DmaArena, offset: int, size: int) -> None:
         self.arena = arena
@@ -210,7 +207,7 @@ class _Piece:
 
 
 class _Pinned:
-    """What owns a block that a GPU reaches as well: dropped, it is unlocked and given back."""
+    """Owner of a block that a GPU reaches as well. When it is dropped, the block is unlocked and freed."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -241,28 +238,29 @@ class _ArenaMemory(Allocator):
 
 
 def _map_at(address: int, nbytes: int, fd: int, flags: int) -> bool:
-    """Map a file at an address if that is free; return whether it was."""
+    """Map a file at an address if no other mapping is there; return False otherwise."""
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    got = _libc.mmap(address, nbytes, protection, flags | _MAP_FIXED_NOREPLACE, fd, 0)
+    got = libc.mmap(address, nbytes, protection, flags | _MAP_FIXED_NOREPLACE, fd, 0)
     if got == address:
         return True
     if got not in (None, _FAILED):
-        _libc.munmap(got, nbytes)  # a kernel before 4.17 takes the address as a hint
+        libc.munmap(got, nbytes)  # A kernel older than 4.17 treats the address as a hint.
     return False
 
 
-def _unmap(address: int, nbytes: int, pid: int) -> None:
+def unmap(address: int, nbytes: int, pid: int) -> None:
+    """Unmap memory in the process that mapped it; a forked child does not have it."""
     if os.getpid() == pid:
-        _libc.munmap(address, nbytes)
+        libc.munmap(address, nbytes)
 
 
 _arenas: weakref.WeakSet[DmaArena] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Give the child pages of its own at the addresses that a fork leaves out."""
+    """Map private pages in the child at the addresses that a fork does not copy."""
     for arena in list(_arenas):
-        if arena._gone.alive:
+        if arena._mapping.alive:
             fd, kind = (arena.fd, 0) if arena._file.alive else (-1, mmap.MAP_ANONYMOUS)
             _map_at(arena.address, arena.nbytes, fd, mmap.MAP_PRIVATE | _MAP_NORESERVE | kind)
 

@@ -1,13 +1,14 @@
-"""`bind` hands a drive from the kernel's driver to vfio-pci, so that programs can use it; `unbind` hands it back.
+"""`bind` hands a drive from the kernel's driver to vfio-pci, so that programs can use it; `unbind` reverses that.
 
-Nothing else in Warpwell binds a drive. Binding takes all namespaces of the controller away from the kernel, so it is
-refused as long as anybody uses one of them. Two things are asked, because each misses what the other finds:
+No other module of Warpwell binds a drive. Binding takes all namespaces of the controller from the kernel, so it is
+refused while one of them is in use. Two checks complement each other:
 
-1. What the kernel tells (`warpwell.drives.machine`): mounts, swap, holders, the root disk, programs, virtual functions,
-   the neighbours in the IOMMU group. This names the user. Loop devices and exports over a network (nvmet) are found by
-   this alone: the kernel opens a drive for them without a claim.
-2. A claim (``O_EXCL``) on every namespace, held until the kernel's driver has let go. It fails for whatever the kernel
-   itself has claimed: file systems of several disks, ZFS, mounts of other containers. Nothing can be mounted meanwhile.
+1. The files of the kernel (`warpwell.drives.machine`): mounts, swap, holders, the root disk, programs, virtual
+   functions, neighbors in the IOMMU group. They name the user. Only they show loop devices and exports over a network
+   (nvmet), because the kernel opens a drive for these without a claim.
+2. A claim (``O_EXCL``) on every namespace, held until the kernel's driver has released the drive. It fails for every
+   claim of the kernel itself: file systems of several disks, ZFS, mounts of other containers. While it is held, a mount
+   fails.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from pathlib import Path
 from .. import errors
 from .machine import KERNEL_DRIVER, VFIO_DRIVER, Machine, PciDrive
 
-PATIENCE = 10.0
-"""Seconds within which a driver takes a device, or lets it go."""
+BIND_TIMEOUT_SECONDS = 10.0
+"""Time-out for a driver to bind or release a device."""
 
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 def refusals(drive: PciDrive) -> list[str]:
-    """Return why a drive must be left to the kernel, in words; an empty list where it may be bound."""
+    """Return the reasons against binding a drive; an empty list if it may be bound."""
     found = list(drive.uses)
     if drive.functions:
-        found.append(f"{drive.functions} virtual functions are active: others may use them (write 0 to sriov_numvfs)")
+        found.append(f"{drive.functions} virtual functions are active, and may be in use (write 0 to sriov_numvfs)")
     if drive.driver not in (None, KERNEL_DRIVER, VFIO_DRIVER):
         found.append(f"the driver {drive.driver} has it")
     if drive.group is None:
@@ -57,7 +58,7 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
         The drive, as `Machine.drive` takes it.
     machine : Machine, optional
     user : int, optional
-        Number of a user who shall be able to open it; by default only root can.
+        Id of a user who may open the drive. Default: only root.
 
     Returns
     -------
@@ -67,10 +68,10 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
     Raises
     ------
     ArgumentError
-        There is no such drive.
+        This machine has no drive of this name.
     DriveError
-        The drive is in use, or unsafe to hand over: it was not changed. Or a driver did not obey, and the drive was
-        given back to the kernel's driver.
+        The drive is in use, or unsafe to bind: it was not changed. Or a driver did not bind or release it, and it was
+        returned to the kernel's driver.
     """
     machine = machine or Machine()
     drive = machine.drive(name)
@@ -111,17 +112,16 @@ def unbind(name: str, machine: Machine | None = None) -> PciDrive:
     Raises
     ------
     ArgumentError
-        There is no such drive.
+        This machine has no drive of this name.
     DriveError
-        A program has it open, a driver other than vfio-pci and the kernel's has it, or the kernel's driver did not
-        take it.
+        A program has it open, another driver has it, or the kernel's driver did not bind it.
     """
     machine = machine or Machine()
     drive = machine.drive(name)
     if drive.driver not in (None, KERNEL_DRIVER, VFIO_DRIVER):
         raise _refused(drive, [f"the driver {drive.driver} has it"])
     if drive.driver == VFIO_DRIVER and drive.group is not None:
-        # the kernel would wait, without bound, until that program has closed it
+        # The kernel would wait without a time-out until that program has closed it.
         node = machine.dev / "vfio" / str(drive.group)
         try:
             os.close(os.open(node, os.O_RDWR))
@@ -135,27 +135,27 @@ def unbind(name: str, machine: Machine | None = None) -> PciDrive:
 
 
 def _hand_over(machine: Machine, address: str, driver: str | None) -> None:
-    """Give a device to a driver, or with None to the one that the kernel chooses."""
+    """Bind a device to a driver, or with None to the kernel's choice."""
     folder = machine.device(address)
     _write(folder / "driver_override", driver or "\n", address)
-    wanted = driver or KERNEL_DRIVER
-    if machine.driver(address) not in (None, wanted):
+    expected = driver or KERNEL_DRIVER
+    if machine.driver(address) not in (None, expected):
         _write(folder / "driver" / "unbind", address, address)
         _wait(lambda: machine.driver(address) is None)
     if machine.driver(address) is None:
         _write(machine.sys / "bus" / "pci" / "drivers_probe", address, address)
         _wait(lambda: machine.driver(address) is not None)
-    if (now := machine.driver(address)) != wanted:
+    if (now := machine.driver(address)) != expected:
         raise errors.DriveError(
-            f"drive {address}: the driver {wanted} did not take it ({now or 'no driver'} has it now): the kernel's log "
-            "(dmesg) says why",
+            f"drive {address}: the driver {expected} did not take it ({now or 'no driver'} has it): see the kernel's "
+            "log (dmesg)",
             drive=address,
         )
 
 
 @contextlib.contextmanager
 def _claims(machine: Machine, drive: PciDrive) -> Iterator[None]:
-    """Hold every namespace of a drive exclusively, as a file system would."""
+    """Claim every namespace of a drive, as a file system would."""
     held: list[int] = []
     try:
         for namespace in drive.namespaces:
@@ -186,10 +186,10 @@ def claim(node: Path) -> int:
 
 
 def _refused(drive: PciDrive, found: list[str]) -> errors.DriveError:
-    named = [*found[:_MOST_NAMED], f"and {len(found) - _MOST_NAMED} more"] if len(found) > _MOST_NAMED else found
-    what = f" {drive.model} {drive.serial}".rstrip()
+    named = [*found[:_MAX_NAMED], f"and {len(found) - _MAX_NAMED} more"] if len(found) > _MAX_NAMED else found
+    identity = f" {drive.model} {drive.serial}".rstrip()
     return errors.DriveError(
-        f"drive {drive.address}{what} was left alone:\n" + "\n".join(f"  - {reason}" for reason in named),
+        f"drive {drive.address}{identity} was left alone:\n" + "\n".join(f"  - {reason}" for reason in named),
         drive=drive.address,
         reasons=tuple(found),
     )
@@ -216,6 +216,6 @@ def _write(path: Path, text: str, address: str) -> None:
 
 
 def _wait(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + BIND_TIMEOUT_SECONDS
     while not done() and time.monotonic() < end:
         time.sleep(0.01)

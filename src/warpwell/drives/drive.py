@@ -1,4 +1,4 @@
-"""Drive: a controller that was enabled: what it is, its limits, its queues. Namespace: its blocks."""
+"""`Drive`: an enabled controller with its identity, limits and queues. `Namespace`: its blocks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from .transport import Transport
 MEDIA = 2
 """Status code type: media and data integrity errors."""
 ADMIN_ENTRIES = 32
-LEAST_ENTRIES = 64
-"""Entries of a queue whose ring fills a page of memory: the least that Warpwell's rings have."""
+MIN_ENTRIES = 64
+"""Entries of a queue whose ring fills a page of memory: the minimum of Warpwell's rings."""
 COMMAND_SECONDS = 30.0
-"""How long one admin command, or one read, write or flush of the host, may take: as long as Linux waits. A drive that
-tidies up may take seconds, and one that is given up loses what was not flushed."""
+"""Time-out of an admin command, and of a read, write or flush of the host: the same as in Linux. Garbage collection may
+take a drive seconds, and a drive that fails may lose unflushed data."""
 SHUTDOWN_SECONDS = 5.0
-"""How long a drive may take at least to shut down, as under Linux."""
-LEAVE_SECONDS = 5.0
-"""How long threads that used a drive when it was lost may take to leave it."""
+"""Minimum time-out of a shutdown, as in Linux."""
+QUIESCE_SECONDS = 5.0
+"""Time-out for threads that used a drive when it failed."""
 HOST_BYTES = 1 << 17
-"""Bytes of one read or write of the host, at most."""
-LEAST_SECONDS = 1.0
-"""How long to wait for a controller to start that promises less: this process may have to wait for a processor."""
-MOST_QUEUES = 64
-"""Queue pairs to ask for."""
+"""Largest read or write of the host, in bytes."""
+MIN_START_SECONDS = 1.0
+"""Minimum time-out of a start, also if the controller promises less: this process may wait for a processor."""
+MAX_QUEUES = 64
+"""Queue pairs that a drive requests by default."""
 
 ALLOWED = frozenset(
     {
@@ -53,57 +53,57 @@ ALLOWED = frozenset(
         controller.DELETE_SQ,
     }
 )
-"""Admin commands that this class sends: none of them changes what is stored."""
+"""Admin commands that this class sends. None of them changes stored data."""
 
 
 class User(Protocol):
-    """Has queues of a drive on which threads without the interpreter lock ring doorbells."""
+    """An owner of queues on which threads without the interpreter lock ring doorbells."""
 
-    def leave(self) -> bool:
-        """End all use of a lost drive for good: no register and no memory of it is touched afterwards.
+    def quiesce(self) -> bool:
+        """End all use of a failed drive for good: no access to its registers or memory follows.
 
-        Return whether that is so within `LEAVE_SECONDS` or so. Called with `Drive.held`; may be called again.
+        Return False if that takes much longer than `QUIESCE_SECONDS`. Called within `Drive.held`, possibly repeatedly.
         """
 
 
 class Drive:
-    """An NVMe controller of somebody else's, enabled, with an admin queue.
+    """A third-party NVMe controller, enabled, with an admin queue.
 
     Parameters
     ----------
     transport : Transport
-        The way to it, which belongs to the drive from now on: `close` closes it, and so does a failed constructor.
+        Access to the controller. The drive owns it: `close` closes it, and so does a failed constructor.
     queues : int
-        I/O queue pairs to ask for; the controller may grant fewer.
+        I/O queue pairs to request; the controller may grant fewer.
 
     Attributes
     ----------
     address : str
-        What it is called in messages.
+        Name of the drive in messages.
     serial, model, firmware, version : str
-        What it says of itself.
+        Identity, as the drive reports it.
     entries : int
-        Most entries of an I/O queue.
+        Maximum number of entries of an I/O queue.
     max_transfer : int
-        Most bytes of one command: what the controller allows, and 2 MiB at most.
+        Maximum number of bytes of one command: the limit of the controller, and at most 2 MiB.
     queues : int
-        I/O queue pairs that it granted.
+        I/O queue pairs that the controller granted.
     stride : int
         Bytes from one doorbell to the next.
     volatile_cache : bool
-        Whether what was written is durable only after a Flush.
+        Whether written data are durable only after a Flush.
     timeout : float
-        Seconds that enabling and disabling may take.
+        Time-out of enabling and disabling, in seconds.
 
     Raises
     ------
     DriveError
-        Its limits are not those that Warpwell needs, or it does not start.
+        The limits of the controller do not suffice, or it does not start.
     DriveLostError
-        It does not answer.
+        The controller does not answer.
     """
 
-    def __init__(self, transport: Transport, *, queues: int = MOST_QUEUES) -> None:
+    def __init__(self, transport: Transport, *, queues: int = MAX_QUEUES) -> None:
         checked_integer(queues, "queues", most=65535)
         self.transport = transport
         self.address = transport.address
@@ -116,9 +116,9 @@ class Drive:
         self._in_io = False
         self._admin: HostQueue | None = None
         self._closed = False
-        self._wanted = queues
+        self._requested_queues = queues
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
-        self.timeout = LEAST_SECONDS
+        self.timeout = MIN_START_SECONDS
         _all.add(self)
         try:
             self._read_capabilities()
@@ -135,7 +135,7 @@ class Drive:
     def _read_capabilities(self) -> None:
         version = self.transport.read32(controller.VS)
         if version == controller.ALL_ONES:
-            raise self.transport.lose("its registers read as all ones: it is not there any more, or not powered")
+            raise self.transport.fail("its registers read as all ones: it is not there any more, or not powered")
         cap = self.transport.read64(controller.CAP)
         self.version = controller.vs_text(version)
         self.entries = controller.cap_entries(cap)
@@ -146,8 +146,8 @@ class Drive:
             raise self._refusal("it has no NVM command set")
         if self._unit > PAGE:
             raise self._refusal(f"its smallest memory page has {self._unit} bytes, and not {PAGE}")
-        if self.entries < LEAST_ENTRIES:
-            raise self._refusal(f"its queues have at most {self.entries} entries, and not {LEAST_ENTRIES}")
+        if self.entries < MIN_ENTRIES:
+            raise self._refusal(f"its queues have at most {self.entries} entries, and not {MIN_ENTRIES}")
 
     def _enable(self) -> None:
         read, write = self.transport.read32, self.transport.write32
@@ -160,26 +160,26 @@ class Drive:
         write(controller.CC, controller.cc_value(enable=True))
         status = self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
         if not controller.csts_ready(status) or controller.csts_fatal(status):
-            raise self.transport.lose(f"it was not ready {self.timeout:g} s after it was enabled (CSTS {status:#x})")
+            raise self.transport.fail(f"it was not ready {self.timeout:g} s after it was enabled (CSTS {status:#x})")
 
     def _disable(self) -> None:
         """Clear CC.EN and wait for CSTS.RDY to follow, in the time that CAP.TO gives."""
         read, write = self.transport.read32, self.transport.write32
         if read(controller.CC) & 1:
-            # an enable that is under way has to end first; one that failed ends here
+            # An enable in progress has to end before CC.EN may change. One that failed ends here.
             self._until(lambda status: controller.csts_ready(status) or controller.csts_fatal(status), read)
         write(controller.CC, controller.cc_value(enable=False))
         status = self._until(lambda status: not controller.csts_ready(status), read)
         if controller.csts_ready(status):
-            raise self.transport.lose(f"it was not disabled within {self.timeout:g} s (CSTS {status:#x})")
+            raise self.transport.fail(f"it was not disabled within {self.timeout:g} s (CSTS {status:#x})")
 
     def _until(self, done: Callable[[int], bool], read: Callable[[int], int], seconds: float = 0.0) -> int:
-        """Read CSTS until it is as wanted, or the time is over (`timeout`, or longer); return it."""
+        """Read CSTS until `done` accepts it, or until the time-out (`timeout`, or longer); return it."""
         until = time.monotonic() + max(self.timeout, seconds)
         while True:
             status = read(controller.CSTS)
             if status == controller.ALL_ONES:
-                raise self.transport.lose("its registers read as all ones: it is not there any more")
+                raise self.transport.fail("its registers read as all ones: it is not there any more")
             if done(status) or time.monotonic() > until:
                 return status
             time.sleep(0.0005)
@@ -197,38 +197,38 @@ class Drive:
         self.volatile_cache = bool(int(found["vwc"]) & 1)
 
     def _ask_for_queues(self) -> int:
-        answer = self._run(controller.set_queues(self._wanted), "set features (number of queues)")
-        return min(self._wanted, controller.queues_granted(answer.dw0))
+        answer = self._run(controller.set_queues(self._requested_queues), "set features (number of queues)")
+        return min(self._requested_queues, controller.queues_granted(answer.dw0))
 
     def _refusal(self, why: str, nsid: int | None = None) -> errors.DriveError:
         return errors.DriveError(f"drive {self.address} cannot be used: {why}", drive=self.address, namespace=nsid)
 
     @property
-    def lost(self) -> errors.DriveLostError | None:
-        """Why the drive is not used any more, or None."""
-        return self.transport.lost
+    def failure(self) -> errors.DriveLostError | None:
+        """Why the drive must not be used, or None."""
+        return self.transport.failure
 
     def stop(self) -> None:
-        """Stop the controller, lost or not: it never touches the arena again, and the drive is not used any more.
+        """Stop the controller, failed or not: it never accesses the arena again, and the drive refuses everything.
 
-        No queue may have a launch in flight, and no relay may run.
+        No launch may be in flight on its queues, and no doorbell forwarder may run.
 
         Raises
         ------
         DriveError
-            It cannot be stopped: nothing in the arena may be used again.
+            The controller cannot be stopped: no memory of the arena may be reused.
         """
         transport = self.transport
         with interruptible(lambda: None), self._lock:
-            transport.lose("it was stopped: open it again")
+            transport.fail("it was stopped: open it again")
             try:
-                with transport.despite_loss():
+                with transport.despite_failure():
                     self._disable()
             except errors.DriveError:
                 transport.reset()
-            self.arena.release()
+            self.arena.end_quarantine()
 
-    # -- starting again after a loss ------------------------------------------------------------------------------
+    # -- recovery from a failure ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -237,27 +237,26 @@ class Drive:
             yield
 
     def serve(self, user: User) -> None:
-        """Have `user` leave before the controller is started again after a loss (within `held`)."""
+        """Call `user.quiesce` before the controller is enabled again after a failure (within `held`)."""
         self._users.add(user)
 
     def recover(self) -> None:
-        """Start a controller that was lost again, in place; do nothing if it is not lost.
+        """Disable a failed controller, or reset it, and enable it again; do nothing if it has not failed.
 
-        It is disabled, or reset, and enabled. All that was made on it before is of the past and raises
-        `DriveLostError`: take namespaces, queues and media from the drive again. Arrays that it serves keep their
-        caches; `Array.recover` calls this, and brings them back. What was written and not flushed may be gone.
+        Earlier namespaces, queues and media raise `DriveLostError`: take them from the drive again. Arrays that the
+        drive serves keep their caches; `Array.recover` calls this, and restores them. Unflushed data may be gone.
 
         Raises
         ------
         DriveLostError
-            It does not come back (a QEMU that has ended never does), or another drive answers. It is lost as before;
-            call `recover` again, or close it.
+            The controller does not start (a QEMU that has ended never does), or a different drive answers. It has
+            failed as before; call `recover` again, or close it.
         DriveError
-            A thread does not leave it; or a signal's handler called this in the middle of a command.
+            A thread still uses the drive; or a signal handler called this in the middle of a command.
         ForkError, ClosedError
         """
         transport = self.transport
-        with transport.despite_loss():
+        with transport.despite_failure():
             transport.check()
         with self.held():
             if self._closed:
@@ -268,12 +267,12 @@ class Drive:
                     "let the handler set a flag instead",
                     drive=self.address,
                 )
-            if transport.lost is None:
+            if transport.failure is None:
                 return
             try:
                 self._in_io = True
                 self._end_users()
-                with transport.despite_loss():
+                with transport.despite_failure():
                     self._silence()
                     self._start_again()
                 transport.revive()
@@ -281,17 +280,19 @@ class Drive:
                 self._in_io = False
 
     def _end_users(self) -> None:
-        """Wait until no thread touches registers or memory of the lost controller any more."""
+        """Wait until no thread uses registers or memory of the failed controller."""
         hosts = [queue for queue in (self._admin, *self._pairs.values()) if queue is not None]
-        left = [user.leave() for user in tuple(self._users)] + [queue.leave(LEAVE_SECONDS) for queue in hosts]
-        if not all(left):
+        are_quiet = [user.quiesce() for user in tuple(self._users)] + [
+            queue.quiesce(QUIESCE_SECONDS) for queue in hosts
+        ]
+        if not all(are_quiet):
             raise errors.DriveError(
-                f"drive {self.address} cannot be recovered: a thread that used it does not leave it: end this process",
+                f"drive {self.address} cannot be recovered: a thread still uses it: end this process",
                 drive=self.address,
             )
 
     def _silence(self) -> None:
-        """Disable the controller, or reset it. Then nobody writes to its memory, and its generation passes."""
+        """Disable the controller, or reset it. Then no write to its memory follows, and its generation has passed."""
         transport = self.transport
         try:
             transport.restore()
@@ -305,46 +306,48 @@ class Drive:
         self._users.clear()
         self._pairs.clear()
         self._admin = self._io = self._buffer = None
-        self.arena.release()
+        self.arena.end_quarantine()
 
     def _start_again(self) -> None:
-        """Enable the controller and look whether it is the same, with the same limits; else raise."""
+        """Enable the controller; raise if it is a different one, or has different limits."""
 
-        def known() -> dict[str, Any]:
+        def identity() -> dict[str, Any]:
             return {name: getattr(self, name) for name in ("serial", "model", "entries", "max_transfer", "stride")}
 
-        before = known()
+        before = identity()
         try:
             self._read_capabilities()
             self._enable()
             self._identify()
             self.queues = self._ask_for_queues()
             changed = [
-                f"{name} is {now!r}, and was {before[name]!r}" for name, now in known().items() if now != before[name]
+                f"{name} is {now!r}, and was {before[name]!r}"
+                for name, now in identity().items()
+                if now != before[name]
             ]
             if changed:
-                raise self.transport.lose(f"it came back as another one ({', '.join(changed)}): close it")
+                raise self.transport.fail(f"it came back as another one ({', '.join(changed)}): close it")
         except BaseException:
-            self.arena.hold()  # it may be enabled
+            self.arena.quarantine()  # The controller may be enabled.
             raise
         finally:
             vars(self).update(before)
 
     def close(self) -> None:
-        """Delete its queues, stop it and release all resources (idempotent); what is unflushed may be lost.
+        """Delete the queues, stop the controller and release all resources (idempotent). Unflushed data may be lost.
 
         Raises
         ------
         DriveError
-            It cannot be stopped. Its memory is not used again.
+            The controller cannot be stopped. Its memory is not reused.
         """
         if os.getpid() != self._pid:
-            return  # the drive is the parent's
+            return  # The drive is the parent's.
         with interruptible(lambda: None), self._lock:
             if self._closed:
                 return
             self._closed = True
-            if self.transport.lost is None and self._admin is not None:
+            if self.transport.failure is None and self._admin is not None:
                 with contextlib.suppress(errors.DriveError):
                     for qid in list(self._pairs):
                         self.delete_pair(qid)
@@ -374,12 +377,12 @@ class Drive:
     # -- admin commands -------------------------------------------------------------------------------------------
 
     def identify(self, cns: int, nsid: int = 0) -> bytes:
-        """Return 4,096 bytes of what `cns` names (`warpwell.nvme.identify`).
+        """Return the 4,096 bytes of the data structure `cns` (`warpwell.nvme.identify`).
 
         Raises
         ------
         DriveError
-            The controller refuses; ``status`` says why.
+            The controller refuses; ``status`` has the reason.
         """
         self.transport.check()
         page = self.arena.allocate(PAGE)
@@ -395,12 +398,12 @@ class Drive:
         self.require(answer, name, nsid)
         return answer
 
-    def require(self, answer: Answer, name: str, nsid: int | None = None, what: str = "") -> None:
-        """Raise DriveError where a command failed."""
+    def require(self, answer: Answer, name: str, nsid: int | None = None, blocks: str = "") -> None:
+        """Raise `DriveError` if a command failed."""
         if answer.status:
             where = f"drive {self.address}" + ("" if nsid is None else f", namespace {nsid}")
             raise errors.DriveError(
-                f"{where}: {name}{what} failed: {describe(answer.status)}; {_next_step(answer.status)}",
+                f"{where}: {name}{blocks} failed: {describe(answer.status)}; {_next_step(answer.status)}",
                 drive=self.address,
                 namespace=nsid,
                 command=name,
@@ -417,7 +420,7 @@ class Drive:
         submission, completion : int
             Addresses of the rings, multiples of 4,096; zeroed. They must stay until `delete_pair` or `stop`.
         entries : int
-            Of each ring, at most `entries` of the drive.
+            Entries of each ring, at most `entries` of the drive.
 
         Raises
         ------
@@ -432,8 +435,8 @@ class Drive:
             qid = next((q for q in range(1, self.queues + 1) if q not in self._pairs), 0)
             if not qid:
                 raise errors.DriveError(
-                    f"drive {self.address} grants {self.queues} I/O queues, and all are in use: close what uses it, or "
-                    "take fewer queues",
+                    f"drive {self.address} grants {self.queues} I/O queues, and all are in use: close a user of "
+                    "the drive, or request fewer queues",
                     drive=self.address,
                 )
             self._run(controller.create_completion_queue(qid, entries, completion), "create I/O completion queue")
@@ -451,12 +454,12 @@ class Drive:
     def delete_pair(self, qid: int, generation: int | None = None) -> None:
         """Delete an I/O queue pair: the submission queue, then the completion queue.
 
-        If its `generation` (`Transport.generation`) has passed, it is gone, and nothing is done.
+        Do nothing if its `generation` (`Transport.generation`) has passed: the queues no longer exist.
 
         Raises
         ------
         DriveError
-            The controller refuses: its rings must stay until `stop`.
+            The controller refuses: the rings must stay until `stop`.
         """
         with interruptible(lambda: None), self._lock:
             if generation not in (None, self.transport.generation):
@@ -465,7 +468,7 @@ class Drive:
             self._run(controller.delete_completion_queue(qid), "delete I/O completion queue")
             self._pairs.pop(qid, None)
 
-    def host_queue(self, entries: int = LEAST_ENTRIES) -> HostQueue:
+    def host_queue(self, entries: int = MIN_ENTRIES) -> HostQueue:
         """Create an I/O queue pair for the host; raises as `create_pair`. `delete_pair` takes its ``qid``."""
         with interruptible(lambda: None), self._lock:
             rings = HostQueue(self.transport, entries)
@@ -477,7 +480,7 @@ class Drive:
     # -- namespaces -----------------------------------------------------------------------------------------------
 
     def namespaces(self) -> list[int]:
-        """Return the ids of its active namespaces, in order."""
+        """Return the ids of the active namespaces, in order."""
         found: list[int] = []
         while True:
             more = identify.namespace_ids(self.identify(identify.CNS_ACTIVE_NAMESPACES, found[-1] if found else 0))
@@ -491,22 +494,22 @@ class Drive:
         Raises
         ------
         DriveError
-            There is none of this id, or Warpwell cannot use its format.
+            The namespace does not exist, or Warpwell cannot use its format.
         """
         return Namespace(self, checked_integer(nsid, "namespace", most=0xFFFFFFFE))
 
     @contextlib.contextmanager
     def io(self, generation: int | None = None) -> Iterator[tuple[HostQueue, Block]]:
-        """Own the queue on which namespaces read and write for the host, and its buffer: data, then a page of list.
+        """Own the queue for host commands of namespaces, and its buffer: data, then a page for a PRP list.
 
-        They are made at the first use. Ctrl-C waits for the end of the block.
+        The first use makes both. Ctrl-C waits for the end of the block.
 
         Raises
         ------
         DriveLostError
-            The `generation` of who asks, if it has one, has passed.
+            The `generation` of the caller, if given, has passed.
         DriveError
-            A signal's handler is in the middle of a block of its own thread: its data would take the place of that's.
+            A signal handler runs within a block of its own thread, and would overwrite the data of that block.
         """
         with interruptible(lambda: None), self._lock:
             if self._in_io:
@@ -523,7 +526,7 @@ class Drive:
                     self._buffer = self.arena.allocate(HOST_BYTES + PAGE)
                     self._io = self.host_queue()
                 queue, buffer = self._io, self._buffer
-                if buffer is None:  # a signal's handler closed it meanwhile
+                if buffer is None:  # A signal handler has closed the drive.
                     raise errors.ClosedError(f"drive {self.address} is closed: open it again")
                 yield queue, buffer
             finally:
@@ -531,12 +534,12 @@ class Drive:
 
     @property
     def spare_queues(self) -> int:
-        """I/O queue pairs that nobody has, not counting the one of `io`."""
+        """Number of free I/O queue pairs, not counting the pair of `io`."""
         with self._lock:
             return self.queues - len(self._pairs) - (self._io is None)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "lost" if self.lost else f"{self.queues} queues of {self.entries}"
+        state = "closed" if self._closed else "lost" if self.failure else f"{self.queues} queues of {self.entries}"
         return f"<Drive {self.address}: {getattr(self, 'model', '?')}, {state}>"
 
 
@@ -544,7 +547,7 @@ _all: weakref.WeakSet[Drive] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Give the child locks that no thread of the parent holds: it is refused, and does not wait for ever."""
+    """Replace the locks in the child: a thread of the parent may hold them, and the child has to be refused."""
     for drive in list(_all):
         drive._lock, drive._in_io = threading.RLock(), False
 
@@ -553,9 +556,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _next_step(status: int) -> str:
-    """Say what to do about a status, for messages."""
+    """Return the advice about a status, for messages."""
     if status >> 8 & 7 == MEDIA:
-        return "restore the data from a copy, or look at the drive's health (smartctl, nvme smart-log)"
+        return "restore the data from a copy, or check the health of the drive (smartctl, nvme smart-log)"
     if not status_dnr(status):
         return "the same command may succeed later"
     return "the same command would fail again"
@@ -570,20 +573,20 @@ class Namespace:
     ----------
     drive : Drive
     nsid : int
-        Its id on the drive.
+        Id on the drive.
     name : str
-        For messages: the drive's address and the id.
+        The drive's address and the id, for messages.
     block : int
         Bytes of a logical block: a power of two from 512.
     blocks, nbytes : int
-        Its size.
+        Size of the namespace.
     writable : bool
-        False where the drive says that it is write-protected.
+        Whether the drive does not report the namespace as write-protected.
     guid : str
-        What identifies it wherever the drive is plugged in: NGUID, else EUI-64, in hexadecimal; empty without either.
+        Globally unique identifier in hexadecimal: NGUID, else EUI-64; empty without either.
     generation : int
-        `Transport.generation` when it was made: once the drive has been lost and recovered, `read`, `write` and `flush`
-        raise `DriveLostError`. A flush of now would acknowledge what was written to the drive of then.
+        `Transport.generation` at construction. After a recovery of the drive, `read`, `write` and `flush` raise
+        `DriveLostError`, because a flush would acknowledge writes to the previous generation.
     """
 
     def __init__(self, drive: Drive, nsid: int) -> None:
@@ -591,9 +594,9 @@ class Namespace:
         self.generation = drive.transport.generation
         self.nsid = nsid
         self.name = f"{drive.address}/{nsid}"
-        if nsid not in (there := drive.namespaces()):
+        if nsid not in (active := drive.namespaces()):
             raise errors.DriveError(
-                f"drive {drive.address} has no namespace {nsid}: its namespaces are {there}",
+                f"drive {drive.address} has no namespace {nsid}: its namespaces are {active}",
                 drive=drive.address,
                 namespace=nsid,
             )
@@ -616,7 +619,7 @@ class Namespace:
             return f"it is one of {name} (command set {csi}), and not of blocks"
         reformat = "format it without (nvme format --lbaf=...), which erases it"
         if form.metadata:
-            where = "behind each block" if form.extended else "beside the data"
+            where = "behind each block" if form.extended else "in a separate buffer"
             return f"its format has {form.metadata} bytes of metadata {where}: {reformat}"
         if form.protection:
             return f"its format has protection information of type {form.protection}: {reformat}"
@@ -634,7 +637,7 @@ class Namespace:
         except errors.DriveLostError:
             raise
         except errors.DriveError:
-            return identify.CSI_NVM  # a controller of before descriptors, which has no other
+            return identify.CSI_NVM  # A controller older than descriptors has no other command set.
 
     def read(self, lba: int, count: int) -> NDArray[np.uint8]:
         """Read and return `count` blocks from block `lba`.
@@ -644,7 +647,7 @@ class Namespace:
         ArgumentError
             The range is not inside the namespace.
         DriveError
-            The drive refuses, or cannot read; ``status`` says why.
+            The drive refuses, or cannot read; ``status`` has the reason.
         DriveLostError, ForkError, ClosedError
         """
         lba, count = self._range(lba, count)
@@ -659,17 +662,19 @@ class Namespace:
         """Write `data` (C order, whole blocks) from block `lba`; it is durable after `flush`. Raises as `read`."""
         items = np.ascontiguousarray(data)
         if items.dtype.hasobject:
-            raise errors.ArgumentError(f"items of {items.dtype} are no bytes: pass numbers", name="data")
+            raise errors.ArgumentError(f"data must be numbers, got items of {items.dtype}", name="data")
         raw = items.reshape(-1).view(np.uint8)
         if raw.size % self.block:
-            raise errors.ArgumentError(f"{raw.size} bytes are no whole blocks of {self.block}", name="data")
+            raise errors.ArgumentError(
+                f"data must be whole blocks of {self.block} bytes, got {raw.size} bytes", name="data"
+            )
         for first, blocks, part in self._chunks(*self._range(lba, raw.size // self.block), raw):
             with self.drive.io(self.generation) as (queue, buffer):
                 buffer.view(np.dtype(np.uint8))[: part.size] = part
                 self._run(queue, WRITE, "write", first, blocks, buffer)
 
     def flush(self) -> None:
-        """Wait until everything that was written is durable. Raises as `read`."""
+        """Wait until all written data are durable. Raises as `read`."""
         with self.drive.io(self.generation) as (queue, _):
             self._run(queue, FLUSH, "flush", 0, 0, None)
 
@@ -681,7 +686,7 @@ class Namespace:
     def write_bytes(self, offset: int, data: NDArray[np.uint8]) -> None:
         """Write bytes from byte `offset`; raises as `read`.
 
-        Blocks that are written in part are read first. Two such writes to a drive exclude each other.
+        A block that `data` covers in part is read first. Such writes to one drive exclude each other.
         """
         if not data.size:
             return
@@ -689,15 +694,15 @@ class Namespace:
         if data.size == count * self.block:
             self.write(first, data)
             return
-        whole = np.empty((count, self.block), np.uint8)
+        padded = np.empty((count, self.block), np.uint8)
         with interruptible(lambda: None), self.drive._lock:
             for k in {0, count - 1}:
-                whole[k] = self.read(first + k, 1)
-            whole.reshape(-1)[skip : skip + data.size] = data
-            self.write(first, whole)
+                padded[k] = self.read(first + k, 1)
+            padded.reshape(-1)[skip : skip + data.size] = data
+            self.write(first, padded)
 
     def sync(self) -> None:
-        """Flush; a drive that fails to is lost, because nobody would write again what it may have dropped.
+        """Flush. The drive fails if the flush fails, because dropped writes could not be repeated.
 
         Raises
         ------
@@ -708,33 +713,33 @@ class Namespace:
         except errors.DriveLostError:
             raise
         except errors.DriveError as error:
-            raise self.drive.transport.lose(
-                f"{error}; what was written since the last flush may be lost", self.generation
+            raise self.drive.transport.fail(
+                f"{error}; data written since the last flush may be lost", self.generation
             ) from None
 
     def _blocks_of(self, offset: int, nbytes: int) -> tuple[int, int, int]:
-        """Return the first of the blocks that hold some bytes, their number, and the byte of the first to begin at."""
+        """Return the first block of a byte range, the number of its blocks, and the offset in the first block."""
         first = offset // self.block
         return first, -(-(offset + nbytes) // self.block) - first, offset % self.block
 
     def _range(self, lba: int, count: int) -> tuple[int, int]:
-        """Return a range of blocks as integers; raise where it is not inside the namespace."""
+        """Return a range of blocks as integers; raise if it is not inside the namespace."""
         try:
             lba, count = operator.index(lba), operator.index(count)
         except TypeError:
             raise errors.ArgumentError(
-                f"{count!r} blocks from {lba!r}: blocks are counted by integers", name="lba"
+                f"lba and count must be integers, got {lba!r} and {count!r}", name="lba"
             ) from None
         if lba < 0 or count < 0 or lba + count > self.blocks:
             raise errors.ArgumentError(
-                f"namespace {self.name} has {self.blocks} blocks, and not {lba} to {lba + count}", name="lba"
+                f"namespace {self.name} has {self.blocks} blocks, got {lba} to {lba + count}", name="lba"
             )
         return lba, count
 
     def _chunks(self, lba: int, count: int, raw: NDArray[np.uint8]) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
-        most = max(1, min(self.drive.max_transfer, HOST_BYTES) // self.block)
-        for first in range(0, count, most):
-            blocks = min(most, count - first)
+        max_blocks = max(1, min(self.drive.max_transfer, HOST_BYTES) // self.block)
+        for first in range(0, count, max_blocks):
+            blocks = min(max_blocks, count - first)
             yield lba + first, blocks, raw[first * self.block : (first + blocks) * self.block]
 
     def _run(self, queue: HostQueue, opc: int, name: str, lba: int, blocks: int, buffer: Block | None) -> None:

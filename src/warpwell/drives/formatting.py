@@ -1,4 +1,4 @@
-"""`format_array` makes an array on a namespace: the only way in which Warpwell writes where none of its arrays lies."""
+"""`format_array` formats a namespace as an array. No other function of Warpwell writes to a namespace without one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .drive import Namespace
 from .superblock import BYTES, DATA_AT, MAGIC, head_of
 
 GUARD = 1 << 20
-"""Bytes at the start and at the end of a namespace that must be zeros, or an array of ours. Partition tables, and what
-marks file systems, LVM, md, ZFS, LUKS and others, lie there."""
+"""Bytes at each end of a namespace that must be zeros, unless it has a superblock of Warpwell. Partition tables and the
+signatures of file systems, LVM, md, ZFS and LUKS are there."""
 
 CHUNK = 1 << 20
 
@@ -28,9 +28,9 @@ def format_array(
     items: NDArray[Any] | None = None,
     report: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> None:
-    """Make an array on a namespace; everything that was on it is lost.
+    """Format a namespace as an array, which erases its data.
 
-    The superblock is written last, so what was begun and not ended is no array, and can be formatted again.
+    The superblock is written last, so an interrupted format leaves no array, and can be repeated.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ def format_array(
     shape : tuple of int
     dtype : numpy.dtype
     erase : str
-        Serial number of the drive and id of the namespace, ``"S123/1"``: whoever says it means this one.
+        Serial number of the drive and id of the namespace, ``"S123/1"``, to confirm the erasure.
     items : ndarray, optional
-        What the array holds; of this shape and dtype, in C order, a memmap as well. Default: what lies there, as
+        Content of the array, with this shape and dtype, in C order; a memmap is possible. Default: undefined, as in
         `numpy.empty`.
     report : callable, optional
         ``report("write", done, total)``, in bytes.
@@ -61,19 +61,19 @@ def format_array(
             "the header",
             name="shape",
         )
-    if erase != (meant := f"{drive.serial}/{namespace.nsid}"):
+    if erase != (expected := f"{drive.serial}/{namespace.nsid}"):
         raise errors.ArgumentError(
-            f"{name} is {meant}, and not {erase!r}: nothing was written. What is on it would be lost; if that is "
-            "meant, name it so",
+            f"erase must be {expected!r} to erase {name}, got {erase!r}; the namespace was not changed",
             name="erase",
         )
     if not namespace.writable:
         raise errors.DriveError(f"{name} is write-protected", drive=drive.address, namespace=namespace.nsid)
     require_empty(namespace)
     unit = max(BYTES, namespace.block)
-    begun = np.zeros(unit, np.uint8)
-    begun[: len(MAGIC)] = np.frombuffer(MAGIC, np.uint8)  # ours, and damaged: whoever formats it next may
-    namespace.write(0, begun)
+    incomplete = np.zeros(unit, np.uint8)
+    # A damaged superblock of Warpwell may be formatted again.
+    incomplete[: len(MAGIC)] = np.frombuffer(MAGIC, np.uint8)
+    namespace.write(0, incomplete)
     namespace.flush()
     if items is not None:
         _write(namespace, np.ascontiguousarray(items).reshape(-1).view(np.uint8), report)
@@ -84,7 +84,7 @@ def format_array(
 
 
 def require_empty(namespace: Namespace) -> None:
-    """Raise unless the first and the last MiB of a namespace are zeros, or the first begins with our superblock.
+    """Raise unless the first and the last MiB of a namespace are zeros, or it begins with Warpwell's superblock.
 
     Raises
     ------
@@ -97,10 +97,10 @@ def require_empty(namespace: Namespace) -> None:
     for lba, data in ((0, first), (namespace.blocks - count, namespace.read(namespace.blocks - count, count))):
         if data.any():
             at = lba * namespace.block + int(np.flatnonzero(data)[0])
-            reason = f"byte {at} is not zero: partitions, a file system or another program's data may lie there"
+            reason = f"byte {at} is not zero: it may belong to partitions, a file system or another program's data"
             raise errors.DriveError(
-                f"namespace {namespace.nsid} of drive {namespace.drive.address} was left alone: {reason}. If nobody "
-                f"needs them: warpwell drive unbind {namespace.drive.address}, then wipe it (blkdiscard -z, or dd from "
+                f"namespace {namespace.nsid} of drive {namespace.drive.address} was left alone: {reason}. To erase "
+                f"the data: warpwell drive unbind {namespace.drive.address}, then wipe it (blkdiscard -z, or dd from "
                 "/dev/zero) by its name in /dev",
                 drive=namespace.drive.address,
                 namespace=namespace.nsid,
@@ -109,7 +109,7 @@ def require_empty(namespace: Namespace) -> None:
 
 
 def _write(namespace: Namespace, raw: NDArray[np.uint8], report: Callable[[str, int, int], None]) -> None:
-    """Write bytes from `DATA_AT` on, the last block filled up with zeros."""
+    """Write bytes from `DATA_AT` on; zeros fill the last block."""
     for done in range(0, raw.size, CHUNK):
         part = raw[done : done + CHUNK]
         report("write", done, raw.size)

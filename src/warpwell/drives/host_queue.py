@@ -1,4 +1,4 @@
-"""HostQueue: a queue pair on which the host submits a command and polls until it completes."""
+"""`HostQueue`: a queue pair on which the host submits a command and polls for its completion."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ from ..nvme import (
     word1_status,
 )
 from ..nvme.controller import completion_doorbell, submission_doorbell
-from .transport import Transport
+from .transport import WATCH_SECONDS, Transport
 
 SPINS = 200
-"""Looks at the completion queue before a wait begins to sleep."""
-LOOK_SECONDS = 0.05
-"""How often a wait looks whether the controller is still there and well."""
+"""Polls of the completion queue before a wait sleeps between two."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a completion says.
+    """The content of a completion.
 
     Attributes
     ----------
@@ -47,7 +45,7 @@ class Answer:
 
 
 class HostQueue:
-    """A queue pair of the host. Commands are carried out one at a time; several threads may call `run`.
+    """A queue pair of the host. It carries out one command at a time; several threads may call `run`.
 
     `Drive.host_queue` makes one, and `Drive.close` ends it.
 
@@ -55,14 +53,14 @@ class HostQueue:
     ----------
     transport : Transport
     entries : int
-        Of each ring, 2 or more.
+        Entries of each ring, at least 2.
 
     Attributes
     ----------
     qid : int
-        Its id; 0 is the admin queue, -1 one that the controller does not know yet.
+        Queue identifier; 0 is the admin queue, and -1 a queue that is not connected.
     submission, completion : Block
-        Its rings, zeroed.
+        The rings, zeroed.
     """
 
     def __init__(self, transport: Transport, entries: int) -> None:
@@ -81,23 +79,23 @@ class HostQueue:
         self._busy = False
 
     def connect(self, qid: int, stride: int) -> None:
-        """Begin: the controller knows the rings by the id `qid`; its doorbells are `stride` bytes apart."""
+        """Use the queue that the controller has created as `qid`; its doorbells are `stride` bytes apart."""
         self.qid = qid
         self._doorbells = submission_doorbell(qid, stride), completion_doorbell(qid, stride)
 
     def run(self, command: NDArray[Any], name: str, *, seconds: float, nsid: int | None = None) -> Answer:
-        """Carry out one command and return what its completion says, whatever the status.
+        """Carry out one command and return its completion, for any status.
 
-        Ctrl-C waits until the command is done, so that nothing is in flight that nobody waits for.
+        Ctrl-C waits until the command is complete, so that no command is left in flight.
 
         Parameters
         ----------
         command : ndarray
-            One `COMMAND`; its cid is set here. The memory that it names lies in the arena and must stay there.
+            One `COMMAND`; its cid is set here. Its data are in the arena and must stay there.
         name : str
-            Of the command, for messages.
+            Name of the command, for messages.
         seconds : float
-            A drive that takes longer is lost.
+            Time-out; the drive fails if the command takes longer.
         nsid : int, optional
             The namespace, for messages.
 
@@ -107,8 +105,8 @@ class HostQueue:
         """
         self.transport.check()
         with interruptible(lambda: None), self._lock:
-            if self._busy:  # this thread's own command
-                raise self._lose(f"a signal's handler ran {name} in the middle of another command")
+            if self._busy:  # by a command of this thread
+                raise self._fail(f"a signal's handler ran {name} in the middle of another command")
             self.transport.check()
             self.transport.require(self.generation)
             self._cid = (self._cid + 1) & 0x7FFF
@@ -118,7 +116,7 @@ class HostQueue:
             try:
                 self._busy = True
                 self.transport.write32(self._doorbells[0], self._tail)
-                word = self._wait(name, time.monotonic() + seconds, seconds)
+                word = self._wait(name, seconds)
                 answer = Answer(word1_status(word), int(self._completions[self._head, 0]) & 0xFFFFFFFF)
                 self._check(word, name)
                 self._head += 1
@@ -129,26 +127,28 @@ class HostQueue:
                 raise errors.DriveLostError(
                     f"{error} (queue {self.qid}, {name})", drive=error.drive, namespace=nsid, command=name
                 ) from None
-            except BaseException:  # of another signal's handler: the answer would be taken for that of the next command
-                self._lose(f"{name} was abandoned")
+            except BaseException:
+                # A signal handler raised. The next command would take this completion for its own.
+                self._fail(f"{name} was abandoned")
                 raise
             finally:
                 self._busy = False
             return answer
 
-    def leave(self, seconds: float) -> bool:
-        """Wait until no thread has a command here, which a loss ends; return whether that is so in time."""
+    def quiesce(self, seconds: float) -> bool:
+        """Wait until no thread runs a command here, after a failure; return False on time-out."""
         if not self._lock.acquire(timeout=seconds):
             return False
         self._lock.release()
         return not self._busy
 
-    def _lose(self, why: str) -> errors.DriveLostError:
-        return self.transport.lose(why, self.generation)
+    def _fail(self, why: str) -> errors.DriveLostError:
+        return self.transport.fail(why, self.generation)
 
-    def _wait(self, name: str, until: float, seconds: float) -> int:
+    def _wait(self, name: str, seconds: float) -> int:
         """Return the second word of the next completion."""
-        spins, look = 0, time.monotonic() + LOOK_SECONDS
+        spins, start = 0, time.monotonic()
+        next_look = start + WATCH_SECONDS
         while True:
             word = int(self._completions[self._head, 1])
             if word1_phase(word) == self._phase:
@@ -156,18 +156,13 @@ class HostQueue:
             spins += 1
             if spins < SPINS:
                 continue
-            now = time.monotonic()
-            if now >= look:
-                look = now + LOOK_SECONDS
-                self.transport.examine()
-            if now > until:
-                raise self._lose(f"{name} was not completed within {seconds:g} s")
+            if (now := time.monotonic()) >= next_look:
+                next_look = now + WATCH_SECONDS
+                self.transport.watch(f"{name} was", now - start, seconds, self.generation)
             time.sleep(0.00005 if spins < 4 * SPINS else 0.001)
 
     def _check(self, word: int, name: str) -> None:
         found = {"cid": word1_cid(word), "sqid": word1_sqid(word), "sqhd": word1_sqhd(word)}
         expected = {"cid": self._cid, "sqid": self.qid, "sqhd": self._tail}
         if found != expected:
-            raise self._lose(
-                f"it completed {name} with {found} and not {expected}: it does not keep to the specification"
-            )
+            raise self._fail(f"it completed {name} with {found} and not {expected}: it violates the specification")

@@ -1,7 +1,7 @@
-"""`Machine`: the NVMe drives of this machine, and who uses them, as the kernel tells it; nothing here opens a drive.
+"""`Machine`: the NVMe drives of this machine and their users, from files of the kernel. It does not open a drive.
 
-All is read from ``/sys``, ``/proc`` and the names in ``/dev``, without privileges. Where a file cannot be read, what it
-would say is left out: a claim on the namespaces (`warpwell.drives.binding`) finds what these files do not show.
+All data come from ``/sys``, ``/proc`` and the names in ``/dev``, without privileges. Unreadable files are skipped: a
+claim on the namespaces (`warpwell.drives.binding`) finds users that these files do not show.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NVME_CLASS = 0x010802
 """PCI class code of an NVMe I/O controller (PCI Code and ID Assignment Specification, "Base Class 01h")."""
 
 SECTOR = 512
-"""Bytes of the unit in which Linux tells sizes, whatever the logical block is."""
+"""Unit of the sizes that Linux reports, in bytes, for every logical block size."""
 
 KERNEL_DRIVER = "nvme"
 VFIO_DRIVER = "vfio-pci"
@@ -32,7 +32,7 @@ _HOLDERS = {"LVM-": "LVM", "CRYPT-": "an encrypted volume", "mpath-": "multipath
 
 @dataclass(frozen=True)
 class KernelNamespace:
-    """A namespace while the kernel's driver has it.
+    """A namespace that the kernel's driver has.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class KernelNamespace:
     block : int
         Bytes of a logical block.
     uses : tuple of str
-        What uses it, in words: mounts, swap, holders, programs, exports to other hosts.
+        Descriptions of its users: mounts, swap, holders, programs, exports to other hosts.
     """
 
     name: str
@@ -62,13 +62,13 @@ class PciDrive:
     address : str
         PCI address, for example ``0000:01:00.0``.
     driver : str or None
-        The driver that has it: ``nvme`` (the kernel's), ``vfio-pci`` (ready for Warpwell), another, or None.
+        The bound driver: ``nvme`` (the kernel's), ``vfio-pci`` (ready for Warpwell), another, or None.
     group : int or None
         Number of its IOMMU group; None without an IOMMU.
     neighbours : tuple of str
-        Devices of the group that keep it from programs, each with its driver.
+        Devices of the group that make it not viable, each with its driver.
     functions : int
-        Virtual functions that are active.
+        Number of active virtual functions.
     model, serial, firmware : str
         Empty unless the kernel's driver has the controller: only the controller itself knows them.
     namespaces : tuple of KernelNamespace
@@ -87,18 +87,18 @@ class PciDrive:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """What uses any of its namespaces, in words."""
+        """Descriptions of the users of all its namespaces."""
         return tuple(use for namespace in self.namespaces for use in namespace.uses)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The files in which the kernel describes this machine.
+    """The description of this machine by the kernel.
 
     Parameters
     ----------
     root : path, optional
-        Where ``sys``, ``proc`` and ``dev`` lie: a test gives a folder of its own.
+        Folder with ``sys``, ``proc`` and ``dev``: tests use another one.
     """
 
     root: Path = field(default=Path("/"))
@@ -123,7 +123,7 @@ class Machine:
         return self.sys / "bus" / "pci" / "devices" / address
 
     def driver(self, address: str) -> str | None:
-        """Return the name of the driver that has a PCI device, or None."""
+        """Return the name of the bound driver of a PCI device, or None."""
         link = self.device(address) / "driver"
         return os.path.basename(os.readlink(link)) if link.is_symlink() else None
 
@@ -136,7 +136,7 @@ class Machine:
 
     def drives(self) -> list[PciDrive]:
         """Return all NVMe drives on the PCI bus, in the order of their addresses."""
-        users = Users(self)
+        users = DeviceUsers(self)
         return [self._drive(address, users) for address in self.addresses()]
 
     def drive(self, name: str) -> PciDrive:
@@ -153,10 +153,10 @@ class Machine:
         ArgumentError
             No NVMe drive of this machine has the name.
         """
-        return self._drive(self.address(name), Users(self))
+        return self._drive(self.address(name), DeviceUsers(self))
 
     def address(self, name: str) -> str:
-        """Return the PCI address of the drive that a name means; see `drive`."""
+        """Return the PCI address of a drive by any of its names; see `drive`."""
         found = self.addresses()
         if match := _ADDRESS.fullmatch(name):
             domain, bus, device, function = match.groups()
@@ -165,18 +165,18 @@ class Machine:
                 return address
             if self.device(address).exists():
                 raise errors.ArgumentError(
-                    f"{address} is a PCI device, but not an NVMe drive: {_those(found)}", name="address"
+                    f"{address} is a PCI device, but not an NVMe drive: {_advice(found)}", name="address"
                 )
         else:
-            block = re.sub(r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/"))  # a partition is its disk
+            block = re.sub(r"(nvme\d+n\d+)p\d+", r"\1", name.removeprefix("/dev/"))  # A partition stands for its disk.
             for address in found:
                 for controller in _folders(self.device(address) / "nvme", "nvme"):
                     inside = [self._head(each.name) for each in _folders(controller, "nvme")]
                     if block in (controller.name, *inside):
                         return address
-        raise errors.ArgumentError(f"no NVMe drive on the PCI bus is called {name!r}: {_those(found)}", name="address")
+        raise errors.ArgumentError(f"no NVMe drive on the PCI bus is called {name!r}: {_advice(found)}", name="address")
 
-    def _drive(self, address: str, users: Users) -> PciDrive:
+    def _drive(self, address: str, users: DeviceUsers) -> PciDrive:
         folder = self.device(address)
         controllers = _folders(folder / "nvme", "nvme")
         namespaces = [
@@ -198,10 +198,10 @@ class Machine:
         )
 
     def _head(self, name: str) -> str:
-        """Return the block device of a namespace: with multipath nvme0c1n1 is a path, and nvme0n1 what is used."""
+        """Return the block device of a namespace: with multipath, nvme0c1n1 is a path, and nvme0n1 is the device."""
         return _NAMESPACE.sub(r"nvme\1n\2", name)
 
-    def _namespace(self, name: str, controller: str, users: Users) -> KernelNamespace:
+    def _namespace(self, name: str, controller: str, users: DeviceUsers) -> KernelNamespace:
         folder = self.sys / "class" / "block" / name
         nsid = _number(folder / "nsid") or int(_NAMESPACE.fullmatch(name)[2])  # type: ignore[index]
         size = (_number(folder / "size") or 0) * SECTOR
@@ -214,7 +214,7 @@ class Machine:
         )
 
     def _neighbours(self, address: str) -> Iterator[str]:
-        """Yield the devices of an IOMMU group that make it not viable: a program would reach their memory, too."""
+        """Yield the devices of an IOMMU group that make it not viable, because a program would control them as well."""
         for each in _folders(self.device(address) / "iommu_group" / "devices", ""):
             if each.name == address or (_number(each / "class") or 0) >> 16 == _BRIDGE_CLASS:
                 continue
@@ -223,8 +223,8 @@ class Machine:
                 yield f"{each.name} ({driver})"
 
 
-class Users:
-    """Who uses the block devices of a machine, at one moment.
+class DeviceUsers:
+    """A snapshot of the users of the block devices of a machine.
 
     Parameters
     ----------
@@ -235,19 +235,21 @@ class Users:
         self.machine = machine
         self.block = machine.sys / "class" / "block"
         self.mounts: dict[str, list[str]] = {}
-        for place, number, source in self._mounted():
+        for mount_point, number, source in self._mounted():
             for name in {self._by_number(number), self._by_path(source)} - {None}:
-                if place not in (places := self.mounts.setdefault(str(name), [])):
-                    places.append(place)
-        self.swaps = {self._by_path(line.split()[0]) for line in _lines(machine.proc / "swaps")[1:] if line.split()}
+                if mount_point not in (mounts := self.mounts.setdefault(str(name), [])):
+                    mounts.append(mount_point)
+        self.swaps = {
+            self._by_path(line.split()[0]) for line in _split_lines(machine.proc / "swaps")[1:] if line.split()
+        }
         self.root = self._root()
         self.programs = self._open()
-        self.lent = self._lent()
+        self.exports = self._exports()
 
-    def _lent(self) -> dict[str | None, list[str]]:
-        """Return, by device, what the kernel itself has opened without a claim: loop devices, exports over a network.
+    def _exports(self) -> dict[str | None, list[str]]:
+        """Return, by device, users in the kernel without a claim: loop devices, exports over a network.
 
-        An export of a whole controller stands under the controller's name.
+        The key of an exported controller is its name.
         """
         found: dict[str | None, list[str]] = {}
         for loop in _folders(self.block, "loop"):
@@ -262,31 +264,31 @@ class Users:
         return found
 
     def of(self, name: str, controller: str) -> Iterator[str]:
-        """Yield what uses a namespace or one of its partitions, in words; `controller` is what the kernel calls it."""
-        yield from (f"{controller} is exported by {export}" for export in self.lent.get(controller, ()))
+        """Yield descriptions of the users of a namespace and its partitions; `controller` is its controller's name."""
+        yield from (f"{controller} is exported by {export}" for export in self.exports.get(controller, ()))
         parts = [each.name for each in _folders(self.block / name, name) if (each / "partition").exists()]
-        for one in (name, *parts):
-            yield from self._of(one, one)
-        for one in (name, *parts, name.replace("nvme", "ng", 1)):
-            yield from (f"/dev/{one} is open in process {program}" for program in self.programs.get(one, ()))
+        for device in (name, *parts):
+            yield from self._of(device, device)
+        for device in (name, *parts, name.replace("nvme", "ng", 1)):
+            yield from (f"/dev/{device} is open in process {program}" for program in self.programs.get(device, ()))
 
-    def _of(self, name: str, words: str) -> Iterator[str]:
-        """Yield the uses of one block device, and of what is built on it (device mapper, md)."""
-        for place in self.mounts.get(name, ()):
-            yield f"{words} is mounted at {place}"
+    def _of(self, name: str, subject: str) -> Iterator[str]:
+        """Yield the uses of a block device, and of the devices that are built on it (device mapper, md)."""
+        for mount_point in self.mounts.get(name, ()):
+            yield f"{subject} is mounted at {mount_point}"
         if name in self.swaps:
-            yield f"{words} is swap space"
+            yield f"{subject} is swap space"
         if name == self.root:
-            yield f"{words} is the root disk (root= on the kernel's command line)"
-        lent = self.lent.get(name, ())
-        yield from (f"{words} is exported by {export}" for export in lent if export.startswith("nvmet"))
-        loops = [each for each in lent if each.startswith("loop")]
+            yield f"{subject} is the root disk (root= on the kernel's command line)"
+        exports = self.exports.get(name, ())
+        yield from (f"{subject} is exported by {export}" for export in exports if export.startswith("nvmet"))
+        loops = [each for each in exports if each.startswith("loop")]
         for holder in [*(each.name for each in _folders(self.block / name / "holders", "")), *loops]:
-            through = f"{words} is held by {self._called(holder)}"
+            through = f"{subject} is held by {self._describe_holder(holder)}"
             above = list(self._of(holder, f"{through}, which"))
             yield from above or [through]
 
-    def _called(self, name: str) -> str:
+    def _describe_holder(self, name: str) -> str:
         mapped = _text(self.block / name / "dm" / "name")
         uuid = _text(self.block / name / "dm" / "uuid")
         kind = next((word for prefix, word in _HOLDERS.items() if uuid.startswith(prefix)), "device mapper")
@@ -294,36 +296,36 @@ class Users:
         return f"{name} ({kind}: {mapped})" if mapped else f"{name} (md, {level})" if level else name
 
     def _mounted(self) -> Iterator[tuple[str, str, str]]:
-        """Yield place, device number and source of the mounts that this process or the first one sees."""
+        """Yield mount point, device number and source of the mounts in this process and in process 1."""
         for process in ("self", "1"):
-            for line in _lines(self.machine.proc / process / "mountinfo"):
+            for line in _split_lines(self.machine.proc / process / "mountinfo"):
                 left, _, right = line.partition(" - ")
-                words, source = left.split(), right.split()
-                if len(words) > 4 and len(source) > 1:
-                    yield _plain(words[4]), words[2], _plain(source[1])
+                fields, source = left.split(), right.split()
+                if len(fields) > 4 and len(source) > 1:
+                    yield _unescape(fields[4]), fields[2], _unescape(source[1])
 
     def _by_number(self, number: str) -> str | None:
         link = self.machine.sys / "dev" / "block" / number
         return os.path.basename(os.readlink(link)) if link.is_symlink() else None
 
     def _by_path(self, source: str) -> str | None:
-        """Return the block device that a path in /dev means, through links such as /dev/mapper/..."""
+        """Return the block device of a path in /dev, through links such as /dev/mapper/..."""
         if not source.startswith("/dev/"):
             return None
         name = os.path.basename(os.path.realpath(self.machine.dev / source.removeprefix("/dev/")))
         return name if (self.block / name).exists() else None
 
     def _root(self) -> str | None:
-        said = re.search(r"(?:^|\s)root=(\S+)", _text(self.machine.proc / "cmdline"))
-        if said is None:
+        option = re.search(r"(?:^|\s)root=(\S+)", _text(self.machine.proc / "cmdline"))
+        if option is None:
             return None
-        kind, _, name = said[1].partition("=")
+        kind, _, name = option[1].partition("=")
         if not name:
             return self._by_path(kind)
         return self._by_path(f"/dev/disk/by-{kind.lower()}/{name}")
 
     def _open(self) -> dict[str, list[str]]:
-        """Return the programs, "123 (name)", that have each node of /dev open, as far as they can be seen."""
+        """Return the programs, "123 (name)", that have a node of /dev open, by node, as far as they are visible."""
         found: dict[str, list[str]] = {}
         for process in (each for each in _folders(self.machine.proc, "") if each.name.isdigit()):
             for target in {_target(each) for each in _folders(process / "fd", "")}:
@@ -336,9 +338,9 @@ class Users:
 _IDENTITY = {"model": "model", "serial": "serial", "firmware": "firmware_rev"}
 
 
-def _those(found: list[str]) -> str:
+def _advice(found: list[str]) -> str:
     if not found:
-        return "this machine has none (a virtual one needs no hardware: docs/how-to/use-a-drive.md)"
+        return "this machine has no drive (a virtual drive needs no hardware: docs/how-to/use-a-drive.md)"
     return f"this machine has {', '.join(found)} (warpwell drive list shows them)"
 
 
@@ -353,7 +355,7 @@ def _target(link: Path) -> str:
     try:
         return os.readlink(link)
     except OSError:
-        return ""  # it was closed meanwhile
+        return ""  # It was closed concurrently.
 
 
 def _text(path: Path) -> str:
@@ -363,7 +365,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _lines(path: Path) -> list[str]:
+def _split_lines(path: Path) -> list[str]:
     return _text(path).splitlines()
 
 
@@ -374,6 +376,6 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _plain(text: str) -> str:
+def _unescape(text: str) -> str:
     """Undo the octal escapes of /proc, such as a blank in a path."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -1,6 +1,6 @@
-"""`open_namespace`: a namespace by its name, ``ADDRESS/NAMESPACE``; all users of a process share its drive.
+"""`open_namespace`: opens a namespace by its name, ``ADDRESS/NAMESPACE``; all users of a process share its drive.
 
-A drive can be opened once at a time. The first user in this process opens it, the others share it, and the last one
+A drive can be opened once at a time. The first user in this process opens it, later users share it, and the last user
 closes it.
 """
 
@@ -19,12 +19,12 @@ from .vfio import ARENA_BYTES, VfioTransport
 _NAME = re.compile(r"(?:nvme:)?(.+)/(\d+)")
 
 _drives: dict[str, tuple[Drive, int]] = {}
-"""By address: the drive, and how many use it."""
+"""Drive and number of users, by address."""
 _changing = threading.Lock()
 
 
 def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace, Callable[[], None]]:
-    """Return a namespace of a drive of this machine, and the function that gives it up (once).
+    """Return a namespace of a drive of this machine, and the function that releases it (once).
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace
     Raises
     ------
     ArgumentError
-        The name has another form, or there is no such drive.
+        The name has another form, or this machine has no drive of this name.
     DriveError
         The drive is not bound to vfio-pci (the message has the command), cannot be used, or is open in another
-        program. DriveLostError: it was lost, and is still in use in this process.
+        program. DriveLostError: it has failed, and is still in use in this process.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -50,25 +50,25 @@ def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace
     address = (machine or Machine()).address(match[1])
     with _changing:
         drive, users = _drives.get(address) or (Drive(VfioTransport(address, ARENA_BYTES, machine)), 0)
-        if drive.lost:
+        if drive.failure:
             raise errors.DriveLostError(
-                f"{drive.lost}; call recover() on one of the {users} arrays of this process that use it, or close "
+                f"{drive.failure}; call recover() on one of the {users} arrays of this process that use it, or close "
                 "them and open it again",
                 drive=address,
             )
         _drives[address] = drive, users + 1
     try:
-        return drive.namespace(int(match[2])), _once(lambda: _give_up(address, drive))
+        return drive.namespace(int(match[2])), _once(lambda: _release(address, drive))
     except BaseException:
-        _give_up(address, drive)
+        _release(address, drive)
         raise
 
 
-def _give_up(address: str, drive: Drive) -> None:
+def _release(address: str, drive: Drive) -> None:
     with _changing:
-        ours, users = _drives.get(address, (None, 0))
-        if ours is not drive:
-            return  # the parent's
+        shared, users = _drives.get(address, (None, 0))
+        if shared is not drive:
+            return  # The drive is the parent's.
         if users > 1:
             _drives[address] = drive, users - 1
             return
@@ -87,7 +87,7 @@ def _once(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def _after_fork() -> None:
-    """Forget the parent's drives: the child cannot use them."""
+    """Remove the parent's drives: the child cannot use them."""
     global _changing
     _changing = threading.Lock()
     _drives.clear()

@@ -1,8 +1,8 @@
-"""Superblock: what marks a namespace as holding an array of ours, and which one.
+"""`Superblock`: the first 4,096 bytes of a namespace that holds an array.
 
-A namespace that holds an array begins with 4,096 bytes that say so; a write needs them. Then, from `NPY_AT` on, lies a
-whole ``.npy`` file whose header is padded so that the items begin at `DATA_AT`, a multiple of every usual page. Any
-program reads it: ``dd if=/dev/nvme0n1 bs=4K skip=255 of=array.npy`` and ``numpy.load``.
+Warpwell refuses to write to a namespace without them. From `NPY_AT` on, the namespace has a whole ``.npy`` file with a
+padded header, so that the items begin at `DATA_AT`, a multiple of every usual page. Any program reads it: ``dd
+if=/dev/nvme0n1 bs=4K skip=255 of=array.npy`` and ``numpy.load``.
 
 =====  =====  =====================================================================
 byte   bytes  value (little-endian)
@@ -12,7 +12,7 @@ byte   bytes  value (little-endian)
 12     4      CRC-32C of the 4,096 bytes, with 0 in this field
 16     8      bytes from the start of the namespace to the ``.npy`` file, `NPY_AT`
 24     8      bytes of the ``.npy`` file, header included
-32     16     identity, drawn by the program that wrote it
+32     16     random identity of the array
 48            zeros
 =====  =====  =====================================================================
 """
@@ -33,9 +33,9 @@ from ..targets.checksum import crc32c_of
 BYTES = 4096
 """Bytes of the superblock, at the start of the namespace."""
 NPY_AT = (1 << 20) - 4096
-"""Where the ``.npy`` file begins."""
+"""Offset of the ``.npy`` file in bytes."""
 DATA_AT = 1 << 20
-"""Where its items begin."""
+"""Offset of its items in bytes."""
 
 MAGIC = b"WARPWELL"
 VERSION = 1
@@ -44,16 +44,16 @@ _FIELDS = struct.Struct("<8sIIQQ16s")
 
 @dataclass(frozen=True)
 class Superblock:
-    """What the superblock of a namespace says.
+    """The fields of a superblock.
 
     Attributes
     ----------
     nbytes : int
         Bytes of the ``.npy`` file, header included.
     npy_at : int
-        Where it begins, in bytes.
+        Offset of that file in the namespace, in bytes.
     identity : bytes
-        16 bytes that tell this array from others.
+        16 random bytes that identify the array.
     """
 
     nbytes: int
@@ -70,7 +70,7 @@ class Superblock:
 
     @classmethod
     def parse(cls, raw: bytes, name: str, capacity: int) -> Superblock | None:
-        """Return what the first bytes of a namespace say; None where it is not ours.
+        """Return the superblock in the first bytes of a namespace, or None if it has no superblock of Warpwell.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class Superblock:
         Raises
         ------
         FormatError
-            It is ours, and damaged, newer, or of a larger namespace.
+            The superblock is damaged, newer than this program, or of a larger namespace.
         """
         if raw[: len(MAGIC)] != MAGIC:
             return None
@@ -118,7 +118,7 @@ def head_of(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> 
     Raises
     ------
     ArgumentError
-        The dtype has so many fields that its description does not fit.
+        The description of the dtype does not fit, because it has too many fields.
     """
     descr = np.lib.format.dtype_to_descr(dtype) if descr is None else descr
     nbytes = DATA_AT - NPY_AT + int(np.prod(shape, dtype=object)) * dtype.itemsize

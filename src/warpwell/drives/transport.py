@@ -1,4 +1,4 @@
-"""Transport: how this process reaches the registers of one controller, and the controller this process's memory."""
+"""Transport: access of this process to the registers of one controller; its failure, and its generations."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from .. import errors
 from ..nvme.controller import ALL_ONES, CSTS, csts_fatal, csts_ready
 from .arena import DmaArena
 
+WATCH_SECONDS = 0.05
+"""Period at which threads that wait for a controller check its state."""
+
 
 class Transport(ABC):
-    """The way to one controller.
+    """Access to a controller.
 
-    Registers are those of BAR0; an offset is in bytes. All methods may be called by several threads at once. Once the
-    controller is lost, each of them raises the error that says why.
+    Registers are in BAR0; offsets are in bytes. Several threads may call all methods concurrently. If the
+    controller has failed, each method raises the error that names the cause.
 
     Parameters
     ----------
     address : str
-        What the drive is called in messages, for example ``"0000:04:00.0"``.
+        Name of the drive in messages, for example ``"0000:04:00.0"``.
     arena : DmaArena
         The memory that the controller reaches, by the addresses that it has in this process.
 
     Attributes
     ----------
-    lost : DriveLostError or None
-        Why the controller is not used any more.
+    failure : DriveLostError or None
+        Why the controller must not be used, or None.
     generation : int
-        How often it was started again after a loss. What was made before (queues, namespaces, media) keeps the number
-        of its time, and refuses when that has passed.
+        Number of recoveries. Queues, namespaces and media record the generation in which they were made, and refuse
+        in a later one.
     """
 
     def __init__(self, address: str, arena: DmaArena) -> None:
         self.address = address
         self.arena = arena
-        self.lost: errors.DriveLostError | None = None
+        self.failure: errors.DriveLostError | None = None
         self.generation = 0
         self._pid = os.getpid()
-        self._losing = threading.RLock()  # a signal's handler may come back for it
-        self._despite = threading.local()
+        self._failing = threading.RLock()  # A signal handler may take it again.
+        self._recovering = threading.local()
 
     @abstractmethod
     def read32(self, offset: int) -> int:
@@ -52,9 +55,9 @@ class Transport(ABC):
         Raises
         ------
         DriveLostError
-            There is no answer, now or before.
+            The controller does not answer, or has failed before.
         ForkError
-            This process was forked from the one that opened the drive.
+            This process was forked from the process that opened the drive.
         ClosedError
             The transport is closed.
         """
@@ -75,18 +78,18 @@ class Transport(ABC):
 
     @abstractmethod
     def native_store(self) -> tuple[int, int]:
-        """Return what threads without the interpreter lock store to registers by: a native function and its state.
+        """Return a native function that stores to registers without the interpreter lock, and its state.
 
-        ``function(state, offset, value, 0, 0, 0)`` (`targets.native`) stores 32 bits after everything that the calling
-        thread stored before. It returns 0, or -1 where the store cannot be made: the controller is lost, or closed.
+        ``function(state, offset, value, 0, 0, 0)`` (`targets.native`) stores 32 bits after all earlier stores of the
+        calling thread. It returns 0, or -1 if the controller has failed or is closed.
         """
 
     @abstractmethod
     def alive(self) -> bool:
-        """Tell whether the controller is still there, without waiting; False also loses it."""
+        """Return whether the controller is present, without waiting; an absent one fails."""
 
     def examine(self) -> None:
-        """Look whether the controller is there and well; one that is not is lost. Whoever waits for it calls this.
+        """Read the status of the controller; a controller that is absent, disabled or in a fatal state fails.
 
         Raises
         ------
@@ -96,79 +99,103 @@ class Transport(ABC):
         if self.alive():
             status = self.read32(CSTS)
             if status == ALL_ONES:
-                self.lose("its registers read as all ones: it is not there any more", generation)
+                self.fail("its registers read as all ones: it is not there any more", generation)
             elif csts_fatal(status):
-                self.lose(f"it reports a fatal error (CSTS {status:#x})", generation)
+                self.fail(f"it reports a fatal error (CSTS {status:#x})", generation)
             elif not csts_ready(status):
-                self.lose(f"it is not enabled any more (CSTS {status:#x}): something has reset it", generation)
+                self.fail(f"it is not enabled any more (CSTS {status:#x}): something has reset it", generation)
         self.check()
+
+    def watch(self, command: str, age: float, limit: float, generation: int) -> None:
+        """Check a controller that a thread waits for; call this every `WATCH_SECONDS`.
+
+        Parameters
+        ----------
+        command : str
+            The command in flight, for the message of a time-out: ``"read was"``.
+        age, limit : float
+            Seconds since its submission, and the time-out.
+        generation : int
+            Generation in which it was submitted.
+
+        Raises
+        ------
+        DriveLostError, ForkError, ClosedError
+        """
+        if age > limit:
+            self.fail_timeout(command, limit, generation)
+        self.examine()
 
     @abstractmethod
     def reset(self) -> None:
-        """Stop the controller by force, so that it never touches the arena again. It is lost after that.
+        """Stop the controller by force, so that it never accesses the arena again. It has failed after that.
 
         Raises
         ------
         DriveError
-            It cannot be stopped: nothing in the arena may be used again.
+            The controller cannot be stopped: no memory of the arena may be reused.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the controller up (idempotent). It must be disabled, or reset."""
+        """Release the controller (idempotent). It must be disabled or reset."""
 
-    def lose(self, why: str, generation: int | None = None) -> errors.DriveLostError:
-        """Declare the controller lost, once; return the error. Freed memory waits for a reset from now on.
+    def fail(self, why: str, generation: int | None = None) -> errors.DriveLostError:
+        """Mark the controller as failed, once; return the error. Freed memory stays in quarantine until a reset.
 
-        What was seen in a `generation` that has passed loses nothing: the controller was started again since.
+        An observation from an earlier `generation` changes nothing: the controller was recovered since.
         """
-        with self._losing:
-            told = errors.DriveLostError(f"drive {self.address} is lost: {why}", drive=self.address)
+        with self._failing:
+            error = errors.DriveLostError(f"drive {self.address} is lost: {why}", drive=self.address)
             if generation not in (None, self.generation):
-                return told
-            if self.lost is None:
-                self._cut()
-                self.arena.hold()
-                self.lost = told
-            return told if self._is_despite() else self.lost
+                return error
+            if self.failure is None:
+                self._disable_stores()
+                self.arena.quarantine()
+                self.failure = error
+            return error if self._is_recovering() else self.failure
 
-    # -- being started again: see `Drive.recover` ------------------------------------------------------------------
+    def fail_timeout(self, command: str, seconds: float, generation: int | None = None) -> errors.DriveLostError:
+        """Mark the controller as failed because of a time-out; `command` is, for example, ``"read was"``."""
+        return self.fail(f"{command} not completed within {seconds:g} s", generation)
 
-    def _cut(self) -> None:  # noqa: B027 - a native store that asks `check` needs neither
-        """Let native stores fail from now on."""
+    # -- recovery: see `Drive.recover` -----------------------------------------------------------------------------
 
-    def _mend(self) -> None:  # noqa: B027 - see `_cut`
+    def _disable_stores(self) -> None:  # noqa: B027 - a native store that calls `check` needs neither
+        """Make native stores fail from now on."""
+
+    def _enable_stores(self) -> None:  # noqa: B027 - see `_disable_stores`
         """Let native stores reach the controller again."""
 
-    def restore(self) -> None:  # noqa: B027 - not every controller loses them by a reset
-        """Give the controller its addresses and the bus again, which a reset has taken; raises as `read32`."""
+    def restore(self) -> None:  # noqa: B027 - a reset does not clear these in every controller
+        """Give the controller its addresses and the bus again, which a reset clears; raises as `read32`."""
 
     def reset_function(self) -> bool:
-        """Reset the controller by force, so that it can be started again; return whether that can be done."""
+        """Reset the controller by force, so that it can be enabled again; return False if that is not possible."""
         return False
 
     def pass_generation(self) -> None:
-        """Begin a new generation; the controller is silent, and still lost."""
-        with self._losing:
+        """Begin a new generation; the controller is disabled, and has failed."""
+        with self._failing:
             self.generation += 1
 
     def revive(self) -> None:
-        """Use the controller again: it was started anew in a generation that nobody has used."""
-        with self._losing:
-            self._mend()
-            self.lost = None
+        """Use the controller again: it was enabled in a new generation."""
+        with self._failing:
+            self._enable_stores()
+            self.failure = None
 
     def require(self, generation: int) -> None:
-        """Raise `DriveLostError` for what was made in a generation that has passed."""
+        """Raise `DriveLostError` if `generation` is an earlier one."""
         if generation != self.generation:
             raise errors.DriveLostError(
-                f"drive {self.address} was lost and has been started again since: what was not flushed may be gone. "
+                f"drive {self.address} was lost and has been started again since: unflushed data may be gone. "
                 "Take namespaces, queues and media from the drive again; call recover() on arrays",
                 drive=self.address,
             )
 
     def check(self) -> None:
-        """Raise where the drive cannot be used: it is lost, or the parent's.
+        """Raise if this process cannot use the drive.
 
         Raises
         ------
@@ -179,22 +206,22 @@ class Transport(ABC):
                 f"drive {self.address} was opened in process {self._pid}, and this is {os.getpid()}, forked from it: "
                 "use it there, or open another drive here"
             )
-        if self.lost is not None and not self._is_despite():
-            self._raise_lost()
+        if self.failure is not None and not self._is_recovering():
+            self._raise_failure()
 
-    def _is_despite(self) -> bool:
-        return getattr(self._despite, "loss", False)
+    def _is_recovering(self) -> bool:
+        return getattr(self._recovering, "active", False)
 
     @contextlib.contextmanager
-    def despite_loss(self) -> Iterator[None]:
-        """Let this thread use registers in the block, so that it can disable a controller that is lost."""
-        self._despite.loss = True
+    def despite_failure(self) -> Iterator[None]:
+        """Let this thread use registers in the block, to disable a failed controller."""
+        self._recovering.active = True
         try:
             yield
         finally:
-            self._despite.loss = False
+            self._recovering.active = False
 
-    def _raise_lost(self) -> NoReturn:
-        assert self.lost is not None
-        # a new one each time: a raised error collects the frames of whoever catches it
-        raise errors.DriveLostError(str(self.lost), drive=self.address)
+    def _raise_failure(self) -> NoReturn:
+        assert self.failure is not None
+        # Each call makes a new error, because a raised error collects the frames of its callers.
+        raise errors.DriveLostError(str(self.failure), drive=self.address)

@@ -1,11 +1,11 @@
-"""VfioTransport: a controller on the PCI bus that vfio-pci has, through container and group (IOMMU type 1).
+"""`VfioTransport`: a controller on the PCI bus, bound to vfio-pci, through container and group (IOMMU type 1).
 
-The IOMMU lets the controller reach the arena and nothing else. The arena lies where addresses of this process are
-addresses of the IOMMU as well, so what the controller calls an address is a pointer. The arena is mapped as one piece
-and never unmapped in part; the kernel unmaps it when the container is closed, after it has stopped the device. That
-happens too when the process is killed.
+The IOMMU lets the controller access the arena and no other memory. The addresses of the arena in this process are also
+its IOMMU addresses, so controllers and this process use the same pointers. The arena is mapped as a whole and never
+unmapped in part; the kernel unmaps it when the container is closed, after it has stopped the device. It does so as well
+if the process is killed.
 
-Words of the ioctls: Linux, include/uapi/linux/vfio.h.
+Numbers of the ioctls: Linux, include/uapi/linux/vfio.h.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -30,12 +29,12 @@ from .._check import checked_nbytes
 from ..nvme.controller import ALL_ONES, CSTS, DOORBELLS
 from ..storage import word
 from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
-from .arena import DmaArena
+from .arena import DmaArena, libc, unmap
 from .machine import VFIO_DRIVER, Machine, PciDrive
 from .transport import Transport
 
 ARENA_BYTES = 256 << 20
-"""Memory of a drive, if nobody says otherwise; all of it is pinned."""
+"""Default size of the memory of a drive, in bytes; all of it is pinned."""
 
 _BASE = ord(";") << 8 | 100  # _IO(VFIO_TYPE, VFIO_BASE + n)
 _GET_API_VERSION, _CHECK_EXTENSION, _SET_IOMMU = _BASE, _BASE + 1, _BASE + 2
@@ -63,18 +62,13 @@ _MAP_FIXED = 0x10
 
 I4 = np.dtype(np.int32)
 
-_libc: Any = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
 
 @native
 def store(state: int, offset: int, value: int, _c: int, _d: int, _e: int) -> int:
-    """Store 32 bits to the register at `offset`; return 0, or -1 where the drive is lost or closed (thread).
+    """Store 32 bits to the register at `offset`; return 0, or -1 if the drive has failed or is closed (thread).
 
-    `state` is a word: where the registers lie, or 0. On x86-64 the store follows all that the thread stored before.
+    `state` is the address of a word with the address of the registers, or 0. On x86-64 the store follows all earlier
+    stores of the thread.
     """
     registers = word(state, 0)
     if registers == 0:
@@ -85,28 +79,28 @@ def store(state: int, offset: int, value: int, _c: int, _d: int, _e: int) -> int
 
 
 class VfioTransport(Transport):
-    """A controller that `warpwell.drives.bind` has handed to vfio-pci. Nothing here binds one.
+    """A controller that `warpwell.drives.bind` has bound to vfio-pci. This class does not bind one.
 
     Parameters
     ----------
     name : str
-        The drive, as `Machine.drive` takes it.
+        The drive, in a form that `Machine.drive` accepts.
     arena : int or str
-        Memory that the controller may reach ("64MiB"): a power of two. All of it is pinned (``ulimit -l``).
+        Memory for the controller ("64MiB"): a power of two. All of it is pinned (``ulimit -l``).
     machine : Machine, optional
 
     Attributes
     ----------
     ranges : list of (int, int)
-        First and last of the addresses that the IOMMU translates.
+        First and last addresses of the ranges that the IOMMU translates.
 
     Raises
     ------
     ArgumentError
-        There is no such drive.
+        This machine has no drive of this name.
     DriveError
         Another program has it open, its IOMMU group is not viable, it is not bound to vfio-pci, this user may not
-        open it, or its memory cannot be pinned. The message says what to do.
+        open it, or its memory cannot be pinned. The message has the next step.
     """
 
     def __init__(self, name: str, arena: int | str = ARENA_BYTES, machine: Machine | None = None) -> None:
@@ -142,21 +136,21 @@ class VfioTransport(Transport):
         self._attach(drive, container, group)
         self.ranges = iova_ranges(container)
         _check_lock_limit(machine, drive, arena)
-        high_first = sorted(self.ranges, reverse=True)  # a program's own code and heap may lie low
+        high_first = sorted(self.ranges, reverse=True)  # Code and heap of a program may be at low addresses.
         super().__init__(drive.address, DmaArena(arena, **({"ranges": high_first} if high_first else {})))
         undo.callback(self.arena.close)
         self._pin(container)
         self._device = self._get_device(group)
         self._configuration = self._region(_CONFIGURATION)[2]
         self._map_registers()
-        undo.callback(_libc.munmap, self._at, self._size)
+        undo.callback(libc.munmap, self._at, self._size)
         self._command(_COMMAND_USED)
         self._lock = threading.Lock()
         self._closed = False
         self._state = private_block(8)
         self._state.words[0] = self._at
-        self._unmapped = weakref.finalize(self, _unmap, self._at, self._size, self._pid)
-        self._unmapped.atexit = False  # threads may be using it until the very end
+        self._unmapped = weakref.finalize(self, unmap, self._at, self._size, self._pid)
+        self._unmapped.atexit = False  # Threads may use the registers until the process ends.
 
     def _open(self, machine: Machine, drive: PciDrive, name: str) -> int:
         node = machine.dev / "vfio" / name
@@ -206,9 +200,9 @@ class VfioTransport(Transport):
             ) from error
 
     def _get_device(self, group: int) -> int:
-        # fcntl.ioctl would take the device's descriptor for a length of the text
+        # fcntl.ioctl would treat the device's descriptor, its result, as a length of the text.
         name = ctypes.create_string_buffer(self.address.encode())
-        device: int = _libc.ioctl(group, ctypes.c_ulong(_GROUP_GET_DEVICE_FD), name)
+        device: int = libc.ioctl(group, ctypes.c_ulong(_GROUP_GET_DEVICE_FD), name)
         if device < 0:
             code = ctypes.get_errno()
             raise errors.DriveError(
@@ -224,7 +218,7 @@ class VfioTransport(Transport):
         return device
 
     def _region(self, index: int) -> tuple[int, int, int]:
-        """Return flags, bytes, and place in the device's file of a region."""
+        """Return the flags of a region, its size in bytes, and its offset in the device's file."""
         info = bytearray(struct.pack("IIIIQQ", 32, 0, index, 0, 0, 0))
         fcntl.ioctl(self._device, _DEVICE_GET_REGION_INFO, info)
         _, flags, _, _, size, offset = struct.unpack("IIIIQQ", info)
@@ -236,15 +230,15 @@ class VfioTransport(Transport):
             raise errors.DriveError(
                 f"drive {self.address}: its registers ({size} bytes) cannot be mapped", drive=self.address
             )
-        # mmap.mmap would keep a copy of the descriptor, and a forked child would keep the drive busy by it
-        at = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._device, offset)
+        # mmap.mmap would keep a copy of the descriptor, with which a forked child would keep the drive busy.
+        at = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._device, offset)
         if at in (None, ctypes.c_void_p(-1).value):
             raise errors.DriveError(
                 f"drive {self.address}: its registers cannot be mapped ({os.strerror(ctypes.get_errno())})",
                 drive=self.address,
             )
         self._at, self._size = at, size
-        _libc.madvise(at, size, mmap.MADV_DONTFORK)
+        libc.madvise(at, size, mmap.MADV_DONTFORK)
 
     # -- use ------------------------------------------------------------------------------------------------------
 
@@ -261,25 +255,25 @@ class VfioTransport(Transport):
         self.check()
         if offset % 4 or not 0 <= offset < self._size:
             raise errors.ArgumentError(f"there is no register of 32 bits at {offset:#x}", name="offset")
-        with self._lock:  # nobody unmaps the registers meanwhile
+        with self._lock:  # Registers must not be unmapped during the access.
             self._require_open()
             yield self._at + offset
 
     def native_store(self) -> tuple[int, int]:
         return store.address, self._state.address
 
-    def _cut(self) -> None:
+    def _disable_stores(self) -> None:
         self._state.words[0] = 0
 
-    def _mend(self) -> None:
+    def _enable_stores(self) -> None:
         with self._lock:
             self._state.words[0] = 0 if self._closed else self._at
 
     def alive(self) -> bool:
         generation = self.generation
-        if self.lost is None and self.read32(CSTS) == ALL_ONES:
-            self.lose("its registers read as all ones: it is not there any more", generation)
-        return self.lost is None
+        if self.failure is None and self.read32(CSTS) == ALL_ONES:
+            self.fail("its registers read as all ones: it is not there any more", generation)
+        return self.failure is None
 
     def restore(self) -> None:
         self.check()
@@ -293,16 +287,16 @@ class VfioTransport(Transport):
             return self._reset()
 
     def reset(self) -> None:
-        self.lose("it was reset: open it again")
+        self.fail("it was reset: open it again")
         with self._lock:
             if self._closed:
                 return
             self._stop()
-        self.arena.release()
+        self.arena.end_quarantine()
 
     def close(self) -> None:
         if os.getpid() != self._pid:
-            return  # the child's copies were closed when it began
+            return  # The fork handler has closed the child's copies.
         with self._lock:
             if self._closed:
                 return
@@ -314,7 +308,7 @@ class VfioTransport(Transport):
                 try:
                     _cover(self._at, self._size)
                 finally:
-                    self._close_descriptors()  # the kernel resets the device, then unpins the arena
+                    self._close_descriptors()  # The kernel resets the device, then unpins the arena.
 
     def check(self) -> None:
         super().check()
@@ -325,17 +319,17 @@ class VfioTransport(Transport):
             raise errors.ClosedError(f"drive {self.address} is closed: open it again")
 
     def _stop(self) -> None:
-        """Reset the function, or else take the bus from it (lock held)."""
+        """Reset the function, or disable its access to the bus (lock held)."""
         if self._reset():
             return
         if self._command(_COMMAND_USED & ~_BUS_MASTER) & _BUS_MASTER:
             raise errors.DriveError(
-                f"drive {self.address} can neither be reset nor stopped: end this process, which frees its memory",
+                f"drive {self.address} cannot be reset or stopped: end this process, which frees its memory",
                 drive=self.address,
             )
 
     def _reset(self) -> bool:
-        """Reset the function; return whether that could be done (lock held)."""
+        """Reset the function; return False if that is not possible (lock held)."""
         if self._can_reset:
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self._device, _DEVICE_RESET)
@@ -343,7 +337,7 @@ class VfioTransport(Transport):
         return False
 
     def _command(self, value: int) -> int:
-        """Write the PCI command register, and return what it reads as then."""
+        """Write the PCI command register, and return its new value."""
         os.pwrite(self._device, struct.pack("<H", value), self._configuration + _COMMAND)
         read: int = struct.unpack("<H", os.pread(self._device, 2, self._configuration + _COMMAND))[0]
         return read
@@ -354,23 +348,18 @@ class VfioTransport(Transport):
 
 
 def _cover(address: int, nbytes: int) -> None:
-    """Put plain memory in the place of mapped registers, until the transport is collected.
+    """Replace mapped registers by plain memory, until the transport is collected.
 
-    A native thread that has loaded their address may store to it still. Without a mapping there, that store ends the
-    program, or changes what was mapped there since.
+    A native thread that has loaded their address may still store to it. Without a mapping, that store would end the
+    program, or change a later mapping.
     """
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    if _libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) != address:
+    if libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0) != address:
         raise OSError(ctypes.get_errno(), "registers cannot be covered by memory")
 
 
-def _unmap(address: int, nbytes: int, pid: int) -> None:
-    if os.getpid() == pid:  # a forked child never had it
-        _libc.munmap(address, nbytes)
-
-
 def iova_ranges(container: int) -> list[tuple[int, int]]:
-    """Return first and last of the addresses that an IOMMU translates; empty where the kernel does not say."""
+    """Return the address ranges that an IOMMU translates, first and last; empty if the kernel does not report them."""
     info = bytearray(4096)
     struct.pack_into("I", info, 0, len(info))
     fcntl.ioctl(container, _IOMMU_GET_INFO, info)
@@ -384,16 +373,16 @@ def iova_ranges(container: int) -> list[tuple[int, int]]:
     return []
 
 
-def _check_lock_limit(machine: Machine, drive: PciDrive, wanted: int) -> None:
-    """Raise where the kernel would not let this process pin so much memory."""
+def _check_lock_limit(machine: Machine, drive: PciDrive, nbytes: int) -> None:
+    """Raise if this process may not pin `nbytes` bytes."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     status = dict(line.split(":", 1) for line in (machine.proc / "self" / "status").read_text().splitlines())
     if limit == resource.RLIM_INFINITY or int(status["CapEff"], 16) >> _CAP_IPC_LOCK & 1:
         return
     locked = int(status["VmLck"].split()[0]) << 10
-    if locked + wanted > limit:
+    if locked + nbytes > limit:
         raise errors.DriveError(
-            f"drive {drive.address}: its memory of {wanted >> 10} KiB is pinned, and this user may pin "
+            f"drive {drive.address}: its memory of {nbytes >> 10} KiB is pinned, and this user may pin "
             f"{limit >> 10} KiB ({locked >> 10} are used): raise ulimit -l (memlock in /etc/security/limits.conf), or "
             "take a smaller arena",
             drive=drive.address,
@@ -404,9 +393,9 @@ _open: weakref.WeakSet[VfioTransport] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Close the child's copies of the descriptors: they would keep the drive busy when the parent has ended.
+    """Close the child's copies of the descriptors: they would keep the drive busy after the parent's exit.
 
-    Its registers are not mapped in the child, so no native function may store to them.
+    The registers are not mapped in the child, so native functions must not store to them.
     """
     for transport in list(_open):
         transport._state.words[0] = 0

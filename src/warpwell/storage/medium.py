@@ -285,30 +285,34 @@ def _cut(function: Any) -> Any:
     return write
 
 
+def carry_out(medium: Medium, opcode: int, offset: int, data: NDArray[np.uint8]) -> int:
+    """Carry out a command by the Python methods of a medium: read into `data`, or write it; return the NVMe status."""
+    try:
+        if opcode == READ:
+            data[:] = medium.read(offset, data.size)
+        elif opcode == WRITE:
+            medium.write(offset, data[: max(0, medium.nbytes - offset)])
+        elif opcode == FLUSH:
+            medium.sync()
+        else:
+            return INVALID_OPCODE
+        return 0
+    except Exception as error:  # to device code a failing medium is an I/O error, with a status at most
+        status = getattr(error, "status", None)
+        if isinstance(status, int) and 0 < status < 0x8000:
+            return status
+        if isinstance(error, errors.StorageFullError):
+            return CAPACITY_EXCEEDED
+        return UNRECOVERED_READ_ERROR if opcode == READ else WRITE_FAULT
+
+
 def python_functions(medium: Medium) -> NativeMedium:
     """Return native functions of a medium written in Python: each command takes Python's global interpreter lock."""
     one_at_a_time = threading.Lock()
 
     def start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-        try:
-            with one_at_a_time:
-                data = view_of(buffer, nbytes, np.uint8)
-                if opcode == READ:
-                    data[:] = medium.read(offset, nbytes)
-                elif opcode == WRITE:
-                    medium.write(offset, data[: max(0, medium.nbytes - offset)])
-                elif opcode == FLUSH:
-                    medium.sync()
-                else:
-                    return INVALID_OPCODE
-                return 0
-        except Exception as error:  # to device code a failing medium is an I/O error, with a status at most
-            status = getattr(error, "status", None)
-            if isinstance(status, int) and 0 < status < 0x8000:
-                return status
-            if isinstance(error, errors.StorageFullError):
-                return CAPACITY_EXCEEDED
-            return UNRECOVERED_READ_ERROR if opcode == READ else WRITE_FAULT
+        with one_at_a_time:
+            return carry_out(medium, opcode, offset, view_of(buffer, nbytes, np.uint8))
 
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(start)
     return NativeMedium(int(ctypes.cast(function, ctypes.c_void_p).value or 0), 0, 0, function)

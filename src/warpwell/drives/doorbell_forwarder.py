@@ -1,0 +1,259 @@
+"""`DoorbellForwarder`: copies the doorbell words of rings to the doorbell registers of a controller.
+
+The doorbells of a ring are 64-bit words in memory, far apart, which many threads store. The doorbells of a controller
+are adjacent registers of 32 bits; a 64-bit store to one would clear the next. So device code stores its words as for
+Warpwell's own controller, and one thread without the interpreter lock copies each changed word to its register. The
+forwarder also serves a GPU, with words in pinned memory.
+
+- A word is loaded with acquire order, and `Transport.native_store` orders its store after earlier loads: the controller
+  finds the entries that the word announces. The thread records the value that it stored; the next round finds a later
+  one.
+- Words change only within launches. The thread looks for launches *before* it looks at the words. If it then finds no
+  launch and no change, no word is left to forward, and it parks. `begin` counts a launch and wakes it, under
+  the lock under which it parks. If a launch has begun since before that look, even if it has ended, the thread looks
+  again.
+- Every `WATCH_SECONDS` it returns to Python to check the controller. Unless `stop` was called, its end fails the
+  controller, so that launches end instead of waiting for doorbells.
+- `stop` returns when the thread forwards nothing more. Only then may the controller be reset: a mapped register
+  vanishes with its device, and an access raises SIGBUS.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import errors
+from .._os import clock
+from ..targets import (
+    SYSTEM,
+    backoff,
+    call_native,
+    clock_ns,
+    device,
+    load_acquire,
+    load_relaxed,
+    native,
+    private_block,
+    store_relaxed,
+)
+from .transport import WATCH_SECONDS, Transport
+
+SPIN_ROUNDS = 64
+"""Rounds without a change after which the thread parks if no launch runs: another launch often follows soon."""
+_STOP_SECONDS = 5.0
+
+# -- record of a forwarder --------------------------------------------------------------------------------------------
+R_STOP = 0
+R_LAUNCHES = 1
+R_STORE = 2
+"""Address of the native function that stores to a register (`Transport.native_store`)."""
+R_STATE = 3
+"""First argument of that function."""
+R_WORDS = 4
+"""Number of words."""
+R_FORWARDED = 5
+"""Number of stores so far."""
+R_TABLE = 8
+
+# -- each word in the table -------------------------------------------------------------------------------------------
+W_ADDRESS = 0
+W_SENT = 1
+"""The value that was forwarded last."""
+W_REGISTER = 2
+"""Offset of the doorbell among the controller's registers."""
+WORD_WORDS = 4
+
+STOPPED, PARK, LOOK, STORE_FAILED = 0, 1, 2, 3
+"""Why the native loop returned."""
+
+
+class DoorbellForwarder:
+    """Forwards doorbell words while launches run.
+
+    Parameters
+    ----------
+    transport : Transport
+    doorbells : sequence of (int, int)
+        Address of each word, and the offset of its register. The words are 0, like the controller's doorbells.
+    on_failure : callable
+        Called once, in the forwarder's thread, if the thread ends without `stop`.
+
+    Raises
+    ------
+    DriveError
+        The processor is not x86-64: its order of stores may not suffice.
+    """
+
+    def __init__(
+        self, transport: Transport, doorbells: Sequence[tuple[int, int]], on_failure: Callable[[], None]
+    ) -> None:
+        require_processor()
+        self._transport = transport
+        self._generation = transport.generation
+        self._on_failure = on_failure
+        self._block = private_block(8 * (R_TABLE + WORD_WORDS * len(doorbells)))
+        self._record = self._block.words
+        self._record[R_STORE], self._record[R_STATE] = transport.native_store()
+        self._record[R_WORDS] = len(doorbells)
+        table = self._record[R_TABLE : R_TABLE + WORD_WORDS * len(doorbells)].reshape(-1, WORD_WORDS)
+        table[:, W_ADDRESS] = [address for address, _ in doorbells]
+        table[:, W_REGISTER] = [register for _, register in doorbells]
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._running = False
+        self._launch_count = 0
+        """Number of launches so far."""
+
+    @property
+    def forwarded(self) -> int:
+        """Number of doorbells that were rung so far."""
+        return int(self._record[R_FORWARDED])
+
+    @property
+    def parked(self) -> bool:
+        """Whether the thread waits for a launch."""
+        return not self._running
+
+    def begin(self) -> None:
+        """Count a launch that begins, and start or wake the thread.
+
+        Raises
+        ------
+        RuntimeError
+            The system cannot start a thread; nothing is counted.
+        """
+        _serve_loop.load()  # The launching thread compiles or loads it, so that doorbells do not wait for that.
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="warpwell-doorbells", daemon=True)
+                self._running = True
+                try:
+                    thread.start()
+                except BaseException:
+                    self._running = False
+                    raise
+                self._thread = thread
+            self._record[R_LAUNCHES] += 1
+            self._launch_count += 1
+            if not self._running:
+                self._running = True
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """Count a launch that has ended, after its last store to a word."""
+        with self._changed:
+            self._record[R_LAUNCHES] -= 1
+
+    def stop(self) -> bool:
+        """End the thread; return whether it ended within five seconds and forwards nothing more (idempotent)."""
+        with self._changed:
+            self._record[R_STOP] = 1
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(_STOP_SECONDS)
+        if thread.is_alive():
+            _leaked.append(self)
+            return False
+        return True
+
+    def _work(self) -> None:
+        try:
+            while True:
+                launch_count = self._launch_count
+                why = _serve_loop(self._block.address, watch_time_ns())
+                if why == STOPPED or (why == PARK and not self._park(launch_count)):
+                    return
+                if why == STORE_FAILED and self._transport.alive():
+                    self._transport.fail("a doorbell could not be rung", self._generation)
+                if why in (LOOK, STORE_FAILED):
+                    self._transport.examine()
+        except errors.WarpwellError as error:
+            if not self._record[R_STOP]:
+                self._transport.fail(f"its status cannot be read: {error}", self._generation)
+        finally:
+            with self._changed:
+                self._running = False
+                is_stopped = bool(self._record[R_STOP])
+            if not is_stopped:
+                self._transport.fail("the thread that rings its doorbells ended", self._generation)
+                self._on_failure()
+
+    def _park(self, launch_count: int) -> bool:
+        """Wait for a launch after the launch number `launch_count`; return False if the forwarder was stopped."""
+        with self._changed:
+            while not self._record[R_STOP]:
+                if self._launch_count != launch_count:
+                    return True
+                self._running = False
+                self._changed.wait()
+            return False
+
+
+def require_processor() -> None:
+    """Raise `DriveError` if stores to registers might not follow earlier stores to memory on this processor."""
+    machine = platform.machine()
+    if machine.lower() not in ("x86_64", "amd64"):
+        raise errors.DriveError(
+            f"drives need an x86-64 processor, and this is {machine}: use the drive through the operating system"
+        )
+
+
+def watch_time_ns() -> int:
+    """Return the time of `clock_ns` at which the controller is checked next."""
+    return clock.monotonic_ns() + int(WATCH_SECONDS * 1e9)
+
+
+_leaked: list[Any] = []
+"""Forwarders whose thread did not end. Their records must stay, because the thread reads them."""
+
+
+@device
+def serve(record, until):
+    """Forward words until the thread may park, or until a time; return the reason (one native thread)."""
+    idle = 0
+    while True:
+        if load_acquire(record + 8 * R_STOP, SYSTEM) != 0:
+            return STOPPED
+        # Load this before the words: a load that sees the end of a launch sees the stores of that launch.
+        launches = load_acquire(record + 8 * R_LAUNCHES, SYSTEM)
+        work = forward(record)
+        if work < 0:
+            return STORE_FAILED
+        if work > 0:
+            idle = 0
+        else:
+            idle += 1
+            if launches == 0 and idle > SPIN_ROUNDS:
+                return PARK
+            backoff(min(idle >> 3, 24))
+        if clock_ns() > until:
+            if launches == 0 and work == 0:
+                return PARK
+            return LOOK
+
+
+_serve_loop = native(serve)
+
+
+@device
+def forward(record):
+    """Store each changed word to its register; return the count of them, or -1 if a store failed (one thread)."""
+    work = 0
+    function = load_relaxed(record + 8 * R_STORE, SYSTEM)
+    state = load_relaxed(record + 8 * R_STATE, SYSTEM)
+    for k in range(load_relaxed(record + 8 * R_WORDS, SYSTEM)):
+        word = record + 8 * (R_TABLE + k * WORD_WORDS)
+        value = load_acquire(load_relaxed(word + 8 * W_ADDRESS, SYSTEM), SYSTEM)
+        if value != load_relaxed(word + 8 * W_SENT, SYSTEM):
+            if call_native(function, state, load_relaxed(word + 8 * W_REGISTER, SYSTEM), value, 0, 0, 0) != 0:
+                return -1
+            store_relaxed(word + 8 * W_SENT, value, SYSTEM)
+            work += 1
+    if work > 0:
+        store_relaxed(record + 8 * R_FORWARDED, load_relaxed(record + 8 * R_FORWARDED, SYSTEM) + work, SYSTEM)
+    return work
