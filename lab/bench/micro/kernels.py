@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from warpwell.array import atomic_add
-from warpwell.array.spans import fold_warp, map_warp
+from warpwell.array import atomic_add, fold_warp, map_warp
 from warpwell.targets import (
     activemask,
     device,

@@ -16,10 +16,9 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from warpwell.array import Array, atomic_add
+from warpwell.array import Array, atomic_add, fill
 from warpwell.array.attachment import Attachment
 from warpwell.array.header import Header
-from warpwell.array.spans import fill
 from warpwell.cache import READABLE, VALID, Cache, frame_of, word_address
 from warpwell.cache import layout as at
 from warpwell.cache.frames import clean

@@ -222,7 +222,7 @@ _NO_VALIDATION = Edit(
     "    return word & READABLE != 0 and (word ^ again) & IDENTITY == 0\n",
     "    return word & READABLE != 0\n",
 )
-_GROUPS = """        words = load(frame_address(view, word) + at - (page << shift), step * size)
+_GROUPS = """        groups = load(frame_address(view, word) + at - (page << shift), step * size)
 """
 _COPIED = """        copy_foreign(buffer, frame_address(view, word) + first, nbytes)
 """

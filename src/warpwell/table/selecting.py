@@ -11,8 +11,7 @@ import operator
 
 import numpy as np
 
-from ..array import atomic_add
-from ..array.spans import fold_indexed_warp
+from ..array import atomic_add, fold_indexed_warp
 from ..targets import (
     DEVICE,
     ballot,

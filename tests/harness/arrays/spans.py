@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import warpwell as ww
 from warpwell import gpu
-from warpwell.array.spans import fold_indexed_warp
+from warpwell.array import fold_indexed_warp
 from warpwell.errors import CompileError, IndexRangeError
 
 PAGE = 512

@@ -1,32 +1,6 @@
-"""Spans in kernels: runs of items, whose pages are looked up once each.
+"""Bulk walks in kernels, which look up each page of a run of items once.
 
-- calls.py    `fold`, `map` and `fill`, as kernels call them; which form takes which arrays
-- words.py    the form of `cuda` and `interp`: the look at a page, words in registers
-- buffers.py  the form of `cpu`: parts of pages that a thread copies and then computes from
+- calls.py    `fold`, `map` and `fill`, as kernels call them; which variant walks which arrays
+- words.py    the variant of `cuda` and `interp`: reads of pages into registers
+- buffers.py  the variant of `cpu`: a thread copies a part of a page, and computes from its copy
 """
-
-from .calls import (
-    fill,
-    fill_block,
-    fill_warp,
-    fold,
-    fold_block,
-    fold_indexed_warp,
-    fold_warp,
-    map,
-    map_block,
-    map_warp,
-)
-
-__all__ = [
-    "fill",
-    "fill_block",
-    "fill_warp",
-    "fold",
-    "fold_block",
-    "fold_indexed_warp",
-    "fold_warp",
-    "map",
-    "map_block",
-    "map_warp",
-]

@@ -33,14 +33,14 @@ from .words import Stored, addresses_of
 Maker = Callable[..., Any]
 
 BUFFER = 4096
-"""Bytes that are copied at once, at most: they stay in the first cache of a processor's core."""
+"""Maximum size in bytes of a copy: it stays in the L1 cache of a CPU core."""
 
 
 class Window(NamedTuple):
     """How a walk reads or writes one array. All are device functions of one thread."""
 
     room: Maker
-    """``(array, i, n)``: of n items from item i on, how many can be had at once; 1 at least."""
+    """``(array, i, n)``: at least 1: how many of n items from item i on can be accessed together."""
     open: Maker
     """``(array, i, n, last, buffer)``: have these items where `items` finds them; whether no error is latched."""
     items: Maker
@@ -59,12 +59,12 @@ def _all(array, i, n):
 
 
 @device
-def _there(array, i, n, last, buffer):
+def _open_nothing(array, i, n, last, buffer):
     return True
 
 
 @device
-def _kept(array, i, n, buffer):
+def _close_nothing(array, i, n, buffer):
     return True
 
 
@@ -91,13 +91,13 @@ def plain_window(get: Maker, put: Maker | None) -> Window:
         return get(array, i + k)
 
     if put is None:
-        return Window(_all, _there, items, get_item, _put, _kept)
+        return Window(_all, _open_nothing, items, get_item, _put, _close_nothing)
 
     @device
     def put_item(items, array, i, k, value):
         put(array, i + k, value)
 
-    return Window(_all, _there, items, get_item, put_item, _kept)
+    return Window(_all, _open_nothing, items, get_item, put_item, _close_nothing)
 
 
 @functools.cache
@@ -121,7 +121,7 @@ def _accesses(code: str) -> tuple[Maker, Maker]:
 
 @functools.cache
 def direct_window(code: str) -> Window:
-    """Return how to walk an array on storage that lies in memory, its items one after another."""
+    """Return how to walk an array on storage whose data is in memory, its items one after another."""
     dtype = item_of(code).stored
     size = dtype.itemsize
     get, put = _accesses(code)
@@ -130,7 +130,7 @@ def direct_window(code: str) -> Window:
     def items(view, i, n, buffer):
         return items_at(view.data + i * size, n, dtype)
 
-    return Window(_all, _there, items, get, put, _kept)
+    return Window(_all, _open_nothing, items, get, put, _close_nothing)
 
 
 @functools.cache
@@ -154,7 +154,7 @@ def flat_window(code: str) -> Window:
         def put(items, view, i, k, value):
             store_weak_as(items + k * size, value, dtype)
 
-        return Window(_all, _there, items, get, put, _kept)
+        return Window(_all, _open_nothing, items, get, put, _close_nothing)
 
     @device
     def get_decoded(items, view, i, k):
@@ -164,7 +164,7 @@ def flat_window(code: str) -> Window:
     def put_encoded(items, view, i, k, value):
         store_weak_as(items + k * size, encode(value), dtype)
 
-    return Window(_all, _there, items, get_decoded, put_encoded, _kept)
+    return Window(_all, _open_nothing, items, get_decoded, put_encoded, _close_nothing)
 
 
 @device
@@ -182,7 +182,7 @@ def _put_to_array(items, array, i, k, value):
     items_of_array(array, i + k, 1)[0] = value
 
 
-ARRAY = Window(_all, _there, _array_items, _get_of_array, _put_to_array, _kept)
+ARRAY = Window(_all, _open_nothing, _array_items, _get_of_array, _put_to_array, _close_nothing)
 """How to walk a C-contiguous NumPy or device array."""
 
 
@@ -231,7 +231,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
         return items_at(buffer + (at & 7), n, dtype)
 
     if not stores:
-        return Window(room, open_copied, items, get, put, _kept)
+        return Window(room, open_copied, items, get, put, _close_nothing)
 
     @device
     def close(view, i, n, buffer):
@@ -239,7 +239,7 @@ def copied_window(array: Stored, stores: bool) -> Window:
         page = at >> shift
         return copy_run(view.space, page, at - (page << shift), n * size, page, buffer + (at & 7), 1) != 0
 
-    return Window(room, _there, items, get, put, close)
+    return Window(room, _open_nothing, items, get, put, close)
 
 
 # -- several sources -----------------------------------------------------------------------------------------------
@@ -287,12 +287,12 @@ def windows(sources: tuple[Window, ...], single: bool) -> Windows:
     return Windows(len(sources), room, open_all, items_of, get)
 
 
-def _windows(window: Window, place: int, single: bool) -> Windows:
-    """Return the functions of one window, whose array is the source, or a member of it."""
+def _windows(window: Window, position: int, single: bool) -> Windows:
+    """Return the functions of one window. Its array is the source, or a member of it."""
     room_one, open_one, items_one, get_one = window[:4]
-    array_of = _itself if single else _member(place)
-    member = _member(place)
-    offset = BUFFER * place
+    array_of = _itself if single else _member(position)
+    member = _member(position)
+    offset = BUFFER * position
 
     @device
     def room(source, i, n):
@@ -310,7 +310,7 @@ def _windows(window: Window, place: int, single: bool) -> Windows:
     def get(items, source, i, k):
         return (get_one(member(items), array_of(source), i, k),)
 
-    return Windows(place + 1, room, open_it, items_of, get)
+    return Windows(position + 1, room, open_it, items_of, get)
 
 
 @device
@@ -319,10 +319,10 @@ def _itself(source):
 
 
 @functools.cache
-def _member(place: int) -> Maker:
+def _member(position: int) -> Maker:
     @device
     def member(source):
-        return source[place]
+        return source[position]
 
     return member
 
@@ -331,16 +331,16 @@ def _member(place: int) -> Maker:
 
 
 @functools.cache
-def folding_memory(sources: Windows, place: Maker) -> Maker:
+def folding_memory(sources: Windows, rank_of: Maker) -> Maker:
     """Return ``(f, start, source, lo, hi, *args)``, which folds the caller's share of arrays in memory.
 
-    `place` is a device function to the caller's rank, and among how many threads.
+    `rank_of` is a device function to the caller's rank, and the number of threads that share the run.
     """
     items_of, get = sources.items, sources.get
 
     @device
     def fold_memory(f, start, source, lo, hi, *args):
-        rank, step = place()
+        rank, step = rank_of()
         items = items_of(source, lo, hi - lo, 0)
         total = start
         k = rank
@@ -353,13 +353,13 @@ def folding_memory(sources: Windows, place: Maker) -> Maker:
 
 
 @functools.cache
-def mapping_memory(target: Window, sources: Windows, place: Maker) -> Maker:
+def mapping_memory(target: Window, sources: Windows, rank_of: Maker) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of the caller's share of arrays in memory."""
     items_of, get, into_of, put = sources.items, sources.get, target.items, target.put
 
     @device
     def map_memory(f, target, source, lo, hi, *args):
-        rank, step = place()
+        rank, step = rank_of()
         items, into = items_of(source, lo, hi - lo, 0), into_of(target, lo, hi - lo, 0)
         k = rank
         while k < hi - lo:

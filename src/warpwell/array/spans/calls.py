@@ -1,4 +1,4 @@
-"""Spans in kernels: runs of items, whose pages are looked up once each.
+"""Bulk walks in kernels, which look up each page of a run of items once.
 
 `fold`, `map` and `fill` walk the items [lo, hi) of arrays by flat indices in C order. No suffix: one thread walks them
 all; ``_warp`` and ``_block``: the threads of a warp or block share them.
@@ -36,7 +36,7 @@ from . import buffers, words
 Maker = Callable[..., Any]
 
 SOURCES_MAX = 4
-"""Arrays in the tuple of a source, at most."""
+"""Maximum number of arrays in the tuple of a source."""
 
 
 def fold(f: Any, start: Any, source: Any, lo: int, hi: int, *args: Any) -> Any:
@@ -138,7 +138,7 @@ def fill_block(f: Any, target: Any, lo: int, hi: int, *args: Any) -> None:
     return _interpreted(_choose_fill(2), f, target, lo, hi, *args)
 
 
-# -- who takes which items -----------------------------------------------------------------------------------------
+# -- ranks of threads ------------------------------------------------------------------------------------------------
 
 
 @device
@@ -159,7 +159,7 @@ def _in_block():
     return thread_index(), block_threads()
 
 
-_PLACES = (_alone, _in_warp, _in_block)
+_RANKS = (_alone, _in_warp, _in_block)
 
 
 # -- items by flat index -------------------------------------------------------------------------------------------
@@ -171,20 +171,20 @@ def _access(kind: Any, name: str) -> Any:
     ndim = kind.static.ndim if isinstance(kind, StructKind) else kind.ndim
     if not 1 <= ndim <= elements.MAX_NDIM:
         raise errors.DTypeError(f"kernels walk arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
-    place = _PLACE_OF[ndim]
+    index_of = _INDEX_OF[ndim]
     if name == "getitem":
         get = _subscript(kind, name)
 
         @device
         def item(array, i):
-            return get(array, place(array, i))
+            return get(array, index_of(array, i))
 
         return item
     put = _subscript(kind, name)
 
     @device
     def set_item(array, i, value):
-        put(array, place(array, i), value)
+        put(array, index_of(array, i), value)
 
     return set_item
 
@@ -209,32 +209,32 @@ def _put(array, index, value):
 
 
 @device
-def _place1(array, i):
+def _index1(array, i):
     return i
 
 
 @device
-def _place2(array, i):
+def _index2(array, i):
     n = array.shape[1]
     return div(i, n), rem(i, n)
 
 
 @device
-def _place3(array, i):
+def _index3(array, i):
     m, n = array.shape[1], array.shape[2]
-    rest = div(i, n)
-    return div(rest, m), rem(rest, m), rem(i, n)
+    row = div(i, n)
+    return div(row, m), rem(row, m), rem(i, n)
 
 
 @device
-def _place4(array, i):
+def _index4(array, i):
     m, n, o = array.shape[1], array.shape[2], array.shape[3]
-    rest = div(i, o)
-    upper = div(rest, n)
-    return div(upper, m), rem(upper, m), rem(rest, n), rem(i, o)
+    row = div(i, o)
+    plane = div(row, n)
+    return div(plane, m), rem(plane, m), rem(row, n), rem(i, o)
 
 
-_PLACE_OF = {1: _place1, 2: _place2, 3: _place3, 4: _place4}
+_INDEX_OF = {1: _index1, 2: _index2, 3: _index3, 4: _index4}
 
 
 @functools.cache
@@ -246,10 +246,10 @@ def _items(kinds: Any) -> Maker:
         get = _access(kinds, "getitem")
 
         @device
-        def one(source, i):
+        def single_item(source, i):
             return (get(source, i),)
 
-        return one
+        return single_item
     return _items_of(kinds, len(kinds))
 
 
@@ -272,7 +272,7 @@ def _items_of(kinds: tuple[Any, ...], count: int) -> Maker:
     return several
 
 
-# -- which form ----------------------------------------------------------------------------------------------------
+# -- variants -------------------------------------------------------------------------------------------------------
 
 BUFFERED = {"cpu"}
 """Targets whose threads copy pages to buffers; others read words into registers."""
@@ -289,9 +289,9 @@ def _folding(target: str, scope: int, source: Any) -> Maker:
     if target in BUFFERED and _behind_cache(source):
         walk = buffers.folding(_windows(target, source))
     elif (stored := _stored(source)) is not None:
-        walk = words.folding(stored, _PLACES[scope], scope > 0)
+        walk = words.folding(stored, _RANKS[scope], scope > 0)
     else:
-        walk = buffers.folding_memory(_windows(target, source), _PLACES[scope])
+        walk = buffers.folding_memory(_windows(target, source), _RANKS[scope])
     return _clipped_fold(source, walk)
 
 
@@ -300,10 +300,10 @@ def _choose_indexed(target: str, f: Any, start: Any, source: Any, lo: Any, hi: A
         return None
     stored = _stored(source)
     if stored is not None and target not in BUFFERED:
-        walk = words.folding(stored, _PLACES[1], True, words.fold_indexed_item)
+        walk = words.folding(stored, _RANKS[1], True, words.fold_indexed_item)
     else:
         sources = _windows(target, (source, INDEX))
-        walk = buffers.folding(sources) if stored else buffers.folding_memory(sources, _PLACES[1])
+        walk = buffers.folding(sources) if stored else buffers.folding_memory(sources, _RANKS[1])
         walk = _beside_index(walk)
     return _together(1, _clipped_fold(source, walk))
 
@@ -357,21 +357,21 @@ INDEX = "index"
 
 
 def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
-    place = _PLACES[scope]
+    rank_of = _RANKS[scope]
     of, to = _stored(source), _stored(into)
     if target in BUFFERED and (_behind_cache(into) or _behind_cache(source)):
         walk = buffers.mapping(_window(target, into, stores=True), _windows(target, source))
     elif to is not None and not _read_only(into):
-        walk = words.storing(to, of, None if of else _items(source), place, scope > 0)
+        walk = words.storing(to, of, None if of else _items(source), rank_of, scope > 0)
     elif of is not None and not _read_only(into):
-        walk = words.storing_elsewhere(of, _access(into, "setitem"), place, scope > 0)
+        walk = words.storing_elsewhere(of, _access(into, "setitem"), rank_of, scope > 0)
     else:
-        walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), place)
+        walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), rank_of)
     return _clipped_map(into, source, walk)
 
 
 def _read_only(kind: Any) -> bool:
-    """Tell whether an array takes no stores: its subscript latches the error."""
+    """Return whether an array takes no stores: its subscript latches the error."""
     return isinstance(kind, StructKind) and not kind.static.writable
 
 
@@ -388,7 +388,7 @@ def _stored(kind: Any) -> words.Stored | None:
 
 
 def _behind_cache(kind: Any) -> bool:
-    """Tell whether an array, or one of a tuple, can be walked by looks at its pages."""
+    """Return whether an array, or one of a tuple, is walked page by page."""
     return any(_stored(each) is not None for each in _members(kind))
 
 
@@ -418,18 +418,18 @@ def _windows(target: str, kind: Any) -> buffers.Windows:
 @functools.cache
 def _clip(kinds: tuple[Any, ...], single: bool) -> Maker:
     """Return ``(source, lo, hi)`` to the part of the run that is in range; arrays on storage latch the rest."""
-    ranged = [place for place, kind in enumerate(kinds) if isinstance(kind, StructKind)]
+    ranged = [position for position, kind in enumerate(kinds) if isinstance(kind, StructKind)]
     if not ranged:
         return _all
     if single:
         return _clip_one
-    place = ranged[-1]
-    before = _clip(kinds[:place], False)
+    position = ranged[-1]
+    before = _clip(kinds[:position], False)
 
     @device
     def clip(source, lo, hi):
         lo, hi = before(source, lo, hi)
-        return _clip_one(source[place], lo, hi)
+        return _clip_one(source[position], lo, hi)
 
     return clip
 
@@ -501,21 +501,21 @@ def _is_array(kind: Any) -> bool:
 
 
 def _walkable(kind: Any) -> bool:
-    """Tell whether something is a source: an array, or a tuple of up to `SOURCES_MAX`."""
+    """Return whether a type is a source: an array, or a tuple of up to `SOURCES_MAX`."""
     if _is_array(kind):
         return True
     return isinstance(kind, tuple) and 1 <= len(kind) <= SOURCES_MAX and all(_is_array(each) for each in kind)
 
 
-def _interpreted(choose: Maker, *given: Any) -> Any:
+def _interpreted(choose: Maker, *values: Any) -> Any:
     """Call what is chosen for values instead of types: how the interpreter runs the functions above."""
     current()
-    function = choose("interp", *(_kind_of(value) for value in given))
+    function = choose("interp", *(_kind_of(value) for value in values))
     if function is None:
         raise errors.DTypeError(
             f"a span's arrays are arrays on storage, NumPy or device arrays, or a tuple of up to {SOURCES_MAX} of them"
         )
-    return function(*given)
+    return function(*values)
 
 
 def _kind_of(value: Any) -> Any:
@@ -529,7 +529,7 @@ def _kind_of(value: Any) -> Any:
 
 
 REGISTERS = 64
-"""Four groups of 16 bytes are in flight, besides their addresses and the pages' words."""
+"""Registers of a thread: four groups of 16 bytes are in flight, and their addresses and the pages' words are kept."""
 
 for _scope, (_fold, _map, _fill) in enumerate(
     ((fold, map, fill), (fold_warp, map_warp, fill_warp), (fold_block, map_block, fill_block))

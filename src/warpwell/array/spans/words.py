@@ -19,8 +19,8 @@ Four rows are stored without a call if their pages are in the cache:
 1. The pinning lane loads the page's word while the source is loaded: a thread alone for itself; of a warp, lane r for
    row r, or the first lane if four rows are in one page.
 2. The items are computed. Nothing waits from here on: a program's function might.
-3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. It is not evicted or written
-   back as long as it has the pin, so DIRTY may come before the stores.
+3. A pin and DIRTY are added to exactly that word, if it is VALID. This acquires the page. While it is pinned, it is
+   not evicted and not written back, so DIRTY may be set before the stores.
 4. A barrier of the warp orders all lanes behind the pins, and shuffles pass the frames to them.
 5. Each lane executes a fence: a reader that takes a new item for one of the frame's old page then sees that page's new
    word. Then it stores, relaxed, four groups in flight.
@@ -72,7 +72,7 @@ I8 = np.dtype(np.int64)
 ALL_LANES = 0xFFFFFFFF
 GROUP_BYTES = 16
 ROWS = 4
-"""Rows that are in flight together: 64 bytes a lane."""
+"""Number of rows that are in flight together: 64 bytes for each lane."""
 ROWS_BYTES = ROWS * 32 * GROUP_BYTES
 """Bytes of these rows of a whole warp."""
 
@@ -120,10 +120,10 @@ class PageAccess(NamedTuple):
     peek_word: Maker
     """``(view, i, step)`` to the word, at this time, of the page that this lane pins for `store_now`."""
     store_now: Maker
-    """``(view, i, step, words, word)``: store four groups of `same_page`, if their pages are in the cache; whether
+    """``(view, i, step, groups, word)``: store four groups of `same_page`, if their pages are in the cache; whether
     that was done (converged lanes). `word` is from `peek_word`. Waits for nothing."""
     store_four: Maker
-    """``(view, i, step, words)``: store four groups under a pin; whether no error is latched (converged lanes)."""
+    """``(view, i, step, groups)``: store four groups under a pin; whether no error is latched (converged lanes)."""
     store_one: Maker
     """``(view, i, lo, hi, first, second)``: store the items of a group that are in [lo, hi), likewise."""
 
@@ -251,13 +251,13 @@ def _reading(array: Stored, group: int, load: Maker) -> Maker:
         page = at >> shift
         address = view.table + 8 * page
         word = load_word(address)
-        words = load(frame_address(view, word) + at - (page << shift), step * size)
+        groups = load(frame_address(view, word) + at - (page << shift), step * size)
         fence(DEVICE)
         is_valid = validate_read(address, word)
         # of lanes that share a row, one is enough
         if is_valid and (step == group or i & (32 * group - 1) == 0):
             mark_referenced(address, word, view.once)
-        return is_valid, words
+        return is_valid, groups
 
     return read
 
@@ -278,12 +278,12 @@ def _reading_rows(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
 
     @device
     def same_pages(view, i, step):
-        """Return whether all lanes of a warp are here, with each row of theirs in one page."""
+        """Return whether all lanes of the warp are converged, and each of their rows is in one page."""
         if activemask() != ALL_LANES:
             return False
         begin = view.origin + i * size - nbytes * lane_id()
-        apart = (begin ^ shfl(ALL_LANES, begin, 0)) | ((begin | (step * size)) & (row - 1))
-        return ballot(ALL_LANES, apart == 0) == ALL_LANES
+        offsets = (begin ^ shfl(ALL_LANES, begin, 0)) | ((begin | (step * size)) & (row - 1))
+        return ballot(ALL_LANES, offsets == 0) == ALL_LANES
 
     @device
     def load_row(view, i, word):
@@ -347,7 +347,7 @@ def _no_word(view, i, step):
 
 
 @device
-def _store_never(view, i, step, words, word):
+def _store_never(view, i, step, groups, word):
     return False
 
 
@@ -381,13 +381,13 @@ def _storing_alone(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         return load_relaxed(view.table + 8 * page_of(view, i), DEVICE)
 
     @device
-    def store_alone(view, i, step, words, word):
+    def store_alone(view, i, step, groups, word):
         address = view.table + 8 * page_of(view, i)
         frame = pin_to_store(address, word)
         if frame < 0:
             return False
         fence(DEVICE)
-        a, b, c, d, e, f, g, h = words
+        a, b, c, d, e, f, g, h = groups
         put(view, i, frame, a, b)
         put(view, i + step, frame, c, d)
         put(view, i + 2 * step, frame, e, f)
@@ -413,7 +413,7 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         return load_relaxed(own_address(view, i, step), DEVICE)
 
     @device
-    def store_shared(view, i, step, words, word):
+    def store_shared(view, i, step, groups, word):
         if activemask() != ALL_LANES:
             return False
         if rows == 1:
@@ -428,7 +428,7 @@ def _storing_shared(array: Stored, nbytes: int) -> tuple[Maker, Maker]:
         syncwarp(ALL_LANES)
         if is_pinned:
             fence(DEVICE)
-            a, b, c, d, e, f, g, h = words
+            a, b, c, d, e, f, g, h = groups
             put(view, i, shfl(ALL_LANES, frame, 0), a, b)
             put(view, i + step, shfl(ALL_LANES, frame, 1 % rows), c, d)
             put(view, i + 2 * step, shfl(ALL_LANES, frame, 2 % rows), e, f)
@@ -449,13 +449,13 @@ def _storing_pinned(array: Stored, group: int) -> tuple[Maker, Maker]:
     shape = size | (group * size) << 8 | array.shift << 16
 
     @device
-    def store(view, i, step, count, bounds, words):
+    def store(view, i, step, count, bounds, groups):
         start = view.origin + i * size
-        return store_groups(view.space, view.table, view.frames, start, step * size, count, shape, bounds, *words) != 0
+        return store_groups(view.space, view.table, view.frames, start, step * size, count, shape, bounds, *groups) != 0
 
     @device
-    def store_four(view, i, step, words):
-        return store(view, i, step, 4, 0, words)
+    def store_four(view, i, step, groups):
+        return store(view, i, step, 4, 0, groups)
 
     @device
     def store_one(view, i, lo, hi, first, second):
@@ -518,12 +518,12 @@ def fold_indexed_item(f, total, item, i, args):
 
 
 @functools.cache
-def folding(source: Stored, place: Maker, shared: bool, fold_one: Maker = fold_item) -> Maker:
+def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold_item) -> Maker:
     """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
 
     Parameters
     ----------
-    place : callable
+    rank_of : callable
         Device function to the caller's rank, and the number of threads that share the run.
     shared : bool
         Whether the lanes of a warp share a run.
@@ -541,26 +541,26 @@ def folding(source: Stored, place: Maker, shared: bool, fold_one: Maker = fold_i
         return total
 
     @device
-    def fold_four(f, total, words, i, step, args):
-        total = fold_group(f, total, words[0], words[1], i, args)
-        total = fold_group(f, total, words[2], words[3], i + step, args)
-        total = fold_group(f, total, words[4], words[5], i + 2 * step, args)
-        return fold_group(f, total, words[6], words[7], i + 3 * step, args)
+    def fold_four(f, total, groups, i, step, args):
+        total = fold_group(f, total, groups[0], groups[1], i, args)
+        total = fold_group(f, total, groups[2], groups[3], i + step, args)
+        total = fold_group(f, total, groups[4], groups[5], i + 2 * step, args)
+        return fold_group(f, total, groups[6], groups[7], i + 3 * step, args)
 
     @device
     def fold_words(f, start, view, lo, hi, *args):
-        rank, lanes = place()
+        rank, lanes = rank_of()
         step = group * lanes
         total = start
         i = aligned_start(view, lo) + group * rank
         was_loaded = False
         while i < hi:
             if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_page(view, i, step):
-                is_valid, words = read_four(view, i, step)
+                is_valid, groups = read_four(view, i, step)
                 if full:
                     count_read(view.core, 4 * group, 4 * group * size, is_valid)
                 if is_valid:
-                    total = fold_four(f, total, words, i, step, args)
+                    total = fold_four(f, total, groups, i, step, args)
                     i += 4 * step
                     continue
             else:
@@ -586,7 +586,7 @@ def folding(source: Stored, place: Maker, shared: bool, fold_one: Maker = fold_i
 
 
 @functools.cache
-def storing_elsewhere(source: Stored, put: Maker, place: Maker, shared: bool) -> Maker:
+def storing_elsewhere(source: Stored, put: Maker, rank_of: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source behind a cache elsewhere.
 
     `put` is a device function ``(target, i, value)``; the other parameters are those of `folding`.
@@ -597,7 +597,7 @@ def storing_elsewhere(source: Stored, put: Maker, place: Maker, shared: bool) ->
         put(target_and_args[0], i, f(item, *target_and_args[1]))
         return total
 
-    walk = folding(source, place, shared, store_item)
+    walk = folding(source, rank_of, shared, store_item)
 
     @device
     def store_elsewhere(f, target, source, lo, hi, *args):
@@ -635,39 +635,54 @@ _NO_ACCESS = _always, _read_no_words, _read_no_pair, _load_no_page, _pin_no_page
 """In the place of `PageAccess[1:6]` for a source that is not behind a cache."""
 
 
+def _source_access(
+    target: Stored, source: Stored | None, items: Maker, group: int, shared: bool
+) -> tuple[Maker, tuple[Maker, ...], Maker]:
+    """Return device functions for the source of a walk that stores.
+
+    They are ``(target, source, lo)`` to the aligned start; those of `PageAccess` from `same_page` to `read_under_pin`;
+    and ``(source, first, second, i, k)`` to a tuple of items: item k of a group, or items i + k.
+    """
+    if source is None:
+        start_of_target = page_access(target, group, shared).aligned_start
+
+        @device
+        def start_as_target(target, source, lo):
+            return start_of_target(target, lo)
+
+        @device
+        def items_by_index(source, first, second, i, k):
+            return items(source, i + k)
+
+        return start_as_target, _NO_ACCESS, items_by_index
+    access = page_access(source, group, shared)
+    start_of_source, unpack = access.aligned_start, _unpack(source.code)
+
+    @device
+    def start_as_source(target, source, lo):
+        return start_of_source(source, lo)
+
+    @device
+    def item_of_group(source, first, second, i, k):
+        return (unpack(first, second, k),)
+
+    return start_as_source, access[1:6], item_of_group
+
+
 @functools.cache
-def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, shared: bool) -> Maker:
+def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker, shared: bool) -> Maker:
     """Return ``(f, target, source, lo, hi, *args)``, which stores f of each item of a source, behind a cache or not.
 
     `items` is a device function ``(source, i)`` to a tuple of items, if the source is not behind a cache; the other
     parameters are those of `folding`.
     """
-    group = GROUP_BYTES // max(target.size, source.size if source else 1)
+    size, full = (source.size, source.full) if source else (0, False)
+    group = GROUP_BYTES // max(target.size, size)
     of_target = page_access(target, group, shared)
     same_page_of_target, pack = of_target.same_page, _pack(target.code)
     peek_word, store_now, store_four, store_one = of_target[6:]
-    if source is None:
-        same_page, read_four, read_one, load_page, read_under_pin = _NO_ACCESS
-        start, full, size = of_target.aligned_start, False, 0
-
-        @device
-        def aligned_start(target, source, lo):
-            return start(target, lo)
-
-        @device
-        def items_of(source, first, second, i, k):
-            return items(source, i + k)
-    else:
-        start, same_page, read_four, read_one, load_page, read_under_pin = page_access(source, group, shared)[:6]
-        unpack, full, size = _unpack(source.code), source.full, source.size
-
-        @device
-        def aligned_start(target, source, lo):
-            return start(source, lo)
-
-        @device
-        def items_of(source, first, second, i, k):
-            return (unpack(first, second, k),)
+    aligned_start, of_source, items_of = _source_access(target, source, items, group, shared)
+    same_page, read_four, read_one, load_page, read_under_pin = of_source
 
     @device
     def map_group(f, source, first, second, i, begin, end, args):
@@ -677,11 +692,11 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
         return a, b
 
     @device
-    def map_four(f, source, words, i, step, args):
-        a, b = map_group(f, source, words[0], words[1], i, 0, group, args)
-        c, d = map_group(f, source, words[2], words[3], i + step, 0, group, args)
-        e, g = map_group(f, source, words[4], words[5], i + 2 * step, 0, group, args)
-        h, j = map_group(f, source, words[6], words[7], i + 3 * step, 0, group, args)
+    def map_four(f, source, groups, i, step, args):
+        a, b = map_group(f, source, groups[0], groups[1], i, 0, group, args)
+        c, d = map_group(f, source, groups[2], groups[3], i + step, 0, group, args)
+        e, g = map_group(f, source, groups[4], groups[5], i + 2 * step, 0, group, args)
+        h, j = map_group(f, source, groups[6], groups[7], i + 3 * step, 0, group, args)
         return a, b, c, d, e, g, h, j
 
     @device
@@ -690,19 +705,19 @@ def storing(target: Stored, source: Stored | None, items: Maker, place: Maker, s
 
     @device
     def map_words(f, target, source, lo, hi, *args):
-        rank, lanes = place()
+        rank, lanes = rank_of()
         step = group * lanes
         i = aligned_start(target, source, lo) + group * rank
         was_loaded = False
         while i < hi:
             if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_pages(target, source, i, step):
                 word = peek_word(target, i, step)
-                is_valid, words = read_four(source, i, step)
+                is_valid, groups = read_four(source, i, step)
                 if full:
                     count_read(source.core, 4 * group, 4 * group * size, is_valid)
                 if is_valid:
-                    words = map_four(f, source, words, i, step, args)
-                    if not store_now(target, i, step, words, word) and not store_four(target, i, step, words):
+                    groups = map_four(f, source, groups, i, step, args)
+                    if not store_now(target, i, step, groups, word) and not store_four(target, i, step, groups):
                         break
                     i += 4 * step
                     continue
