@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import pathlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -100,25 +102,119 @@ def open_array(
     MissingFileError, FormatError, DTypeError, ArgumentError, SharingError, DeviceNotFoundError, DriveError
         Nothing is left open.
     """
-    given = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
-    chosen = _checked_device(mode, tier, device, cache, given)
+    cache_options = {"page_size": page_size, "stats": stats, "timeout": timeout, **options}
+    chosen = _checked_device(mode, tier, device, cache, cache_options)
     offset = checked_nbytes(offset, "offset", minimum=0)
-    mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *given.values()])
-    closing.settle(_SETTLE_SECONDS)  # what was dropped is written, and its file, frames and share are free
-    writable = mode == "r+"
-    if isinstance(path, Namespace) or _is_drive(path):
+    is_mapped = _is_mapped(path, tier, chosen, [cache, share, read_once or None, *cache_options.values()])
+    closing.settle(_SETTLE_SECONDS)  # dropped arrays are written, and their files, frames and shares are free
+    with contextlib.ExitStack() as on_failure:
+        opening = _Opening(
+            path, mode == "r+", (dtype, shape, offset), chosen, tier, cache, cache_options, is_mapped, on_failure
+        )
+        part = opening.attach(name, share)
+        on_failure.pop_all()
+    return Array(part, read_once=read_once)
+
+
+@dataclass
+class _Opening:
+    """An array that is being opened; `on_failure` closes what was opened if an error follows."""
+
+    path: Any
+    writable: bool
+    layout: tuple[Any, int | tuple[int, ...] | None, int]
+    """Data type, shape and offset of a raw file."""
+    device: str
+    tier: str
+    cache: int | str | Cache | None
+    cache_options: dict[str, Any]
+    is_mapped: bool
+    on_failure: contextlib.ExitStack
+    claims: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Functions to call when the array is closed."""
+
+    def attach(self, name: str | None, share: float | None) -> Attachment:
+        """Open the medium, and map it or attach it to a cache."""
+        self.on_failure.callback(self.claims.close)
+        is_namespace = isinstance(self.path, Namespace) or _is_drive(self.path)
+        medium, header, label = self._open_namespace() if is_namespace else self._open_medium()
+        label = name or label
+        mapping = _mapping(medium, label, self.tier) if self.is_mapped else None
+        tier = "mapped" if mapping else "storage" if self.tier == "auto" else self.tier
+        cache = self.cache
+        owns_cache = not isinstance(cache, Cache)
+        if not isinstance(cache, Cache):
+            service = DriveRings(medium.namespace.drive) if type(medium) is NamespaceMedium else None
+            cache = _own_cache(cache, self.device, tier, medium.nbytes, self.cache_options, service)
+            self.on_failure.callback(cache.close)
+        return Attachment(
+            medium,
+            header,
+            cache=cache,
+            owns_cache=owns_cache,
+            tier=tier,
+            writable=self.writable,
+            name=label,
+            share=share,
+            on_close=self.claims.close,
+            mapping=mapping,
+        )
+
+    def _open_medium(self) -> tuple[Medium, Header, str]:
+        """Return a medium, the array's layout, and the name."""
+        path, (dtype, shape, offset) = self.path, self.layout
+        if isinstance(path, Medium):
+            if self.writable and not path.writable:
+                raise errors.ReadOnlyError(f"medium {path.name!r} is read-only")
+            return path, _raw_header(path.nbytes, dtype, shape, offset, path.name), path.name
+        target, is_device = _checked_file(path)
+        if is_device and dtype is None:
+            raise errors.ArgumentError(f"{target} is a block device: pass dtype= (and shape=, offset=)", name="dtype")
+        if dtype is None and (shape is not None or offset):
+            raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
+        # header, data and the claim of the writer are those of one file, even if the path is replaced concurrently
+        medium = FileMedium(target, writable=self.writable, direct=False if self.is_mapped else None)
+        self.on_failure.callback(medium.close)
+        if dtype is None:
+            header = read_npy(target, medium.fileno())
+        elif not is_device and is_bfloat16(dtype) and shape is None and not offset and is_npy(medium.fileno()):
+            header = read_npy(target, medium.fileno(), bfloat16=True)
+        else:
+            header = _raw_header(medium.nbytes, dtype, shape, offset, str(target))
+            if not offset and not is_device and is_npy(medium.fileno()):
+                raise errors.ArgumentError(
+                    f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw "
+                    f"data only with offset=)",
+                    name="dtype",
+                )
+        if self.writable:
+            self.claims.callback(_claim(target, medium.fileno()))
+        return medium, header, target.name
+
+    def _open_namespace(self) -> tuple[Medium, Header, str]:
+        """Return the medium of a namespace, the array's layout, and the name.
+
+        The drive serves the rings of the cache itself if it can; otherwise its namespace is a medium like others.
+        """
+        cache, namespace = self.cache, self.path
         page = (
             cache.page_size
             if isinstance(cache, Cache)
-            else choose_page_size(page_size, chosen, DEFAULT_CACHE if cache is None else cache)
+            else choose_page_size(
+                self.cache_options["page_size"], self.device, DEFAULT_CACHE if cache is None else cache
+            )
         )
-        rings = _serves_rings(chosen, tier, cache)
-        opened = _on_drive(path, writable, dtype, shape, offset, name, page, rings=rings)
-    else:
-        opened = _medium(path, writable, dtype, shape, offset, name, mapped)
-    ours = opened[0] is not path
-    part = _attached(opened, cache, chosen, tier, mapped, given, share, writable=writable, ours=ours)
-    return Array(part, read_once=read_once)
+        if isinstance(namespace, str):
+            namespace, release = open_namespace(namespace)
+            self.claims.callback(release)
+        host = NamespaceMedium(namespace, writable=self.writable)
+        has_rings = _serves_rings(self.device, self.tier, cache)
+        header = _layout(host, self.writable, *self.layout, page if has_rings else namespace.block)
+        medium = host if has_rings else DriveMedium(namespace, writable=self.writable)
+        self.on_failure.callback(medium.close)
+        if self.writable:
+            self.claims.callback(_claim_key((namespace.drive, namespace.nsid), host.name))
+        return medium, header, host.name
 
 
 def _serves_rings(device: str, tier: str, cache: int | str | Cache | None) -> bool:
@@ -130,52 +226,6 @@ def _serves_rings(device: str, tier: str, cache: int | str | Cache | None) -> bo
 def _is_drive(path: Any) -> bool:
     """Return whether a path names a namespace of a drive."""
     return isinstance(path, str) and path.startswith("nvme:") and not os.path.exists(path)
-
-
-_Opened = tuple[Medium, Header, str, Callable[[], None]]
-"""A medium, its layout, the array's name, and the function to call at close."""
-
-
-def _attached(
-    opened: _Opened,
-    cache: int | str | Cache | None,
-    device: str,
-    tier: str,
-    mapped: bool,
-    given: dict[str, Any],
-    share: float | None,
-    *,
-    writable: bool,
-    ours: bool,
-) -> Attachment:
-    """Map a medium or attach it to a cache; if that fails, close what was opened (the medium if it is `ours`)."""
-    medium, header, label, release = opened
-    own: Cache | None = None
-    try:
-        mapping = _mapping(medium, label, tier) if mapped else None
-        tier = "mapped" if mapping else "storage" if tier == "auto" else tier
-        if not isinstance(cache, Cache):
-            service = DriveRings(medium.namespace.drive) if type(medium) is NamespaceMedium else None
-            cache = own = _own_cache(cache, device, tier, medium.nbytes, given, service)
-        return Attachment(
-            medium,
-            header,
-            cache=cache,
-            owns_cache=own is not None,
-            tier=tier,
-            writable=writable,
-            name=label,
-            share=share,
-            on_close=release,
-            mapping=mapping,
-        )
-    except BaseException:
-        if own is not None:
-            own.close()
-        if ours:
-            medium.close()
-        release()
-        raise
 
 
 def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
@@ -327,12 +377,8 @@ def require_device(device: str) -> str:
     return chosen
 
 
-def _medium(path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name: str | None, mapped: bool) -> _Opened:
-    """Return the medium of a path, its layout, its name, and the function to call at close."""
-    if isinstance(path, Medium):
-        if writable and not path.writable:
-            raise errors.ReadOnlyError(f"medium {path.name!r} is read-only")
-        return path, _raw_header(path.nbytes, dtype, shape, offset, path.name), name or path.name, lambda: None
+def _checked_file(path: Any) -> tuple[pathlib.Path, bool]:
+    """Return the path of a file or block device, and whether it is a block device."""
     if not isinstance(path, str | os.PathLike):
         raise errors.ArgumentError(
             f"{type(path).__name__} is not a path: pass the path of a file, or a Medium (kernels take NumPy arrays as "
@@ -342,71 +388,10 @@ def _medium(path: Any, writable: bool, dtype: Any, shape: Any, offset: int, name
     target = pathlib.Path(path)
     if not target.exists():
         raise errors.MissingFileError(f"{target} does not exist: check the path", path=str(target))
-    device = target.is_block_device()
-    if device and dtype is None:
-        raise errors.ArgumentError(f"{target} is a block device: pass dtype= (and shape=, offset=)", name="dtype")
-    if not (device or target.is_file()):
+    is_device = target.is_block_device()
+    if not (is_device or target.is_file()):
         raise errors.FormatError(f"{target} is not a file: pass the .npy file inside", path=str(target))
-    if dtype is None and (shape is not None or offset):
-        raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
-    # header, data and the note of who writes are those of one file, whatever comes to the path meanwhile
-    medium = FileMedium(target, writable=writable, direct=False if mapped else None)
-    try:
-        if dtype is None:
-            header = read_npy(target, medium.fileno())
-        elif not device and is_bfloat16(dtype) and shape is None and not offset and is_npy(medium.fileno()):
-            header = read_npy(target, medium.fileno(), bfloat16=True)
-        else:
-            header = _raw_header(medium.nbytes, dtype, shape, offset, str(target))
-            if not offset and not device and is_npy(medium.fileno()):
-                raise errors.ArgumentError(
-                    f"{target} is a .npy file, which has a dtype and a shape of its own: leave dtype= out (it is raw "
-                    f"data only with offset=)",
-                    name="dtype",
-                )
-        release = _claim(target, medium.fileno()) if writable else (lambda: None)
-        return medium, header, name or target.name, release
-    except BaseException:
-        medium.close()
-        raise
-
-
-def _on_drive(
-    path: Any,
-    writable: bool,
-    dtype: Any,
-    shape: Any,
-    offset: int,
-    name: str | None,
-    page: int,
-    *,
-    rings: bool,
-) -> _Opened:
-    """Return the medium of a namespace, the array's layout and name, and the function to call at close.
-
-    With `rings` the drive serves the cache's own; otherwise its namespace is a medium like others.
-    """
-    if isinstance(path, str):
-        namespace, give_up = open_namespace(path)
-    else:
-        namespace, give_up = path, lambda: None
-    medium: Medium | None = None
-    try:
-        host = NamespaceMedium(namespace, writable=writable)
-        header = _layout(host, writable, dtype, shape, offset, page if rings else namespace.block)
-        medium = host if rings else DriveMedium(namespace, writable=writable)
-        release = _claim_key((namespace.drive, namespace.nsid), host.name) if writable else (lambda: None)
-    except BaseException:
-        if medium is not None:
-            medium.close()
-        give_up()
-        raise
-
-    def close() -> None:
-        release()
-        give_up()
-
-    return medium, header, name or host.name, close
+    return target, is_device
 
 
 def _layout(medium: NamespaceMedium, writable: bool, dtype: Any, shape: Any, offset: int, page: int) -> Header:
