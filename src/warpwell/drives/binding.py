@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .. import errors
-from .machine import KERNEL_DRIVER, VFIO_DRIVER, Machine, PciDrive
+from .machine import KERNEL_DRIVER, VFIO_DRIVER, Machine, PciDrive, drive_error
 
 BIND_TIMEOUT_SECONDS = 10.0
 """Time-out for a driver to bind or release a device."""
@@ -79,9 +79,9 @@ def bind(name: str, machine: Machine | None = None, user: int | None = None) -> 
         raise _refused(drive, found)
     if drive.driver != VFIO_DRIVER:
         if not (machine.sys / "bus" / "pci" / "drivers" / VFIO_DRIVER).exists():
-            raise errors.DriveError(
+            raise drive_error(
+                drive.address,
                 f"the kernel has not loaded {VFIO_DRIVER}: run modprobe {VFIO_DRIVER} as root, and try again",
-                drive=drive.address,
             )
         with _claims(machine, drive):
             try:
@@ -146,10 +146,9 @@ def _hand_over(machine: Machine, address: str, driver: str | None) -> None:
         _write(machine.sys / "bus" / "pci" / "drivers_probe", address, address)
         _wait(lambda: machine.driver(address) is not None)
     if (now := machine.driver(address)) != expected:
-        raise errors.DriveError(
-            f"drive {address}: the driver {expected} did not take it ({now or 'no driver'} has it): see the kernel's "
-            "log (dmesg)",
-            drive=address,
+        raise drive_error(
+            address,
+            f"the driver {expected} did not take it ({now or 'no driver'} has it): see the kernel's log (dmesg)",
         )
 
 
@@ -196,10 +195,9 @@ def _refused(drive: PciDrive, found: list[str]) -> errors.DriveError:
 
 
 def _denied(address: str, error: OSError) -> errors.DriveError:
-    return errors.DriveError(
-        f"drive {address}: {error.filename}: {error.strerror}. Handing a drive from one driver to another needs root: "
-        "put sudo before the command",
-        drive=address,
+    return drive_error(
+        address,
+        f"{error.filename}: {error.strerror}. Binding and unbinding need root: put sudo before the command",
     )
 
 
@@ -210,9 +208,7 @@ def _write(path: Path, text: str, address: str) -> None:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise _denied(address, error) from error
-        raise errors.DriveError(
-            f"drive {address}: the kernel refused {text.strip()!r} in {path}: {error.strerror}", drive=address
-        ) from error
+        raise drive_error(address, f"the kernel refused {text.strip()!r} in {path}: {error.strerror}") from error
 
 
 def _wait(done: Callable[[], bool]) -> None:

@@ -22,6 +22,7 @@ from ..nvme import COMMAND, FLUSH, READ, WRITE, controller, describe, identify, 
 from ..nvme.prp import MAX_TRANSFER, PAGE, data_pointers
 from ..targets import Block
 from .host_queue import Answer, HostQueue
+from .machine import drive_error
 from .transport import Transport
 
 MEDIA = 2
@@ -54,6 +55,9 @@ ALLOWED = frozenset(
     }
 )
 """Admin commands that this class sends. None of them changes stored data."""
+
+
+_IN_HANDLER = "a signal's handler {} in the middle of a command of its thread: let the handler set a flag instead"
 
 
 class User(Protocol):
@@ -121,16 +125,21 @@ class Drive:
         self.timeout = MIN_START_SECONDS
         _all.add(self)
         try:
-            self._read_capabilities()
-            self._enable()
-            self._identify()
-            self.queues = self._ask_for_queues()
+            self._start()
         except BaseException:
             with contextlib.suppress(errors.DriveError):
                 self.close()
             raise
 
     # -- starting and stopping ------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Enable the controller, and read its identity and its limits."""
+        self._read_capabilities()
+        self._enable()
+        self._identify()
+        answer = self._run(controller.set_queues(self._requested_queues), "set features (number of queues)")
+        self.queues = min(self._requested_queues, controller.queues_granted(answer.dw0))
 
     def _read_capabilities(self) -> None:
         version = self.transport.read32(controller.VS)
@@ -196,12 +205,11 @@ class Drive:
         self.max_transfer = min(MAX_TRANSFER, self._unit << mdts) if 0 < mdts < 32 else MAX_TRANSFER
         self.volatile_cache = bool(int(found["vwc"]) & 1)
 
-    def _ask_for_queues(self) -> int:
-        answer = self._run(controller.set_queues(self._requested_queues), "set features (number of queues)")
-        return min(self._requested_queues, controller.queues_granted(answer.dw0))
+    def _refusal(self, why: str) -> errors.DriveError:
+        return self._error(f"it cannot be used: {why}")
 
-    def _refusal(self, why: str, nsid: int | None = None) -> errors.DriveError:
-        return errors.DriveError(f"drive {self.address} cannot be used: {why}", drive=self.address, namespace=nsid)
+    def _error(self, why: str, **details: Any) -> errors.DriveError:
+        return drive_error(self.address, why, **details)
 
     @property
     def failure(self) -> errors.DriveLostError | None:
@@ -262,11 +270,7 @@ class Drive:
             if self._closed:
                 raise errors.ClosedError(f"drive {self.address} is closed: open it again")
             if self._in_io:
-                raise errors.DriveError(
-                    f"drive {self.address}: a signal's handler recovers it in the middle of a command of its thread: "
-                    "let the handler set a flag instead",
-                    drive=self.address,
-                )
+                raise self._error(_IN_HANDLER.format("recovers it"))
             if transport.failure is None:
                 return
             try:
@@ -286,10 +290,7 @@ class Drive:
             queue.quiesce(QUIESCE_SECONDS) for queue in hosts
         ]
         if not all(are_quiet):
-            raise errors.DriveError(
-                f"drive {self.address} cannot be recovered: a thread still uses it: end this process",
-                drive=self.address,
-            )
+            raise self._error("it cannot be recovered: a thread still uses it: end this process")
 
     def _silence(self) -> None:
         """Disable the controller, or reset it. Then no write to its memory follows, and its generation has passed."""
@@ -316,10 +317,7 @@ class Drive:
 
         before = identity()
         try:
-            self._read_capabilities()
-            self._enable()
-            self._identify()
-            self.queues = self._ask_for_queues()
+            self._start()
             changed = [
                 f"{name} is {now!r}, and was {before[name]!r}"
                 for name, now in identity().items()
@@ -401,10 +399,9 @@ class Drive:
     def require(self, answer: Answer, name: str, nsid: int | None = None, blocks: str = "") -> None:
         """Raise `DriveError` if a command failed."""
         if answer.status:
-            where = f"drive {self.address}" + ("" if nsid is None else f", namespace {nsid}")
-            raise errors.DriveError(
-                f"{where}: {name}{blocks} failed: {describe(answer.status)}; {_next_step(answer.status)}",
-                drive=self.address,
+            where = "" if nsid is None else f"namespace {nsid}: "
+            raise self._error(
+                f"{where}{name}{blocks} failed: {describe(answer.status)}; {_next_step(answer.status)}",
                 namespace=nsid,
                 command=name,
                 status=answer.status,
@@ -434,10 +431,8 @@ class Drive:
         with interruptible(lambda: None), self._lock:
             qid = next((q for q in range(1, self.queues + 1) if q not in self._pairs), 0)
             if not qid:
-                raise errors.DriveError(
-                    f"drive {self.address} grants {self.queues} I/O queues, and all are in use: close a user of "
-                    "the drive, or request fewer queues",
-                    drive=self.address,
+                raise self._error(
+                    f"it grants {self.queues} I/O queues, and all are in use: close a user, or request fewer queues"
                 )
             self._run(controller.create_completion_queue(qid, entries, completion), "create I/O completion queue")
             try:
@@ -513,11 +508,7 @@ class Drive:
         """
         with interruptible(lambda: None), self._lock:
             if self._in_io:
-                raise errors.DriveError(
-                    f"drive {self.address}: a signal's handler used it in the middle of a read, write or flush of the "
-                    "same thread: let the handler set a flag instead",
-                    drive=self.address,
-                )
+                raise self._error(_IN_HANDLER.format("uses it"))
             if generation is not None:
                 self.transport.require(generation)
             try:
@@ -595,11 +586,7 @@ class Namespace:
         self.nsid = nsid
         self.name = f"{drive.address}/{nsid}"
         if nsid not in (active := drive.namespaces()):
-            raise errors.DriveError(
-                f"drive {drive.address} has no namespace {nsid}: its namespaces are {active}",
-                drive=drive.address,
-                namespace=nsid,
-            )
+            raise drive._error(f"it has no namespace {nsid}: its namespaces are {active}", namespace=nsid)
         found = identify.namespace_of(drive.identify(identify.CNS_NAMESPACE, nsid))
         form = identify.block_format(found)
         self.block = form.block
@@ -608,9 +595,7 @@ class Namespace:
         self.writable = not int(found["nsattr"]) & 1
         self.guid = next((raw.hex() for raw in (bytes(found["nguid"]), bytes(found["eui64"])) if any(raw)), "")
         if why := self._refused(form, shared=bool(int(found["nmic"]) & 1)):
-            raise errors.DriveError(
-                f"drive {drive.address}: namespace {nsid} cannot be used: {why}", drive=drive.address, namespace=nsid
-            )
+            raise drive._error(f"namespace {nsid} cannot be used: {why}", namespace=nsid)
 
     def _refused(self, form: identify.BlockFormat, *, shared: bool) -> str:
         csi = self._command_set()

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .. import errors
 
@@ -28,6 +29,11 @@ _NAMESPACE = re.compile(r"nvme(\d+)(?:c\d+)?n(\d+)")
 _BRIDGE_CLASS = 0x06
 _HARMLESS_DRIVERS = (VFIO_DRIVER, "pci-stub")
 _HOLDERS = {"LVM-": "LVM", "CRYPT-": "an encrypted volume", "mpath-": "multipath"}
+
+
+def drive_error(address: str, why: str, **details: Any) -> errors.DriveError:
+    """Return the error of a drive; `details` are attributes of `DriveError`."""
+    return errors.DriveError(f"drive {address}: {why}", drive=address, **details)
 
 
 @dataclass(frozen=True)

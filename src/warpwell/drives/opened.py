@@ -6,6 +6,7 @@ closes it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -58,7 +59,9 @@ def open_namespace(name: str, machine: Machine | None = None) -> tuple[Namespace
             )
         _drives[address] = drive, users + 1
     try:
-        return drive.namespace(int(match[2])), _once(lambda: _release(address, drive))
+        release = contextlib.ExitStack()
+        release.callback(_release, address, drive)
+        return drive.namespace(int(match[2])), release.close
     except BaseException:
         _release(address, drive)
         raise
@@ -74,16 +77,6 @@ def _release(address: str, drive: Drive) -> None:
             return
         del _drives[address]
         drive.close()
-
-
-def _once(function: Callable[[], None]) -> Callable[[], None]:
-    left = [function]
-
-    def call() -> None:
-        if left:
-            left.pop()()
-
-    return call
 
 
 def _after_fork() -> None:

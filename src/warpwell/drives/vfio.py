@@ -30,7 +30,7 @@ from ..nvme.controller import ALL_ONES, CSTS, DOORBELLS
 from ..storage import word
 from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
 from .arena import DmaArena, libc, unmap
-from .machine import VFIO_DRIVER, Machine, PciDrive
+from .machine import VFIO_DRIVER, Machine, PciDrive, drive_error
 from .transport import Transport
 
 ARENA_BYTES = 256 << 20
@@ -107,10 +107,10 @@ class VfioTransport(Transport):
         machine = machine or Machine()
         drive = machine.drive(name)
         if drive.driver != VFIO_DRIVER or drive.group is None:
-            raise errors.DriveError(
-                f"drive {drive.address} belongs to {drive.driver or 'no driver'}, and not to {VFIO_DRIVER}: to take it "
-                f"from the kernel, run: sudo warpwell drive bind {drive.address}",
-                drive=drive.address,
+            raise drive_error(
+                drive.address,
+                f"it belongs to {drive.driver or 'no driver'}, and not to {VFIO_DRIVER}: to bind it, run: "
+                f"sudo warpwell drive bind {drive.address}",
             )
         try:
             with contextlib.ExitStack() as undo:
@@ -119,10 +119,8 @@ class VfioTransport(Transport):
         except errors.WarpwellError:
             raise
         except OSError as error:
-            raise errors.DriveError(
-                f"drive {drive.address}: the kernel does not hand it over ({error.strerror}): its log (dmesg) may say "
-                "why",
-                drive=drive.address,
+            raise drive_error(
+                drive.address, f"the kernel does not hand it over ({error.strerror}): see the kernel's log (dmesg)"
             ) from error
         _open.add(self)
 
@@ -158,32 +156,28 @@ class VfioTransport(Transport):
             self._descriptors.append(os.open(node, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise errors.DriveError(
-                    f"drive {drive.address} is open in another program ({node} is busy): end that first",
-                    drive=drive.address,
+                raise drive_error(
+                    drive.address,
+                    f"it is open in another program ({node} is busy): end that first",
                     reasons=(f"{node} is busy",),
                 ) from error
             advice = {
                 errno.EACCES: f"let this user open it, once: sudo warpwell drive bind {drive.address} --user $USER",
                 errno.ENOENT: "run modprobe vfio-pci vfio_iommu_type1 as root",
-            }.get(error.errno or 0, "the kernel's log (dmesg) may say why")
-            raise errors.DriveError(
-                f"drive {drive.address}: {node}: {error.strerror}: {advice}", drive=drive.address
-            ) from error
+            }.get(error.errno or 0, "see the kernel's log (dmesg)")
+            raise drive_error(drive.address, f"{node}: {error.strerror}: {advice}") from error
         return self._descriptors[-1]
 
     def _attach(self, drive: PciDrive, container: int, group: int) -> None:
         if fcntl.ioctl(container, _GET_API_VERSION) != _API_VERSION or not fcntl.ioctl(
             container, _CHECK_EXTENSION, _TYPE1_V2
         ):
-            raise errors.DriveError(
-                f"drive {drive.address}: this kernel's VFIO has no IOMMU of type 1, version 2", drive=drive.address
-            )
+            raise drive_error(drive.address, "this kernel's VFIO has no IOMMU of type 1, version 2")
         status = bytearray(struct.pack("II", 8, 0))
         fcntl.ioctl(group, _GROUP_GET_STATUS, status)
         if not struct.unpack("II", status)[1] & _GROUP_VIABLE:
             reason = f"its IOMMU group {drive.group} is not viable: {', '.join(drive.neighbours)} must be given up too"
-            raise errors.DriveError(f"drive {drive.address}: {reason}", drive=drive.address, reasons=(reason,))
+            raise drive_error(drive.address, reason, reasons=(reason,))
         fcntl.ioctl(group, _GROUP_SET_CONTAINER, struct.pack("i", container))
         fcntl.ioctl(container, _SET_IOMMU, _TYPE1_V2)
 
@@ -193,10 +187,10 @@ class VfioTransport(Transport):
         try:
             fcntl.ioctl(container, _IOMMU_MAP_DMA, piece)
         except OSError as error:
-            raise errors.DriveError(
-                f"drive {self.address}: the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): "
-                "take a smaller arena, or raise ulimit -l",
-                drive=self.address,
+            raise drive_error(
+                self.address,
+                f"the kernel does not pin {arena.nbytes >> 20} MiB for it ({error.strerror}): take a smaller arena, or "
+                "raise ulimit -l",
             ) from error
 
     def _get_device(self, group: int) -> int:
@@ -205,10 +199,8 @@ class VfioTransport(Transport):
         device: int = libc.ioctl(group, ctypes.c_ulong(_GROUP_GET_DEVICE_FD), name)
         if device < 0:
             code = ctypes.get_errno()
-            raise errors.DriveError(
-                f"drive {self.address}: vfio-pci does not open it ({os.strerror(code)}): the "
-                "kernel's log (dmesg) may say why",
-                drive=self.address,
+            raise drive_error(
+                self.address, f"vfio-pci does not open it ({os.strerror(code)}): see the kernel's log (dmesg)"
             )
         self._descriptors.append(device)
         os.set_inheritable(device, False)
@@ -227,16 +219,11 @@ class VfioTransport(Transport):
     def _map_registers(self) -> None:
         flags, size, offset = self._region(_BAR0)
         if not flags & _REGION_CAN_MAP or size <= DOORBELLS:
-            raise errors.DriveError(
-                f"drive {self.address}: its registers ({size} bytes) cannot be mapped", drive=self.address
-            )
+            raise drive_error(self.address, f"its registers ({size} bytes) cannot be mapped")
         # mmap.mmap would keep a copy of the descriptor, with which a forked child would keep the drive busy.
         at = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, self._device, offset)
         if at in (None, ctypes.c_void_p(-1).value):
-            raise errors.DriveError(
-                f"drive {self.address}: its registers cannot be mapped ({os.strerror(ctypes.get_errno())})",
-                drive=self.address,
-            )
+            raise drive_error(self.address, f"its registers cannot be mapped ({os.strerror(ctypes.get_errno())})")
         self._at, self._size = at, size
         libc.madvise(at, size, mmap.MADV_DONTFORK)
 
@@ -323,10 +310,7 @@ class VfioTransport(Transport):
         if self._reset():
             return
         if self._command(_COMMAND_USED & ~_BUS_MASTER) & _BUS_MASTER:
-            raise errors.DriveError(
-                f"drive {self.address} cannot be reset or stopped: end this process, which frees its memory",
-                drive=self.address,
-            )
+            raise drive_error(self.address, "it cannot be reset or stopped: end this process, which frees its memory")
 
     def _reset(self) -> bool:
         """Reset the function; return False if that is not possible (lock held)."""
@@ -381,11 +365,10 @@ def _check_lock_limit(machine: Machine, drive: PciDrive, nbytes: int) -> None:
         return
     locked = int(status["VmLck"].split()[0]) << 10
     if locked + nbytes > limit:
-        raise errors.DriveError(
-            f"drive {drive.address}: its memory of {nbytes >> 10} KiB is pinned, and this user may pin "
-            f"{limit >> 10} KiB ({locked >> 10} are used): raise ulimit -l (memlock in /etc/security/limits.conf), or "
-            "take a smaller arena",
-            drive=drive.address,
+        raise drive_error(
+            drive.address,
+            f"its memory of {nbytes >> 10} KiB is pinned, and this user may pin {limit >> 10} KiB ({locked >> 10} are "
+            "used): raise ulimit -l (memlock in /etc/security/limits.conf), or take a smaller arena",
         )
 
 
