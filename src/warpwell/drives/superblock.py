@@ -103,7 +103,7 @@ class Superblock:
         return cls(nbytes, npy_at, identity)
 
 
-def head_of(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> bytes:
+def head_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """Return the first `DATA_AT` bytes of a namespace that holds an array: superblock, zeros, header.
 
     Items follow in C order.
@@ -112,14 +112,13 @@ def head_of(shape: tuple[int, ...], dtype: np.dtype[Any], descr: Any = None) -> 
     ----------
     shape : tuple of int
     dtype : numpy.dtype
-    descr : object, optional
-        Description of the dtype in the header, by default NumPy's own.
 
     Raises
     ------
     ArgumentError
         The description of the dtype does not fit, because it has too many fields.
     """
-    descr = np.lib.format.dtype_to_descr(dtype) if descr is None else descr
     nbytes = DATA_AT - NPY_AT + int(np.prod(shape, dtype=object)) * dtype.itemsize
-    return Superblock(nbytes).pack().ljust(NPY_AT, b"\0") + npy_header(descr, shape, DATA_AT - NPY_AT)
+    return Superblock(nbytes).pack().ljust(NPY_AT, b"\0") + npy_header(
+        np.lib.format.dtype_to_descr(dtype), shape, DATA_AT - NPY_AT
+    )
