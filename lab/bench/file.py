@@ -23,13 +23,23 @@ from lab.bench.misses import touch
 from lab.bench.timing import kernel_seconds, machine, save, table
 from warpwell._check import checked_nbytes
 from warpwell.nvme import READ
-from warpwell.storage import FileMedium
-from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native
+from warpwell.storage import FileMedium, word
+from warpwell.storage.commands import (
+    A_STATUS,
+    ANSWER_BYTES,
+    COMMAND_BYTES,
+    call_complete,
+    call_start,
+    encode_command,
+)
+from warpwell.targets import SYSTEM, fetch_add, load_relaxed, memory_for, native, scratch
 
 
 @native
 def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, salt):
     """Keep `depth` reads of random pages in flight until `count` were begun by all threads; return how many failed."""
+    command = scratch(COMMAND_BYTES)
+    answer = scratch(ANSWER_BYTES)
     begun = fetch_add(counter, 1, SYSTEM)
     going = 0
     failed = 0
@@ -37,21 +47,17 @@ def pump(start, complete, state, buffers, nbytes, pages, depth, count, counter, 
         while going < depth and begun < count:
             page = (begun * 0x9E3779B1 + salt) & (pages - 1)
             slot = begun % depth
-            status = call_native(start, state, READ, page * nbytes, nbytes, buffers + slot * nbytes, slot)
+            encode_command(command, READ, page * nbytes, nbytes, buffers + slot * nbytes)
+            status = call_start(start, state, command, slot)
             if status < 0:
                 going += 1
             elif status > 0:
                 failed += 1
             begun = fetch_add(counter, 1, SYSTEM)
-        if complete != 0:
-            found = call_native(complete, state, 0, 0, 0, 0, 0)
-            while found >= 0:
-                going -= 1
-                if found & 0xFFFF != 0:
-                    failed += 1
-                found = -1
-                if going > 0:
-                    found = call_native(complete, state, 0, 0, 0, 0, 0)
+        while going > 0 and call_complete(complete, state, answer):
+            going -= 1
+            if word(answer, A_STATUS) != 0:
+                failed += 1
         if load_relaxed(counter, SYSTEM) >= count and going == 0:
             break
     return failed

@@ -19,7 +19,7 @@ from lab.bench.timing import kernel_times, rates, registers_per_thread
 from warpwell import gpu
 from warpwell._check import checked_nbytes
 from warpwell.cache.partition import FramePool
-from warpwell.storage import Medium, NativeMedium
+from warpwell.storage import Medium, NativeMedium, decode_command
 from warpwell.targets import (
     activemask,
     device,
@@ -205,8 +205,9 @@ class Sequence(Medium):
 
 
 @native
-def sequence(state, opcode, offset, nbytes, buffer, tag):
+def sequence(state, command, tag):
     """Fill a buffer with the indices of its items."""
+    _, offset, nbytes, buffer = decode_command(command)
     for k in range(nbytes >> 3):
         store_weak_as(buffer + 8 * k, (offset >> 3) + k, I8)
     return 0

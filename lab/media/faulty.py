@@ -1,12 +1,11 @@
 """Faulty and KeyValueFaulty: a medium, or native functions for keys and values, that fail on purpose.
 
-Both are served by the same native functions; `KEYED` tells them apart. Later events (commands that arrived while it was
+Both have the same native functions. Later events (commands that arrived while it was
 silent, late commands, second completions) wait in one queue, ordered by time.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,32 +13,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell import errors
-from warpwell.nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe
-from warpwell.storage import PENDING, Medium, NativeMedium, raw_bytes, set_word, word
-from warpwell.storage.commands import lock, unlock
+from warpwell.nvme import KV_UNRECOVERED_ERROR, READ, UNRECOVERED_READ_ERROR, WRITE, WRITE_FAULT, describe, word0_opc
+from warpwell.storage import PENDING, Medium, NativeMedium, decode_command, raw_bytes, set_word, word, write_answer
+from warpwell.storage.commands import (
+    A_STATUS,
+    A_TAG,
+    C_WORD0,
+    COMMAND_BYTES,
+    COMMAND_WORDS,
+    call_complete,
+    call_start,
+    encode_command,
+    lock,
+    unlock,
+)
 from warpwell.targets import (
     SYSTEM,
-    call_native,
     clock_ns,
     device,
     div,
     fetch_add,
-    load_relaxed,
     memory_for,
     native,
     rem,
-    store_relaxed,
+    scratch,
 )
 
 from .latency import Latency
-from .wrapper import Wrapper, keep_result, results_table, take_result
+from .wrapper import Wrapper
 
 START = 0
 COMPLETE = 1
 INNER = 2
-RESULTS = 3
-KEYED = 4
-"""1 where commands are of keys and values."""
 RECEIVED = 5
 SILENT = 6
 SILENT_AFTER = 7
@@ -86,15 +91,12 @@ KINDS = ("ok", "error", "late", "lost", "duplicate")
 
 MOST_WAITING = 16384
 """Entries of the queue of commands that come later."""
-ENTRY_BYTES = 64
 E_DUE = 0
 E_KIND = 1
-E_OP = 2
-E_FIRST = 3
-E_SECOND = 4
-E_BUFFER = 5
-E_LAST = 6
-E_ANSWER = 7
+E_TAG = 2
+E_ANSWER = 3
+E_COMMAND = 4
+ENTRY_WORDS = E_COMMAND + COMMAND_WORDS
 
 ALWAYS = 1 << 60
 
@@ -102,18 +104,17 @@ ALWAYS = 1 << 60
 class _FaultState:
     """Host side of the native functions of both classes."""
 
-    def __init__(self, *, keyed: bool, silent_after: int | None = None) -> None:
+    def __init__(self, *, silent_after: int | None = None) -> None:
         self._block = memory_for("cpu").allocate(8 * (STEPS + MAX_STEPS))
-        self._entries, self._results = memory_for("cpu").allocate(ENTRY_BYTES * MOST_WAITING), results_table()
+        self._entries = memory_for("cpu").allocate(8 * ENTRY_WORDS * MOST_WAITING)
         self._words = self._block.words
-        self._words[RESULTS], self._words[ENTRIES] = self._results.address, self._entries.address
-        self._words[KEYED] = keyed
+        self._words[ENTRIES] = self._entries.address
         self._words[SILENT_AFTER] = -1 if silent_after is None else silent_after
 
     def _over(self, inner: NativeMedium) -> NativeMedium:
         """Return native functions that call those of `inner`."""
         self._words[:3] = (inner.start, inner.complete, inner.state)
-        kept = (self._block, self._entries, self._results, inner)
+        kept = (self._block, self._entries, inner)
         return NativeMedium(faulty_start.address, faulty_complete.address, self._block.address, kept)
 
     def stop(self) -> None:
@@ -168,7 +169,7 @@ class Faulty(_FaultState, Wrapper):
         self, medium: Medium, *, delay_us: float = 0.0, silent_after: int | None = None, **faults: Any
     ) -> None:
         Wrapper.__init__(self, Latency(medium, latency_us=delay_us) if delay_us else medium)
-        _FaultState.__init__(self, keyed=False, silent_after=silent_after)
+        _FaultState.__init__(self, silent_after=silent_after)
         self.name = f"faulty {medium.name}"
         self.description = f"faulty {self.medium.description}"
         self.configure(**faults)
@@ -242,8 +243,7 @@ class Faulty(_FaultState, Wrapper):
 
     def _fault(self, op: int, offset: int, nbytes: int) -> int:
         """Return the fault of a command of the host, as for one of a queue; -1 minus the status for a torn write."""
-        decide = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(faulty_decide.address)
-        fault = int(decide(self._block.address, op, offset, nbytes, 0, 0))
+        fault = faulty_decide(self._block.address, op, offset, nbytes)
         if fault == PENDING:
             raise errors.StallError(f"{self.name} does not answer: call resume()")
         return fault
@@ -284,7 +284,7 @@ class KeyValueFaulty(_FaultState):
         late_us: float = 1000.0,
         status: int = KV_UNRECOVERED_ERROR,
     ) -> None:
-        super().__init__(keyed=True)
+        super().__init__()
         self._native = self._over(functions)
         self.configure(schedule, repeat=repeat, late_us=late_us, status=status)
 
@@ -373,7 +373,7 @@ def step_of(state: int) -> int:
 
 
 @device
-def postpone(state: int, kind: int, op: int, first: int, second: int, buffer: int, last: int, answer: int) -> None:
+def postpone(state: int, kind: int, command: int, tag: int, answer: int) -> None:
     """Queue a command, or a second completion, for later; drop it if the queue is full."""
     lock(state + 8 * LOCK)
     # under the lock, so that times rise along the queue; without a delay no time, as the interpreter's clock starts
@@ -383,37 +383,45 @@ def postpone(state: int, kind: int, op: int, first: int, second: int, buffer: in
         due += clock_ns()
     at = word(state, TAIL)
     if at - word(state, HEAD) < MOST_WAITING:
-        entry = word(state, ENTRIES) + ENTRY_BYTES * (at & (MOST_WAITING - 1))
-        store_relaxed(entry + 8 * E_DUE, due, SYSTEM)
-        store_relaxed(entry + 8 * E_KIND, kind, SYSTEM)
-        store_relaxed(entry + 8 * E_OP, op, SYSTEM)
-        store_relaxed(entry + 8 * E_FIRST, first, SYSTEM)
-        store_relaxed(entry + 8 * E_SECOND, second, SYSTEM)
-        store_relaxed(entry + 8 * E_BUFFER, buffer, SYSTEM)
-        store_relaxed(entry + 8 * E_LAST, last, SYSTEM)
-        store_relaxed(entry + 8 * E_ANSWER, answer, SYSTEM)
+        entry = entry_of(state, at)
+        set_word(entry, E_DUE, due)
+        set_word(entry, E_KIND, kind)
+        set_word(entry, E_TAG, tag)
+        set_word(entry, E_ANSWER, answer)
+        copy_command(entry + 8 * E_COMMAND, command)
         set_word(state, TAIL, at + 1)
     unlock(state + 8 * LOCK)
 
 
 @device
-def attempt(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Run a command with the injected faults of blocks."""
-    if word(state, KEYED) != 0:
-        return call_native(word(state, START), word(state, INNER), op, first, second, buffer, last)
-    fault = fault_of(state, op, first, second)
+def entry_of(state: int, position: int) -> int:
+    """Return the address of an entry."""
+    return word(state, ENTRIES) + 8 * ENTRY_WORDS * (position & (MOST_WAITING - 1))
+
+
+@device
+def copy_command(target: int, command: int) -> None:
+    """Copy the words of a command."""
+    for k in range(COMMAND_WORDS):
+        set_word(target, k, word(command, k))
+
+
+@device
+def attempt(state: int, command: int, tag: int) -> int:
+    """Run a command with the injected faults of blocks; the lowest bit of the inner tag is 1 for a torn write."""
+    op, offset, nbytes, buffer = decode_command(command)
+    fault = fault_of(state, op, offset, nbytes)
     if fault > 0:
         return fault
-    size = second
-    torn = 0
-    if fault < 0:
-        size = div(second, 1024) * 512
-        torn = 1
-    # the inner tag remembers that the answer will be an error
-    status = call_native(word(state, START), word(state, INNER), op, first, size, buffer, (last << 1) | torn)
-    if torn == 1 and status != PENDING:
-        return injected(state, WRITE)
-    return status
+    if fault == 0:
+        return call_start(word(state, START), word(state, INNER), command, tag << 1)
+    size = div(nbytes, 1024) * 512
+    if size > 0:
+        part = scratch(COMMAND_BYTES)
+        encode_command(part, op, offset, size, buffer)
+        if call_start(word(state, START), word(state, INNER), part, (tag << 1) | 1) == PENDING:
+            return PENDING
+    return injected(state, WRITE)
 
 
 @device
@@ -427,7 +435,7 @@ def receive(state: int) -> bool:
 
 
 @native
-def faulty_decide(state: int, op: int, offset: int, nbytes: int, d: int, e: int) -> int:
+def faulty_decide(state: int, op: int, offset: int, nbytes: int) -> int:
     """Return the fault of a host's command: 0, a status, -1 minus the status (torn write), or PENDING while silent."""
     if receive(state):
         return PENDING
@@ -438,71 +446,51 @@ def faulty_decide(state: int, op: int, offset: int, nbytes: int, d: int, e: int)
 
 
 @native
-def faulty_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Run a command with its injected fault, or postpone it while silent.
-
-    `first` and `second` are the offset and the number of bytes, `last` is the tag; for keys see `Controller.attach_kv`.
-    """
+def faulty_start(state: int, command: int, tag: int) -> int:
+    """Run a command with its injected fault, or postpone it while silent."""
     silent = receive(state)
     kind = step_of(state)
     if kind == LOST:
         return PENDING
     if kind == LATE or silent:
-        postpone(state, LATE, op, first, second, buffer, last, 0)
+        postpone(state, LATE, command, tag, 0)
         return PENDING
     if kind == ERROR:
-        return injected(state, op)
-    answer = attempt(state, op, first, second, buffer, last)
+        return injected(state, word0_opc(word(command, C_WORD0)))
+    answer = attempt(state, command, tag)
     if kind == DUPLICATE and answer != PENDING:
-        postpone(state, DUPLICATE, op, first, second, buffer, last, answer)
+        postpone(state, DUPLICATE, command, tag, answer)
     return answer
 
 
 @native
-def faulty_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return -1 while silent; otherwise a postponed command that is due, or a completion of the inner functions.
-
-    With `a` 1, return the result of the key-value command with tag `b`.
-    """
-    function = word(state, COMPLETE)
-    keyed = word(state, KEYED) != 0
-    if a == 1:
-        result = take_result(word(state, RESULTS), b)
-        if result == 0 and function != 0:
-            result = call_native(function, word(state, INNER), 1, b, 0, 0, 0)
-        return result
+def faulty_complete(state: int, out: int) -> bool:
+    """Answer a postponed command that is due, or one of the inner functions; none while silent."""
     if word(state, SILENT) != 0:
-        return -1
+        return False
+    command = scratch(COMMAND_BYTES)
     while word(state, HEAD) != word(state, TAIL):
         lock(state + 8 * LOCK)
         head = word(state, HEAD)
-        entry = word(state, ENTRIES) + ENTRY_BYTES * (head & (MOST_WAITING - 1))
-        if head == word(state, TAIL) or load_relaxed(entry + 8 * E_DUE, SYSTEM) > clock_ns():
+        entry = entry_of(state, head)
+        if head == word(state, TAIL) or word(entry, E_DUE) > clock_ns():
             unlock(state + 8 * LOCK)
             break
-        kind = load_relaxed(entry + 8 * E_KIND, SYSTEM)
-        op = load_relaxed(entry + 8 * E_OP, SYSTEM)
-        first = load_relaxed(entry + 8 * E_FIRST, SYSTEM)
-        second = load_relaxed(entry + 8 * E_SECOND, SYSTEM)
-        buffer = load_relaxed(entry + 8 * E_BUFFER, SYSTEM)
-        last = load_relaxed(entry + 8 * E_LAST, SYSTEM)
-        answer = load_relaxed(entry + 8 * E_ANSWER, SYSTEM)
+        kind = word(entry, E_KIND)
+        tag = word(entry, E_TAG)
+        answer = word(entry, E_ANSWER)
+        copy_command(command, entry + 8 * E_COMMAND)
         set_word(state, HEAD, head + 1)
         unlock(state + 8 * LOCK)
         if kind == LATE:
-            answer = attempt(state, op, first, second, buffer, last)
+            answer = attempt(state, command, tag)
         if answer != PENDING:
-            tag = last
-            if keyed:
-                tag = last >> 32
-            keep_result(word(state, RESULTS), tag, answer >> 16)
-            return (tag << 16) | (answer & 0xFFFF)
-    if function == 0:
-        return -1
-    got = call_native(function, word(state, INNER), 0, 0, 0, 0, 0)
-    if got < 0 or keyed:
-        return got
-    status = got & 0xFFFF
-    if (got >> 16) & 1 == 1:
-        status = injected(state, WRITE)
-    return ((got >> 17) << 16) | status
+            return write_answer(out, tag, answer & 0xFFFF, answer >> 16)
+    function = word(state, COMPLETE)
+    if function == 0 or not call_complete(function, word(state, INNER), out):
+        return False
+    tag = word(out, A_TAG)
+    set_word(out, A_TAG, tag >> 1)
+    if tag & 1 == 1:
+        set_word(out, A_STATUS, injected(state, WRITE))
+    return True

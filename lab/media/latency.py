@@ -1,6 +1,6 @@
 """Latency and KeyValueLatency: an emulated drive over a medium, or over native functions for keys and values.
 
-Both are served by the same native functions; `KEYED` tells them apart. A command moves its bytes when it starts, gets a
+Both have the same native functions. A command moves its bytes when it starts, gets a
 deadline from the limits, and waits in a queue by deadline until it completes.
 """
 
@@ -15,15 +15,33 @@ from numpy.typing import NDArray
 
 from warpwell import errors
 from warpwell._os import clock
-from warpwell.nvme import COMMAND_INTERRUPTED, FLUSH, KV_DELETE, KV_RETRIEVE, KV_STORE
-from warpwell.storage import PENDING, Medium, NativeMedium, set_word, word
+from warpwell.nvme import (
+    COMMAND_INTERRUPTED,
+    FLUSH,
+    KV_DELETE,
+    KV_RETRIEVE,
+    KV_STORE,
+    word0_opc,
+    word5_value_size,
+    word6_nlb,
+)
+from warpwell.storage import PENDING, Medium, NativeMedium, set_word, word, write_answer
 from warpwell.storage.commands import (
+    A_RESULT,
+    A_STATUS,
+    A_TAG,
+    C_BLOCKS,
+    C_CDW10,
+    C_WORD0,
     R_EXTRA,
     R_NBYTES,
+    R_OFFSET,
     R_OP,
     R_TAG,
     ROUNDS_AWAKE,
     SlotTable,
+    call_complete,
+    call_start,
     idle_rounds,
     record_of,
     release_slot,
@@ -33,7 +51,6 @@ from warpwell.storage.commands import (
 from warpwell.targets import (
     SYSTEM,
     backoff,
-    call_native,
     clock_ns,
     compare_exchange,
     device,
@@ -46,7 +63,7 @@ from warpwell.targets import (
     store_relaxed,
 )
 
-from .wrapper import Wrapper, keep_result, results_table, take_result
+from .wrapper import Wrapper
 
 # -- state: words that are only read, then what commands pass ------------------------------------------------------
 START = 0
@@ -54,9 +71,8 @@ COMPLETE = 1
 INNER = 2
 TABLE = 3
 """Address of the slot table, or 0 where no inner command is ever pending."""
-KEYED = 4
-"""1 where commands are of keys and values."""
-RESULTS = 5
+COMMAND_SET = 4
+"""`BLOCKS`, or `KEY_VALUE`."""
 PARTS = 6
 """Address of the parts."""
 ENTRIES = 7
@@ -102,13 +118,17 @@ PART_WORDS = 32
 
 # -- entry of a queue -----------------------------------------------------------------------------------------------
 E_DEADLINE = 0
-E_ANSWER = 1
-"""Tag << 16 | status."""
-E_RESULT = 2
+E_TAG = 1
+E_ANSWER = 2
+"""``status | result << 16``."""
 ENTRY_WORDS = 4
 
+SKEW_NS = 10**6
+"""A thread may read the clock this long before a thread that is admitted first."""
 READS = 0
 WRITES = 1
+BLOCKS = 0
+KEY_VALUE = 1
 MOST_PARTS = 16
 IN_FLIGHT = 4096
 """Entries of the queues of a lane."""
@@ -116,7 +136,7 @@ LOOK_ROUND = 64
 """One call in so many looks at another part first."""
 NEVER = 1 << 62
 UNIT = 512
-"""Bytes of a step in which a retrieve may begin within the value."""
+"""Bytes of a block, and of a step in which a retrieve may begin within the value."""
 
 
 @dataclass(frozen=True)
@@ -179,16 +199,16 @@ class Limits:
     bandwidth: float
     latency_us: tuple[float, float]
 
-    def over(self, inner: NativeMedium, *, keyed: bool) -> NativeMedium:
-        """Return native functions that delay those of a medium, or (`keyed`) those for keys and values."""
+    def over(self, inner: NativeMedium, command_set: int) -> NativeMedium:
+        """Return native functions that delay those of a medium, or those for keys and values."""
         parts = min(MOST_PARTS, 1 << ((os.cpu_count() or 2) - 1).bit_length())
         block = private_block(8 * (STATE_WORDS + PART_WORDS * parts))
         entries = private_block(8 * ENTRY_WORDS * 2 * IN_FLIGHT)
-        table, results = SlotTable() if inner.complete else None, results_table()
+        table = SlotTable() if inner.complete else None
         words = block.words
         words[:3] = (inner.start, inner.complete, inner.state)
         words[TABLE] = table.address if table else 0
-        words[KEYED], words[RESULTS] = keyed, results.address
+        words[COMMAND_SET] = command_set
         words[N_PARTS], words[ROOM] = parts, IN_FLIGHT // parts
         words[PARTS], words[ENTRIES] = block.address + 8 * STATE_WORDS, entries.address
         words[BYTES_COST] = _cost(self.bandwidth / 512)
@@ -198,7 +218,7 @@ class Limits:
             lane[L_COST_512], lane[L_COST_4096] = _cost(iops[0]), _cost(iops[1])
             lane[L_LATENCY] = int(self.latency_us[k] * 1000)
             words[STATE_WORDS + P_LANES + QUEUE_WORDS * k + Q_DUE :: PART_WORDS] = NEVER
-        kept = (block, entries, table, results, inner)
+        kept = (block, entries, table, inner)
         return NativeMedium(
             latency_start.address, latency_complete.address, block.address, kept, non_blocking=inner.complete == 0
         )
@@ -280,7 +300,7 @@ class Latency(Wrapper):
         self.description = f"latency {self.limits.name} over {medium.description} (emulated)"
 
     def _over(self, inner: NativeMedium) -> NativeMedium:
-        return self.limits.over(inner, keyed=False)
+        return self.limits.over(inner, BLOCKS)
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """Return bytes after the time that the drive would take."""
@@ -342,7 +362,7 @@ class KeyValueLatency:
     ) -> None:
         self.limits = limits_of(preset, read_iops, write_iops, bandwidth, latency_us)
         self.description = f"latency {self.limits.name} (emulated)"
-        self._native = self.limits.over(functions, keyed=True)
+        self._native = self.limits.over(functions, KEY_VALUE)
 
     def native(self) -> NativeMedium:
         """Return the native functions."""
@@ -367,7 +387,7 @@ def admit(state: int, lane: int, arrival: int, nbytes: int) -> int:
     costs = state + 8 * (LANES + LANE_WORDS * lane)
     free = state + 8 * (COMMANDS_FREE + lane)
     origin = word(state, ORIGIN)
-    while arrival < origin:  # the interpreter's clock starts anew with each launch
+    while origin - arrival > SKEW_NS:  # the interpreter's clock starts anew with each launch
         if compare_exchange(state + 8 * ORIGIN, origin, arrival, SYSTEM) == origin:
             set_word(state, BYTES_FREE, 0)
             set_word(state, COMMANDS_FREE + READS, 0)
@@ -403,8 +423,8 @@ def nth_part(state: int, number: int) -> int:
 
 
 @device
-def put_later(state: int, part: int, lane: int, deadline: int, answer: int, result: int) -> bool:
-    """Queue a completion for its deadline; return False if the part is locked or full."""
+def put_later(state: int, part: int, lane: int, deadline: int, tag: int, answer: int) -> bool:
+    """Queue an answer, ``status | result << 16``, for its deadline; return False if the part is locked or full."""
     record = part_of(state, part)
     if load_relaxed(record + 8 * P_LOCK, SYSTEM) != 0 or exchange(record + 8 * P_LOCK, 1, SYSTEM) != 0:
         return False
@@ -415,8 +435,8 @@ def put_later(state: int, part: int, lane: int, deadline: int, answer: int, resu
     if room:
         entry = entry_of(state, part, lane, tail)
         set_word(entry, E_DEADLINE, deadline)
+        set_word(entry, E_TAG, tag)
         set_word(entry, E_ANSWER, answer)
-        set_word(entry, E_RESULT, result)
         set_word(queue, Q_TAIL, tail + 1)
         if tail == head:
             set_word(queue, Q_DUE, deadline)
@@ -425,8 +445,8 @@ def put_later(state: int, part: int, lane: int, deadline: int, answer: int, resu
 
 
 @device
-def pop_due(state: int, part: int) -> int:
-    """Take the first completion of a part that is due: keep its result, and return tag and status; or return -1."""
+def pop_due(state: int, part: int, out: int) -> bool:
+    """Take the first answer of a part that is due, to `out`; return whether there was one."""
     record = part_of(state, part)
     lane = READS
     if word(record, P_LANES + QUEUE_WORDS + Q_DUE) < word(record, P_LANES + Q_DUE):
@@ -434,32 +454,29 @@ def pop_due(state: int, part: int) -> int:
     queue = record + 8 * (P_LANES + QUEUE_WORDS * lane)
     due = word(queue, Q_DUE)
     if due == NEVER:
-        return -1
+        return False
     now = clock_ns()
     # one that is locked: what is missed is there at the next look
     if due > now or load_relaxed(record + 8 * P_LOCK, SYSTEM) != 0 or exchange(record + 8 * P_LOCK, 1, SYSTEM) != 0:
-        return -1
-    found = -1
-    result = 0
-    if word(queue, Q_DUE) <= now:
+        return False
+    is_due = word(queue, Q_DUE) <= now
+    if is_due:
         head = word(queue, Q_HEAD) + 1
         entry = entry_of(state, part, lane, head - 1)
-        found = word(entry, E_ANSWER)
-        result = word(entry, E_RESULT)
+        answer = word(entry, E_ANSWER)
+        write_answer(out, word(entry, E_TAG), answer & 0xFFFF, answer >> 16)
         set_word(queue, Q_HEAD, head)
         due = NEVER
         if head != word(queue, Q_TAIL):
             due = word(entry_of(state, part, lane, head), E_DEADLINE)
         set_word(queue, Q_DUE, due)
     unlock(record + 8 * P_LOCK)
-    if found >= 0:
-        keep_result(word(state, RESULTS), found >> 16, result)
-    return found
+    return is_due
 
 
 @device
-def pop_other(state: int, mine: int) -> int:
-    """Take a completion that is due from the parts after `mine`; return tag and status, or -1."""
+def pop_other(state: int, mine: int, out: int) -> bool:
+    """Take an answer that is due from the parts after `mine`, to `out`; return whether there was one."""
     spilled = part_of(state, mine) + 8 * P_SPILLED
     waiting = False
     for k in range(1, word(state, N_PARTS)):
@@ -467,74 +484,71 @@ def pop_other(state: int, mine: int) -> int:
         lanes = part_of(state, part) + 8 * P_LANES
         if word(lanes, Q_DUE) != NEVER or word(lanes, QUEUE_WORDS + Q_DUE) != NEVER:
             waiting = True
-            found = pop_due(state, part)
-            if found >= 0:
+            if pop_due(state, part, out):
                 store_relaxed(spilled, max(load_relaxed(spilled, SYSTEM) - 1, 0), SYSTEM)
-                return found
+                return True
     if not waiting:
         store_relaxed(spilled, 0, SYSTEM)
-    return -1
+    return False
 
 
 @device
-def take_due(state: int) -> int:
-    """Take a completion that is due, of the calling thread's part first; return tag and status, or -1."""
+def take_due(state: int, out: int) -> bool:
+    """Take an answer that is due, of the calling thread's part first, to `out`; return whether there was one."""
     mine = nth_part(state, seat())
     record = part_of(state, mine)
     looks = word(record, P_LOOKS) + 1
     set_word(record, P_LOOKS, looks)
-    found = -1
     if looks & (LOOK_ROUND - 1) == 0:
-        found = pop_due(state, nth_part(state, div(looks, LOOK_ROUND)))
-    elif looks & 1 == 0 and word(record, P_SPILLED) > 0:
-        found = pop_other(state, mine)
-    if found < 0:
-        found = pop_due(state, mine)
+        if pop_due(state, nth_part(state, div(looks, LOOK_ROUND)), out):
+            return True
+    elif looks & 1 == 0 and word(record, P_SPILLED) > 0 and pop_other(state, mine, out):
+        return True
+    if pop_due(state, mine, out):
+        return True
     idle = idle_rounds()
-    if found < 0 and idle >= ROUNDS_AWAKE:
-        found = pop_other(state, mine)
-    elif found < 0 and idle > 0:
-        found = pop_due(state, nth_part(state, looks))
-    return found
+    if idle >= ROUNDS_AWAKE:
+        return pop_other(state, mine, out)
+    return idle > 0 and pop_due(state, nth_part(state, looks), out)
 
 
 @device
-def lane_of(op: int) -> int:
+def lane_of(word0: int) -> int:
     """Return the lane of a command; a read and a retrieve have one opcode, and so do a write and a store."""
-    opcode = op & 0xFF
+    opcode = word0_opc(word0)
     if opcode == KV_STORE or opcode == KV_DELETE or opcode == FLUSH:
         return WRITES
     return READS
 
 
 @device
-def moved_by(state: int, op: int, nbytes: int, result: int) -> int:
+def moved_by(state: int, word0: int, word5: int, word6: int, result: int) -> int:
     """Return the bytes that a command moved; at least 1 for a command on keys, so that each counts."""
-    opcode = op & 0xFF
-    if word(state, KEYED) == 0:
+    opcode = word0_opc(word0)
+    if word(state, COMMAND_SET) == BLOCKS:
         if opcode == FLUSH:
             return 0
-        return nbytes
+        return (word6_nlb(word6) + 1) * UNIT
     if opcode == KV_STORE:
-        return max(1, nbytes)
+        return max(1, word5_value_size(word5))
     if opcode == KV_RETRIEVE:
-        return max(1, min(nbytes, result - ((op >> 24) & 0xFFFF) * UNIT))
+        first = ((word5 >> 48) & 0xFFFF) * UNIT
+        return max(1, min(word5_value_size(word5), (result & 0xFFFFFFFF) - first))
     return 1
 
 
 @device
-def hold(state: int, op: int, nbytes: int, tag: int, arrival: int, answer: int) -> int:
+def hold(state: int, word0: int, word5: int, word6: int, tag: int, arrival: int, answer: int) -> int:
     """Keep a finished command until its deadline; return PENDING, or the answer if it takes no time.
 
     Wait for the deadline if all parts are full.
     """
-    result = answer >> 16
-    lane = lane_of(op)
-    deadline = admit(state, lane, arrival, moved_by(state, op, nbytes, result & 0xFFFFFFFF))
+    lane = lane_of(word0)
+    deadline = admit(state, lane, arrival, moved_by(state, word0, word5, word6, answer >> 16))
     mine = nth_part(state, seat())
     while deadline > arrival:
         for k in range(word(state, N_PARTS)):
-            if put_later(state, nth_part(state, mine + k), lane, deadline, (tag << 16) | (answer & 0xFFFF), result):
+            if put_later(state, nth_part(state, mine + k), lane, deadline, tag, answer):
                 if k > 0:
                     record = part_of(state, mine)
                     set_word(record, P_SPILLED, word(record, P_SPILLED) + 1)
@@ -545,67 +559,49 @@ def hold(state: int, op: int, nbytes: int, tag: int, arrival: int, answer: int) 
 
 
 @native
-def latency_start(state: int, op: int, first: int, second: int, buffer: int, last: int) -> int:
-    """Move the bytes now, complete at the deadline.
-
-    `second` and `last` are the number of bytes and the tag; for keys and values `last` holds both.
-    """
-    arrival = clock_ns()
+def latency_start(state: int, command: int, tag: int) -> int:
+    """Move the bytes, and complete at the deadline."""
     table = word(state, TABLE)
-    nbytes = second
-    tag = last
-    if word(state, KEYED) != 0:
-        nbytes = last & 0xFFFFFFFF
-        tag = last >> 32
-    inner = last
-    slot = -1
+    word0 = word(command, C_WORD0)
+    word5 = word(command, C_CDW10)
+    word6 = word(command, C_BLOCKS)
+    arrival = clock_ns()
+    inner = tag
     if table != 0:
-        slot = take_slot(table)
-        if slot < 0:
+        inner = take_slot(table)
+        if inner < 0:
             return COMMAND_INTERRUPTED
-        inner = slot
-        if word(state, KEYED) != 0:
-            inner = (slot << 32) | nbytes
-        record = record_of(table, slot)
+        record = record_of(table, inner)
         set_word(record, R_TAG, tag)
-        set_word(record, R_OP, op)
-        set_word(record, R_NBYTES, nbytes)
+        set_word(record, R_OP, word0)
+        set_word(record, R_OFFSET, word5)
+        set_word(record, R_NBYTES, word6)
         set_word(record, R_EXTRA, arrival)
-    answer = call_native(word(state, START), word(state, INNER), op, first, second, buffer, inner)
+    answer = call_start(word(state, START), word(state, INNER), command, inner)
     if answer == PENDING:
         return PENDING
-    if slot >= 0:
-        release_slot(table, slot)
-    return hold(state, op, nbytes, tag, arrival, answer)
+    if table != 0:
+        release_slot(table, inner)
+    return hold(state, word0, word5, word6, tag, arrival, answer)
 
 
 @native
-def latency_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return a command whose deadline has passed, or one of the inner functions that is due.
-
-    With `a` 1, return the result of the key-value command with tag `b`.
-    """
-    if a == 1:
-        return take_result(word(state, RESULTS), b)
-    found = take_due(state)
+def latency_complete(state: int, out: int) -> bool:
+    """Answer a command whose deadline has passed, or one of the inner functions that took no time."""
+    if take_due(state, out):
+        return True
     function = word(state, COMPLETE)
-    while function != 0 and found < 0:
-        got = call_native(function, word(state, INNER), 0, 0, 0, 0, 0)
-        if got < 0:
-            break
-        slot = got >> 16
-        answer = got & 0xFFFF
-        if word(state, KEYED) != 0:
-            answer |= call_native(function, word(state, INNER), 1, slot, 0, 0, 0) << 16
+    while function != 0 and call_complete(function, word(state, INNER), out):
         table = word(state, TABLE)
+        slot = word(out, A_TAG)
         record = record_of(table, slot)
         tag = word(record, R_TAG)
         arrival = word(record, R_EXTRA)
-        op = word(record, R_OP)
-        nbytes = word(record, R_NBYTES)
+        word0 = word(record, R_OP)
+        word5 = word(record, R_OFFSET)
+        word6 = word(record, R_NBYTES)
         release_slot(table, slot)
-        answer = hold(state, op, nbytes, tag, arrival, answer)
+        answer = hold(state, word0, word5, word6, tag, arrival, word(out, A_STATUS) | (word(out, A_RESULT) << 16))
         if answer != PENDING:
-            found = (tag << 16) | (answer & 0xFFFF)
-            keep_result(word(state, RESULTS), tag, answer >> 16)
-    return found
+            return write_answer(out, tag, answer & 0xFFFF, answer >> 16)
+    return False

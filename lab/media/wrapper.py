@@ -1,56 +1,10 @@
-"""Parts of emulated and faulty media: the base class of wrappers, and the results of key-value commands.
-
-The result of a key-value command is kept between the two calls with which a controller takes its completion. One thread
-makes both calls in sequence, so there are at most as many kept results as service threads.
-"""
+"""`Wrapper`, the base class of media that wrap another one."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
 from warpwell.storage import Medium, NativeMedium
-from warpwell.targets import (
-    SYSTEM,
-    Block,
-    compare_exchange,
-    device,
-    load_acquire,
-    load_relaxed,
-    private_block,
-    store_relaxed,
-    store_release,
-)
-
-RESULT_SLOTS = 256
-"""More than service threads."""
-
-
-@device
-def keep_result(table: int, tag: int, result: int) -> None:
-    """Keep the result of a command for `take_result`; a result of 0 is not stored."""
-    if result == 0:
-        return
-    at = tag & (RESULT_SLOTS - 1)
-    while compare_exchange(table + 16 * at, 0, tag + 1, SYSTEM) != 0:
-        at = (at + 1) & (RESULT_SLOTS - 1)
-    store_relaxed(table + 16 * at + 8, result, SYSTEM)
-
-
-@device
-def take_result(table: int, tag: int) -> int:
-    """Return and remove the result of a command; 0 if none was kept."""
-    for k in range(RESULT_SLOTS):
-        slot = table + 16 * ((tag + k) & (RESULT_SLOTS - 1))
-        if load_acquire(slot, SYSTEM) == tag + 1:
-            result = load_relaxed(slot + 8, SYSTEM)
-            store_release(slot, 0, SYSTEM)
-            return result
-    return 0
-
-
-def results_table() -> Block:
-    """Return memory for the results of one namespace."""
-    return private_block(16 * RESULT_SLOTS)
 
 
 class Wrapper(Medium):

@@ -41,14 +41,14 @@ class Watched(storage.RamMedium):
     def __init__(self) -> None:
         super().__init__(np.arange(N))
         self.inside = 0
-        call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 2)
         self._complete = call(self._nothing)
 
     def _nothing(self, *_: int) -> int:
         self.inside += 1
         time.sleep(0.01)
         self.inside -= 1
-        return -1
+        return 0
 
     def native(self) -> NativeMedium:
         function = ctypes.cast(self._complete, ctypes.c_void_p).value or 0

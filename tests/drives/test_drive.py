@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from tests.harness.drives import needs_qemu, set_timeout
+from tests.harness.native_calls import NativeCalls
 from tests.harness.until import HANG_SECONDS, until
 
 from lab.drives import qemu as testing_qemu
@@ -722,17 +723,13 @@ def test_a_medium_that_is_closed_still_answers_what_is_in_flight(shared: QemuDri
     """Native threads find the records of commands, whatever became of rings and buffers."""
     with shared.open() as drive:
         medium = DriveMedium(drive.namespace(1))
-        native = medium.native()
-        start, complete = (
-            ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(function)
-            for function in (native.start, native.complete)
-        )
+        calls = NativeCalls(medium.native())
         buffer = np.zeros(4096, np.uint8)
-        start(native.state, nvme.READ, 0, 4096, buffer.ctypes.data, 5)
+        calls.start_block(nvme.READ, 0, 4096, buffer.ctypes.data, 5)
         drive.transport.fail("test")
         medium.close()
-        assert complete(native.state, 0, 0, 0, 0, 0) == 5 << 16 | nvme.ABORTED_BY_HOST
-        assert complete(native.state, 0, 0, 0, 0, 0) == -1
+        assert calls.complete() == (5, nvme.ABORTED_BY_HOST, 0)
+        assert calls.complete() is None
 
 
 def test_a_drive_is_open_once_at_a_time(shared: QemuDrive) -> None:

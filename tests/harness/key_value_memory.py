@@ -12,9 +12,11 @@ from warpwell.nvme import (
     INVALID_OPCODE,
     KV_DELETE,
     KV_EXIST,
+    KV_INVALID_KEY_SIZE,
     KV_INVALID_VALUE_SIZE,
     KV_KEY_DOES_NOT_EXIST,
     KV_KEY_EXISTS,
+    KV_LIST,
     KV_RETRIEVE,
     KV_STORE,
     MAX_KEY_BYTES,
@@ -23,6 +25,10 @@ from warpwell.nvme import (
     command_word0,
     key_value_word5,
     key_words,
+    word0_opc,
+    word5_key_size,
+    word5_options,
+    word5_value_size,
 )
 from warpwell.queues.completion import drain, orphan, poll, result_of, take_ready
 from warpwell.queues.layout import ORPHAN, Q_WORDS
@@ -129,17 +135,18 @@ def find(state: int, key0: int, key1: int, size: int) -> int:
 
 
 @native
-def memory_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
+def memory_start(state: int, command: int, tag: int) -> int:
     """Run a command at once."""
-    return serve_memory(state, op, key0, key1, buffer, tail)
-
-
-@device
-def serve_memory(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
-    """Do what `memory_start` does, for other native functions."""
-    opcode = op & 0xFF
+    opcode, word5 = word0_opc(word(command, 0)), word(command, 5)
+    size, options, nbytes = word5_key_size(word5), word5_options(word5), word5_value_size(word5)
+    if opcode != KV_RETRIEVE and opcode != KV_STORE and opcode != KV_EXIST and opcode != KV_DELETE:
+        if opcode == KV_LIST and size > MAX_KEY_BYTES:
+            return KV_INVALID_KEY_SIZE
+        return INVALID_OPCODE
+    if size < 1 or size > MAX_KEY_BYTES:
+        return KV_INVALID_KEY_SIZE
     lock(state + 8 * LOCK)
-    answer = run(state, opcode, (op >> 8) & 0xFF, op >> 16, key0, key1, buffer, tail & 0xFFFFFFFF)
+    answer = run(state, opcode, size, options, word(command, 1), word(command, 7), word(command, 3), nbytes)
     unlock(state + 8 * LOCK)
     return answer
 
@@ -163,8 +170,6 @@ def run(state: int, opcode: int, size: int, options: int, key0: int, key1: int, 
         set_word(slot, S_SIZES, size | (nbytes << 8))
         copy_bytes(slot + S_VALUE, buffer, nbytes)
         return 0
-    if opcode != KV_RETRIEVE and opcode != KV_EXIST and opcode != KV_DELETE:
-        return INVALID_OPCODE
     if slot <= 0:
         return KV_KEY_DOES_NOT_EXIST
     if opcode == KV_DELETE:

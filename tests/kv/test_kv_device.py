@@ -24,8 +24,10 @@ from lab.media import KeyValueFaulty, KeyValueLatency
 from warpwell import errors, kv
 from warpwell.kv.index.layout import WITH_VERSION, version_at
 from warpwell.kv.keys import as_key
-from warpwell.storage.medium import NativeMedium
-from warpwell.targets import SYSTEM, call_native, fetch_add, load_relaxed, memory_for, native, store_relaxed
+from warpwell.nvme import word5_options, word5_value_size
+from warpwell.storage import NativeMedium, word
+from warpwell.storage.commands import call_start
+from warpwell.targets import SYSTEM, fetch_add, memory_for, native, store_relaxed
 from warpwell.targets.compiler.run_cpu import THREADS
 
 KEYS = 400
@@ -675,11 +677,12 @@ class EverOther:
 
 
 @native
-def other_each_time(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
-    start, inner = load_relaxed(state, SYSTEM), load_relaxed(state + 8, SYSTEM)
-    answer = call_native(start, inner, op, key0, key1, buffer, tail)
-    if (op >> 16) & WITH_VERSION != 0:
-        store_relaxed(version_at(buffer, tail & 0xFFFFFFFF) + 8, fetch_add(state + 16, 1, SYSTEM), SYSTEM)
+def other_each_time(state: int, command: int, tag: int) -> int:
+    answer = call_start(word(state, 0), word(state, 1), command, tag)
+    word5 = word(command, 5)
+    if word5_options(word5) & WITH_VERSION != 0:
+        version = version_at(word(command, 3), word5_value_size(word5))
+        store_relaxed(version + 8, fetch_add(state + 16, 1, SYSTEM), SYSTEM)
     return answer
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.harness.key_value_load import GOOD, NBYTES, OUTCOMES, fill_checked, keep_all_busy, one_beside_busy
 from tests.harness.key_value_memory import KeyValueMemory
+from tests.harness.native_calls import NativeCalls
 
 from lab.media import KeyValueLatency
 from warpwell import nvme
@@ -211,22 +212,20 @@ def test_a_retrieve_takes_the_time_of_the_bytes_that_moved() -> None:
     store = KeyValueMemory(slots=16, largest=whole)
     store.fill(np.array([1]), np.zeros((1, whole), np.uint8))
     drive = KeyValueLatency(store.native(), bandwidth=1e3).native()
-    call = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))
-    start, complete = call(drive.start), call(drive.complete)
+    calls = NativeCalls(drive)
     room = np.zeros(whole, np.uint8)
     # a whole value, its last 4 KiB, none of it, and one that is absent
     for key, begin, nbytes, least in ((1, 0, whole, 65), (1, 120, whole, 4), (1, 0, 0, 0), (2, 0, whole, 0)):
-        operation = nvme.KV_RETRIEVE | 8 << 8 | begin << 24
-        at_once = start(drive.state, operation, key, 0, room.ctypes.data, 5 << 32 | nbytes)
+        sizes = nvme.key_value_word5(nbytes, 8, 0) | begin << 48
+        at_once = calls.start([nvme.KV_RETRIEVE, key, 0, room.ctypes.data, 0, sizes, 0, 0], 5)
         status, size = (0, whole) if key == 1 else (nvme.KV_KEY_DOES_NOT_EXIST, 0)
         if least:
             assert at_once == -1  # pending
             for seconds in (0, 0.5 * least):
                 clock.advance(seconds)
-                assert complete(drive.state, 0, 0, 0, 0, 0) < 0
+                assert calls.complete() is None
             clock.advance(0.6 * least)
-            assert complete(drive.state, 0, 0, 0, 0, 0) == 5 << 16 | status
-            assert complete(drive.state, 1, 5, 0, 0, 0) == size
+            assert calls.complete() == (5, status, size)
         else:  # a command that takes no time is answered by `start`
             assert at_once == status | size << 16
-            assert complete(drive.state, 0, 0, 0, 0, 0) < 0
+            assert calls.complete() is None

@@ -6,12 +6,13 @@ import time
 
 import numpy as np
 import pytest
+from tests.harness.native_calls import NativeCalls
 
 import warpwell as ww
 from warpwell.kv.index.layout import VERSION_BYTES, WITH_VERSION, version_at
 from warpwell.kv.index.serve import PENDING, kv_complete, kv_start
 from warpwell.kv.keys import as_key
-from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_words
+from warpwell.nvme import FLUSH, KV_DELETE, KV_EXIST, KV_LIST, KV_RETRIEVE, KV_STORE, READ, key_value_word5, key_words
 
 ABSENT, BAD_KEY, BAD_SIZE, UNRECOVERED, EXISTS, FULL = 0x87, 0x86, 0x85, 0x88, 0x89, 0x81
 
@@ -23,19 +24,36 @@ class Device:
         (self.native,) = store.native()
         assert (self.native.start, self.native.complete) == (kv_start.address, kv_complete.address)
         self.buffer = np.zeros(1 << 20, np.uint8)
+        self.calls = NativeCalls(self.native)
 
-    def begin(self, opcode: int, key: object, nbytes: int = 0, *, options: int = 0, tag: int = 1, at: int = 0) -> int:
+    def begin(self, opcode: int, key: object, nbytes: int = 0, **options: int) -> int:
         raw = key if isinstance(key, bytes) else as_key(key)
-        op = opcode | len(raw) << 8 | options << 16  # the first byte of a piece, from bit 24, is part of `opcode`
-        words = key_words(raw[:16])
-        return kv_start(self.native.state, op, *words, self.buffer.ctypes.data + at, tag << 32 | nbytes)
+        low, high = key_words(raw[:16])
+        return self.start(opcode, low, high, len(raw), nbytes, **options)
+
+    def start(
+        self,
+        opcode: int,
+        low: int,
+        high: int,
+        length: int,
+        nbytes: int,
+        *,
+        options: int = 0,
+        tag: int = 1,
+        at: int = 0,
+        first: int = 0,
+    ) -> int:
+        sizes = key_value_word5(nbytes, length, options) | first << 48
+        return self.calls.start([opcode, low, 0, self.buffer.ctypes.data + at, 0, sizes, 0, high], tag)
 
     def end(self) -> tuple[int, int]:
         limit = time.monotonic() + 30
         while time.monotonic() < limit:
-            answer = kv_complete(self.native.state, 0, 0, 0, 0, 0)
-            if answer >= 0:
-                return answer >> 16, answer & 0xFFFF
+            if (answer := self.calls.complete()) is not None:
+                tag, status, result = answer
+                assert result == 0
+                return tag, status
         raise AssertionError("no answer")
 
     def version(self, nbytes: int) -> tuple[int, ...]:
@@ -93,7 +111,7 @@ def test_a_short_buffer_gets_a_part_and_the_whole_size(store: ww.kv.Store) -> No
 def test_bytes_behind_a_short_key_do_not_matter(store: ww.kv.Store) -> None:
     device = Device(store)
     low = int.from_bytes(b"oneJUNK!", "little")
-    answer = kv_start(device.native.state, KV_RETRIEVE | 3 << 8, low, -1, device.buffer.ctypes.data, 100)
+    answer = device.start(KV_RETRIEVE, low, -1, 3, 100)
     assert answer & (1 << 48) - 1 == 5 << 16
 
 
@@ -147,7 +165,7 @@ def test_the_pieces_of_a_value_have_one_version(store: ww.kv.Store) -> None:
     pieces = set()
     for first in (0, 1, 390, 391, 1000):  # the last one begins behind the value
         device.buffer[512:] = 0
-        answer = device.begin(KV_RETRIEVE | first << 24, b"large", 512, options=WITH_VERSION)
+        answer = device.begin(KV_RETRIEVE, b"large", 512, options=WITH_VERSION, first=first)
         assert (answer & 0xFFFF, answer >> 16) == (0, 200_000)
         pieces.add(device.version(512))
     assert len(pieces) == 1 and pieces != {(0, 0)}

@@ -5,12 +5,13 @@ import pytest
 
 from lab.media import Faulty, Latency, latency
 from warpwell.nvme import READ, UNRECOVERED_READ_ERROR, WRITE
+from warpwell.storage.commands import call_complete, call_start, encode_command, word
 from warpwell.storage.medium import PENDING, Medium
 from warpwell.storage.ram import RamMedium
 from warpwell.storage.striped import Replicated, Striped
-from warpwell.targets import call_native, clock_ns, grid, memory_for
+from warpwell.targets import clock_ns, grid, scratch
 from warpwell.targets.interp.interpreter import launch
-from warpwell.testing.media import HostBytes, drive_part
+from warpwell.testing.media import Q_ANSWERS, Q_STATUS, HostBytes, drive_part, request_table
 
 SEEDS = 12
 THREADS = 3
@@ -21,10 +22,7 @@ def interpreted(medium: Medium, requests: list[tuple[int, int, int, int]], seed:
     """Statuses of the requests, started and completed by interpreted threads."""
     native = medium.native()
     assert native is not None
-    block = memory_for("interp").allocate(8 + 48 * len(requests))
-    table = block.words[1:].reshape(len(requests), 6)
-    table[:, :4] = requests
-    block.words[0] = len(requests)
+    block, table = request_table("interp", requests)
     arguments = (native.start, native.complete, native.state, block.address, len(requests), 1 << 16, FOREVER)
     strays = []
 
@@ -33,8 +31,8 @@ def interpreted(medium: Medium, requests: list[tuple[int, int, int, int]], seed:
 
     launch(thread, THREADS, seed=seed, coarse_copies=True, max_steps=300_000)
     assert strays == [0] * THREADS
-    assert (table[:, 5] == 1).all()
-    return [int(s) for s in table[:, 4]]
+    assert (table[:, Q_ANSWERS] == 1).all()
+    return [int(s) for s in table[:, Q_STATUS]]
 
 
 def content() -> np.ndarray:
@@ -117,21 +115,23 @@ def test_withheld_commands_run_once(seed: int) -> None:
 
     def start() -> None:
         k = grid(1)
-        assert call_native(native.start, native.state, READ, 512 * k, 512, buffers[k].address, k) == -1
+        command = scratch(64)
+        encode_command(command, READ, 512 * k, 512, buffers[k].address)
+        assert call_start(native.start, native.state, command, k) == -1
 
     done = []
 
     def complete() -> None:
+        answer = scratch(24)
         for _ in range(200):
-            got = call_native(native.complete, native.state, 0, 0, 0, 0, 0)
-            if got >= 0:
-                done.append(got)
+            if call_complete(native.complete, native.state, answer):
+                done.append((word(answer, 0), word(answer, 1)))
 
     launch(start, 4, seed=seed, coarse_copies=True)
     assert medium.withheld == 4
     medium.resume()
     launch(complete, 2, seed=seed, coarse_copies=True)
-    assert sorted(done) == [k << 16 for k in range(4)]
+    assert sorted(done) == [(k, 0) for k in range(4)]
     assert np.array_equal(np.concatenate([b.bytes for b in buffers]), content()[:2048])
 
 
@@ -144,12 +144,16 @@ def test_commands_that_came_while_it_was_silent_run_at_once_in_a_later_launch() 
     def begin() -> None:
         for _ in range(50):
             clock_ns()
-        answers.append(call_native(native.start, native.state, READ, 0, 512, buffer.address, 7))
+        command = scratch(64)
+        encode_command(command, READ, 0, 512, buffer.address)
+        answers.append(call_start(native.start, native.state, command, 7))
 
     def end() -> None:
-        answers.append(call_native(native.complete, native.state, 0, 0, 0, 0, 0))
+        answer = scratch(24)
+        answers.append(call_complete(native.complete, native.state, answer))
+        answers.extend([word(answer, 0), word(answer, 1)])
 
     launch(begin, 1, seed=0)
     medium.resume()
     launch(end, 1, seed=0)
-    assert answers == [PENDING, 7 << 16] and medium.withheld == 0
+    assert answers == [PENDING, True, 7, 0] and medium.withheld == 0

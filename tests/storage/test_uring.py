@@ -1,6 +1,5 @@
 """io_uring: errors, forked children, and when it is used."""
 
-import ctypes
 import gc
 import os
 import subprocess
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.harness.native_calls import NativeCalls
 
 import warpwell as ww
 from lab.media import Latency
@@ -33,10 +33,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def calls(medium: FileMedium) -> tuple[Any, Any]:
-    native = medium.native()
-    call = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))
-    start, complete = call(native.start), call(native.complete)
-    return lambda *a: start(native.state, *a), lambda: complete(native.state, 0, 0, 0, 0, 0)
+    native = NativeCalls(medium.native())
+    return native.start_block, native.complete
 
 
 def reads(buffer: HostBytes, count: int) -> list[tuple[int, int, int, int]]:
@@ -78,8 +76,8 @@ def test_a_ring_that_the_kernel_refuses_is_done_without(path: Path) -> None:
         for number, command in enumerate(reads(buffer, 10)):
             assert start(*command, number) == PENDING
         medium._ring._block.words[uring.G_FD] = -1  # EBADF from now on
-        found = sorted(complete() for _ in range(11))
-        assert found == [-1, *(number << 16 for number in range(10))]
+        found = [complete() for _ in range(11)]
+        assert found[10] is None and sorted(found[:10]) == [(number, 0, 0) for number in range(10)]
         assert drive(medium, reads(buffer, 50), threads=2) == [0] * 50
         assert medium._ring.in_flight == 0
     check(buffer, 50)
@@ -149,9 +147,9 @@ def test_a_forked_child_leaves_the_ring_alone(path: Path) -> None:
     done: set[int] = set()
     until = time.monotonic() + 30
     while len(done) < 100 and time.monotonic() < until:
-        if (found := complete()) >= 0:
-            assert found & 0xFFFF == 0
-            done.add(found >> 16)
+        if (found := complete()) is not None:
+            assert found[1] == 0
+            done.add(found[0])
     assert len(done) == 100
     check(buffer, 100)
     medium.close()

@@ -9,17 +9,26 @@ from numpy.typing import NDArray
 
 from warpwell.errors import WarpwellError
 from warpwell.nvme import READ, WRITE
-from warpwell.storage import PENDING, Medium
+from warpwell.storage import PENDING, Medium, word
+from warpwell.storage.commands import (
+    A_STATUS,
+    A_TAG,
+    ANSWER_BYTES,
+    COMMAND_BYTES,
+    call_complete,
+    call_start,
+    encode_command,
+)
 from warpwell.targets import (
     DEVICE,
     backoff,
-    call_native,
     clock_ns,
     fetch_add,
     grid,
     kernel,
     load_acquire,
     memory_for,
+    scratch,
     store_relaxed,
     store_release,
 )
@@ -37,6 +46,8 @@ PATIENCE = 30 * 10**9
 def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_flight, threads, failed):
     """Give a medium the commands of pages `order`, each thread its share; wait until all are done."""
     t = grid(1)
+    command = scratch(COMMAND_BYTES)
+    answer = scratch(ANSWER_BYTES)
     k = t
     slot = 0
     idle = 0
@@ -49,7 +60,8 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
             tag = t * in_flight + slot
             if load_acquire(flags + 8 * tag, DEVICE) == 0:
                 store_relaxed(flags + 8 * tag, 1, DEVICE)
-                status = call_native(start, state, opcode, order[k] * nbytes, nbytes, buffers + tag * nbytes, tag)
+                encode_command(command, opcode, order[k] * nbytes, nbytes, buffers + tag * nbytes)
+                status = call_start(start, state, command, tag)
                 if status != PENDING:
                     store_relaxed(flags + 8 * tag, 0, DEVICE)
                     if status != 0:
@@ -60,13 +72,12 @@ def _commands(start, complete, state, opcode, order, nbytes, buffers, flags, in_
             for other in range(in_flight):
                 waiting += load_acquire(flags + 8 * (t * in_flight + other), DEVICE)
         if complete != 0:
-            done = call_native(complete, state, 0, 0, 0, 0, 0)
-            if done >= 0:
+            if call_complete(complete, state, answer):
                 idle = 0
                 since = clock_ns()
-                if done & 0xFFFF != 0:
+                if word(answer, A_STATUS) != 0:
                     fetch_add(failed, 1, DEVICE)
-                store_release(flags + 8 * (done >> 16), 0, DEVICE)
+                store_release(flags + 8 * word(answer, A_TAG), 0, DEVICE)
             else:
                 if waiting != 0:
                     backoff(idle)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from random import Random
 
-from warpwell.nvme import KV_RETRIEVE, KV_STORE, key_value_word5
+from warpwell.nvme import KV_RETRIEVE, KV_STORE, key_value_word5, word0_opc
 from warpwell.queues import result_of, staging_of
 from warpwell.queues.submission import submit_entry
-from warpwell.storage import PENDING, NativeMedium
+from warpwell.storage import PENDING, NativeMedium, word, write_answer
 from warpwell.targets import DEVICE, SYSTEM, fetch_add, load_relaxed, memory_for
 from warpwell.targets.interp.interpreter import current, native_handle
 
@@ -39,7 +39,6 @@ class ScriptedStore:
         self._lazy = self._random.choice((0.0, 0.5, 0.9))
         self._twice = self._random.choice((0.0, 0.0, 0.5))
         self._waiting: list[tuple[Request, int, int, bool]] = []
-        self._results: dict[int, int] = {}
         self.duplicates = 0
         # what a store's own queue does between threads: who takes a command knows what its starter knew
         self.order = memory_for("interp").allocate(8)
@@ -50,10 +49,10 @@ class ScriptedStore:
         """Return interpreted functions; compiled code cannot call them."""
         return NativeMedium(native_handle(_start), native_handle(_complete), self._number)
 
-    def start(self, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
-        """Begin a command, as `Controller.attach_kv` says."""
-        tag = tail >> 32
-        request = self._model.arrived(op, key0, key1, buffer, tail & 0xFFFFFFFF, tag & 0xFFFF)
+    def start(self, command: int, tag: int) -> int:
+        """Start a command, as `NativeMedium` says."""
+        buffer = word(command, 3)
+        request = self._model.arrived(command, tag & 0xFFFF)
         if self._random.random() >= self._late:
             answer = self._finish(request, buffer)
             if self._random.random() < self._twice:
@@ -77,22 +76,19 @@ class ScriptedStore:
                 raise Violation(f"command {request.serial} stored other data than it was given")
         return request.status | request.size << 16
 
-    def complete(self, question: int, tag: int) -> int:
-        """Return a finished command or its result, as `Controller.attach_kv` says."""
-        if question == 1:
-            return self._results[tag]
+    def complete(self, answer: int) -> bool:
+        """Answer a finished command, as `NativeMedium` says."""
         if not self._waiting or self._random.random() < self._lazy:
-            return -1
+            return False
         request, buffer, tag, again = self._waiting.pop(int(self._random.random() * len(self._waiting)))
         fetch_add(self.order.address, 1, SYSTEM)
-        self._results[tag] = request.size
         if again:
             self.duplicates += 1
         else:
             self._finish(request, buffer)
             if self._random.random() < self._twice:
                 self._put((request, buffer, tag, True))
-        return tag << 16 | request.status
+        return write_answer(answer, tag, request.status, request.size)
 
     def close(self) -> None:
         """Forget the store."""
@@ -139,16 +135,18 @@ class KeyValueModel(QueueModel):
         word5 = key_value_word5(8 * WORDS, 1 + request.serial % 16, request.serial & 3)
         return bool(submit_entry(self.queue, word0, low, staging, word5, 0, high))
 
-    def arrived(self, op: int, key0: int, key1: int, buffer: int, nbytes: int, cid: int) -> Request:
+    def arrived(self, command: int, cid: int) -> Request:
         """Check a command against what was submitted under its id."""
         request = self._of(cid, "a command arrived")
         if request.started:
             raise Violation(f"command {request.serial} was fetched twice")
         request.started = True
-        operation = request.opcode | (1 + request.serial % 16) << 8 | (request.serial & 3) << 16
-        expected = (operation, *self._key(request), staging_of(self.queue, request.cid), 8 * WORDS)
-        if (op, key0, key1, buffer, nbytes) != expected:
-            raise Violation(f"command {request.serial} arrived as {op, key0, key1, buffer, nbytes}, not {expected}")
+        low, high = self._key(request)
+        word5 = key_value_word5(8 * WORDS, 1 + request.serial % 16, request.serial & 3)
+        expected = (request.opcode, low, staging_of(self.queue, request.cid), word5, high)
+        found = (word0_opc(word(command, 0)), *(word(command, k) for k in (1, 3, 5, 7)))
+        if found != expected:
+            raise Violation(f"command {request.serial} arrived as {found}, not {expected}")
         return request
 
     def _check_data(self, request: Request, status: int) -> None:
@@ -170,9 +168,9 @@ class KeyValueModel(QueueModel):
             raise Violation(f"{self.medium.duplicates} completions came twice, and {stray} were dropped")
 
 
-def _start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
-    return _models[state].start(op, key0, key1, buffer, tail)
+def _start(state: int, command: int, tag: int) -> int:
+    return _models[state].start(command, tag)
 
 
-def _complete(state: int, question: int, tag: int, _c: int, _d: int, _e: int) -> int:
-    return _models[state].complete(question, tag)
+def _complete(state: int, answer: int) -> int:
+    return _models[state].complete(answer)

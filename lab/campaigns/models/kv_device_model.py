@@ -16,9 +16,9 @@ import numpy as np
 from warpwell.kv.device import device_cache, kernel_view
 from warpwell.kv.device import requests as at
 from warpwell.kv.index.layout import WITH_VERSION, version_at
-from warpwell.nvme import KV_RETRIEVE, KV_STORE
+from warpwell.nvme import KV_RETRIEVE, KV_STORE, word0_opc, word5_key_size, word5_options, word5_value_size
 from warpwell.queues import QueuePairs
-from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots
+from warpwell.storage import PENDING, Controller, NativeMedium, ReturnSlots, word, write_answer
 from warpwell.targets import DEVICE, SYSTEM, Block, backoff, fetch_add, load_relaxed, memory_for, store_relaxed
 from warpwell.targets.interp.interpreter import current, native_handle
 
@@ -71,7 +71,6 @@ class StoreMedium:
         self._lazy = random.choice((0.0, 0.5, 0.95))
         self._lost = random.choice((0.0, 0.05)) if model.impatient else 0.0
         self._waiting: list[_Late] = []
-        self._result = 0
         # what a store's own queue does between threads: who takes a command knows what its starter knew
         self.order = memory_for("interp").allocate(8)
         self._number = next(_numbers)
@@ -81,12 +80,13 @@ class StoreMedium:
         """Return interpreted functions; compiled code cannot call them."""
         return NativeMedium(native_handle(_start), native_handle(_complete), self._number)
 
-    def start(self, op: int, key: int, buffer: int, tail: int) -> int:
-        """Begin a command, as `Controller.attach_kv` says."""
-        first, versioned = ((op >> 24) & 0xFFFF) << 9, op >> 16 & WITH_VERSION != 0
-        command = _Late(tail >> 32, op & 0xFF, key, buffer, first, tail & 0xFFFFFFFF, versioned)
-        if (op >> 8) & 0xFF != LENGTH:
-            raise Violation(f"a key of {(op >> 8) & 0xFF} bytes arrived")
+    def start(self, address: int, tag: int) -> int:
+        """Start the command at an address, as `NativeMedium` says."""
+        word5, opcode = word(address, 5), word0_opc(word(address, 0))
+        first, versioned = ((word5 >> 48) & 0xFFFF) << 9, word5_options(word5) & WITH_VERSION != 0
+        command = _Late(tag, opcode, word(address, 1), word(address, 3), first, word5_value_size(word5), versioned)
+        if word5_key_size(word5) != LENGTH:
+            raise Violation(f"a key of {word5_key_size(word5)} bytes arrived")
         if self._random.random() >= self._late:
             return self._finish(command)
         if self._random.random() < self._lost:
@@ -114,17 +114,14 @@ class StoreMedium:
             raise Violation(f"another value than its own was stored for key {command.key}")
         return 0
 
-    def complete(self, question: int) -> int:
-        """Return a finished command or its result, as `Controller.attach_kv` says."""
-        if question == 1:
-            return self._result
+    def complete(self, out: int) -> bool:
+        """Answer a finished command, as `NativeMedium` says."""
         if not self._waiting or self._random.random() < self._lazy:
-            return -1
+            return False
         fetch_add(self.order.address, 1, SYSTEM)
         command = self._waiting.pop(int(self._random.random() * len(self._waiting)))
         answer = self._finish(command)
-        self._result = answer >> 16
-        return command.tag << 16 | (answer & 0xFFFF)
+        return write_answer(out, command.tag, answer & 0xFFFF, answer >> 16)
 
     def close(self) -> None:
         """Forget the store."""
@@ -356,9 +353,9 @@ class StoreModel:
             raise Violation("a ticket was not taken")
 
 
-def _start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
-    return _media[state].start(op, key0, buffer, tail)
+def _start(state: int, command: int, tag: int) -> int:
+    return _media[state].start(command, tag)
 
 
-def _complete(state: int, question: int, _b: int, _c: int, _d: int, _e: int) -> int:
-    return _media[state].complete(question)
+def _complete(state: int, answer: int) -> int:
+    return _media[state].complete(answer)

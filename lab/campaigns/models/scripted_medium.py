@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from warpwell.nvme import READ, WRITE
-from warpwell.storage import PENDING, Medium, NativeMedium
+from warpwell.storage import PENDING, Medium, NativeMedium, decode_command, write_answer
 from warpwell.targets import SYSTEM, fetch_add, memory_for
 from warpwell.targets.interp.interpreter import current, native_handle
 
@@ -70,7 +70,7 @@ class ScriptedMedium(Medium):
         return NativeMedium(native_handle(_start), native_handle(_complete), self._key, memory=self._prompt)
 
     def start(self, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-        """Begin a command, as `NativeMedium` says."""
+        """Start a command, as `NativeMedium` says."""
         command = (opcode, offset, nbytes, buffer, tag)
         status = self._on_start(*command) if self._on_start else 0
         if self._random.random() >= self._late:
@@ -83,15 +83,15 @@ class ScriptedMedium(Medium):
         self.waiting.append((*command, status, early))
         return PENDING
 
-    def complete(self) -> int:
-        """Return a finished command, as `NativeMedium` says."""
+    def complete(self, answer: int) -> bool:
+        """Answer a finished command, as `NativeMedium` says."""
         if not self.waiting or self._random.random() < self._lazy:
-            return -1
+            return False
         *command, status, early = self.waiting.pop(int(self._random.random() * len(self.waiting)))
         fetch_add(self.order.address, 1, SYSTEM)
         if not early:
             self._move(status, (command[0], command[1], command[2], command[3], command[4]))
-        return (command[4] << 16) | status
+        return write_answer(answer, command[4], status, 0)
 
     def _move(self, status: int, command: tuple[int, int, int, int, int]) -> None:
         opcode, offset, nbytes, buffer, _tag = command
@@ -132,9 +132,9 @@ class ScriptedMedium(Medium):
         _media.pop(self._key, None)
 
 
-def _start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    return _media[state].start(opcode, offset, nbytes, buffer, tag)
+def _start(state: int, command: int, tag: int) -> int:
+    return _media[state].start(*decode_command(command), tag)
 
 
-def _complete(state: int, _a: int, _b: int, _c: int, _d: int, _e: int) -> int:
-    return _media[state].complete()
+def _complete(state: int, answer: int) -> int:
+    return _media[state].complete(answer)

@@ -3,16 +3,19 @@
 - `clock.py`: the monotonic clock of timeouts, which tests can advance
 - `file_lock.py`: locks of files between processes
 - `interrupts.py`: Ctrl-C during a compilation and during a launch
+- `limits.py`: the limit of open files
 - `probe.py`: ask a child process whether a system call is allowed
 """
 
 from .clock import clock
 from .file_lock import file_lock, lock_descriptor, open_for_lock, unlock_descriptor
 from .interrupts import Interrupts, interruptible, uninterrupted
+from .limits import allow_more_files
 from .probe import probe
 
 __all__ = [
     "Interrupts",
+    "allow_more_files",
     "clock",
     "file_lock",
     "interruptible",

@@ -49,7 +49,7 @@ from ..nvme import (
 )
 from ..nvme.controller import completion_doorbell, submission_doorbell
 from ..nvme.prp import PAGE
-from ..storage import PENDING, NativeMedium, PythonMedium, carry_out, set_word, word
+from ..storage import PENDING, NativeMedium, PythonMedium, carry_out, decode_command, set_word, word, write_answer
 from ..storage.commands import (
     R_BUFFER,
     R_EXTRA,
@@ -536,9 +536,10 @@ class _Pair:
 # -- functions of the interpreter: it does not see stores of a drive, so the host carries commands out ----------------
 
 
-def carry_out_by_host(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def carry_out_by_host(state: int, command: int, tag: int) -> int:
     """Carry out a command by the host queue; return its status (never pending)."""
     medium, run = _media[state], current()
+    op, offset, nbytes, buffer = decode_command(command)
     data = np.zeros(nbytes, np.uint8)
     if op == WRITE:
         data[:] = np.frombuffer(run.read_bytes(buffer, nbytes), np.uint8)
@@ -548,9 +549,9 @@ def carry_out_by_host(state: int, op: int, offset: int, nbytes: int, buffer: int
     return status if medium.failure() is None else ABORTED_BY_HOST
 
 
-def complete_nothing(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return -1: `carry_out_by_host` leaves no command pending."""
-    return -1
+def complete_nothing(state: int, answer: int) -> bool:
+    """Return False: `carry_out_by_host` leaves no command pending."""
+    return False
 
 
 # -- device code ------------------------------------------------------------------------------------------------------
@@ -655,8 +656,9 @@ def parts_in(state: int, nbytes: int) -> int:
 
 
 @native_but_interpreted(carry_out_by_host)
-def drive_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def drive_start(state: int, command: int, tag: int) -> int:
     """Submit a command to one of the queues and return PENDING, or return the status of a refused command."""
+    op, offset, nbytes, buffer = decode_command(command)
     if op != READ and op != WRITE and op != FLUSH:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:
@@ -705,8 +707,8 @@ def locked_queue(state: int) -> int:
 
 
 @native_but_interpreted(complete_nothing)
-def drive_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return tag and status of a completed command, or -1."""
+def drive_complete(state: int, answer: int) -> bool:
+    """Answer a completed command; return whether there was one."""
     count = word(state, M_QUEUES)
     turn = fetch_add(state + 8 * M_POLL, 1, SYSTEM)
     for k in range(count):
@@ -726,10 +728,10 @@ def drive_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
         if slot >= 0:
             table = word(state, M_TABLE)
             record = record_of(table, slot)
-            found = (word(record, R_TAG) << 16) | word(record, R_STATUS)
+            write_answer(answer, word(record, R_TAG), word(record, R_STATUS), 0)
             release_slot(table, slot)
-            return found
-    return -1
+            return True
+    return False
 
 
 @device

@@ -37,8 +37,9 @@ from .index.serve import (
     E_BUFFER,
     E_KEY0,
     E_KEY1,
+    E_NBYTES,
     E_OP,
-    E_TAIL,
+    E_TAG,
     ENTRY_WORDS,
     Q_ENTRIES,
     Q_FLAGS,
@@ -127,13 +128,12 @@ class Writes:
             head = int(self._words[Q_HEAD])
             rows = self._entries[np.arange(head, head + count) & ((1 << RING_SHIFT) - 1)]
             for row in rows:
-                tag = int(row[E_TAIL]) >> 32
-                post(ring, tag << 16 | self._serve(row))
+                post(ring, int(row[E_TAG]) << 16 | self._serve(row))
             take(ring, count)
 
     def _serve(self, row: NDArray[np.int64]) -> int:
-        op, tail = int(row[E_OP]), int(row[E_TAIL])
-        opcode, options, nbytes = op & 0xFF, op >> 16 & 0xFF, tail & 0xFFFFFFFF
+        op, nbytes = int(row[E_OP]), int(row[E_NBYTES])
+        opcode, options = op & 0xFF, op >> 16 & 0xFF
         key = np.ascontiguousarray(row[E_KEY0 : E_KEY1 + 1]).tobytes()[: op >> 8 & 0xFF]
         self.served.add(_NAMES[opcode])
         try:

@@ -16,12 +16,12 @@ Files, in the order in which a command meets them:
 - uring.py        io_uring: many commands of a file in flight
 - page_cache.py   pages of a file in the system's page cache, which commands copy
 - striped.py      `Striped` and `Replicated`: several media as one
-- commands.py     helpers of native media: slots of commands in flight, spin locks, state words
+- commands.py     helpers of native media: words of commands and answers, slots of commands in flight, spin locks
 """
 
-from .commands import set_word, word
+from .commands import decode_command, set_word, word, write_answer
 from .controller import MAX_WEIGHT, Controller, HostThreads, service_threads
-from .file import FileMedium, allow_more_files
+from .file import FileMedium
 from .gpudirect import CuFileOptions, GpuDirectReads
 from .host_reads import BulkReads, StagedReads
 from .medium import PENDING, Medium, NativeMedium, PythonMedium, carry_out, python_functions, raw_bytes

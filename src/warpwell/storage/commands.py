@@ -1,4 +1,4 @@
-"""Commands in flight, for native media: words of a state, spin locks, zeros, slots of commands.
+"""Helpers of native media: words of commands and answers, spin locks, zeros, slots of commands in flight.
 
 A medium that waits for another medium keeps each command in a slot; the slot's number is the tag that the other medium
 receives.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..nvme import word0_opc, word5_slba, word6_nlb
 from ..targets import (
     SYSTEM,
     backoff,
+    call_native,
     device,
     div,
     exchange,
@@ -23,6 +25,29 @@ from ..targets import (
 )
 
 U1 = np.dtype(np.uint8)
+
+BLOCK = 512
+"""Bytes of a logical block."""
+
+# -- command, as `start` gets it: words of an NVMe command ------------------------------------------------------
+C_WORD0 = 0
+"""Opcode, command identifier and namespace."""
+C_BUFFER = 3
+C_BLOCK = 5
+"""First block."""
+C_CDW10 = 5
+"""Lower half: cdw10, in commands that are not to blocks often the number of bytes to transfer."""
+C_BLOCKS = 6
+"""Number of blocks, less 1."""
+COMMAND_WORDS = 8
+COMMAND_BYTES = 64
+
+# -- answer, as `complete` writes it ----------------------------------------------------------------------------
+A_TAG = 0
+A_STATUS = 1
+A_RESULT = 2
+ANSWER_WORDS = 3
+ANSWER_BYTES = 24
 
 # -- slot table: a lock, the number of free slots, the stack of free slots, then the records -----------------
 T_LOCK = 0
@@ -58,6 +83,48 @@ def word(state: int, index: int) -> int:
 def set_word(state: int, index: int, value: int) -> None:
     """Store a state word."""
     store_relaxed(state + 8 * index, value, SYSTEM)
+
+
+@device
+def decode_command(command: int) -> tuple[int, int, int, int]:
+    """Return the opcode of a command to blocks, its offset and length in bytes, and the address of its buffer."""
+    return (
+        word0_opc(word(command, C_WORD0)),
+        word5_slba(word(command, C_BLOCK)) * BLOCK,
+        (word6_nlb(word(command, C_BLOCKS)) + 1) * BLOCK,
+        word(command, C_BUFFER),
+    )
+
+
+@device
+def encode_command(command: int, op: int, offset: int, nbytes: int, buffer: int) -> int:
+    """Write a command to blocks, of a multiple of 512 bytes; return its address."""
+    set_word(command, C_WORD0, op)
+    set_word(command, C_BUFFER, buffer)
+    set_word(command, C_BLOCK, offset >> 9)
+    set_word(command, C_BLOCKS, (nbytes >> 9) - 1)
+    return command
+
+
+@device
+def call_start(function: int, state: int, command: int, tag: int) -> int:
+    """Call a start function (`NativeMedium`)."""
+    return call_native(function, state, command, tag, 0, 0, 0)
+
+
+@device
+def call_complete(function: int, state: int, answer: int) -> bool:
+    """Call a complete function (`NativeMedium`)."""
+    return call_native(function, state, answer, 0, 0, 0, 0) != 0
+
+
+@device
+def write_answer(answer: int, tag: int, status: int, result: int) -> bool:
+    """Write an answer; return True."""
+    set_word(answer, A_TAG, tag)
+    set_word(answer, A_STATUS, status)
+    set_word(answer, A_RESULT, result)
+    return True
 
 
 @device

@@ -217,18 +217,12 @@ class Controller:
         with self._lock:
             self._require_open()
             nsid = self._free_namespace()
-            record = self._records[nsid]
             functions = medium.native()
             if functions is None:
                 functions = python_functions(medium)
                 self._keep.append(functions)
-            record[native.NS_STATE] = functions.state
-            record[native.NS_BYTES] = -(-medium.nbytes // unit) * unit
-            record[native.NS_KIND] = native.BLOCKS
             self._media[nsid] = medium
-            record[native.NS_MEMORY] = functions.memory
-            record[native.NS_NON_BLOCKING] = functions.non_blocking
-            self._publish(nsid, functions.start, functions.complete)
+            self._publish(nsid, functions, native.BLOCKS, -(-medium.nbytes // unit) * unit)
             return nsid
 
     def attach_kv(self, functions: NativeMedium, *, name: str, owner: Any = None) -> int:
@@ -237,14 +231,9 @@ class Controller:
         Parameters
         ----------
         functions : NativeMedium
-            ``start(state, op, key0, key1, buffer, tail)`` begins a command: op is
-            ``opcode | key_size << 8 | options << 16 | start << 24``, where start is the place in the value, in 512
-            bytes, at which a retrieve begins, and tail ``tag << 32 | value_size``, the value's or the buffer's. A
-            tag has 31 bits; bits 16 to 25 are the index of the queue. It returns ``status | result << 16``, or
-            `PENDING`. After that ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1
-            while no completion is due; ``complete(state, 1, tag, 0, 0, 0)``, which follows at once in the same thread,
-            returns its result, dw0 of the completion. A completion of no command in flight is dropped and counted
-            (`stray`).
+            Native functions that check and run commands. The controller checks nothing but the namespace. A tag has
+            31 bits; bits 16 to 25 are the index of the queue. A completion of a command that is not in flight is
+            dropped and counted (`stray`).
         name : str
             For messages.
         owner : object, optional
@@ -257,13 +246,8 @@ class Controller:
         with self._lock:
             self._require_open()
             nsid = self._free_namespace()
-            record = self._records[nsid]
-            record[native.NS_STATE] = functions.state
-            record[native.NS_BYTES] = 0
-            record[native.NS_KIND] = native.KEY_VALUE
-            record[native.NS_MEMORY] = 0
             self._stores[nsid] = (name, (functions, owner))
-            self._publish(nsid, functions.start, functions.complete)
+            self._publish(nsid, functions, native.KEY_VALUE, 0)
             return nsid
 
     def _free_namespace(self) -> int:
@@ -272,11 +256,13 @@ class Controller:
             raise errors.ArgumentError(f"a controller serves at most {NAMESPACES - 1} arrays and stores: close some")
         return free[0]
 
-    def _publish(self, nsid: int, start: int, complete: int) -> None:
+    def _publish(self, nsid: int, functions: NativeMedium, kind: int, nbytes: int) -> None:
         record = self._records[nsid]
+        record[native.NS_STATE], record[native.NS_BYTES], record[native.NS_KIND] = functions.state, nbytes, kind
+        record[native.NS_MEMORY], record[native.NS_NON_BLOCKING] = functions.memory, functions.non_blocking
         record[native.NS_ERRORS] = record[native.NS_STRAY] = 0
-        record[native.NS_COMPLETE] = complete
-        record[native.NS_START] = start
+        record[native.NS_COMPLETE] = functions.complete
+        record[native.NS_START] = functions.start
         self._records[0, 0] = max([*self._media, *self._stores]) + 1
 
     def detach(self, nsid: int) -> None:
@@ -397,8 +383,8 @@ class Controller:
 
     def complete(self, thread: int) -> int:
         """Do the latter part of a round: post what the media have finished; return the number of commands."""
-        ended = self._record_of(thread) + 8 * native.T_DONE
-        return int(native.poll_media(self.control, ended, self.namespaces))
+        answers = self._record_of(thread) + 8 * native.T_ANSWERS
+        return int(native.poll_media(self.control, answers, self.namespaces))
 
     def _record_of(self, thread: int) -> int:
         return self._records_of_threads + 8 * native.THREAD_WORDS * thread

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import mmap
 import os
-import resource
 import stat
 import weakref
 from typing import Any
@@ -45,17 +44,20 @@ from ..targets import (
 )
 from ..targets.native import native_but_interpreted
 from .commands import (
+    ANSWER_WORDS,
     R_BUFFER,
     R_EXTRA,
     R_NBYTES,
     R_OFFSET,
     R_OP,
     R_TAG,
+    decode_command,
     record_of,
     release_slot,
     set_word,
     try_slot,
     word,
+    write_answer,
     zero_fill,
 )
 from .medium import PENDING, Medium, NativeMedium, raw_bytes
@@ -339,8 +341,8 @@ class FileMedium(Medium):
         mine = os.getpid() == self._process  # the state and the ring are shared with the process that opened the file
         if self._ring is not None and mine:
             ring, self._ring = self._ring, None
-            function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(ring_complete.address)
-            ring.drain(lambda: function(self._state.address, 0, 0, 0, 0, 0), 30.0)
+            answer = np.zeros(ANSWER_WORDS, np.int64)
+            ring.drain(lambda: bool(ring_complete(self._state.address, answer.ctypes.data)), 30.0)
             self._state.words[RING] = 0  # first: nobody finds a ring that is not there
             ring.close()
         elif self._ring is not None:
@@ -507,14 +509,6 @@ def _open(path: str, writable: bool) -> int:
         raise
 
 
-def allow_more_files(fd: int) -> None:
-    """Raise the soft limit of open files, often 1,024, if a descriptor that is to stay open is in its upper half."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if fd > 200 and fd > soft // 2 and (hard == resource.RLIM_INFINITY or hard > soft):
-        wanted = min(max(2 * soft, 4096), 1 << 20 if hard == resource.RLIM_INFINITY else hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def _numbers(path: str) -> str:
     found = os.stat(path).st_rdev
     return f"{os.major(found)}:{os.minor(found)}"
@@ -555,14 +549,16 @@ def _in_memory(fd: int) -> bool:
 
 
 @native
-def file_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def file_start(state: int, command: int, tag: int) -> int:
     """Transfer the bytes before returning (never pending)."""
+    op, offset, nbytes, buffer = decode_command(command)
     return run_command(state, op, offset, nbytes, buffer, word(state, DIRECT_FD))
 
 
 @native_but_interpreted(file_start.function)
-def lookup_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
-    """Transfer the bytes before returning, from the page cache where it holds them (never pending)."""
+def lookup_start(state: int, command: int, tag: int) -> int:
+    """Transfer the bytes before returning, from the page cache if it holds them (never pending)."""
+    op, offset, nbytes, buffer = decode_command(command)
     return run_command(state, op, offset, nbytes, buffer, choose_path(state, op, offset, nbytes))
 
 
@@ -631,8 +627,9 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
 
 
 @native_but_interpreted(file_start.function)
-def ring_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def ring_start(state: int, command: int, tag: int) -> int:
     """Queue a command and return PENDING, or run it if the ring cannot carry it."""
+    op, offset, nbytes, buffer = decode_command(command)
     inside = max(0, min(nbytes, word(state, NBYTES) - offset))
     direct = choose_path(state, op, offset, nbytes)
     if direct < 0 or not for_ring(state, op, offset, inside, buffer):
@@ -667,8 +664,8 @@ def enqueue(state: int, ring: int, slot: int) -> None:
 
 
 @device
-def settle(state: int, slot: int, result: int) -> int:
-    """Return tag and status of a command that the kernel ended with `result`; end it here if the kernel did not."""
+def settle(state: int, slot: int, result: int, answer: int) -> bool:
+    """Answer a command that the kernel completed with `result`; transfer what the kernel left. Return True."""
     table = word(word(state, RING), G_SLOTS)
     record = record_of(table, slot)
     op = word(record, R_OP)
@@ -696,29 +693,29 @@ def settle(state: int, slot: int, result: int) -> int:
             status = file_failed(state, op, SHORT if got > 0 else -got)
     if op == READ and status == 0:
         zero_fill(buffer + inside, rest)
-    return (tag << 16) | status
+    return write_answer(answer, tag, status, 0)
 
 
 @device
-def none_is_due(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Complete nothing: what the interpreter runs is never pending."""
-    return -1
+def none_is_due(state: int, answer: int) -> bool:
+    """Complete nothing: no interpreted command is ever pending."""
+    return False
 
 
 @native_but_interpreted(none_is_due)
-def ring_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Hand queued commands to the kernel; return tag and status of one that ended, or -1."""
+def ring_complete(state: int, answer: int) -> bool:
+    """Submit queued commands to the kernel, and answer one that has completed; return whether there was one."""
     ring = word(state, RING)
     if ring == 0:
-        return -1
+        return False
     submit(ring)
     found = poll_completions(ring)
     if found >= 0:
         result = found & 0xFFFFFFFF
         if result >= 0x80000000:
             result -= 0x100000000
-        return settle(state, found >> 32, result)
+        return settle(state, found >> 32, result, answer)
     slot = cancel_queued(ring)
-    if slot >= 0:
-        return settle(state, slot, -11)
-    return -1
+    if slot < 0:
+        return False
+    return settle(state, slot, -11, answer)

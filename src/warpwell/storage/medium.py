@@ -23,8 +23,11 @@ from ..nvme import (
     UNRECOVERED_READ_ERROR,
     WRITE,
     WRITE_FAULT,
+    word0_opc,
+    word6_nlb,
 )
 from ..targets.memory import view_of
+from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES
 
 PENDING = -1
 """What a start function returns when the command will complete later."""
@@ -34,11 +37,12 @@ PENDING = -1
 class NativeMedium:
     """The native functions of a medium, for service threads that hold no interpreter lock.
 
-    ``start(state, opcode, offset, nbytes, buffer, tag)`` begins a command: an NVMe opcode (READ, WRITE,
-    FLUSH), a range in bytes (multiples of the medium's block; a read may reach past the end), a host address, and a tag
-    of at most 40 bits. It returns an NVMe status (0: success), or `PENDING`. After that
-    ``complete(state, 0, 0, 0, 0, 0)`` returns ``tag << 16 | status`` once for it, and -1 while no completion is due.
-    Several threads call both functions concurrently.
+    ``start(state, command, tag)`` starts a command. `command` is the address of the eight words of an NVMe command,
+    which are valid until `start` returns; words 2 and 4 are undefined. Its range is a multiple of the medium's block,
+    and a read may reach past the end (`commands.decode_command`). `tag` is not negative and has at most 56 bits. The
+    function returns ``status | result << 16``, an NVMe status (0: success) and dw0 of the completion, or `PENDING`.
+    After that ``complete(state, answer)`` returns True once for the command, with three words at `answer`: tag, status
+    and result. It returns False while no completion is due. Several threads call both functions concurrently.
 
     Attributes
     ----------
@@ -310,9 +314,11 @@ def python_functions(medium: Medium) -> NativeMedium:
     """Return native functions of a medium written in Python: each command takes Python's global interpreter lock."""
     one_at_a_time = threading.Lock()
 
-    def start(state: int, opcode: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+    def start(state: int, command: int, tag: int) -> int:
+        words = view_of(command, COMMAND_BYTES, np.int64).tolist()
+        offset, nbytes = BLOCK * words[C_BLOCK], BLOCK * (word6_nlb(words[C_BLOCKS]) + 1)
         with one_at_a_time:
-            return carry_out(medium, opcode, offset, view_of(buffer, nbytes, np.uint8))
+            return carry_out(medium, word0_opc(words[C_WORD0]), offset, view_of(words[C_BUFFER], nbytes, np.uint8))
 
-    function = ctypes.CFUNCTYPE(ctypes.c_int64, *([ctypes.c_int64] * 6))(start)
+    function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(start)
     return NativeMedium(int(ctypes.cast(function, ctypes.c_void_p).value or 0), 0, 0, function)

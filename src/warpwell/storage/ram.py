@@ -11,7 +11,7 @@ from .. import errors
 from .._check import checked_nbytes
 from ..nvme import FLUSH, INVALID_OPCODE, LBA_OUT_OF_RANGE, NAMESPACE_WRITE_PROTECTED, READ, WRITE
 from ..targets import copy_bytes, memory_for, native, private_block
-from .commands import word, zero_fill
+from .commands import decode_command, word, zero_fill
 from .medium import Medium, NativeMedium, raw_bytes
 
 BASE = 0
@@ -97,8 +97,9 @@ class RamMedium(Medium):
 
 
 @native
-def ram_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def ram_start(state: int, command: int, tag: int) -> int:
     """Copy the bytes before returning (never pending)."""
+    op, offset, nbytes, buffer = decode_command(command)
     if op == FLUSH:
         return 0
     if op != READ and op != WRITE:

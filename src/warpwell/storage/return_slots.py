@@ -1,13 +1,14 @@
 """Return value queues: slots for values, in shared memory, that the controller assigns when it answers.
 
-A retrieve without a buffer requests a slot. The controller takes the next free slot and returns its number in the low
-half of dw1 of the completion; the reader of the value frees the slot by clearing its word. There are fewer slots than
-command ids: if all are taken, the command completes with "namespace not ready" and must be submitted again after values
-have been taken.
+A command that transfers data (cdw10 is not 0) and names no buffer requests a slot. The controller takes the next free
+slot and returns its number in the low half of dw1 of the completion; the reader of the value frees the slot by clearing
+its word. There are fewer slots than command ids: if all are taken, the command completes with "namespace not ready" and
+must be submitted again after values have been taken.
 """
 
 from __future__ import annotations
 
+from warpwell.nvme import NAMESPACE_NOT_READY
 from warpwell.queues import QueuePairs, field, id_record
 from warpwell.queues import layout as at
 from warpwell.targets import (
@@ -23,6 +24,7 @@ from warpwell.targets import (
 )
 
 from .. import errors
+from .commands import C_BUFFER, C_CDW10, set_word, word
 
 # -- record of a return value queue (shared host memory), `Q_USER` and `P_USER` of a pair ------------------------
 R_COUNT = 0
@@ -88,6 +90,18 @@ def alloc_return_slot(port: int, cid: int) -> int:
             store_relaxed(record + 8 * R_NEXT, slot + 1, SYSTEM)
             store_relaxed(field(record, R_OF) + 8 * cid, slot + 1, SYSTEM)
             return field(record, R_SLOTS) + slot * field(record, R_SLOT_BYTES)
+    return 0
+
+
+@device
+def assign_return_slot(port: int, cid: int, command: int) -> int:
+    """Give a command that requests a return slot one as its buffer; return a status (any I/O thread)."""
+    if word(command, C_BUFFER) != 0 or word(command, C_CDW10) & 0xFFFFFFFF == 0 or field(port, at.P_USER) == 0:
+        return 0
+    slot = alloc_return_slot(port, cid)
+    if slot == 0:
+        return NAMESPACE_NOT_READY  # all slots are taken: to be submitted again
+    set_word(command, C_BUFFER, slot)
     return 0
 
 

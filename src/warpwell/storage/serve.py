@@ -10,18 +10,9 @@ most commands would win.
 from __future__ import annotations
 
 from warpwell.nvme import (
-    FLUSH,
-    INVALID_FIELD,
     INVALID_NAMESPACE,
-    INVALID_OPCODE,
-    KV_DELETE,
-    KV_EXIST,
-    KV_INVALID_KEY_SIZE,
     KV_KEY_DOES_NOT_EXIST,
     KV_KEY_EXISTS,
-    KV_LIST,
-    KV_RETRIEVE,
-    KV_STORE,
     LBA_OUT_OF_RANGE,
     NAMESPACE_NOT_READY,
     READ,
@@ -31,10 +22,7 @@ from warpwell.nvme import (
     word0_cid,
     word0_nsid,
     word0_opc,
-    word5_key_size,
-    word5_options,
     word5_slba,
-    word5_value_size,
     word6_nlb,
 )
 from warpwell.queues import field
@@ -42,7 +30,6 @@ from warpwell.queues import layout as at
 from warpwell.targets import (
     SYSTEM,
     backoff,
-    call_native,
     clock_ns,
     compare_exchange,
     device,
@@ -56,11 +43,24 @@ from warpwell.targets import (
     take_seat,
 )
 
-from .commands import seat_of
-from .return_slots import alloc_return_slot, with_return_slot
-
-BLOCK = 512
-"""Bytes of a logical block."""
+from .commands import (
+    A_RESULT,
+    A_STATUS,
+    A_TAG,
+    ANSWER_WORDS,
+    BLOCK,
+    C_BLOCK,
+    C_BLOCKS,
+    C_WORD0,
+    COMMAND_WORDS,
+    call_complete,
+    call_start,
+    seat_of,
+    unlock,
+    word,
+    write_answer,
+)
+from .return_slots import assign_return_slot, with_return_slot
 
 # -- control record (host memory) -----------------------------------------------------------------------------
 K_STOP = 0
@@ -97,16 +97,16 @@ NS_NON_BLOCKING = 8
 NS_WORDS = 16
 
 BLOCKS = 0
-"""Kind of a namespace: of logical blocks."""
+"""Kind of a namespace of logical blocks: ranges of its commands are checked against `NS_BYTES`."""
 KEY_VALUE = 1
-"""Kind of a namespace: of keys and values."""
+"""Kind of a namespace of any other commands: each use of an id is tracked, and duplicate completions are dropped."""
 
 PENDING = -1
 
 FETCH = 32
 """Most commands that a thread fetches at a time."""
 USES = 31
-"""Mask of how often an id was used, in the tag of a key-value command (see `mark_started`)."""
+"""Mask of how often an id was used, in the tag of a tracked command (see `mark_started`)."""
 USES_SHIFT = 26
 """Its shift in the tag, above the port's index and the id."""
 
@@ -133,11 +133,12 @@ T_ROUNDS = 3
 """Rounds that it has begun: two more mean that it is out of every function that it was in."""
 T_SEAT = 4
 """Number of the thread (`commands.seat_of`)."""
-T_DONE = 16
-"""Answers that are not posted yet: pairs of id and status."""
-T_BATCH = T_DONE + 2 * FETCH
+T_ANSWERS = 16
+"""Answers that are not posted yet."""
+T_BATCH = T_ANSWERS + ANSWER_WORDS * FETCH
 """Commands that were fetched."""
-COMMAND_WORDS = 8
+PORT_INDEX = 2
+"""Word of a fetched command that has the index of its port, in place of mptr."""
 THREAD_WORDS = T_BATCH + COMMAND_WORDS * FETCH + 16
 
 AHEAD = 4
@@ -162,76 +163,57 @@ def namespace_of(namespaces, word0):
 
 
 @device
-def start_command(record, word0, buffer, slba, blocks, index):
-    """Check a command and hand it to its medium; return the status field, or PENDING."""
+def start_command(control, record, command):
+    """Check a command and start it; return ``status | result << 16``, or PENDING."""
     function = load_acquire(record + 8 * NS_START, SYSTEM)
     if function == 0:
         return INVALID_NAMESPACE
+    state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
+    word0 = load_relaxed(command, SYSTEM)
+    tag = (load_relaxed(command + 8 * PORT_INDEX, SYSTEM) << 16) | word0_cid(word0)
+    if load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE:
+        return start_tracked(control, record, command, function, state, tag)
     opcode = word0_opc(word0)
-    status = 0
-    if opcode != READ and opcode != WRITE and opcode != FLUSH:
-        status = INVALID_OPCODE
-    elif opcode != FLUSH and (slba < 0 or (slba + blocks) * BLOCK > load_relaxed(record + 8 * NS_BYTES, SYSTEM)):
-        status = LBA_OUT_OF_RANGE
-    else:
-        state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
-        tag = (index << 16) | word0_cid(word0)
-        status = call_native(function, state, opcode, slba * BLOCK, blocks * BLOCK, buffer, tag)
-    if status > 0:
-        fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
-    return status
+    if opcode == READ or opcode == WRITE:
+        slba = word5_slba(load_relaxed(command + 8 * C_BLOCK, SYSTEM))
+        end = (slba + word6_nlb(load_relaxed(command + 8 * C_BLOCKS, SYSTEM)) + 1) * BLOCK
+        if slba < 0 or end > load_relaxed(record + 8 * NS_BYTES, SYSTEM):
+            count_error(record, LBA_OUT_OF_RANGE)
+            return LBA_OUT_OF_RANGE
+    answer = call_start(function, state, command, tag)
+    if answer != PENDING:
+        count_error(record, answer & 0xFFFF)
+    return answer
 
 
 @device
-def execute_key_value(port, index, record, word0, key0, buffer, word5, key1):
-    """Run a command on keys and values."""
-    function = load_acquire(record + 8 * NS_START, SYSTEM)
-    opcode = word0_opc(word0)
-    size = word5_key_size(word5)
-    shortest = 1
-    if opcode == KV_LIST or opcode == FLUSH:
-        shortest = 0
-    answer = 0
-    if function == 0:
-        answer = INVALID_NAMESPACE
-    elif (
-        opcode != KV_RETRIEVE
-        and opcode != KV_STORE
-        and opcode != KV_EXIST
-        and opcode != KV_DELETE
-        and opcode != KV_LIST
-        and opcode != FLUSH
-    ):
-        answer = INVALID_OPCODE
-    elif size < shortest or size > 16:
-        answer = KV_INVALID_KEY_SIZE
-    else:
-        cid = word0_cid(word0)
-        uses = mark_started(port, cid)
-        if buffer == 0 and opcode == KV_RETRIEVE and word5_value_size(word5) > 0 and field(port, at.P_USER) != 0:
-            buffer = alloc_return_slot(port, cid)
-        state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
-        # bits 31:16 of cdw11, which the command set reserves: where in the value to begin, in units of 512 bytes
-        operation = opcode | (size << 8) | (word5_options(word5) << 16) | (((word5 >> 48) & 0xFFFF) << 24)
-        tag = (uses << USES_SHIFT) | (index << 16) | cid
-        tail = (tag << 32) | word5_value_size(word5)
-        answer = INVALID_FIELD
-        if field(port, at.P_USER) != 0:
-            answer = NAMESPACE_NOT_READY  # no place is free: to be submitted again
-        if buffer != 0 or word5_value_size(word5) == 0:
-            answer = call_native(function, state, operation, key0, key1, buffer, tail)
-        if answer != PENDING and not mark_done(port, cid, uses):
-            # it was completed as well, and that was posted
-            fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
-            answer = PENDING
-    if answer != PENDING:
-        count_error(record, answer & 0xFFFF)
-        post_completion(port, word0_cid(word0), answer & 0xFFFF, answer >> 16)
+def start_tracked(control, record, command, function, state, tag):
+    """Start a command of a namespace whose completions are checked; return as `start_command` does."""
+    port = port_of(control, port_index(tag))
+    cid = tag & 0xFFFF
+    uses = mark_started(port, cid)
+    answer = assign_return_slot(port, cid, command)
+    if answer == 0:
+        answer = call_start(function, state, command, (uses << USES_SHIFT) | tag)
+    if answer == PENDING:
+        return PENDING
+    if not mark_done(port, cid, uses):
+        # a duplicate completion was posted for it
+        fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
+        return PENDING
+    count_error(record, answer & 0xFFFF)
+    return answer
+
+
+@device
+def port_index(tag):
+    """Return the index of a command's port, which its tag names."""
+    return (tag >> 16) & (MAX_PORTS - 1)
 
 
 @device
 def mark_started(port, cid):
-    """Note that a key-value command is in flight; return how often its id was used, modulo the tag's range.
+    """Record that a tracked command is in flight; return how often its id was used, modulo the range of the tag.
 
     So a duplicate completion is not mistaken for the completion of the id's next command.
     """
@@ -243,7 +225,7 @@ def mark_started(port, cid):
 
 @device
 def mark_done(port, cid, uses):
-    """Note that a key-value command is done; return False if it was not in flight."""
+    """Record that a tracked command is done; return False if it was not in flight."""
     flight = load_relaxed(port + 8 * at.P_FLIGHTS, SYSTEM) + 8 * cid
     now = load_acquire(flight, SYSTEM)
     if now & 1 == 0 or (now >> 1) & USES != uses:
@@ -252,17 +234,29 @@ def mark_done(port, cid, uses):
 
 
 @device
+def is_in_flight(control, tag):
+    """Return whether the command of a tag was in flight, and mark it as done."""
+    port = port_of(control, port_index(tag))
+    cid = tag & 0xFFFF
+    if port == 0 or cid >> field(port, at.P_DEPTH_SHIFT) != 0:
+        return False
+    return mark_done(port, cid, (tag >> USES_SHIFT) & USES)
+
+
+@device
 def count_error(record, status):
-    """Count a failed command. An absent key, a key that exists, and no free place are answers, not failures."""
-    if status != 0 and status != NAMESPACE_NOT_READY and status != KV_KEY_DOES_NOT_EXIST and status != KV_KEY_EXISTS:
+    """Count a failed command. An absent key, a key that exists, and a lack of slots are answers, not failures."""
+    if status == 0 or status == KV_KEY_DOES_NOT_EXIST or status == KV_KEY_EXISTS:
+        return
+    if status != NAMESPACE_NOT_READY or load_relaxed(record + 8 * NS_KIND, SYSTEM) != KEY_VALUE:
         fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
 
 
 @device
-def poll_media(control, ended, namespaces):
-    """Post the commands that media with a complete function have finished (any service thread); return the number.
+def poll_media(control, answers, namespaces):
+    """Post the commands that media with a complete function have completed (any I/O thread); return their number.
 
-    `ended` has room for `FETCH` words.
+    `answers` has room for `FETCH` answers.
     """
     done = 0
     for nsid in range(1, load_relaxed(namespaces, SYSTEM)):
@@ -271,74 +265,44 @@ def poll_media(control, ended, namespaces):
         if function == 0:
             continue
         state = load_relaxed(record + 8 * NS_STATE, SYSTEM)
-        keyed = load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
+        is_tracked = load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE
         count = 0
         for _ in range(FETCH):
-            finished = call_native(function, state, 0, 0, 0, 0, 0)
-            if finished < 0:
+            answer = answers + 8 * ANSWER_WORDS * count
+            if not call_complete(function, state, answer):
                 break
             done += 1
-            if keyed:
-                finish_key_value(control, record, finished >> 16, finished & 0xFFFF)
+            if is_tracked and not is_in_flight(control, word(answer, A_TAG)):
+                fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
                 continue
-            if finished & 0xFFFF != 0:
-                fetch_add(record + 8 * NS_ERRORS, 1, SYSTEM)
-            store_relaxed(ended + 8 * count, finished, SYSTEM)
+            count_error(record, word(answer, A_STATUS))
             count += 1
             if load_relaxed(record + 8 * NS_NON_BLOCKING, SYSTEM) == 0:
-                count = post_port_completions(control, ended, count)
-        while count > 0:
-            count = post_port_completions(control, ended, count)
+                post_answers(control, answers, count)
+                count = 0
+        post_answers(control, answers, count)
     return done
 
 
 @device
-def post_port_completions(control, ended, count):
-    """Post those of `count` ended commands that are of the port of the first; return how many are left, moved up."""
-    index = load_relaxed(ended, SYSTEM) >> 32
-    port = port_of(control, index)
-    left = 0
-    lock_ring(port)
-    for k in range(count):
-        finished = load_relaxed(ended + 8 * k, SYSTEM)
-        if finished >> 32 == index:
-            write_completion(port, (finished >> 16) & 0xFFFF, finished & 0xFFFF, 0)
-        else:
-            store_relaxed(ended + 8 * left, finished, SYSTEM)
-            left += 1
-    store_release(port + 8 * at.P_POST_LOCK, 0, SYSTEM)
-    return left
-
-
-@device
-def finish_key_value(control, record, tag, status):
-    """Post a pending key-value command's completion with its result, or drop it if no command is in flight."""
-    function = load_relaxed(record + 8 * NS_COMPLETE, SYSTEM)
-    result = call_native(function, load_relaxed(record + 8 * NS_STATE, SYSTEM), 1, tag, 0, 0, 0)
-    port = port_of(control, (tag >> 16) & (MAX_PORTS - 1))
-    cid = tag & 0xFFFF
-    if port == 0 or cid >> field(port, at.P_DEPTH_SHIFT) != 0 or not mark_done(port, cid, (tag >> USES_SHIFT) & USES):
-        fetch_add(record + 8 * NS_STRAY, 1, SYSTEM)
-        return
-    count_error(record, status)
-    post_completion(port, cid, status, result)
-
-
-@device
-def post_completion(port, cid, status, result):
-    """Post a completion (any service thread)."""
-    lock_ring(port)
-    write_completion(port, cid, status, result)
-    store_release(port + 8 * at.P_POST_LOCK, 0, SYSTEM)
-
-
-@device
-def post_completions(port, done, count):
-    """Post completions without results, pairs of id and status (any service thread)."""
-    lock_ring(port)
-    for k in range(count):
-        write_completion(port, load_relaxed(done + 16 * k, SYSTEM), load_relaxed(done + 16 * k + 8, SYSTEM), 0)
-    store_release(port + 8 * at.P_POST_LOCK, 0, SYSTEM)
+def post_answers(control, answers, count):
+    """Post the completions of `count` answers, for one port after the other (any I/O thread)."""
+    while count > 0:
+        index = port_index(word(answers, A_TAG))
+        port = port_of(control, index)
+        left = 0
+        lock_ring(port)
+        for k in range(count):
+            answer = answers + 8 * ANSWER_WORDS * k
+            tag = word(answer, A_TAG)
+            if port_index(tag) == index:
+                write_completion(port, tag & 0xFFFF, word(answer, A_STATUS), word(answer, A_RESULT))
+            else:
+                other = answers + 8 * ANSWER_WORDS * left
+                write_answer(other, tag, word(answer, A_STATUS), word(answer, A_RESULT))
+                left += 1
+        unlock(port + 8 * at.P_POST_LOCK)
+        count = left
 
 
 @device
@@ -408,47 +372,36 @@ def idle_backoff(control, idle):
 
 @device
 def process_batch(control, thread, namespaces):
-    """Fetch some commands and run them; return the number. `thread` is the record of the calling thread."""
+    """Fetch some commands and start them; return the number. `thread` is the record of the calling thread."""
     count = fetch_commands(control, thread)
-    done = thread + 8 * T_DONE
+    answers = thread + 8 * T_ANSWERS
     unposted = 0
-    port = 0
     for k in range(min(count, AHEAD)):
         prefetch_data(thread + 8 * (T_BATCH + k * COMMAND_WORDS), namespaces)
     for k in range(count):
         command = thread + 8 * (T_BATCH + k * COMMAND_WORDS)
         if k + AHEAD < count:
             prefetch_data(command + 8 * AHEAD * COMMAND_WORDS, namespaces)
-        index = load_relaxed(command + 16, SYSTEM)
-        word0 = load_relaxed(command, SYSTEM)
-        buffer = load_relaxed(command + 24, SYSTEM)
-        word5 = load_relaxed(command + 40, SYSTEM)
+        word0 = word(command, C_WORD0)
         record = namespace_of(namespaces, word0)
+        result = INVALID_NAMESPACE
         memory = 0
         if record != 0:
-            memory = load_relaxed(record + 8 * NS_MEMORY, SYSTEM)
-        if unposted > 0 and (memory == 0 or port != port_of(control, index)):
-            # this command may take long, or its answer goes elsewhere
-            post_completions(port, done, unposted)
-            unposted = 0
-        port = port_of(control, index)
-        if record != 0 and load_relaxed(record + 8 * NS_KIND, SYSTEM) == KEY_VALUE:
-            key0 = load_relaxed(command + 8, SYSTEM)
-            key1 = load_relaxed(command + 56, SYSTEM)
-            execute_key_value(port, index, record, word0, key0, buffer, word5, key1)
+            memory = word(record, NS_MEMORY)
+            if memory == 0:
+                # this command may take long
+                post_answers(control, answers, unposted)
+                unposted = 0
+            result = start_command(control, record, command)
+        if result == PENDING:
             continue
-        status = INVALID_NAMESPACE
-        if record != 0:
-            word6 = load_relaxed(command + 48, SYSTEM)
-            status = start_command(record, word0, buffer, word5_slba(word5), word6_nlb(word6) + 1, index)
-        if status != PENDING and memory == 0:
-            post_completion(port, word0_cid(word0), status, 0)
-        elif status != PENDING:
-            store_relaxed(done + 16 * unposted, word0_cid(word0), SYSTEM)
-            store_relaxed(done + 16 * unposted + 8, status, SYSTEM)
-            unposted += 1
-    if unposted > 0:
-        post_completions(port, done, unposted)
+        tag = (word(command, PORT_INDEX) << 16) | word0_cid(word0)
+        write_answer(answers + 8 * ANSWER_WORDS * unposted, tag, result & 0xFFFF, result >> 16)
+        unposted += 1
+        if memory == 0:
+            post_answers(control, answers, unposted)
+            unposted = 0
+    post_answers(control, answers, unposted)
     return count
 
 
@@ -542,7 +495,7 @@ def fetch_from_port(port, index, limit, batch):
         command = batch + k * (8 * COMMAND_WORDS)
         store_relaxed(command, load_relaxed(entry, SYSTEM), SYSTEM)
         store_relaxed(command + 8, load_relaxed(entry + 8, SYSTEM), SYSTEM)
-        store_relaxed(command + 16, index, SYSTEM)  # mptr and prp2 are not used
+        store_relaxed(command + 8 * PORT_INDEX, index, SYSTEM)  # prp2 is not used
         store_relaxed(command + 24, load_relaxed(entry + 24, SYSTEM), SYSTEM)
         store_relaxed(command + 40, load_relaxed(entry + 40, SYSTEM), SYSTEM)
         store_relaxed(command + 48, load_relaxed(entry + 48, SYSTEM), SYSTEM)
@@ -594,7 +547,7 @@ def poll_queues(control, thread, namespaces):
     while load_acquire(control + 8 * K_STOP, SYSTEM) == 0:
         store_release(rounds, load_relaxed(rounds, SYSTEM) + 1, SYSTEM)
         take_seat(seat_of(number, idle))
-        work = process_batch(control, thread, namespaces) + poll_media(control, thread + 8 * T_DONE, namespaces)
+        work = process_batch(control, thread, namespaces) + poll_media(control, thread + 8 * T_ANSWERS, namespaces)
         if work > 0:
             idle = 0
             continue

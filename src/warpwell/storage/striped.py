@@ -21,7 +21,6 @@ from ..nvme import (
 )
 from ..targets import (
     SYSTEM,
-    call_native,
     compare_exchange,
     device,
     div,
@@ -30,9 +29,13 @@ from ..targets import (
     native,
     private_block,
     rem,
+    scratch,
     seat,
 )
 from .commands import (
+    A_STATUS,
+    A_TAG,
+    COMMAND_BYTES,
     R_BUFFER,
     R_EXTRA,
     R_NBYTES,
@@ -43,12 +46,17 @@ from .commands import (
     R_TAG,
     SEATS,
     SlotTable,
+    call_complete,
+    call_start,
+    decode_command,
+    encode_command,
     fill_slot,
     record_of,
     release_slot,
     set_word,
     take_slot,
     word,
+    write_answer,
     zero_fill,
 )
 from .medium import PENDING, Medium, NativeMedium, raw_bytes
@@ -83,8 +91,6 @@ DIRECT = 0
 """Last bit of the tag of a command that is one part, above it the tag that the group got. It needs no slot."""
 PART = 1
 """Last bit of the tag of a part, above it slot << 6 | number of the medium."""
-LARGEST_DIRECT = 1 << 39
-"""Tags from here on leave no bit for `DIRECT`."""
 START_BIAS = 1 << 40
 """More than the parts of a command. The starter adds it, so that no completion finishes the command meanwhile."""
 
@@ -293,10 +299,10 @@ class Replicated(MediumGroup):
 
 
 @device
-def call_start(state: int, k: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def start_part(state: int, k: int, command: int, tag: int) -> int:
     """Start a part on medium `k`."""
     at = MEDIA + M_WORDS * k
-    return call_native(word(state, at), word(state, at + M_STATE), op, offset, nbytes, buffer, tag)
+    return call_start(word(state, at), word(state, at + M_STATE), command, tag)
 
 
 @device
@@ -306,8 +312,10 @@ def part_tag(slot: int, k: int) -> int:
 
 
 @native
-def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag: int) -> int:
+def group_start(state: int, command: int, tag: int) -> int:
     """Start all parts; return PENDING if one is pending."""
+    op, offset, nbytes, buffer = decode_command(command)
+    part = scratch(COMMAND_BYTES)
     if op != READ and op != WRITE and op != FLUSH:
         return INVALID_OPCODE
     if offset < 0 or nbytes < 0:
@@ -317,14 +325,15 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
     table = word(state, TABLE)
     slot = -1
     record = 0
-    if word(state, KIND) == STRIPED and op != FLUSH and tag < LARGEST_DIRECT and 0 < nbytes:
+    if word(state, KIND) == STRIPED and op != FLUSH:
         stripe = word(state, STRIPE)
         index = div(offset, stripe)
         inside = rem(offset, stripe)
         if inside + nbytes <= stripe and offset < word(state, NBYTES):
             count = word(state, COUNT)
             at = div(index, count) * stripe + inside
-            return call_start(state, rem(index, count), op, at, nbytes, buffer, (tag << 1) | DIRECT)
+            encode_command(part, op, at, nbytes, buffer)
+            return start_part(state, rem(index, count), part, (tag << 1) | DIRECT)
     if table != 0:
         slot = take_slot(table)
         if slot < 0:
@@ -332,11 +341,11 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
         record = fill_slot(table, slot, tag, op, offset, nbytes, buffer, START_BIAS)
     if op == READ and word(state, KIND) == REPLICATED:
         first = rem(fetch_add(state + 8 * TURN, 1, SYSTEM), word(state, COUNT))
-        status = read_replica(state, record, slot, offset, nbytes, buffer, first, 0)
+        status = read_replica(state, record, slot, command, first, 0)
         if status != PENDING and slot >= 0:
             release_slot(table, slot)
         return status
-    made = start_parts(state, op, offset, nbytes, buffer, slot)
+    made = start_parts(state, op, offset, nbytes, buffer, slot, part)
     status = made & 0xFFFF
     if slot < 0:
         return status
@@ -351,14 +360,18 @@ def group_start(state: int, op: int, offset: int, nbytes: int, buffer: int, tag:
 
 
 @device
-def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot: int) -> int:
-    """Start every part of a command; return the number of pending ones << 16 | the first error."""
+def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot: int, part: int) -> int:
+    """Start every part of a command; return the number of pending ones << 16 | the first error.
+
+    `part` is memory for a command.
+    """
     count = word(state, COUNT)
     pending = 0
     status = 0
     if op == FLUSH or word(state, KIND) == REPLICATED:
+        encode_command(part, op, offset, nbytes, buffer)
         for k in range(count):
-            got = call_start(state, k, op, offset, nbytes, buffer, part_tag(slot, k))
+            got = start_part(state, k, part, part_tag(slot, k))
             if got == PENDING:
                 pending += 1
             elif got != 0:
@@ -379,7 +392,8 @@ def start_parts(state: int, op: int, offset: int, nbytes: int, buffer: int, slot
         inside = rem(at, stripe)
         size = min(nbytes - done, stripe - inside)
         k = rem(index, count)
-        got = call_start(state, k, op, div(index, count) * stripe + inside, size, buffer + done, part_tag(slot, k))
+        encode_command(part, op, div(index, count) * stripe + inside, size, buffer + done)
+        got = start_part(state, k, part, part_tag(slot, k))
         if got == PENDING:
             pending += 1
         elif got != 0 and status == 0:
@@ -396,9 +410,7 @@ def part_failed(state: int, op: int, k: int) -> None:
 
 
 @device
-def read_replica(
-    state: int, record: int, slot: int, offset: int, nbytes: int, buffer: int, first: int, tried: int
-) -> int:
+def read_replica(state: int, record: int, slot: int, command: int, first: int, tried: int) -> int:
     """Read from the replica at `first` plus `tried`, then from others; return PENDING or the last status."""
     count = word(state, COUNT)
     stale = word(state, STALE)
@@ -412,15 +424,16 @@ def read_replica(
         if record != 0:
             # before the start: once pending, the record is another thread's
             set_word(record, R_EXTRA, (first << 8) | (attempt + 1))
-        status = call_start(state, k, READ, offset, nbytes, buffer, part_tag(slot, k))
+        status = start_part(state, k, command, part_tag(slot, k))
         if status == PENDING or status == 0:
             return status
     return status
 
 
 @native
-def group_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Take completions of the media until one finishes a command."""
+def group_complete(state: int, answer: int) -> bool:
+    """Take completions of the media until one completes a command; return whether one did."""
+    command = scratch(COMMAND_BYTES)
     count = word(state, COUNT)
     turn = TURNS + TURN_WORDS * (seat() & (SEATS - 1))
     k = word(state, turn)
@@ -430,50 +443,45 @@ def group_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
             k = 0
         at = MEDIA + M_WORDS * k
         function = word(state, at + M_COMPLETE)
-        while function != 0:
-            got = call_native(function, word(state, at + M_STATE), 0, 0, 0, 0, 0)
-            if got < 0:
-                break
-            finished = ((got >> 17) << 16) | (got & 0xFFFF)
-            if (got >> 16) & 1 == PART:
-                finished = part_done(state, got >> 23, got & 0xFFFF, k)
-            if finished >= 0:
+        while function != 0 and call_complete(function, word(state, at + M_STATE), answer):
+            tag = word(answer, A_TAG)
+            is_done = True
+            if tag & 1 == DIRECT:
+                set_word(answer, A_TAG, tag >> 1)
+            else:
+                is_done = part_done(state, tag >> 7, k, answer, command)
+            if is_done:
                 set_word(state, turn, k)
-                return finished
-    return -1
+                return True
+    return False
 
 
 @device
-def part_done(state: int, slot: int, status: int, k: int) -> int:
-    """Count a part that completed; return tag << 16 | status where it was the last, else -1."""
+def part_done(state: int, slot: int, k: int, answer: int, command: int) -> bool:
+    """Count a part that completed; answer the command if it was the last, and return whether it was.
+
+    `command` is memory for a command.
+    """
     table = word(state, TABLE)
     record = record_of(table, slot)
     op = word(record, R_OP)
-    result = status
+    status = word(answer, A_STATUS)
     if op == READ and word(state, KIND) == REPLICATED:
         if status != 0:
             extra = word(record, R_EXTRA)
-            again = read_replica(
-                state,
-                record,
-                slot,
-                word(record, R_OFFSET),
-                word(record, R_NBYTES),
-                word(record, R_BUFFER),
-                extra >> 8,
-                extra & 0xFF,
-            )
+            encode_command(command, op, word(record, R_OFFSET), word(record, R_NBYTES), word(record, R_BUFFER))
+            again = read_replica(state, record, slot, command, extra >> 8, extra & 0xFF)
             if again == PENDING:
-                return -1
+                return False
             if again >= 0:  # else there was no other replica
-                result = again
+                status = again
     else:
         if status != 0:
             part_failed(state, op, k)
             compare_exchange(record + 8 * R_STATUS, 0, status, SYSTEM)
         if fetch_add(record + 8 * R_REMAINING, -1, SYSTEM) != 1:
-            return -1
-        result = word(record, R_STATUS)
-    tag = word(record, R_TAG)
+            return False
+        status = word(record, R_STATUS)
+    write_answer(answer, word(record, R_TAG), status, 0)
     release_slot(table, slot)
-    return (tag << 16) | result
+    return True

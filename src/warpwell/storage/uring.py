@@ -13,8 +13,8 @@ import functools
 import inspect
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -144,11 +144,11 @@ class Ring:
         """Number of commands that the kernel or the ring has (a snapshot)."""
         return self._table.taken
 
-    def drain(self, complete: Any, seconds: float) -> None:
-        """Wait until no command is in flight, calling `complete` meanwhile."""
+    def drain(self, complete: Callable[[], bool], seconds: float) -> None:
+        """Wait until no command is in flight, and call `complete` until then."""
         deadline = clock.monotonic() + seconds
         while self.in_flight and clock.monotonic() < deadline:
-            if complete() < 0:
+            if not complete():
                 clock.sleep(0.0005)
 
     def close(self) -> None:

@@ -10,10 +10,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._os import allow_more_files
 from ..errors import ArgumentError, DTypeError, FormatError
 from ..graph.npy import NpyWriter
 from ..kv import crc32c
-from ..storage import allow_more_files
 from .column import validate
 from .layout import Layout, layout_of, storage_of
 from .library import arrow

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._os import allow_more_files
 from ..array import Array, open_array
 from ..array.gather.fetch import Pieces
 from ..array.mapping import Mapping
 from ..errors import FormatError, MediumError
-from ..storage import FileMedium, allow_more_files
+from ..storage import FileMedium
 from .library import arrow
 
 

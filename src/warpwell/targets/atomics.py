@@ -444,7 +444,10 @@ def pwrite(fd: int, address: int, nbytes: int, offset: int) -> int:
 
 
 def call_native(function: int, state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Call the native function (`targets.native`) at the address `function` with its `state` and five words."""
+    """Call the native function (`targets.native`) at the address `function` with its `state` and at most five words.
+
+    Words beyond the parameters of the function are ignored.
+    """
     return current().call_native(function, state, a, b, c, d, e)
 
 

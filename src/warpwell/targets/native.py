@@ -19,8 +19,8 @@ class NativeFunction:
     It runs without Python's global interpreter lock, so it must keep to device code: integers, `copy_bytes`, `pread`,
     `pwrite`, atomics and other `device` functions. It must not raise. A boolean result becomes 0 or 1, None becomes 0.
     The first use compiles it, or loads its object file from the package or the disk cache. The interpreter calls the
-    plain Python function instead, or `interpreted` if that is given. Media are called with six arguments (see
-    `call_native`).
+    plain Python function instead, or `interpreted` if that is given. `call_native` calls functions of at most six
+    arguments.
     """
 
     def __init__(self, function: Callable[..., Any], interpreted: Callable[..., int] | None = None) -> None:

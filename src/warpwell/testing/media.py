@@ -18,10 +18,11 @@ import pytest
 from numpy.typing import NDArray
 
 from .._os import clock
-from ..nvme import FLUSH, READ, WRITE
-from ..storage import PENDING, Medium, python_functions
+from ..nvme import FLUSH, READ, WRITE, command_word0, command_word6
+from ..storage import PENDING, Medium, python_functions, word
 from ..targets import (
     SYSTEM,
+    Block,
     backoff,
     call_native,
     clock_ns,
@@ -31,19 +32,16 @@ from ..targets import (
     load_relaxed,
     memory_for,
     native,
+    scratch,
 )
 
 UNANSWERED = -9
 """Status of a command that was not answered in time."""
 
-# -- a request: six words -----------------------------------------------------------------------------------
-Q_OP = 0
-Q_OFFSET = 8
-Q_NBYTES = 16
-Q_BUFFER = 24
-Q_STATUS = 32
-Q_ANSWERS = 40
-REQUEST_BYTES = 48
+# -- a request: an NVMe command, its status, and how often it was answered ---------------------------------------
+Q_STATUS = 8
+Q_ANSWERS = 9
+REQUEST_WORDS = 10
 
 
 class MediumConformance:
@@ -257,11 +255,7 @@ def drive(
         A command was answered more than once, or a completion has a tag that no command has.
     """
     native = medium.native() or python_functions(medium)
-    block = memory_for("cpu").allocate(8 + REQUEST_BYTES * len(requests))
-    table = block.words[1:].reshape(len(requests), 6)
-    table[:, :4] = requests
-    table[:, 4] = UNANSWERED
-    block.words[0] = len(requests)
+    block, table = request_table("cpu", requests)
     loop = _drive_part.load()
     until = clock.monotonic_ns() + int(seconds * 1e9)
     arguments = (native.start, native.complete, native.state, block.address, len(requests), tag, until)
@@ -276,8 +270,32 @@ def drive(
     for worker in workers:
         worker.join()
     assert strays == [0] * threads, "a completion with an unknown tag"
-    assert table[:, 5].max(initial=0) <= 1, "a command was answered more than once"
-    return [int(s) for s in table[:, 4]]
+    assert table[:, Q_ANSWERS].max(initial=0) <= 1, "a command was answered more than once"
+    return [int(s) for s in table[:, Q_STATUS]]
+
+
+def request_table(device: str, requests: list[tuple[int, int, int, int]]) -> tuple[Block, NDArray[np.int64]]:
+    """Return the memory of requests for `drive_part`, and the requests in it.
+
+    The first word is the number of requests that are not answered.
+    """
+    block = memory_for(device).allocate(8 + 8 * REQUEST_WORDS * len(requests))
+    table = block.words[1:].reshape(len(requests), REQUEST_WORDS)
+    for row, (opcode, offset, nbytes, buffer) in zip(table, requests, strict=True):
+        row[:8] = command_of(opcode, offset, nbytes, buffer)
+    table[:, Q_STATUS] = UNANSWERED
+    block.words[0] = len(requests)
+    return block, table
+
+
+def command_of(opcode: int, offset: int, nbytes: int, buffer: int) -> NDArray[np.int64]:
+    """Return the words of a command to blocks; offset and length are multiples of 512."""
+    if offset % 512 or nbytes % 512:
+        raise ValueError(f"offset and length must be multiples of 512, got {offset} and {nbytes}")
+    command = np.zeros(8, np.int64)
+    command[0], command[3] = command_word0(opcode, 0, 1), buffer
+    command[5], command[6] = offset // 512, command_word6(nbytes // 512 - 1, 0)
+    return command
 
 
 @device
@@ -294,34 +312,23 @@ def drive_part(
 ) -> int:
     """Start every `stride`-th request from `first`, then take completions until none is missing."""
     strays = 0
+    out = scratch(24)
     for number in range(first, count, stride):
-        request = table + 8 + REQUEST_BYTES * number
-        status = call_native(
-            start,
-            state,
-            load_relaxed(request + Q_OP, SYSTEM),
-            load_relaxed(request + Q_OFFSET, SYSTEM),
-            load_relaxed(request + Q_NBYTES, SYSTEM),
-            load_relaxed(request + Q_BUFFER, SYSTEM),
-            tag + number,
-        )
+        status = call_native(start, state, table + 8 + 8 * REQUEST_WORDS * number, tag + number, 0, 0, 0)
         if status != PENDING:
             answer(table, number, status)
     idle = 0
     while load_relaxed(table, SYSTEM) > 0 and clock_ns() < until:
-        got = -1
-        if complete != 0:
-            got = call_native(complete, state, 0, 0, 0, 0, 0)
-        if got < 0:
+        if complete == 0 or call_native(complete, state, out, 0, 0, 0, 0) == 0:
             backoff(idle)
             idle = min(idle + 1, 30)
             continue
         idle = 0
-        number = (got >> 16) - tag
+        number = word(out, 0) - tag
         if number < 0 or number >= count:
             strays += 1
         else:
-            answer(table, number, got & 0xFFFF)
+            answer(table, number, word(out, 1))
     return strays
 
 
@@ -330,10 +337,10 @@ _drive_part = native(drive_part)
 
 @device
 def answer(table: int, number: int, status: int) -> None:
-    """Note the answer to a request."""
-    request = table + 8 + REQUEST_BYTES * number
-    exchange(request + Q_STATUS, status, SYSTEM)
-    fetch_add(request + Q_ANSWERS, 1, SYSTEM)
+    """Record the answer to a request."""
+    request = table + 8 + 8 * REQUEST_WORDS * number
+    exchange(request + 8 * Q_STATUS, status, SYSTEM)
+    fetch_add(request + 8 * Q_ANSWERS, 1, SYSTEM)
     fetch_add(table, -1, SYSTEM)
 
 

@@ -8,6 +8,7 @@ from warpwell.kv.index.slots import lookup
 from warpwell.kv.log.format import MAX_VALUE
 from warpwell.nvme import (
     FLUSH,
+    INVALID_FIELD,
     INVALID_OPCODE,
     KV_DELETE,
     KV_EXIST,
@@ -20,7 +21,12 @@ from warpwell.nvme import (
     KV_UNRECOVERED_ERROR,
     NAMESPACE_NOT_READY,
     NAMESPACE_WRITE_PROTECTED,
+    word0_opc,
+    word5_key_size,
+    word5_options,
+    word5_value_size,
 )
+from warpwell.storage import word, write_answer
 from warpwell.targets import (
     SYSTEM,
     backoff,
@@ -34,6 +40,13 @@ from warpwell.targets import (
 )
 
 PENDING = -1
+
+# -- words of a command (see `warpwell.nvme.key_value`) ------------------------------------------------------------
+C_WORD0 = 0
+C_KEY0 = 1
+C_BUFFER = 3
+C_SIZES = 5
+C_KEY1 = 7
 
 # -- ring of requests for the interpreter, in words; a line for each group of words that one side writes ---------
 Q_SHIFT = 0
@@ -55,7 +68,8 @@ E_OP = 0
 E_KEY0 = 1
 E_KEY1 = 2
 E_BUFFER = 3
-E_TAIL = 4
+E_TAG = 4
+E_NBYTES = 5
 RING_SHIFT = 14
 """More entries than all queues of a controller have command ids."""
 RING_WORDS = Q_ENTRIES + (ENTRY_WORDS + 1) * (1 << RING_SHIFT)
@@ -84,7 +98,7 @@ def take_lock(address):
 
 
 @device
-def hand_over(ring, op, key0, key1, buffer, tail):
+def hand_over(ring, op, key0, key1, buffer, nbytes, tag):
     """Put a request into the ring; return PENDING, or the status of a request that is refused."""
     if ring == 0:
         return NAMESPACE_WRITE_PROTECTED
@@ -106,7 +120,8 @@ def hand_over(ring, op, key0, key1, buffer, tail):
         store_relaxed(entry + 8 * E_KEY0, key0, SYSTEM)
         store_relaxed(entry + 8 * E_KEY1, key1, SYSTEM)
         store_relaxed(entry + 8 * E_BUFFER, buffer, SYSTEM)
-        store_relaxed(entry + 8 * E_TAIL, tail, SYSTEM)
+        store_relaxed(entry + 8 * E_TAG, tag, SYSTEM)
+        store_relaxed(entry + 8 * E_NBYTES, nbytes, SYSTEM)
         store_release(ring + 8 * Q_TAIL, at + 1, SYSTEM)
     store_release(ring + 8 * Q_LOCK, 0, SYSTEM)
     return status
@@ -144,49 +159,52 @@ def retrieve(state, key0, key1, length, buffer, nbytes, first, options, stripe):
 
 
 @native
-def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) -> int:
-    """Begin a key-value command.
+def kv_start(state: int, command: int, tag: int) -> int:
+    """Start a key-value command; see `warpwell.storage.medium.NativeMedium`.
 
     Parameters
     ----------
     state : int
         Address of the store's state block.
-    op : int
-        Opcode; key length from bit 8, options from bit 16; from bit 24 the offset at which a retrieve starts, in units
-        of 512 bytes.
-    key0, key1 : int
-        The key's words.
-    buffer : int
-        Host address of the value.
-    tail : int
-        Tag from bit 32 on; bytes of the value (store) or of the buffer (retrieve, list) below.
+    command : int
+        Address of a command (`warpwell.nvme.key_value`). Bits 31:16 of cdw11, which the command set reserves, are the
+        offset at which a retrieve starts, in units of 512 bytes.
+    tag : int
+        At most 40 bits.
 
     Returns
     -------
     int
-        ``status | dw0 << 16``, or PENDING; then `kv_complete` returns the result.
+        ``status | dw0 << 16``, or PENDING; then `kv_complete` answers.
 
     Notes
     -----
     A retrieve with the option `WITH_VERSION` whose buffer has not the whole value also writes the value's location to
     `version_at`, where the caller provides `VERSION_BYTES` more than the buffer and its alignment.
     """
-    opcode = op & 0xFF
-    length = (op >> 8) & 0xFF
-    nbytes = tail & 0xFFFFFFFF
+    word5 = word(command, C_SIZES)
+    opcode = word0_opc(word(command, C_WORD0))
+    length = word5_key_size(word5)
+    nbytes = word5_value_size(word5)
+    buffer = word(command, C_BUFFER)
+    options = word5_options(word5)
+    op = opcode | (length << 8) | (options << 16)
+    if buffer == 0 and nbytes > 0:
+        return INVALID_FIELD
     if opcode == FLUSH:
         ring = load_acquire(state + 8 * S_RING, SYSTEM)
         if ring == 0 or load_relaxed(ring + 8 * Q_FLAGS, SYSTEM) & TAKES_CHANGES == 0:
             return 0  # nothing was changed, so all is durable
-        return hand_over(ring, op, 0, 0, 0, tail)
+        return hand_over(ring, op, 0, 0, 0, 0, tag)
     if length > 16 or (length == 0 and opcode != KV_LIST):
         return KV_INVALID_KEY_SIZE
-    low = masked(key0, length)
-    high = masked(key1, length - 8)
+    low = masked(word(command, C_KEY0), length)
+    high = masked(word(command, C_KEY1), length - 8)
     if opcode == KV_RETRIEVE:
-        return retrieve(state, low, high, length, buffer, nbytes, ((op >> 24) & 0xFFFF) << 9, op >> 16, tail >> 48)
+        first = ((word5 >> 48) & 0xFFFF) << 9
+        return retrieve(state, low, high, length, buffer, nbytes, first, options, tag >> 16)
     if opcode == KV_EXIST:
-        stripe = tail >> 48
+        stripe = tag >> 16
         epoch = enter(state, stripe)
         loc0, _ = lookup(load_acquire(state + 8 * S_TABLE, SYSTEM), low, high, length)
         leave(state, stripe, epoch)
@@ -194,31 +212,30 @@ def kv_start(state: int, op: int, key0: int, key1: int, buffer: int, tail: int) 
     if opcode == KV_STORE and nbytes > MAX_VALUE:
         return KV_INVALID_VALUE_SIZE
     if opcode == KV_STORE or opcode == KV_DELETE or opcode == KV_LIST:
-        return hand_over(load_acquire(state + 8 * S_RING, SYSTEM), op, low, high, buffer, tail)
+        return hand_over(load_acquire(state + 8 * S_RING, SYSTEM), op, low, high, buffer, nbytes, tag)
     return INVALID_OPCODE
 
 
 @native
-def kv_complete(state: int, a: int, b: int, c: int, d: int, e: int) -> int:
-    """Return ``tag << 16 | status`` of a pending command that has completed, or -1."""
-    if a == 1:
-        return 0  # dw0 of the command that the call before told of: only what is never pending has any
+def kv_complete(state: int, answer: int) -> bool:
+    """Answer a pending command that has completed; return whether there was one. Pending commands have no result."""
     ring = load_acquire(state + 8 * S_RING, SYSTEM)
     if ring == 0:
-        return -1
+        return False
     head = load_acquire(ring + 8 * Q_DONE_HEAD, SYSTEM)
     if head == load_acquire(ring + 8 * Q_DONE_TAIL, SYSTEM):
-        return -1
+        return False
     take_lock(ring + 8 * Q_DONE_LOCK)
-    answer = -1
+    is_found = False
     head = load_relaxed(ring + 8 * Q_DONE_HEAD, SYSTEM)
     if head != load_acquire(ring + 8 * Q_DONE_TAIL, SYSTEM):
         shift = load_relaxed(ring + 8 * Q_SHIFT, SYSTEM)
         done = Q_ENTRIES + (ENTRY_WORDS << shift)
-        answer = load_relaxed(ring + 8 * (done + (head & ((1 << shift) - 1))), SYSTEM)
+        found = load_relaxed(ring + 8 * (done + (head & ((1 << shift) - 1))), SYSTEM)
+        is_found = write_answer(answer, found >> 16, found & 0xFFFF, 0)
         store_release(ring + 8 * Q_DONE_HEAD, head + 1, SYSTEM)
     store_release(ring + 8 * Q_DONE_LOCK, 0, SYSTEM)
-    return answer
+    return is_found
 
 
 def wait_for_requests(ring, attempts):

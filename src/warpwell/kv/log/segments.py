@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import errors
-from ...storage import allow_more_files
+from ..._os import allow_more_files
 from .checksum import crc32c_many
 from .files import Files, closing_on_error, read_at, write_new
 from .format import MAX_SEGMENT, MAX_VALUE, PAGE, SEGMENT_FILE, SUPERBLOCK, UNIT, Superblock, file_name, locations

@@ -524,7 +524,8 @@ class Interpreter(Interleaver):
         function = native_functions.get(int(address))
         if function is None:
             return int(_NATIVE(int(address))(state, a, b, c, d, e))
-        return i64(function(state, a, b, c, d, e))
+        count = function.__code__.co_argcount  # a C function ignores the others
+        return i64(function(*(state, a, b, c, d, e)[:count]))
 
     # -- where and when a thread runs; warps of one lane -------------------------------------------------------
 
