@@ -20,14 +20,14 @@ def lines_of(kernel: ww.Kernel) -> list[str]:
     return [line.strip() for line in entry[: entry.index("\n}")].splitlines()]
 
 
-@pytest.mark.parametrize("kernel", [kernels.copy_listed, kernels.copy_cached], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kernel", [kernels.copy_from_memory, kernels.copy_cached], ids=lambda k: k.__name__)
 def test_rows_are_copied_by_wide_relaxed_loads_four_in_flight(kernel: ww.Kernel) -> None:
     wide = [line[:2] for line in lines_of(kernel) if re.match(r"(ld|st)[.]relaxed[.]gpu[.]global[.]v2[.]u64", line)]
     assert "ldldldldstststst" in "".join(wide), "all four loads are issued before the first store"
 
 
 def test_rows_of_memory_are_copied_without_order() -> None:
-    assert not any(re.match("call|fence|atom|ld.acquire|div|rem", line) for line in lines_of(kernels.copy_listed))
+    assert not any(re.match("call|fence|atom|ld.acquire|div|rem", line) for line in lines_of(kernels.copy_from_memory))
 
 
 def test_a_validated_read_acquires_the_word_and_executes_a_fence_behind_the_copy() -> None:

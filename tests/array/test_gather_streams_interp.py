@@ -40,7 +40,7 @@ class TestGathers(GatherConformance):
             "(32, 4)-host-cached",
             "(3,)-device",
         ),
-        "test_memory_of_the_host_is_copied_by_lists": ("36", "100"),
+        "test_rows_of_host_memory_are_copied_past_the_cache": ("36", "100"),
     }
 
     def near(self, host: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from warpwell.array.gather.kernels import copy_validated
-from warpwell.array.gather.waves import take_row
+from warpwell.array.gather.page_batches import take_row
 from warpwell.targets import load_weak_as
 
 from .adversary import Violation

@@ -60,7 +60,7 @@ W_ROWS = 0
 """Address of the row numbers."""
 W_WIDTH = 1
 """Bytes of a row number: 4 or 8."""
-W_PLACES = 2
+W_OUT_ROWS = 2
 """Address of an int64 for each row number, its row of the result; 0 where row k goes to row k."""
 W_EXTENT = 3
 """Rows of the array."""
@@ -103,11 +103,11 @@ def row_at(rows: int, width: int, k: int) -> int:
 
 
 @device
-def place_of(places: int, k: int) -> int:
+def out_row_at(out_rows: int, k: int) -> int:
     """Return which row of the result row number `k` of the list is (thread)."""
-    if places == 0:
+    if out_rows == 0:
         return k
-    return i64(load_weak_as(places + 8 * k, I8))
+    return i64(load_weak_as(out_rows + 8 * k, I8))
 
 
 @device
@@ -136,7 +136,7 @@ def prefetch_row(address: int, nbytes: int) -> None:
 def copy_rows(state: int, first: int, end: int) -> int:
     """Copy rows [first, end) of the list; return the place of a row number out of range, or `DONE`."""
     extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
-    rows, width, places = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_PLACES)
+    rows, width, out_rows = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_OUT_ROWS)
     source, out, stop = word(state, W_SOURCE), word(state, W_OUT), word(state, W_STOP)
     for k in range(first, end):
         row = row_at(rows, width, k)
@@ -146,7 +146,7 @@ def copy_rows(state: int, first: int, end: int) -> int:
             prefetch_row(source + row_at(rows, width, k + AHEAD) * stride, nbytes)
         if k & 63 == 0 and load_relaxed(stop, SYSTEM) != 0:
             return DONE
-        copy_small(out + place_of(places, k) * nbytes, source + row * stride, nbytes)
+        copy_small(out + out_row_at(out_rows, k) * nbytes, source + row * stride, nbytes)
     return DONE
 
 
@@ -181,7 +181,7 @@ def ask(state: int, low: int, high: int) -> None:
 def fetch_rows(state: int, first: int, end: int) -> int:
     """Do what `copy_rows` does of row numbers that ascend, and have their pages read ahead of the copy."""
     extent, nbytes, stride = word(state, W_EXTENT), word(state, W_NBYTES), word(state, W_STRIDE)
-    rows, width, places = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_PLACES)
+    rows, width, out_rows = word(state, W_ROWS), word(state, W_WIDTH), word(state, W_OUT_ROWS)
     source, out, stop, gap = word(state, W_SOURCE), word(state, W_OUT), word(state, W_STOP), word(state, W_GAP)
     lasts = scratch(_RING_BYTES)
     sizes = scratch(_RING_BYTES)
@@ -222,7 +222,7 @@ def fetch_rows(state: int, first: int, end: int) -> int:
             return k
         if load_relaxed(stop, SYSTEM) != 0:
             return DONE
-        copy_small(out + place_of(places, k) * nbytes, source + row * stride, nbytes)
+        copy_small(out + out_row_at(out_rows, k) * nbytes, source + row * stride, nbytes)
         if over < begun and k + 1 == load_weak_as(lasts + 8 * (over & (IN_FLIGHT - 1)), I8):
             flying -= load_weak_as(sizes + 8 * (over & (IN_FLIGHT - 1)), I8)
             over += 1
@@ -291,18 +291,25 @@ class RowCopy:
         step = max(16, -(-(end - first) // SAMPLE))
         return absent_rows(self._state.ctypes.data, first, end, step) > 0
 
-    def copy(self, first: int, end: int) -> int:
-        """Copy rows [first, end) of the list in its order; return the place of a number out of range, or `DONE`."""
-        return copy_rows(self._state.ctypes.data, first, end)
+    def copy(self, first: int, end: int, out: int | None = None) -> int:
+        """Copy rows [first, end) of the list in its order; return the position of a row out of range, or `DONE`.
+
+        `out` is the address of row 0 of the result if it differs.
+        """
+        state = self._state
+        if out is not None:
+            state = state.copy()
+            state[W_OUT] = out
+        return copy_rows(state.ctypes.data, first, end)
 
     def fetch(self, first: int, end: int, gap: int) -> int:
         """Do the same in ascending order, reading ahead, over gaps of at most `gap` bytes too."""
         rows = self._rows[first:end]
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
-        places = order + first
+        out_rows = order + first
         own = self._state.copy()
-        own[W_ROWS], own[W_PLACES], own[W_GAP] = ascending.ctypes.data, places.ctypes.data, gap
+        own[W_ROWS], own[W_OUT_ROWS], own[W_GAP] = ascending.ctypes.data, out_rows.ctypes.data, gap
         own[W_RUNS] = own[W_RUN_BYTES] = 0
         at = fetch_rows(own.ctypes.data, 0, len(rows))
         self._fetched.append(own[W_RUNS : W_RUN_BYTES + 1])

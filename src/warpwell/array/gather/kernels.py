@@ -1,4 +1,4 @@
-"""Kernels that gather rows to memory of a GPU: rows of memory, and rows behind a cache.
+"""Copy rows of memory, and rows behind a cache, to memory of a GPU.
 
 A warp, or a part of it, takes a row, and its lanes load neighboring units. `copy_cached` has two uses: to copy the rows
 that are in the cache and list the missing ones, and to copy rows whose pages were read ahead, each under a pin if its
@@ -44,16 +44,16 @@ from ...targets import (
     store_weak_as,
     syncwarp,
 )
-from .host import place_of, row_at
+from .host import out_row_at, row_at
 
 I1, I2, I4, I8 = (np.dtype(f"i{n}") for n in (1, 2, 4, 8))
 
 
 @device
 def copy_part(to, source, nbytes, unit, lane, lanes):
-    """Copy what `lane` of `lanes` threads copies of a row, in units of 16, 8, 4, 2 or 1 bytes (thread).
+    """Copy the share of one of `lanes` lanes of a part of a row, in units of 16, 8, 4, 2 or 1 bytes (thread).
 
-    All of it is a multiple of the unit. Loads are relaxed, since others may store to a frame meanwhile.
+    Addresses and sizes are multiples of the unit. Loads are relaxed, because other threads may store to a frame.
     """
     step = lanes * unit
     where = lane * unit
@@ -96,10 +96,11 @@ def copy_part(to, source, nbytes, unit, lane, lanes):
 
 
 @kernel
-def copy_listed(rows, width, places, n, shift, extent, source, stride, nbytes, out, unit, wrong):
-    """Copy row ``rows[k]`` of memory to row ``places[k]`` of `out`; 2**`shift` threads take a row.
+def copy_from_memory(rows, width, out_rows, n, shift, extent, source, stride, nbytes, out, unit, out_of_range):
+    """Copy row ``rows[k]`` of memory to row ``out_rows[k]`` of `out`; 2**`shift` lanes take a row.
 
-    Without `rows` that is row k. Where a number is out of range, 1 is stored in `wrong`, and no row is copied.
+    Without `rows` or `out_rows` (0), that is row k. If a row number is out of range, 1 is stored in `out_of_range`, and
+    the row is not copied.
     """
     t = grid(1)
     k = t >> shift
@@ -108,10 +109,11 @@ def copy_listed(rows, width, places, n, shift, extent, source, stride, nbytes, o
         if rows != 0:
             row = row_at(rows, width, k)
         if row < 0 or row >= extent:
-            store_relaxed(wrong, 1, SYSTEM)
+            store_relaxed(out_of_range, 1, SYSTEM)
         else:
             lanes = 1 << shift
-            copy_part(out + place_of(places, k) * nbytes, source + row * stride, nbytes, unit, t & (lanes - 1), lanes)
+            to = out + out_row_at(out_rows, k) * nbytes
+            copy_part(to, source + row * stride, nbytes, unit, t & (lanes - 1), lanes)
 
 
 @device
@@ -162,7 +164,7 @@ def copy_cached(
     ----------
     core, space : int
     rows, width, out_rows : int
-        As for `copy_listed`, whose `places` is `out_rows` here.
+        As for `copy_from_memory`.
     n, shift, extent : int
         Number of rows to copy; log2 of the lanes of a row; number of rows of the array.
     origin, stride, nbytes : int
@@ -191,7 +193,7 @@ def copy_cached(
             begin = origin + row * stride
             end = begin + nbytes
             last = (end - 1) >> page_shift
-            to = out + place_of(out_rows, k) * nbytes
+            to = out + out_row_at(out_rows, k) * nbytes
             good = True
             while begin < end:
                 page = begin >> page_shift

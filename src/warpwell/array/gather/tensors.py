@@ -197,8 +197,8 @@ def on_a_gpu(given: Any) -> bool:
     return False
 
 
-def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
-    """Return row numbers in a GPU's memory; they stay there, and are to be left alone until they were used.
+def indices_on_gpu(rows: Any, handle: int) -> Tensor:
+    """Return row indices in memory of a GPU; they stay there and must not change until they were used.
 
     Raises
     ------
@@ -217,10 +217,8 @@ def numbers_on_gpu(rows: Any, handle: int) -> Tensor:
     return tensor
 
 
-def row_numbers(rows: Any, copy: bool = True) -> NDArray[Any]:
-    """Return row numbers in host memory as an int32 or int64 array, C order; a new one, which nobody else changes.
-
-    Without `copy` it is a new one only where that is needed.
+def row_indices(rows: Any, copy: bool = True) -> NDArray[Any]:
+    """Return row indices in host memory as an int32 or int64 array in C order; without `copy` a new one only if needed.
 
     Raises
     ------
