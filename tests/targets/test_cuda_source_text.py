@@ -202,7 +202,7 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
     from warpwell.targets.gpu import copies
-    from warpwell.targets.source.forms import SourceForms
+    from warpwell.targets.source import forms as module
 
     one = source(
         {"x": "const float32*", "y": "float32*", "a": "float32", "n": "int32", "z": "const float32*"},
@@ -228,12 +228,10 @@ def test_what_a_launch_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
         called.append((function, where[:8], words))
         return (0,)
 
-    forms: Any = object.__new__(SourceForms)
-    forms._driver = SimpleNamespace(cuLaunchKernel=launched)
-    forms._prepared = {}
-    forms._blocks, forms._source = blocks, one
-    forms._grid, forms._threads, forms._shared = (3, 2, 1), (64, 2, 1), 16
-    forms._forms = {name: (name, {}) for name in ("plain", "workers")}
+    device = SimpleNamespace(device_id=0, properties=SimpleNamespace(multiprocessor_count=4), arch="90")
+    monkeypatch.setattr(module, "current", lambda: (SimpleNamespace(cuLaunchKernel=launched), device))
+    forms = module.SourceForms(blocks)
+    forms._set({"plain": "plain", "workers": "workers"}, {})
     expected = {"plain": 5, "workers": 13}
     forms.start_plain(None)
     forms.start(1 << 40, 7, 9, SimpleNamespace(handle=99), 3, rounds=2)

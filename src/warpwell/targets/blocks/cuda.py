@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import atomics, block
 from ..atomics import SYSTEM, load_pair, store_relaxed
 from ..block import add_relaxed, barrier, get_claim, put_claim, thread_index
-from ..compiler.compiling import compiling, explained
 from ..compiler.hooks import seam_for
-from ..compiler.run_cuda import GENERATED, INSIDE, asks_flag, beginning, compiled, configured, numba_cuda
+from ..compiler.run_cuda import (
+    GENERATED,
+    INSIDE,
+    CompiledKernel,
+    asks_flag,
+    beginning,
+    compiled,
+    configured,
+    numba_cuda,
+)
 from ..device import device
 from ..fault import share_fault_page
-from ..gpu.prepared import Prepared
+from ..gpu.prepared import PreparedForms
 from ..signature import configuration
 from . import control as at
 
@@ -81,22 +87,22 @@ _FOLLOWING = {
 
 ALL_LANES = 0xFFFFFFFF
 
-_WORDS = {"plain": 3, "workers": 10}
-"""Integers before the kernel's own parameters."""
+_LEADING = {"plain": 3, "workers": 10}
+"""Numbers of integers before the kernel's own parameters."""
 
 
 @device
 def enter(control):
-    """Note that a worker begins (all threads of a block)."""
+    """Count a worker that begins (all threads of a block)."""
     if thread_index() == 0:
         add_relaxed(control + BEGUN, 1)
 
 
 @device
 def claim(control, worker, chunk, ended):
-    """Count the blocks that ended and claim the next; -1 where the worker is to leave (all threads of a block).
+    """Count the blocks that ended and claim the next; -1 if the worker must leave (all threads of a block).
 
-    What the flags say is looked at first, so whatever is claimed is run.
+    The flags are read before the claim, so every claimed block runs.
     """
     barrier()  # the blocks before have ended, for all threads
     if thread_index() == 0:
@@ -109,7 +115,7 @@ def claim(control, worker, chunk, ended):
         if stop <= worker and floor <= worker and worker < target:
             first = add_relaxed(control + CURSOR, chunk)
         put_claim(first)
-        # what was added to long ago is waited for last
+        # The result of the first atomic is used last, when it has arrived.
         if mirror != 0 and before >> (mirror & 63) != (before + ended) >> (mirror & 63):
             store_relaxed(mirror & -64, before + ended, SYSTEM)
     barrier()
@@ -118,137 +124,84 @@ def claim(control, worker, chunk, ended):
 
 @device
 def leave(control):
-    """Note that a worker leaves (all threads of a block, behind `claim`)."""
+    """Count a worker that leaves (all threads of a block, behind `claim`)."""
     if thread_index() == 0:
         add_relaxed(control + LEFT, 1)
 
 
-class Forms:
-    """The compiled forms of a `BlockLaunch` on the current GPU: plain and workers."""
+class Forms(PreparedForms):
+    """The compiled forms of a `BlockLaunch` on the current GPU."""
 
     def __init__(self, blocks: Any) -> None:
         self._blocks = blocks
-        self._across, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
-        self._extents = (*blocks.launch.shape, 1, 1)[:3]
-        self._grid = (*self._across, 1, 1)[:2]
+        self._grid, self._threads = configuration(blocks.launch.shape, blocks.kernel.block)
+        extents = (*blocks.launch.shape, 1, 1)[:3]
+        self._worker_arguments = *(*self._grid, 1, 1)[:2], *extents
+        self._plain_arguments = extents
         self._lasting = not (asks_flag(blocks.kernel) or blocks.participants)
         self._values = [*blocks.values, blocks.flag.address] if asks_flag(blocks.kernel) else blocks.values
         self.plain = compiled(blocks.kernel, len(blocks.launch.shape), len(self._values))
         types = tuple(self.plain.typeof_pyval(v) for v in self._values)
         self._key = ("cuda-forms", len(blocks.launch.shape), types)
-        self._forms: dict[str, tuple[Any, dict[str, int], Any]] = {}
-        self._prepared: dict[str, Prepared] = {}
-        self._count = blocks.blocks
-        self._row: NDArray[np.int64] | None = None
+        self._forms: dict[str, CompiledKernel] = {}
+        self._prepared = {}
+        self._blocks_count = blocks.blocks
 
     def prepare(self) -> None:
-        """Compile and load all forms, so that a launch waits for neither.
+        """Compile and load all forms, so that no launch waits for the compiler.
 
-        The other forms may have as many registers as leave the plain kernel's blocks resident: a compiler that is not
-        told takes what a loop around the kernel gains by, and fewer blocks fit.
+        Workers may have as many registers as keep the plain kernel's blocks resident: otherwise the compiler uses more
+        for the loop around the kernel, and fewer blocks fit.
         """
         if self._prepared:
             return  # of an equal launch before
         share_fault_page()
-        blocks = self._blocks
-        made = blocks.kernel.compiled
-        if self._key not in made:
-            dims, count = len(blocks.launch.shape), len(self._values)
-            threads = int(np.prod(self._threads))
-            found = {"plain": (self.plain, self._kernel(self.plain, _WORDS["plain"]))}
-            cap = registers_for(int(found["plain"][1].regs_per_thread), threads)
+        blocks, values = self._blocks, self._values
+        cache = blocks.kernel.compiled
+        if self._key not in cache:
+            dims, threads = len(blocks.launch.shape), int(np.prod(self._threads))
+            forms = {"plain": CompiledKernel(blocks.kernel, self.plain, _LEADING["plain"], values)}
+            resources = {"plain": _resources(forms["plain"].overload, threads)}
             if blocks.preemptible:
-                workers = _form(blocks, dims, count, cap)
-                found["workers"] = (workers, self._kernel(workers, _WORDS["workers"]))
-            made[self._key] = {
-                form: (dispatcher, _resources(kernel, threads), kernel) for form, (dispatcher, kernel) in found.items()
-            }
-        self._forms = made[self._key]
-        arguments = _flat_arguments(self._forms["plain"][2], _WORDS["plain"], self._values)
+                workers = _form(blocks, dims, len(values), registers_for(resources["plain"]["registers"], threads))
+                forms["workers"] = CompiledKernel(blocks.kernel, workers, _LEADING["workers"], values)
+                resources["workers"] = _resources(forms["workers"].overload, threads)
+            cache[self._key] = forms, resources
+        self._forms, self._resources = cache[self._key]
+        arguments = self._forms["plain"].flatten(values)
         if arguments is not None:
-            self._prepared = {form: self._prepare(form, arguments) for form in self._forms}
-            # it may be kept for launches to come, and the arrays must not be
+            self._prepared = {form: kernel.prepare(arguments) for form, kernel in self._forms.items()}
+            # The forms may be kept for later launches, but the arrays must not be.
             self._blocks, self._values = None, []
-
-    def _prepare(self, form: str, arguments: list[Any]) -> Prepared:
-        from cuda.bindings import driver
-
-        function = driver.CUfunction(int(self._forms[form][2]._codelibrary.get_cufunc().handle))
-        return Prepared(driver, function, self._blocks.kernel.__name__, _WORDS[form], arguments)
 
     @property
     def compiled(self) -> bool:
         """Whether `prepare` has nothing to compile."""
         return self._key in self._blocks.kernel.compiled
 
-    def _kernel(self, dispatcher: Any, words: int) -> Any:
-        types = tuple(dispatcher.typeof_pyval(a) for a in [0] * words + self._values)
-        if types not in dispatcher.overloads:
-            name = self._blocks.kernel.__name__
-            with compiling(f"kernel {name!r}"), explained(self._blocks.kernel, "cuda"):
-                dispatcher.compile(types).bind()
-        return dispatcher.overloads[types]
-
-    def resources(self, form: str) -> dict[str, int]:
-        """Return a form's registers a thread, shared and local bytes, threads, and blocks resident on the whole GPU."""
-        return dict(self._forms[form][1])
-
-    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
-        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
-
-        With `rounds`, the blocks are run that many times over, in order, which is how a rate is measured.
-        """
-        words = self._words(control, base, chunk, rounds)
-        self._launch("workers", (workers,), stream, words)
-
-    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64] | None:
-        """Return what `start` launches as a row for the scheduler's native thread, to be kept until it has ended.
-
-        None where the kernel's arguments are no words.
-        """
-        prepared = self._prepared.get("workers")
-        if prepared is None:
-            return None
-        return prepared.own_row((workers,), self._threads, self._words(control, base, chunk))
-
-    def _words(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
-        blocks = self._count
-        return control, base, chunk, blocks * rounds, blocks, *self._grid, *self._extents
-
-    def plain_row(self) -> NDArray[np.int64] | None:
-        """Return the untransformed kernel as a row; None if its arguments are not words."""
-        if self._row is None and "plain" in self._prepared:
-            self._row = self._prepared["plain"].row(self._across, self._threads, self._extents)
-        return self._row
-
     @property
     def lasting(self) -> bool:
-        """Whether launches with equal words may use `plain_row`: none has words of its own (a flag)."""
+        """Whether launches with equal arguments may use `plain_row`: none has a flag of its own."""
         return self._lasting and self.plain_row() is not None
 
-    def start_plain(self, stream: Any) -> None:
-        """Launch the untransformed kernel, whole; return at once."""
-        self._launch("plain", self._across, stream, self._extents)
-
-    def _launch(self, form: str, grid: Any, stream: Any, words: tuple[int, ...]) -> None:
-        prepared = self._prepared.get(form)
-        if prepared is not None:
-            prepared.launch(grid, self._threads, stream, words)
+    def _launch(self, form: str, grid: Any, stream: Any, leading: tuple[int, ...]) -> None:
+        if form in self._prepared:
+            super()._launch(form, grid, stream, leading)
             return
-        dispatcher = self.plain if form == "plain" else self._forms[form][0]
-        configured(dispatcher, grid, self._threads, stream)(*words, *self._values)
+        dispatcher = self._forms[form].dispatcher if form in self._forms else self.plain
+        configured(dispatcher, grid, self._threads, stream)(*leading, *self._values)
 
 
 def kept_forms(blocks: Any, ordinal: int) -> Forms:
-    """Return the prepared forms of a `BlockLaunch` that has begun, those of an equal launch before where they are kept.
+    """Return the prepared forms of a `BlockLaunch` that has begun; an equal earlier launch may have made them.
 
-    Launches are equal if the driver is given the same words for both: what is kept holds no array.
+    Launches are equal if the driver gets the same arguments for both. The cached forms hold no array.
     """
     key: list[Any] = [ordinal, blocks.launch.shape]
     for value in blocks.values:
-        about = getattr(value, "__cuda_array_interface__", None)
-        if about is not None:
-            key += type(value), about["data"], about["shape"], about["strides"], about["typestr"]
+        interface = getattr(value, "__cuda_array_interface__", None)
+        if interface is not None:
+            key += type(value), interface["data"], interface["shape"], interface["strides"], interface["typestr"]
         elif isinstance(value, int | np.integer):
             key += type(value), int(value)
         elif isinstance(value, float | np.floating):
@@ -257,37 +210,25 @@ def kept_forms(blocks: Any, ordinal: int) -> Forms:
             return _prepared(blocks)
     if asks_flag(blocks.kernel):
         key.append(blocks.flag.address)
-    kept = blocks.kernel.compiled.setdefault("cuda-kept", {})
-    found: Forms | None = kept.get(tuple(key))
+    cache = blocks.kernel.compiled.setdefault("cuda-kept", {})
+    found: Forms | None = cache.get(tuple(key))
     if found is None:
         found = _prepared(blocks)
         if found.plain_row() is not None:
-            if len(kept) >= _MOST_KEPT:
-                kept.clear()
-            kept[tuple(key)] = found
+            if len(cache) >= _MAX_CACHED:
+                cache.clear()
+            cache[tuple(key)] = found
     return found
 
 
-_MOST_KEPT = 256
-"""Of a kernel: launches with other arguments."""
+_MAX_CACHED = 256
+"""Maximum number of cached launches of a kernel."""
 
 
 def _prepared(blocks: Any) -> Forms:
     made = Forms(blocks)
     made.prepare()
     return made
-
-
-def _flat_arguments(kernel: Any, first: int, values: Sequence[Any]) -> list[Any] | None:
-    """Return what a numba-cuda kernel's parameters from number `first` on become for the driver.
-
-    None where an argument would have to be copied: such a launch takes numba-cuda's own way.
-    """
-    found: list[Any] = []
-    copied: list[Any] = []
-    for kind, value in zip(kernel.argument_types[first:], values, strict=True):
-        kernel._prepare_args(kind, value, 0, copied, found)
-    return None if copied else found
 
 
 def _resources(kernel: Any, threads: int) -> dict[str, int]:
@@ -324,7 +265,7 @@ def source_of(blocks: Any, dims: int, count: int) -> tuple[str, str, dict[str, A
         parameters="".join(f", {n}" for n in names),
         begin=begin,
         start=_indented(_WRAP + _START[dims], 8),
-        # threads of a block kernel share memory; those of others only their warp's place
+        # Threads of a block kernel share memory; threads of other kernels share only the block index of their warp.
         together="syncwarp(ALL_LANES)" if blocks.kernel.block is None else "barrier()",
         body=_indented(body, 12),
         following=_indented(_FOLLOWING[dims], 12),
@@ -334,8 +275,8 @@ def source_of(blocks: Any, dims: int, count: int) -> tuple[str, str, dict[str, A
     return name, source, scope
 
 
-def _indented(lines: list[str], depth: int) -> str:
-    return ("\n" + " " * depth).join(lines)
+def _indented(statements: list[str], depth: int) -> str:
+    return ("\n" + " " * depth).join(statements)
 
 
 def ptx(blocks: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (9, 0)) -> str:
@@ -345,7 +286,7 @@ def ptx(blocks: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     dims = len(blocks.launch.shape)
     if asks_flag(blocks.kernel):
         argument_types = (*argument_types, 0)
-    return ptx_of(_function(blocks, dims, len(argument_types)), _WORDS["workers"], argument_types, cc)
+    return ptx_of(_function(blocks, dims, len(argument_types)), _LEADING["workers"], argument_types, cc)
 
 
 def _function(blocks: Any, dims: int, count: int) -> Any:

@@ -15,7 +15,7 @@ from ... import errors
 from ..._os import Interrupts, interruptible
 from ..fault import LaunchFlag, share_fault_page
 from ..gpu.device import check, current, mark, reached
-from ..gpu.prepared import check_kernel, pack
+from ..gpu.prepared import Prepared, pack
 from ..signature import BLOCK_THREADS, check_arguments, configuration
 from ..struct import DeviceStruct
 from .compiling import compiling, explained
@@ -63,8 +63,8 @@ class NumbaCuda:
             from numba.core import types
 
             seam_for("cuda")
-            words = val.flat()
-            return types.UniTuple(types.int64, len(words)), words
+            flat = val.flat()
+            return types.UniTuple(types.int64, len(flat)), flat
         return ty, val
 
 
@@ -74,7 +74,7 @@ numba_cuda = NumbaCuda()
 def run(
     launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
 ) -> Callable[[], bool] | None:
-    """Run a launch and wait for it; with a stream return at once, with what tells whether it is done."""
+    """Run a launch and wait for it. With a stream, return at once a function that reports whether it is done."""
     from ..gpu.copies import copy_in, copy_out
 
     stream = _stream(launch.stream)
@@ -90,20 +90,20 @@ def run(
     return lambda: reached(done)
 
 
-_going: dict[LaunchFlag, Any] = {}
-"""Flags of launches that go on in streams, each with the event behind its launch."""
+_running: dict[LaunchFlag, Any] = {}
+"""Flags of launches that are running in streams, each with the event behind its launch."""
 
 
 def keep(flag: LaunchFlag, done: Any) -> None:
     """Keep the flag of a launch until an event is reached."""
-    for kept, event in list(_going.items()):  # a copy: other threads keep the flags of their launches meanwhile
-        if _over(event):
-            _going.pop(kept, None)
-    _going[flag] = done
+    for running, event in list(_running.items()):  # A copy: other threads add the flags of their launches.
+        if _is_over(event):
+            _running.pop(running, None)
+    _running[flag] = done
 
 
-def _over(event: Any) -> bool:
-    """Tell whether an event is reached, or the GPU lost."""
+def _is_over(event: Any) -> bool:
+    """Return True if an event is reached, or the GPU is lost."""
     try:
         return reached(event)
     except errors.KernelError:
@@ -111,7 +111,7 @@ def _over(event: Any) -> bool:
 
 
 def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
-    """Return a dispatcher with its grid, of which numba-cuda does not say that it is small: users did not choose it."""
+    """Return a dispatcher with its grid, without numba-cuda's warning about small grids."""
     large = dispatcher.configure((1 << 20,), threads, stream or 0)
     grid = blocks if isinstance(blocks, tuple) else (blocks,)
     large.griddim = (*grid, 1, 1)[:3]
@@ -119,9 +119,9 @@ def configured(dispatcher: Any, blocks: Any, threads: Any, stream: Any) -> Any:
 
 
 def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> None:
-    """Start a launch in a stream of numba-cuda or cuda.core, and no more.
+    """Start a launch in a stream of numba-cuda or cuda.core.
 
-    `flag` must be kept until it is done (see `keep`).
+    `flag` must be kept until the launch is done (see `keep`).
     """
     share_fault_page()
     values = [*values, flag.address] if asks_flag(launch.kernel) else values
@@ -146,8 +146,55 @@ def start(launch: Any, values: Sequence[Any], stream: Any, flag: LaunchFlag) -> 
         configured(kernel, blocks, threads, stream)(*extents, *values)
 
 
+class CompiledKernel:
+    """A kernel that is compiled for arguments of some types, and loaded on the current GPU.
+
+    Parameters
+    ----------
+    kernel : Kernel
+    dispatcher : numba-cuda dispatcher
+    leading : int
+        Number of integer parameters that come first.
+    values : sequence
+        Arguments that have the types.
+
+    Attributes
+    ----------
+    name : str
+    dispatcher : numba-cuda dispatcher
+    overload : object
+        The compiled kernel of numba-cuda.
+    """
+
+    def __init__(self, kernel: Any, dispatcher: Any, leading: int, values: Sequence[Any]) -> None:
+        self.dispatcher = dispatcher
+        self.name = kernel.__name__
+        self._leading = leading
+        types = tuple(dispatcher.typeof_pyval(value) for value in (*[0] * leading, *values))
+        if types not in dispatcher.overloads:
+            with compiling(f"kernel {kernel.__name__!r}"), explained(kernel, "cuda"):
+                dispatcher.compile(types).bind()
+        self.overload = dispatcher.overloads[types]
+
+    def flatten(self, values: Sequence[Any], first: int = 0) -> list[Any] | None:
+        """Return the driver's arguments for the values of parameter `first` and later; None if one has to be copied."""
+        flat: list[Any] = []
+        copied: list[Any] = []
+        types = self.overload.argument_types[self._leading + first :]
+        for argument_type, value in zip(types, values, strict=False):
+            self.overload._prepare_args(argument_type, value, 0, copied, flat)
+        return None if copied else flat
+
+    def prepare(self, arguments: Sequence[Any]) -> Prepared:
+        """Return the kernel with flat arguments, to be launched."""
+        from cuda.bindings import driver
+
+        function = driver.CUfunction(int(self.overload._codelibrary.get_cufunc().handle))
+        return Prepared(driver, function, self.name, self._leading, arguments)
+
+
 class Series:
-    """Launches in the default stream, with few instructions of Python each: numba-cuda's own take 50 us and more.
+    """Launches in the default stream by few instructions of Python. A launch by numba-cuda takes 50 us or more.
 
     Tuples hold words. A kernel's arguments have the same types at each launch of a series. Nothing waits for the
     launches: see `synchronize`. One thread at a time uses a series.
@@ -155,39 +202,47 @@ class Series:
     Parameters
     ----------
     flag : LaunchFlag
-        Of all the launches.
+        Flag of all the launches.
     """
 
     def __init__(self, flag: LaunchFlag) -> None:
         share_fault_page()
         self._flag = flag
-        self._places: dict[Any, tuple[_Again, NDArray[np.uint64], NDArray[np.uint64], list[Any]]] = {}
-        self._flat: dict[int, tuple[Any, NDArray[np.uint64]]] = {}
+        self._kernels: dict[Any, tuple[CompiledKernel, Prepared, list[slice], list[Any]]] = {}
+        self._flat: dict[int, tuple[Any, NDArray[np.int64]]] = {}
 
     def launch(self, kernel: Any, shape: tuple[int, ...], values: Sequence[Any]) -> None:
         """Start a launch."""
         values = [*values, self._flag.address] if asks_flag(kernel) else values
-        if kernel not in self._places:
-            again = _again(kernel, len(shape), values)
-            self._places[kernel] = again, *pack([0] * again.words), [None] * len(values)
-        again, places, addresses, last = self._places[kernel]
-        words, floats = places.view(np.int64), places.view(np.float64)
-        words[:3] = (*shape, 1, 1)[:3]
+        if kernel not in self._kernels:
+            self._kernels[kernel] = self._first(kernel, len(shape), values)
+        compiled_kernel, prepared, slots, last = self._kernels[kernel]
+        arguments = prepared.values
         for k, value in enumerate(values):
             kind = type(value)
             if kind is int or kind is tuple:
-                words[again.slots[k]] = value
+                arguments[slots[k]] = value
             elif kind is float:
-                floats[again.slots[k]] = value
+                arguments.view(np.float64)[slots[k]] = value
             elif value is not last[k]:
                 if id(value) not in self._flat:
-                    self._flat[id(value)] = value, again.flattened(k, value)
-                places[again.slots[k]] = self._flat[id(value)][1]
+                    self._flat[id(value)] = value, _packed_argument(compiled_kernel, k, value)
+                arguments[slots[k]] = self._flat[id(value)][1]
                 last[k] = value
-        again.start(*configuration(shape, kernel.block), int(addresses.ctypes.data))
+        prepared.launch(*configuration(shape, kernel.block), None, (*shape, 1, 1)[:3])
+
+    def _first(
+        self, kernel: Any, dims: int, values: Sequence[Any]
+    ) -> tuple[CompiledKernel, Prepared, list[slice], list[Any]]:
+        """Return a kernel with arguments of the types of `values`, and the slots of each argument."""
+        compiled_kernel = _compiled_for(kernel, dims, values)
+        sizes = [len(_packed_argument(compiled_kernel, k, value)) for k, value in enumerate(values)]
+        ends = _LEADING + np.cumsum([0, *sizes])
+        slots = [slice(int(first), int(end)) for first, end in itertools.pairwise(ends)]
+        return compiled_kernel, compiled_kernel.prepare([0] * sum(sizes)), slots, [None] * len(values)
 
     def read(self, array: Any) -> NDArray[Any]:
-        """Return a small device array as it is after all launches so far."""
+        """Return a copy of a small device array in its state after all launches so far."""
         from cuda.bindings import driver
 
         found = np.empty(array.shape, array.dtype)
@@ -195,49 +250,20 @@ class Series:
         return found
 
 
-class _Again:
-    """A compiled kernel, and where the words of its arguments lie.
-
-    Attributes
-    ----------
-    words : int
-    slots : list of slice
-    """
-
-    def __init__(self, kernel: Any, dims: int, values: Sequence[Any]) -> None:
-        from cuda.bindings import driver
-
-        dispatcher = compiled(kernel, dims, len(values))
-        types = tuple(dispatcher.typeof_pyval(value) for value in (0, 0, 0, *values))
-        if types not in dispatcher.overloads:
-            with compiling(f"kernel {kernel.__name__!r}"), explained(kernel, "cuda"):
-                dispatcher.compile(types).bind()
-        self._kernel = dispatcher.overloads[types]
-        self._name = kernel.__name__
-        self._launch = driver.cuLaunchKernel
-        self._function = driver.CUfunction(int(self._kernel._codelibrary.get_cufunc().handle))
-        ends = 3 + np.cumsum([0, *(len(self.flattened(k, value)) for k, value in enumerate(values))])
-        self.words = int(ends[-1])
-        self.slots = [slice(int(first), int(end)) for first, end in itertools.pairwise(ends)]
-
-    def flattened(self, k: int, value: Any) -> NDArray[np.uint64]:
-        """Return the words that argument `k` becomes."""
-        words: list[Any] = []
-        copied: list[Any] = []
-        self._kernel._prepare_args(self._kernel.argument_types[3 + k], value, 0, copied, words)
-        if copied:
-            raise errors.ArgumentError(f"kernel {self._name!r}: argument {k} is not in device memory")
-        return pack(words)[0][: len(words)]
-
-    def start(self, blocks: tuple[int, ...], threads: tuple[int, ...], addresses: int, stream: int = 0) -> None:
-        """Launch it with the arguments whose addresses lie at an address, in the stream of a handle."""
-        result = self._launch(self._function, *(*blocks, 1, 1)[:3], *(*threads, 1, 1)[:3], 0, stream, addresses, 0)
-        if int(result[0]):
-            check_kernel(result, self._name)
+_LEADING = 3
+"""Integers before a kernel's own parameters: the extents of the launch."""
 
 
-def _again(kernel: Any, dims: int, values: Sequence[Any]) -> _Again:
-    """Return a kernel for arguments of the types of these, made once for each GPU."""
+def _packed_argument(kernel: CompiledKernel, k: int, value: Any) -> NDArray[np.int64]:
+    """Return the words of argument `k`."""
+    flat = kernel.flatten([value], k)
+    if flat is None:
+        raise errors.ArgumentError(f"kernel {kernel.name!r}: argument {k} is not in device memory")
+    return pack(flat)[0][: len(flat)].view(np.int64)
+
+
+def _compiled_for(kernel: Any, dims: int, values: Sequence[Any]) -> CompiledKernel:
+    """Return a kernel that is compiled for arguments of the types of these values, once for each GPU."""
     kinds = tuple(
         (type(v), v.static)
         if isinstance(v, DeviceStruct)
@@ -246,10 +272,10 @@ def _again(kernel: Any, dims: int, values: Sequence[Any]) -> _Again:
         else (type(v), len(v) if isinstance(v, tuple) else 0)
         for v in values
     )
-    key = ("cuda-again", dims, int(current()[1].device_id), kinds)
+    key = ("cuda-series", dims, int(current()[1].device_id), kinds)
     if key not in kernel.compiled:
-        kernel.compiled[key] = _Again(kernel, dims, values)
-    found: _Again = kernel.compiled[key]
+        kernel.compiled[key] = CompiledKernel(kernel, compiled(kernel, dims, len(values)), _LEADING, values)
+    found: CompiledKernel = kernel.compiled[key]
     return found
 
 
@@ -259,11 +285,8 @@ def launch(kernel: Any, n: int, stream: Any, *values: int) -> None:
     With few instructions of Python, as `Series`.
     """
     share_fault_page()
-    places = np.array([n, 1, 1, *values], np.int64)
-    addresses = places.ctypes.data + 8 * np.arange(len(places), dtype=np.uint64)
-    _again(kernel, 1, [0] * len(values)).start(
-        (-(-n // BLOCK_THREADS),), (BLOCK_THREADS,), int(addresses.ctypes.data), int(stream.handle)
-    )
+    prepared = _compiled_for(kernel, 1, [0] * len(values)).prepare(values)
+    prepared.launch((-(-n // BLOCK_THREADS),), (BLOCK_THREADS,), stream, (n, 1, 1))
 
 
 def wait(event: Any, participants: Any = ()) -> None:
@@ -286,7 +309,7 @@ def _reached(event: Any, interrupts: Interrupts) -> bool:
             spins += 1
             if spins > 200:
                 time.sleep(min(50e-6 * (spins - 200), 1e-3))
-        except BaseException as error:  # a signal's: the kernel goes on, and uses what the caller holds
+        except BaseException as error:  # A signal's: the kernel is running, and uses objects of the caller.
             interrupts.catch(error)
         if len(interrupts.raised) > 1 and interrupts.leaves:
             return False
@@ -294,7 +317,7 @@ def _reached(event: Any, interrupts: Interrupts) -> bool:
 
 
 def asks_flag(kernel: Any) -> bool:
-    """Tell whether a kernel is given its launch's flag as a last argument: where it asks `failed`."""
+    """Return True if a kernel reads `failed`: then its launch flag is its last argument."""
     key = "cuda-asks"
     if key not in kernel.compiled:
         kernel.compiled[key] = asks(kernel.function)
@@ -302,7 +325,7 @@ def asks_flag(kernel: Any) -> bool:
 
 
 def max_registers(kernel: Any) -> int:
-    """Return the registers a thread of a kernel at most: what it says, or what the functions that it calls want."""
+    """Return the maximum of registers per thread: the kernel's option, or the demand of functions that it calls."""
     key = "cuda-registers"
     if key not in kernel.compiled:
         kernel.compiled[key] = kernel.max_registers or max(MAX_REGISTERS, registers(kernel.function))
@@ -338,16 +361,16 @@ def ptx(kernel: Any, argument_types: tuple[Any, ...], *, cc: tuple[int, int] = (
     if asks_flag(kernel):
         argument_types = (*argument_types, 0)
     with explained(kernel, "cuda"):
-        return ptx_of(_wrapper(kernel, dims, len(argument_types)), 3, argument_types, cc)
+        return ptx_of(_wrapper(kernel, dims, len(argument_types)), _LEADING, argument_types, cc)
 
 
-def ptx_of(function: Any, words: int, argument_types: tuple[Any, ...], cc: tuple[int, int]) -> str:
-    """Return the PTX of a generated kernel whose first parameters are `words` integers."""
+def ptx_of(function: Any, leading: int, argument_types: tuple[Any, ...], cc: tuple[int, int]) -> str:
+    """Return the PTX of a generated kernel whose first parameters are `leading` integers."""
     from numba import cuda, types
     from numba.cuda.typing.typeof import typeof
 
     seam_for("cuda")
-    signature = [types.int64] * words
+    signature = [types.int64] * leading
     for example in argument_types:
         signature.append(example if isinstance(example, types.Type) else typeof(example))
 
@@ -358,19 +381,19 @@ def ptx_of(function: Any, words: int, argument_types: tuple[Any, ...], cc: tuple
 
 @contextlib.contextmanager
 def without_gpu(cc: tuple[int, int]) -> Iterator[None]:
-    """Let numba-cuda compile nested functions for `cc`, where it would ask the GPU that is not there."""
+    """Let numba-cuda compile nested functions for `cc` if there is no GPU whose capability it could read."""
     from numba.cuda import compiler, dispatcher
 
     class NoGpu:
         compute_capability = cc
 
-    asked = [(module, module.get_current_device) for module in (compiler, dispatcher)]
+    functions = [(module, module.get_current_device) for module in (compiler, dispatcher)]
     try:
-        for module, _ in asked:
+        for module, _ in functions:
             module.get_current_device = lambda: NoGpu
         yield
     finally:
-        for module, function in asked:
+        for module, function in functions:
             module.get_current_device = function
 
 
@@ -401,12 +424,12 @@ def _wrapper(kernel: Any, dims: int, count: int) -> Any:
 
 
 def beginning(kernel: Any, names: list[str]) -> tuple[list[str], str]:
-    """Return the parameters that are the kernel's own, and what a generated kernel begins with."""
-    passed, lines = names, []
+    """Return the kernel's own parameters, and the first statement of a generated kernel."""
+    own, statements = names, []
     if asks_flag(kernel):
-        passed, lines = names[:-1], [f"set_flag({names[-1]})"]
-    lines += [f"has_sizes({name})" for name in passed]
-    return passed, "; ".join(lines) or "pass"
+        own, statements = names[:-1], [f"set_flag({names[-1]})"]
+    statements += [f"has_sizes({name})" for name in own]
+    return own, "; ".join(statements) or "pass"
 
 
 def _stream(stream: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`Prepared`: launches of one compiled kernel with the same arguments, of which only leading words change."""
+"""`Prepared` and `PreparedForms`: launches by few instructions of Python, and launches by schedulers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .device import check
 Grid = tuple[int, ...]
 
 _HEAD = struct.Struct("<7I28xqq")
-"""A row: CUlaunchConfig, the function, and where its arguments are."""
+"""A row: CUlaunchConfig, the function, and the address of its arguments."""
 
 _SHAPE_ERRORS = (
     "CUDA_ERROR_INVALID_VALUE",
@@ -26,11 +26,11 @@ _SHAPE_ERRORS = (
     "CUDA_ERROR_NO_BINARY_FOR_GPU",
     "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE",
 )
-"""What the driver says of a launch that it could never run; what it says else, it says of the GPU."""
+"""Errors of the driver about a launch that can never run; other errors are about the GPU."""
 
 
 class Prepared:
-    """A kernel that is launched with few instructions of Python: numba-cuda's own launch takes ten times as long.
+    """A kernel with its arguments. A launch by numba-cuda takes ten times as long. One thread at a time uses it.
 
     Parameters
     ----------
@@ -38,15 +38,20 @@ class Prepared:
         ``cuda.bindings.driver``.
     function : CUfunction
     name : str
-        Of the kernel, for messages.
-    words : int
-        Leading integer parameters, given with each launch.
+        Name of the kernel, for messages.
+    leading : int
+        Number of integer parameters that come first; each launch passes them.
     arguments : sequence
-        The others; see `pack`.
+        Remaining arguments; see `pack`.
     shared : int
         Bytes of dynamic shared memory.
     cooperative : bool
         Whether blocks wait for one another, so that all must be resident.
+
+    Attributes
+    ----------
+    values : ndarray of int64
+        The arguments, 8 bytes each. They may be changed between two calls of `launch`.
     """
 
     def __init__(
@@ -54,53 +59,54 @@ class Prepared:
         driver: Any,
         function: Any,
         name: str,
-        words: int,
+        leading: int,
         arguments: Sequence[Any],
         *,
         shared: int = 0,
         cooperative: bool = False,
     ) -> None:
+        self.cooperative = cooperative
         self._function = function
         self._name = name
-        self._words = words
+        self._count = leading
         self._shared = shared
-        self._places, self._addresses = pack([0] * words + list(arguments))
-        self._leading = self._places.view(np.int64)
-        self._own = self._places[words:].tobytes()
-        self._formats = f"<{words}q", f"<{self._places.size}q"
+        packed, self._addresses = pack([0] * leading + list(arguments))
+        self.values = packed.view(np.int64)
+        self._remaining = packed[leading:].tobytes()
+        self._formats = f"<{leading}q", f"<{packed.size}q"
         self._start = driver.cuLaunchCooperativeKernel if cooperative else driver.cuLaunchKernel
         self._extra = () if cooperative else (0,)
 
-    def row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
+    def row(self, grid: Grid, threads: Grid, leading: Sequence[int]) -> NDArray[np.int64]:
         """Return the words of CUlaunchConfig, the function and the address of its arguments (not cooperative).
 
-        The arguments are this object's own, so all rows of it launch with the same `words`.
+        All rows have the address of this object's arguments, so they launch with the same `leading` arguments.
         """
-        self._leading[: self._words] = words
+        self.values[: self._count] = leading
         made = bytearray(_HEAD.size)
         self._configure(made, grid, threads, _address(self._addresses))
         return np.frombuffer(made, np.int64)
 
-    def own_row(self, grid: Grid, threads: Grid, words: Sequence[int]) -> NDArray[np.int64]:
-        """Return what `row` does, with arguments of its own behind it: keep it until its launch has ended."""
-        size, first = self._places.nbytes, _HEAD.size
+    def own_row(self, grid: Grid, threads: Grid, leading: Sequence[int]) -> NDArray[np.int64]:
+        """Return a row that is followed by a copy of its arguments: keep it until its launch has ended."""
+        size, first = self.values.nbytes, _HEAD.size
         made = bytearray(first + 2 * size)
         row = np.frombuffer(made, np.int64)
-        at = _address(row) + first
-        self._configure(made, grid, threads, at + size)
-        # not by NumPy, whose first calls after others ran take longest
-        struct.pack_into(self._formats[0], made, first, *words)
-        made[first + 8 * self._words : first + size] = self._own
-        struct.pack_into(self._formats[1], made, first + size, *range(at, at + size, 8))
+        address = _address(row) + first
+        self._configure(made, grid, threads, address + size)
+        # By `struct`: the first calls of NumPy after other code ran take longest.
+        struct.pack_into(self._formats[0], made, first, *leading)
+        made[first + 8 * self._count : first + size] = self._remaining
+        struct.pack_into(self._formats[1], made, first + size, *range(address, address + size, 8))
         return row
 
     def _configure(self, row: bytearray, grid: Grid, threads: Grid, arguments: int) -> None:
         shape = *(*grid, 1, 1)[:3], *(*threads, 1, 1)[:3], self._shared
         _HEAD.pack_into(row, 0, *shape, int(self._function), arguments)
 
-    def launch(self, grid: Grid, threads: Grid, stream: Any, words: Sequence[int]) -> None:
-        """Launch it, and return at once (one thread at a time)."""
-        self._leading[: self._words] = words
+    def launch(self, grid: Grid, threads: Grid, stream: Any, leading: Sequence[int]) -> None:
+        """Launch the kernel in a stream, None for the default one, and return at once."""
+        self.values[: self._count] = leading
         handle = 0 if stream is None else int(stream.handle)
         result = self._start(
             self._function,
@@ -115,8 +121,64 @@ class Prepared:
             check_kernel(result, self._name)
 
 
+class PreparedForms:
+    """A kernel that a scheduler launches: alone ("plain"), or as workers that claim its blocks.
+
+    Subclasses set the attributes when both are compiled. A form that is absent from `_prepared` has arguments that are
+    not words; subclasses launch it by `_launch`.
+    """
+
+    _prepared: dict[str, Prepared]
+    _resources: dict[str, dict[str, int]]
+    _blocks_count: int
+    _grid: Grid
+    """Grid of the kernel alone."""
+    _threads: Grid
+    _worker_arguments: tuple[int, ...]
+    """Leading arguments of workers behind those that each launch passes."""
+    _plain_arguments: tuple[int, ...]
+    """Leading arguments of the kernel alone."""
+    _row: NDArray[np.int64] | None = None
+
+    def resources(self, form: str) -> dict[str, int]:
+        """Return the registers per thread, shared and local bytes, threads, and resident blocks of a form."""
+        return dict(self._resources[form])
+
+    def start(self, control: int, base: int, workers: int, stream: Any, chunk: int = 1, rounds: int = 1) -> None:
+        """Launch `workers` workers, numbered from `base`, that claim `chunk` blocks at a time; return at once.
+
+        With `rounds`, the blocks run that many times, in order, so that a rate can be measured.
+        """
+        self._launch("workers", (workers,), stream, self._claims(control, base, chunk, rounds))
+
+    def workers_row(self, control: int, base: int, workers: int, chunk: int = 1) -> NDArray[np.int64] | None:
+        """Return the launch of `start` as a row, to be kept until it has ended; None if arguments are not words."""
+        prepared = self._prepared.get("workers")
+        if prepared is None:
+            return None
+        return prepared.own_row((workers,), self._threads, self._claims(control, base, chunk))
+
+    def _claims(self, control: int, base: int, chunk: int, rounds: int = 1) -> tuple[int, ...]:
+        count = self._blocks_count
+        return control, base, chunk, count * rounds, count, *self._worker_arguments
+
+    def plain_row(self) -> NDArray[np.int64] | None:
+        """Return the launch of the kernel alone as a row; None if it is cooperative, or its arguments are not words."""
+        prepared = self._prepared.get("plain")
+        if self._row is None and prepared is not None and not prepared.cooperative:
+            self._row = prepared.row(self._grid, self._threads, self._plain_arguments)
+        return self._row
+
+    def start_plain(self, stream: Any) -> None:
+        """Launch the kernel alone, whole, and return at once."""
+        self._launch("plain", self._grid, stream, self._plain_arguments)
+
+    def _launch(self, form: str, grid: Grid, stream: Any, leading: tuple[int, ...]) -> None:
+        self._prepared[form].launch(grid, self._threads, stream, leading)
+
+
 def check_kernel(result: Any, name: str) -> Any:
-    """Return what a call of the driver about a kernel gave besides its status.
+    """Return the values that a call of the driver about a kernel returned after its status.
 
     Raises
     ------
@@ -132,9 +194,9 @@ def check_kernel(result: Any, name: str) -> Any:
 
 
 def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return places of 8 bytes that hold values, and their addresses, which is what a launch takes.
+    """Return an array with 8 bytes for each value, and the addresses of its items, as a launch takes them.
 
-    Values are NumPy scalars, ctypes values, and addresses and words as Python integers.
+    Values are NumPy scalars, ctypes values, and integers.
     """
     room = bytearray(8 * max(1, len(values)))
     for k, value in enumerate(values):
@@ -145,13 +207,13 @@ def pack(values: Sequence[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]
         else:
             raw = (int(value) & (2**64 - 1)).to_bytes(8, "little")
         room[8 * k : 8 * k + len(raw)] = raw
-    places = np.frombuffer(room, np.uint64)
-    return places, _address(places) + _offsets(places.size)
+    packed = np.frombuffer(room, np.uint64)
+    return packed, _address(packed) + _offsets(packed.size)
 
 
 @functools.cache
 def _offsets(count: int) -> NDArray[np.uint64]:
-    """Return the offsets of so many places."""
+    """Return the offsets of `count` items of 8 bytes."""
     return 8 * np.arange(count, dtype=np.uint64)
 
 

@@ -319,8 +319,12 @@ class SourceBlocks(BlockLaunch):
 
 def _extents(extents: Any, maximum: tuple[int, ...], quantity: str) -> tuple[int, ...]:
     parts = extents if isinstance(extents, tuple) else (extents,)
-    whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in parts)
-    if not whole or not 1 <= len(parts) <= 3 or not all(1 <= n <= m for n, m in zip(parts, maximum, strict=False)):
+    are_integers = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in parts)
+    if (
+        not are_integers
+        or not 1 <= len(parts) <= 3
+        or not all(1 <= n <= m for n, m in zip(parts, maximum, strict=False))
+    ):
         raise errors.ArgumentError(
             f"{quantity} must be up to three numbers from 1 to {maximum[: len(parts)]}, got {extents!r:.60}",
             name=quantity,
