@@ -45,7 +45,7 @@ class Future(concurrent.futures.Future[Any]):
         self.set_running_or_notify_cancel()
 
     def __repr__(self) -> str:
-        return f"<{self._work}, {'done' if self.done() else 'running'}>"
+        return f"<Future: {self._work}, {'done' if self.done() else 'running'}>"
 
     def done(self) -> bool:
         """Return True if `result` returns, or raises, at once."""

@@ -113,6 +113,7 @@ def test_rows_stand_where_numpy_arrays_stood(a: Any) -> None:
 
 def test_rows_are_a_view_and_not_a_copy(a: Any) -> None:
     rows = a[20:30]
+    assert repr(rows).endswith("; numpy.asarray() reads the rows>")
     negate[10](rows)
     model = MODEL.copy()
     model[20:30] *= -1
@@ -128,7 +129,7 @@ def test_rows_are_a_view_and_not_a_copy(a: Any) -> None:
     a.close()
     with pytest.raises(errors.ClosedError):
         np.asarray(rows)
-    assert "closed" in repr(rows)
+    assert "closed" in repr(rows) and "numpy.asarray" not in repr(rows)
 
 
 def test_rows_change_in_place(a: Any, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_prefetch_returns_counts(slot: int, plain: Any, monkeypatch: pytest.Mo
         before = a.stats
         assert (read_all(a, np.arange(0, frames * PER, PER)) == np.arange(0, frames * PER, PER)).all()
         assert a.stats.misses == before.misses == 0 and a.stats.prefetched == frames
-        assert repr(future) == "<prefetch of 10 pages, done>"
+        assert repr(future) == "<Future: prefetch of 10 pages, done>"
         assert pickle.loads(pickle.dumps(rest)) == rest, "a pool sends it"
         empty = a.prefetch(3, 3)
         assert empty.done() and counts_of(empty) == (0,) * 5

@@ -183,6 +183,7 @@ def test_numbers_that_are_read() -> None:
         "1.2 MiB (1,234,567)",
         "1.2 MiB (1,234,567)",
     ]
+    assert [readable(key, None) for key in ("weights", "cache_bytes", "hits")] == ["none", "none", "not counted"]
     assert readable("uptime", 3725.5) == readable("uptime", 3725) == "1:02:05 (h:mm:ss)"
 
 

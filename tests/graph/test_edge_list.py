@@ -90,7 +90,7 @@ def test_zstd_is_read_or_the_way_out_is_named(tmp_path: Path) -> None:
     [
         ("7", "expected 'source destination'.*found '7'"),
         ("7 8 9", r"expected 'source destination', found '7 8 9'\. .*ends in \.wel"),
-        ("7,8", "found '7,8'"),
+        ("7,8", r"found '7,8'\. Separate fields by spaces \(\.csv files have commas, and a header"),
         ("-7 8", "the source -7 is negative"),
         ("7 -8", "the destination -8 is negative"),
         ("1.5 2", "the source '1.5' is not an integer"),

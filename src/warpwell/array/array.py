@@ -451,6 +451,10 @@ class Rows(ReadOnUse, Array):
     has them.
     """
 
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        return text if self._part.closed else f"{text[:-1]}; numpy.asarray() reads the rows>"
+
     def read(self) -> Any:
         """Return a copy of the rows: a NumPy array, or on "cuda" a `DeviceArray`."""
         self._require_readable()

@@ -345,7 +345,7 @@ def create(
     try:
         file = target.open("xb")
     except FileExistsError:
-        raise errors.ArgumentError(f'{target} exists: open it with open(path, "r+"), or remove it first') from None
+        raise errors.ArgumentError(f'{target} exists: open it with ww.open(path, "r+"), or remove it first') from None
     except FileNotFoundError:
         message = f"the folder of {target} does not exist: make it first"
         raise errors.MissingFileError(message, path=str(target)) from None

@@ -118,9 +118,10 @@ class ArrayView(DeviceStruct):
         if ndim is None:
             return None
         if ndim != static.ndim:
+            loop = "; loop over a[i, j], or use gpu.fold for a run of items" if ndim < static.ndim else ""
             raise errors.DTypeError(
                 f"{ndim} {'index' if ndim == 1 else 'indices'} for an array of {static.ndim} dimensions: a kernel "
-                f"subscripts one item, a[i, j]"
+                f"subscripts one item, a[i, j]{loop}"
             )
         return _implementation(name, static)
 

@@ -329,7 +329,7 @@ def readable(key: str, value: Any) -> str:
     from ..cache import format_size
 
     if value is None:
-        return "not counted"
+        return "none" if key in {"cache_bytes", "weights"} else "not counted"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "uptime":

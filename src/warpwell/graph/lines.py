@@ -240,7 +240,10 @@ class PairReader:
         rule, path = self._rule, self._reader.path
         if len(fields) != rule.fields:
             found = b" ".join(fields)[:60].decode("ascii", "backslashreplace")
-            advice = "Correct or remove the line. " + rule.surplus * (len(fields) > rule.fields)
+            if "," in found and not rule.separator:
+                advice = "Separate fields by spaces (.csv files have commas, and a header such as 'source,target')."
+            else:
+                advice = "Correct or remove the line. " + rule.surplus * (len(fields) > rule.fields)
             raise _error(path, line, f"expected {rule.shape}, found {found!r}", advice.strip())
         pair = []
         ends = [fields[column] for column in rule.columns]

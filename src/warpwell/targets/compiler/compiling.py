@@ -52,8 +52,8 @@ def _warn(name: str) -> None:
     if not _warned:
         _warned = True
         logger.warning(
-            "warpwell is compiling %s, and other new code; code for the CPU is cached on disk "
-            "(WARPWELL_LOG_LEVEL=ERROR hides this line) ...",
+            "warpwell is compiling %s, and other new code; code for the CPU is cached on disk, and later runs start at "
+            "once (WARPWELL_LOG_LEVEL=ERROR hides this line) ...",
             name,
         )
 
