@@ -17,6 +17,7 @@ The folders, from the bottom up; each has a map of its files in its own docstrin
     _future      results of work in the background
     _trace       ranges for NVIDIA Nsight Systems
     _npy         headers of ``.npy`` files
+    _ranges      ranges of integers, such as pages and rows
     replacing    files and folders that appear whole, or not at all
     json_file    files of JSON that somebody gives
     registry     names of what upper folders add to lower ones: services

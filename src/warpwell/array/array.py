@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_integer
 from .._future import Future
+from .._ranges import join_ranges
 from ..cache import Cache, Statistics
-from ..cache.written import joined
 from ..targets import LaunchFlag
 from ..targets.compiler.hooks import seam_for
 from ..targets.fault import PlainFlag
@@ -408,7 +408,7 @@ class Array(OnStorage):
             (max(0, first * page - self._origin) // row, -(-max(0, end * page - self._origin) // row))
             for first, end in doubts
         ]
-        return [range(first, min(end, rows)) for first, end in joined(found) if first < min(end, rows)]
+        return [range(first, min(end, rows)) for first, end in join_ranges(found) if first < min(end, rows)]
 
     def close(self) -> None:
         """Flush and release everything (idempotent). A derived array closes nothing.

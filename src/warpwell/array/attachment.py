@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import errors
 from .._os import clock
+from .._ranges import ranges_of
 from ..cache import Cache
 from ..storage import FileMedium, Medium, RamMedium
 from ..targets import Block, closing
@@ -83,7 +84,9 @@ class Attachment:
         self.writable = writable
         self.name = name
         self.pins: Counter[int] = Counter()
-        self._pins_lock = threading.RLock()  # held while pins and those of the cache change; before the cache's lock
+        self._pins_lock = (
+            threading.RLock()
+        )  # held while pins of the host and of the cache change; taken before the cache's lock
         self.closed = False
         self.viewed = False
         self._owns_cache = owns_cache
@@ -262,7 +265,7 @@ class Attachment:
             self._streams.append(done)
 
     def continued_over(self, done: Callable[[], bool]) -> None:
-        """Stop counting a launch that continued, at once instead of when somebody looks (where it is still counted)."""
+        """Stop counting a launch that continued, instead of at the next check. No effect if it is not counted."""
         with self.cache.lock:
             if done in self._streams:
                 self._streams.remove(done)
@@ -293,7 +296,7 @@ class Attachment:
             return
         with self._flush_lock:
             with self.cache.lock:
-                # what a launch writes while bytes are compared, or after, is found the next time
+                # bytes that a launch writes while they are compared, or after, are found the next time
                 settled = -1 if self._running() else self._writes
             stale = self.viewed or self._flushed != self._writes
             self._flushed = -1  # unless all of this succeeds
@@ -379,12 +382,12 @@ class Attachment:
                     )
             clock.sleep(1e-3)
 
-    # -- pages that the host holds --------------------------------------------------------------------------
+    # -- pins of the host ------------------------------------------------------------------------------------
 
     def pin(self, first: int, end: int) -> None:
         """Read pages [first, end) and pin them; see `Array.pin`."""
         with self.in_use(), self._pins_lock:
-            fresh = _ranges(page for page in range(first, end) if not self.pins[page])
+            fresh = ranges_of([page for page in range(first, end) if not self.pins[page]])
             number = sum(b - a for a, b in fresh)
             room = self.cache.room(self.nsid)
             if number > room:
@@ -417,7 +420,7 @@ class Attachment:
             free = [page for page in range(first, end) if not self.pins[page]]
             for page in free:
                 del self.pins[page]
-            for a, b in _ranges(free):
+            for a, b in ranges_of(free):
                 self.cache.unpin(self.nsid, a, b)
 
     def _unpin_all(self) -> None:
@@ -425,7 +428,7 @@ class Attachment:
         with self._pins_lock:
             pages = sorted(self.pins) if not self.cache.closed else []
             self.pins.clear()
-            for first, end in _ranges(pages):
+            for first, end in ranges_of(pages):
                 self.cache.unpin(self.nsid, first, end)
 
     def drop(self) -> None:
@@ -454,7 +457,7 @@ class Attachment:
 
     @property
     def forked(self) -> bool:
-        """Whether this process was forked from the one that opened the array."""
+        """Whether the array was opened in a parent process."""
         return self.cache.process.forked
 
     def require_open(self) -> None:
@@ -464,7 +467,7 @@ class Attachment:
         self.cache.process.require(f"array {self.name!r}")
 
     def require_readable(self) -> None:
-        """Raise unless the host can read: a mapping that nobody writes needs nothing that a fork leaves behind."""
+        """Raise unless the host can read: a read-only mapping stays usable after a fork."""
         if self.closed or self._ending or self.mapping is None or self.writable:
             self.require_open()
 
@@ -473,14 +476,3 @@ def hand_over(part: Attachment) -> None:
     """Pass the `part` of a dropped array to the closing thread (a finalizer: it takes no lock)."""
     if not part.closed and not part.forked:
         closing.hand_over(part.drop)
-
-
-def _ranges(pages: Iterable[int]) -> list[tuple[int, int]]:
-    """Join ascending pages into ranges [first, end)."""
-    out: list[tuple[int, int]] = []
-    for page in pages:
-        if out and out[-1][1] == page:
-            out[-1] = out[-1][0], page + 1
-        else:
-            out.append((page, page + 1))
-    return out

@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._ranges import ranges_of
 from ..storage import Medium
 from ..targets import Allocator, Block
 
 _STEP = 16 << 20
-"""Bytes that are moved at a time."""
-_LEAST = 1 << 20
-"""Bytes below which a second thread does not pay."""
+"""Number of bytes that are copied at a time."""
+_THREAD_BYTES = 1 << 20
+"""Minimum number of bytes for each additional thread: with fewer, it does not pay."""
 _DIGEST = 16
 """Bytes of a digest: the chance that a change is overlooked is 2^-128."""
 
@@ -69,7 +69,7 @@ class InMemory:
         """Return the digests of the pages of `data`, which is at byte `offset`, over the bytes that may change."""
         pages = -(-len(data) // self._page_size)
         out = np.empty((pages, _DIGEST), np.uint8)
-        each = max(_LEAST // self._page_size, -(-pages // min(4, os.cpu_count() or 1)))
+        each = max(_THREAD_BYTES // self._page_size, -(-pages // min(4, os.cpu_count() or 1)))
         helpers = []
         for first in range(each, pages, each):
             part = (offset, data, out, first, min(first + each, pages))
@@ -110,17 +110,11 @@ class InMemory:
             now = self._digests_of(offset, data)
             first = offset // size
             changed = np.flatnonzero((now != self._digests[first : first + len(now)]).any(1))
-            for run in _runs(changed):
-                low = max(run[0] * size, self._start - offset)
-                high = min((run[-1] + 1) * size, len(data))
-                self._medium.write(offset + int(low), data[low:high])
-                written.append((first + int(run[0]), now[run]))
+            for start, end in ranges_of(changed):
+                low, high = max(start * size, self._start - offset), min(end * size, len(data))
+                self._medium.write(offset + low, data[low:high])
+                written.append((first + start, now[start:end]))
         if written:
             self._medium.sync()
         for first, digests in written:
             self._digests[first : first + len(digests)] = digests
-
-
-def _runs(pages: NDArray[Any]) -> list[NDArray[Any]]:
-    """Split ascending page numbers into runs of neighbours."""
-    return [run for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1) if len(run)]

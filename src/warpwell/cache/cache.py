@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .. import errors
 from .._check import checked_device, checked_integer, checked_nbytes, checked_seconds
 from .._os import clock, interruptible
+from .._ranges import Range, ranges_of
 from .._trace import traced
 from ..queues import QueuePairs
 from ..storage import HostThreads, Medium, QueueBackend, QueueServer, Rings
@@ -29,7 +30,7 @@ from .partition import FramePool, PageSpace, Partition
 from .prefetch import Bulk, Prefetch
 from .statistics import Statistics
 from .word import INVALID, STATE
-from .written import Pages, Written, ranges_of, text_of
+from .written import Written, text_of
 
 MAX_STAGING = 256 << 20
 """Bytes of staging that a cache takes at most, unless it is given a depth."""
@@ -746,7 +747,7 @@ class Cache:
                 self._written.lost(self._spaces.values(), self._core, self._words, self.frames)
             self.controller.restart()
 
-    def doubts(self, nsid: int, *, accept: bool = False) -> list[Pages]:
+    def doubts(self, nsid: int, *, accept: bool = False) -> list[Range]:
         """Return the pages of an array that a loss has put in doubt, as ranges; with `accept` forget them."""
         with self._lock:
             found = self._written.doubts(nsid)
@@ -866,7 +867,7 @@ class Cache:
         """
         return view_of(self._spaces[nsid].words["table"] + 8 * first, 8 * (end - first), np.int64)
 
-    def present(self, nsid: int, pages: NDArray[np.int64]) -> list[Pages]:
+    def present(self, nsid: int, pages: NDArray[np.int64]) -> list[Range]:
         """Return those pages of an array that are in the cache, or being read, as ranges (lock held, no launch)."""
         if not pages.size:
             return []

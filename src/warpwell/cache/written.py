@@ -21,12 +21,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from .._ranges import Range, join_ranges, ranges_of
 from ..targets import Block
 from . import layout as at
 from .partition import PageSpace
 from .word import DIRTY, FRAME_SHIFT, STATE, VALID
 
-Pages = tuple[int, int]
 """First page and end of a range of an array's pages."""
 
 
@@ -42,7 +42,7 @@ class Written:
     def __init__(self, stats: Block) -> None:
         self._stats = stats
         self._marks: dict[int, int] = {}
-        self._doubts: dict[int, list[Pages]] = {}
+        self._doubts: dict[int, list[Range]] = {}
 
     def count(self) -> int:
         """Return how many pages were written so far."""
@@ -63,7 +63,7 @@ class Written:
         yield
         self._marks[nsid] = count
 
-    def doubts(self, nsid: int) -> list[Pages]:
+    def doubts(self, nsid: int) -> list[Range]:
         """Return the ranges of an array's pages that are in doubt, in order."""
         return list(self._doubts.get(nsid, ()))
 
@@ -95,7 +95,7 @@ class Written:
                 gone = ranges_of(np.setdiff1d(pages, kept))
             doubts = [*self._doubts.get(space.nsid, ()), *((low - first, high - first) for low, high in gone)]
             if doubts:
-                self._doubts[space.nsid] = joined(doubts)
+                self._doubts[space.nsid] = join_ranges(doubts)
 
 
 def _inside(first: int, end: int, pages: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -128,26 +128,7 @@ def _dirty_again(
 _FRAMES = (1 << (64 - FRAME_SHIFT)) - 1
 
 
-def ranges_of(pages: NDArray[np.int64]) -> list[Pages]:
-    """Return sorted numbers as ranges."""
-    if not pages.size:
-        return []
-    breaks = np.flatnonzero(np.diff(pages) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(pages, breaks)]
-
-
-def joined(ranges: Iterable[Pages]) -> list[Pages]:
-    """Return ranges in order, those that touch or overlap joined."""
-    out: list[Pages] = []
-    for first, end in sorted(ranges):
-        if out and first <= out[-1][1]:
-            out[-1] = out[-1][0], max(end, out[-1][1])
-        else:
-            out.append((first, end))
-    return out
-
-
-def text_of(ranges: list[Pages], most: int = 8) -> str:
+def text_of(ranges: list[Range], most: int = 8) -> str:
     """Return ranges in words, the first ones: "3, 8-11 and 5 more ranges"."""
     said = ", ".join(str(first) if end == first + 1 else f"{first}-{end - 1}" for first, end in ranges[:most])
     return said + (f" and {len(ranges) - most} more ranges" if len(ranges) > most else "")

@@ -280,7 +280,7 @@ BUFFERED = {"cpu"}
 
 def _choose_fold(scope: int) -> Maker:
     def choose(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
-        return _together(scope, _folding(target, scope, source)) if _walkable(source) else None
+        return _folding(target, scope, source) if _walkable(source) else None
 
     return choose
 
@@ -292,7 +292,7 @@ def _folding(target: str, scope: int, source: Any) -> Maker:
         walk = words.folding(stored, _RANKS[scope], scope > 0)
     else:
         walk = buffers.folding_memory(_windows(target, source), _RANKS[scope])
-    return _clipped_fold(source, walk)
+    return _in_range(scope, None, source, walk)
 
 
 def _choose_indexed(target: str, f: Any, start: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
@@ -305,7 +305,7 @@ def _choose_indexed(target: str, f: Any, start: Any, source: Any, lo: Any, hi: A
         sources = _windows(target, (source, INDEX))
         walk = buffers.folding(sources) if stored else buffers.folding_memory(sources, _RANKS[1])
         walk = _beside_index(walk)
-    return _together(1, _clipped_fold(source, walk))
+    return _in_range(1, None, source, walk)
 
 
 @functools.cache
@@ -317,28 +317,11 @@ def _beside_index(walk: Maker) -> Maker:
     return beside_index
 
 
-@functools.cache
-def _together(scope: int, walk: Maker) -> Maker:
-    """Return a walk before and after which the lanes of a warp run together: the walk counts those that do."""
-    if scope != 1:
-        return walk
-
-    @device
-    def together(f, start, source, lo, hi, *args):
-        # lanes that came apart before would each take the whole run; lanes that have left the kernel count as there
-        syncwarp(words.ALL_LANES)
-        out = walk(f, start, source, lo, hi, *args)
-        syncwarp(words.ALL_LANES)
-        return out
-
-    return together
-
-
 def _choose_map(scope: int) -> Maker:
     def choose(target: str, f: Any, into: Any, source: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
         if not _is_array(into) or not _walkable(source):
             return None
-        return _together(scope, _mapping(target, scope, into, source))
+        return _mapping(target, scope, into, source)
 
     return choose
 
@@ -347,7 +330,7 @@ def _choose_fill(scope: int) -> Maker:
     def choose(target: str, f: Any, into: Any, lo: Any, hi: Any, *args: Any) -> Maker | None:
         if not _is_array(into):
             return None
-        return _fill_by(_together(scope, _mapping(target, scope, into, INDEX)))
+        return _fill_by(_mapping(target, scope, into, INDEX))
 
     return choose
 
@@ -367,7 +350,7 @@ def _mapping(target: str, scope: int, into: Any, source: Any) -> Maker:
         walk = words.storing_elsewhere(of, _access(into, "setitem"), rank_of, scope > 0)
     else:
         walk = buffers.mapping_memory(_window(target, into, stores=True), _windows(target, source), rank_of)
-    return _clipped_map(into, source, walk)
+    return _in_range(scope, into, source, walk)
 
 
 def _read_only(kind: Any) -> bool:
@@ -452,29 +435,28 @@ def _clip_one(array, lo, hi):
 
 
 @functools.cache
-def _clipped_fold(source_kind: Any, walk: Maker) -> Maker:
-    clip = _clip(_members(source_kind), _is_array(source_kind))
+def _in_range(scope: int, target: Any, source: Any, walk: Maker) -> Maker:
+    """Return a walk of the items of a run that are in range; the lanes of a warp converge before it and after it.
+
+    `target` is the type of the target, or None for a fold.
+    """
+    clip_target, clip_source = _clip((target,), True), _clip(_members(source), source is INDEX or _is_array(source))
 
     @device
-    def fold_clipped(f, start, source, lo, hi, *args):
-        lo, hi = clip(source, lo, hi)
-        return walk(f, start, source, lo, hi, *args)
-
-    return fold_clipped
-
-
-@functools.cache
-def _clipped_map(target_kind: Any, source_kind: Any, walk: Maker) -> Maker:
-    clip = _clip((target_kind,), True)
-    clip_source = _clip(_members(source_kind), source_kind is INDEX or _is_array(source_kind))
-
-    @device
-    def map_clipped(f, target, source, lo, hi, *args):
-        lo, hi = clip(target, lo, hi)
+    def walk_in_range(f, target, source, lo, hi, *args):
+        lo, hi = clip_target(target, lo, hi)
         lo, hi = clip_source(source, lo, hi)
-        walk(f, target, source, lo, hi, *args)
+        return walk(f, target, source, lo, hi, *args)
 
-    return map_clipped
+    @device
+    def walk_together(f, target, source, lo, hi, *args):
+        # lanes that came apart before would each take the whole run; lanes that have left the kernel count as there
+        syncwarp(words.ALL_LANES)
+        out = walk_in_range(f, target, source, lo, hi, *args)
+        syncwarp(words.ALL_LANES)
+        return out
+
+    return walk_together if scope == 1 else walk_in_range
 
 
 @device
