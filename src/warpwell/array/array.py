@@ -80,7 +80,7 @@ class Array(OnStorage):
         self._part = part
         self._nsid = self._part.nsid
         self._finalizer = weakref.finalize(self, hand_over, self._part)
-        self._finalizer.atexit = False  # what is open then is closed by the end of the program itself
+        self._finalizer.atexit = False  # arrays that are open then are closed at the end of the program
 
     # -- shape ----------------------------------------------------------------------------------------------
 
@@ -92,17 +92,17 @@ class Array(OnStorage):
 
     def reshape(self, *shape: Any) -> Array:
         """Return the same data in another shape (C order; one extent may be -1); it shares cache and file."""
-        given = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
-        wanted = tuple(checked_integer(n, "each extent of a shape", least=-1) for n in given)
-        known = math.prod(n for n in wanted if n != -1)
-        if wanted.count(-1) == 1 and known > 0:
-            wanted = tuple(self.size // known if n == -1 else n for n in wanted)
+        new_shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        extents = tuple(checked_integer(n, "each extent of a shape", least=-1) for n in new_shape)
+        items = math.prod(n for n in extents if n != -1)
+        if extents.count(-1) == 1 and items > 0:
+            extents = tuple(self.size // items if n == -1 else n for n in extents)
         contiguous = self._strides == _c_strides(self.shape, self.dtype.itemsize)
-        if -1 in wanted or math.prod(wanted) != self.size or not contiguous:
+        if -1 in extents or math.prod(extents) != self.size or not contiguous:
             why = "" if contiguous else ": items of a field do not follow one another, np.asarray(a) reads them"
-            raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(given)}{why}")
-        check_extents(wanted, self.dtype, f"array {self.name!r}")
-        return self._derive(wanted, self.dtype, _c_strides(wanted, self.dtype.itemsize), 0)
+            raise errors.ArgumentError(f"shape {self.shape} cannot become {tuple(new_shape)}{why}")
+        check_extents(extents, self.dtype, f"array {self.name!r}")
+        return self._derive(extents, self.dtype, _c_strides(extents, self.dtype.itemsize), 0)
 
     def field(self, name: str) -> Array:
         """Return one field of a record array as an array, which shares cache and file."""
@@ -125,15 +125,15 @@ class Array(OnStorage):
         self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...], offset: int, kind: type[Array] | None = None
     ) -> Array:
         self._require_readable()
-        other = object.__new__(kind or type(self))
-        other.__dict__.update(self.__dict__)
-        other.shape, other.dtype, other._strides = shape, dtype, strides
-        other._origin = self._origin + offset
-        other._static = None
-        other._row_bytes = _row_bytes(shape, strides, dtype)
+        derived = object.__new__(kind or type(self))
+        derived.__dict__.update(self.__dict__)
+        derived.shape, derived.dtype, derived._strides = shape, dtype, strides
+        derived._origin = self._origin + offset
+        derived._static = None
+        derived._row_bytes = _row_bytes(shape, strides, dtype)
         # the root, not an array between; and not `or`: an array of length 0 counts as false
-        other._base = self if self._base is None else self._base
-        return other
+        derived._base = self if self._base is None else self._base
+        return derived
 
     # -- kernels --------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Array(OnStorage):
             raise errors.ArgumentError(f"rows {start} to {stop} of {rows} of array {self.name!r}: the end is first")
         if end == first or 0 in self.shape:
             return 0, 0
-        # of a field the last row ends where its last item does, not where the next row's would begin
+        # the last row of a field ends with its last item, before the first one of the next row
         row = self._strides[0] if self._strides else 0
         inner = sum((n - 1) * step for n, step in zip(self.shape[1:], self._strides[1:], strict=True))
         return self._origin + first * row, self._origin + (end - 1) * row + inner + self.dtype.itemsize
@@ -369,16 +369,16 @@ class Array(OnStorage):
         self._part.flush()
 
     def recover(self, *, accept_loss: bool = False) -> list[range]:
-        """Go on after the loss of the drive that serves the array; return the rows that are in doubt.
+        """Resume after the loss of the drive that serves the array; return the rows whose writes are possibly lost.
 
-        The drive is reset and started again, if nobody has done that. The cache stays: what kernels have changed there,
-        and what was written since the last `flush`, will be written again. Rows in doubt are in pages that were written
-        after the last flush and have left the cache: the drive may have their old items or the new ones. While there
+        The drive is reset and started again, unless that has been done. The cache keeps its pages: changes of kernels,
+        and pages written since the last `flush`, are written again. Rows in doubt are in pages that were written after
+        the last flush and were evicted from the cache: the drive may have their old items or the new ones. While there
         are any, launches on the array raise `DriveLostError`, and so does `flush`, after it has written. With
-        `accept_loss` the array goes on: write these rows again.
+        `accept_loss` the array can be used again: write these rows again.
 
-        Where the drive is not lost, it is not started again; rows that are still in doubt are returned, and accepted.
-        A row is one of the array's first dimension.
+        A drive that is not lost is not started again; rows that are still in doubt are returned, and accepted. A row
+        is one of the array's first dimension.
 
         Raises
         ------
@@ -394,7 +394,7 @@ class Array(OnStorage):
         self._require_open()
         if accept_loss and self._base is not None and self.nbytes != self._base.nbytes:
             raise errors.ArgumentError(
-                f"this is a part of array {self.name!r}, whose other rows may be in doubt, too: call "
+                f"this is a part of array {self.name!r}, and its other rows may be in doubt, too: call "
                 "recover(accept_loss=True) on the array itself",
                 name="accept_loss",
             )
@@ -414,7 +414,7 @@ class Array(OnStorage):
         """Flush and release everything (idempotent). A derived array closes nothing.
 
         An array that is dropped is closed soon after, by the closing thread, and one that is still open when the
-        program ends is closed then; if its changes cannot be written, a message on stderr says so.
+        program ends is closed then; if its changes cannot be written, a message on stderr reports it.
 
         Raises
         ------
@@ -504,7 +504,7 @@ class _Active:
 
 
 def _static(dtype: Any, origin: int, strides: tuple[int, ...], how: _How) -> ViewStatic:
-    """Return the compile-time parameters of a view, and those of its fields."""
+    """Return the compile-time parameters of a view and of its fields."""
     itemsize = dtype.itemsize
     cached, writable, full, shift, direct_mapped = how
     unit = itemsize // 2 if dtype.kind == "c" else itemsize
@@ -542,11 +542,11 @@ def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def _mover(cache: Cache) -> Callable[[], bool]:
-    """Return a function that tells whether a cache's frames have moved since this call."""
+    """Return a function that returns whether a cache's frames have moved since this call."""
     moves = cache.moves
     return lambda: cache.moves != moves
 
 
 def _unmapper(part: Attachment) -> Callable[[], bool]:
-    """Return a function that tells whether an array's mapping was given up."""
+    """Return a function that returns whether an array's mapping was released."""
     return lambda: part.mapping is None

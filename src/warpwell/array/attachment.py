@@ -296,7 +296,7 @@ class Attachment:
             return
         with self._flush_lock:
             with self.cache.lock:
-                # bytes that a launch writes while they are compared, or after, are found the next time
+                # the next flush finds changes of a launch that runs at the same time
                 settled = -1 if self._running() else self._writes
             stale = self.viewed or self._flushed != self._writes
             self._flushed = -1  # unless all of this succeeds

@@ -152,7 +152,7 @@ class DeviceArray:
         tensor.strides = None if steps is None else ctypes.cast(steps, ctypes.POINTER(ctypes.c_int64))
         managed.deleter = _delete
         address = ctypes.addressof(managed)
-        # kept until the consumer calls the deleter; a capsule nobody consumes keeps the array alive
+        # kept until the consumer calls the deleter; a capsule without a consumer keeps the array alive
         _alive[address] = (managed, shape, steps, self._memory, self._keep)
         return _new_capsule(address, _NAME, None)
 

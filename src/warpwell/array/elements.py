@@ -45,10 +45,10 @@ CACHED_MEMBERS = (
 )
 """Members of a view behind a cache; `origin` is the byte of item 0 in the file."""
 DIRECT_MAPPED_MEMBERS = (*CACHED_MEMBERS, "data", "owned", "fully_resident")
-"""Where each page has a frame of its own: `data` is that of the first page, `owned` the address of its owner word, and
-`fully_resident` 1 if all pages are there."""
+"""Members if each page has a frame of its own: `data` and `owned` are the addresses of the first page and of its owner
+word, and `fully_resident` is 1 if all pages are there."""
 DIRECT_MEMBERS = ("data", "space", "size")
-"""Members of a view of memory; `space` is where errors are latched."""
+"""Members of a view of memory; errors are latched in `space`."""
 MAX_NDIM = 4
 
 Maker = Callable[..., Any]
@@ -63,7 +63,7 @@ def length(view):
 # -- where an item lies ------------------------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """How the indices of a view are read, as device functions ``(view, index)``."""
 
     within: Maker
@@ -110,7 +110,7 @@ OUTSIDE = {1: outside1, 2: outside2, 3: outside3, 4: outside4}
 
 
 @functools.cache
-def place_of(ndim: int, stride: int) -> Place:
+def position_of(ndim: int, stride: int) -> Position:
     """Return how items of a view are placed; `stride` of the last dimension is known when the kernel is compiled.
 
     Range and offset are two: a sentinel in the offset would be one comparison more for each item, which no compiler
@@ -123,7 +123,7 @@ def place_of(ndim: int, stride: int) -> Place:
         return i >= 0 and i < view.shape[0]
 
     @device
-    def place1(view, index):
+    def offset1(view, index):
         return i64(index) * stride
 
     @device
@@ -133,7 +133,7 @@ def place_of(ndim: int, stride: int) -> Place:
         return i >= 0 and i < view.shape[0] and j >= 0 and j < view.shape[1]
 
     @device
-    def place2(view, index):
+    def offset2(view, index):
         return i64(index[0]) * view.strides[0] + i64(index[1]) * stride
 
     @device
@@ -142,7 +142,7 @@ def place_of(ndim: int, stride: int) -> Place:
         return inside2(view, index) and k >= 0 and k < view.shape[2]
 
     @device
-    def place3(view, index):
+    def offset3(view, index):
         return i64(index[0]) * view.strides[0] + i64(index[1]) * view.strides[1] + i64(index[2]) * stride
 
     @device
@@ -151,13 +151,13 @@ def place_of(ndim: int, stride: int) -> Place:
         return inside3(view, index) and m >= 0 and m < view.shape[3]
 
     @device
-    def place4(view, index):
+    def offset4(view, index):
         outer = i64(index[0]) * view.strides[0] + i64(index[1]) * view.strides[1]
         return outer + i64(index[2]) * view.strides[2] + i64(index[3]) * stride
 
     inside = {1: inside1, 2: inside2, 3: inside3, 4: inside4}[ndim]
-    place = {1: place1, 2: place2, 3: place3, 4: place4}[ndim]
-    return Place(inside, place, OUTSIDE[ndim])
+    offset = {1: offset1, 2: offset2, 3: offset3, 4: offset4}[ndim]
+    return Position(inside, offset, OUTSIDE[ndim])
 
 
 # -- items of a page -------------------------------------------------------------------------------------------
@@ -195,7 +195,8 @@ def _item_reader(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
             return hit(view, view.origin + offset)
 
         return read_aligned
-    # byte by byte: an item may lie in two pages, and never two pins; a GPU loads no item from an odd address
+    # Byte by byte: an item may cross two pages, but a thread never has two pins. A GPU loads no item from an odd
+    # address.
     byte = _item_reader(np.dtype(np.uint8), static)
     nbytes = dtype.itemsize
 
@@ -248,17 +249,17 @@ def _item_writer(dtype: np.dtype[Any], static: Any) -> Callable[..., Any]:
     return write_bytes
 
 
-# -- what a subscript means ------------------------------------------------------------------------------------
+# -- subscripts -------------------------------------------------------------------------------------------------
 
 
-def reader(code: str, place: Place, static: Any) -> Callable[..., Any]:
+def reader(code: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a[index]`` for a view."""
     item = item_of(code)
     read = _item_reader(item.stored, static)
     if not item.plain:
         read = reader_of(item, read)
     zero = np.zeros((), item.value)[()]
-    within, offset, outside = place
+    within, offset, outside = position
 
     @device
     def getitem(view, index):
@@ -270,10 +271,10 @@ def reader(code: str, place: Place, static: Any) -> Callable[..., Any]:
     return getitem
 
 
-def writer(code: str, place: Place, static: Any) -> Callable[..., Any]:
+def writer(code: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a[index] = value`` for a view."""
     item = item_of(code)
-    within, offset, outside = place
+    within, offset, outside = position
     if not static.writable:
 
         @device
@@ -295,7 +296,7 @@ def writer(code: str, place: Place, static: Any) -> Callable[..., Any]:
     return setitem
 
 
-def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
+def adder(code: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``atomic_add(a, index, value)`` for a view."""
     name = code if code == BFLOAT16 else str(np.dtype(code))
     add_cached = None if code == BFLOAT16 or not static.aligned else item_adder(np.dtype(code), static.shift)
@@ -313,7 +314,7 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
             return zero
 
         return refuse
-    within, offset, outside = place
+    within, offset, outside = position
 
     @device
     def add(view, index, value):
@@ -336,7 +337,7 @@ def adder(code: str, place: Place, static: Any) -> Callable[..., Any]:
     return add
 
 
-def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
+def residency(name: str, position: Position, static: Any) -> Callable[..., Any]:
     """Return ``a.prefetch(i)``, ``a.pin(i)`` or ``a.unpin(i)`` for a view."""
     if not static.cached:
 
@@ -345,7 +346,7 @@ def residency(name: str, place: Place, static: Any) -> Callable[..., Any]:
             return True
 
         return nothing
-    within, offset, shift = place.within, place.offset, static.shift
+    within, offset, shift = position.within, position.offset, static.shift
     if name == "prefetch":
 
         @device

@@ -15,18 +15,18 @@ from .opening import create, open_array
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _placed(service: str, here: F) -> F:
-    """Call `here` on the current device, if one is entered or belongs to a pool, so that its kernels can use the array.
+def _placed(service: str, function: F) -> F:
+    """Call `function` on the current device, if one is entered or belongs to a pool: its kernels can use the array.
 
     Objects of this process stay in it: a medium, a `Cache`, and calls with ``device=``.
     """
 
-    @functools.wraps(here)
+    @functools.wraps(function)
     def placed(path: Any, *args: Any, **options: Any) -> Any:
         named = isinstance(path, str | os.PathLike) and options.get("device") is None
         device = chosen_device() if named and not isinstance(options.get("cache"), Cache) else None
         if device is None:
-            return here(path, *args, **options)
+            return function(path, *args, **options)
         options.pop("device", None)
         try:
             return device.create(service, os.path.abspath(path), *args, device=device.target, **options)
@@ -34,7 +34,7 @@ def _placed(service: str, here: F) -> F:
             if not isinstance(error.__cause__, errors.WarpwellError):
                 raise
             error.__cause__.add_note(f"on device {device.index} ({device.target} on {device.host})")
-            raise error.__cause__ from None  # what it raises in one process
+            raise error.__cause__ from None  # the same error as in one process
 
     return cast(F, placed)
 

@@ -76,13 +76,13 @@ def _as_bfloat16(header: Header, path: object) -> Header:
     return Header(bfloat16_dtype(), header.shape, header.origin)
 
 
-_MOST_PARSED = 256
+_MAX_PARSED = 256
 _parsed: dict[bytes, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
-"""Headers, byte by byte, and what they say: NumPy has Python's compiler parse them, and those of a table are alike."""
+"""Parsed headers by their bytes: NumPy parses them slowly, and the columns of a table have equal headers."""
 
 
 def _length(raw: bytes) -> int:
-    """Return the bytes of a header with what comes before it, if it is one of a ``.npy`` file."""
+    """Return the size in bytes of the preamble and header of a ``.npy`` file."""
     width = 2 if raw[6:7] == b"\x01" else 4
     return 8 + width + int.from_bytes(raw[8 : 8 + width], "little")
 
@@ -90,9 +90,9 @@ def _length(raw: bytes) -> int:
 def _head(fd: int) -> bytes:
     """Return the first bytes of a file, with all of its header if it is a ``.npy`` file."""
     raw = os.pread(fd, 4096, 0)
-    wanted = _length(raw)
-    if wanted > len(raw) == 4096:  # NumPy parses no header that is longer than 10,000 bytes
-        raw = os.pread(fd, min(wanted, 1 << 20), 0)
+    nbytes = _length(raw)
+    if nbytes > len(raw) == 4096:  # NumPy parses no header that is longer than 10,000 bytes
+        raw = os.pread(fd, min(nbytes, 1 << 20), 0)
     return raw
 
 
@@ -103,7 +103,7 @@ def _read_npy(path: pathlib.Path, fd: int) -> Header:
         file = io.BytesIO(raw)  # the place in the file belongs to all threads that read it
         shape, dtype = read_header(file, str(path), "save it with numpy.save, or pass dtype= for a raw file")
         found = shape, dtype, file.tell()
-        if len(_parsed) >= _MOST_PARSED:
+        if len(_parsed) >= _MAX_PARSED:
             _parsed.clear()
         _parsed[raw[: found[2]]] = found
     shape, dtype, origin = found
@@ -124,16 +124,16 @@ def _read_npy(path: pathlib.Path, fd: int) -> Header:
 
 
 def read_superblock(medium: Medium, *, dtype: Any, shape: Any, writable: bool) -> Header | None:
-    """Return the layout of the array on a namespace; None where it is raw and `dtype` says how to read it.
+    """Return the layout of the array on a namespace, or None if it is raw and `dtype` describes it.
 
     Raises
     ------
     FormatError
-        There is an array, but damaged; or there is none, and no `dtype`.
+        The array is damaged; or the namespace is raw, and `dtype` is missing.
     ReadOnlyError
-        There is none, and it would be written to.
+        The namespace is raw, and is opened for writing.
     ArgumentError
-        There is one, and `dtype` or `shape` are given.
+        `dtype` or `shape` is passed for a namespace with an array.
     """
     name = medium.name
     raw = medium.read(0, min(DATA_AT, medium.nbytes)).tobytes()
@@ -142,7 +142,7 @@ def read_superblock(medium: Medium, *, dtype: Any, shape: Any, writable: bool) -
     if found is None:
         if writable:
             raise errors.ReadOnlyError(
-                f"{name} holds no array of Warpwell's, so it may hold somebody's data: it is opened for reading alone "
+                f"{name} holds no array of Warpwell's, so it may hold other data: it is opened for reading alone "
                 f"({advice})"
             )
         if dtype is None:
@@ -164,7 +164,7 @@ def read_superblock(medium: Medium, *, dtype: Any, shape: Any, writable: bool) -
 
 
 def is_bfloat16(dtype: Any) -> bool:
-    """Tell whether an option asks for bfloat16."""
+    """Return whether an option is bfloat16."""
     name: object = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
     return name == BFLOAT16
 

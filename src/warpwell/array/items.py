@@ -1,4 +1,4 @@
-"""What an item is in a kernel: the value of its bits. `float16` and `bfloat16` are float32 there.
+"""Items in kernels: values and bits. `float16` and `bfloat16` are float32 there.
 
 A *code* names what is stored: ``dtype.str`` of a NumPy dtype, or "bfloat16", which NumPy lacks.
 """
@@ -47,13 +47,13 @@ class Item(NamedTuple):
 def float_of_half(h):
     """Return the float32 of a float16's bits (thread); all are exact."""
     sign = (h & 0x8000) << 16
-    rest = h & 0x7FFF
-    if rest >= 0x7C00:  # infinite, or no number
-        bits = sign | 0x7F800000 | ((rest & 0x3FF) << 13)
-    elif rest >= 0x400:
-        bits = sign | ((rest << 13) + (112 << 23))
+    magnitude = h & 0x7FFF
+    if magnitude >= 0x7C00:  # infinite, or no number
+        bits = sign | 0x7F800000 | ((magnitude & 0x3FF) << 13)
+    elif magnitude >= 0x400:
+        bits = sign | ((magnitude << 13) + (112 << 23))
     else:  # a multiple of 2**-24
-        bits = sign | as_bits(np.float32(rest) * np.float32(2.0**-24), F4)
+        bits = sign | as_bits(np.float32(magnitude) * np.float32(2.0**-24), F4)
     return bits_as(bits, F4)
 
 
@@ -62,24 +62,24 @@ def half_of_float(value):
     """Return the bits of the float16 that is nearest to a float32, the even one of two (thread)."""
     bits = as_bits(value, F4) & 0xFFFFFFFF
     sign = (bits >> 16) & 0x8000
-    rest = bits & 0x7FFFFFFF
-    if rest > 0x7F800000:  # no number: never infinite
-        return sign | 0x7C00 | max((rest >> 13) & 0x3FF, 1)
-    if rest >= 0x47800000:  # 65536 and more
+    magnitude = bits & 0x7FFFFFFF
+    if magnitude > 0x7F800000:  # no number: never infinite
+        return sign | 0x7C00 | max((magnitude >> 13) & 0x3FF, 1)
+    if magnitude >= 0x47800000:  # 65536 and more
         return sign | 0x7C00
-    if rest >= 0x38800000:  # at least 2**-14; a carry grows the exponent, up to infinite
-        rest -= 112 << 23
-        return sign | ((rest + 0xFFF + ((rest >> 13) & 1)) >> 13)
-    shift = 126 - (rest >> 23)  # multiples of 2**-24
+    if magnitude >= 0x38800000:  # at least 2**-14; a carry grows the exponent, up to infinite
+        magnitude -= 112 << 23
+        return sign | ((magnitude + 0xFFF + ((magnitude >> 13) & 1)) >> 13)
+    shift = 126 - (magnitude >> 23)  # multiples of 2**-24
     if shift > 24:
         return sign
-    whole = (rest & 0x7FFFFF) | 0x800000
-    kept = whole >> shift
-    cut = whole - (kept << shift)
+    mantissa = (magnitude & 0x7FFFFF) | 0x800000
+    rounded = mantissa >> shift
+    cut = mantissa - (rounded << shift)
     half = 1 << (shift - 1)
-    if cut > half or (cut == half and kept & 1 == 1):
-        kept += 1
-    return sign | kept
+    if cut > half or (cut == half and rounded & 1 == 1):
+        rounded += 1
+    return sign | rounded
 
 
 @device
@@ -144,7 +144,7 @@ def code_of(dtype: np.dtype[Any]) -> str:
 
 
 def bfloat16_dtype() -> np.dtype[Any]:
-    """Return the host's dtype of bfloat16: that of ml_dtypes if it is installed, else uint16 with a mark."""
+    """Return the host's dtype of bfloat16: from ml_dtypes if it is installed, else uint16 with a mark."""
     try:
         import ml_dtypes  # optional
     except ImportError:
@@ -153,7 +153,7 @@ def bfloat16_dtype() -> np.dtype[Any]:
 
 
 def is_bits(dtype: np.dtype[Any]) -> bool:
-    """Tell whether a dtype is the marked uint16, which has the bits of a bfloat16."""
+    """Return whether a dtype is the marked uint16, which has the bits of a bfloat16."""
     return dtype.metadata is not None and dtype.metadata.get(_MARK) == BFLOAT16
 
 
@@ -172,7 +172,7 @@ def require_bits(dtype: np.dtype[Any], value: Any, name: str) -> None:
 
 
 def reader_of(item: Item, stored: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``(view, offset) -> value``, from the same of what is stored."""
+    """Return ``(view, offset) -> value`` by a function that loads the stored item."""
     decode = item.decode
 
     @device
@@ -183,7 +183,7 @@ def reader_of(item: Item, stored: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def writer_of(item: Item, stored: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``(view, offset, value)``, from the same of what is stored."""
+    """Return ``(view, offset, value)`` by a function that stores an item."""
     encode = item.encode
 
     @device

@@ -27,14 +27,14 @@ class Mapping:
     """The bytes of a file as memory. It is unmapped when the last object that holds it is gone.
 
     A page that the system cannot read, or has no room to write, is SIGBUS, which `warpwell.targets.bus_error` answers:
-    from that page on the mapping is zeros, launches that were told so end, and `require` raises from then on. What was
-    stored before that page is in the file; what was stored after it is lost, and `require` says so.
+    from that page on the mapping is zeros, launches that use it are aborted, and `require` raises from then on. Items
+    stored before that page are in the file; items stored after it are lost, and the error reports it.
 
     Parameters
     ----------
     medium : FileMedium
         The file. Header, mapping, reads by the host and `FileMedium.sync` use its one descriptor, so all of them see
-        the same file, whatever comes to its path.
+        the same file, even if its path is replaced.
     name : str
         For messages.
 
@@ -103,14 +103,14 @@ class Mapping:
         size = os.fstat(self._medium.fileno()).st_size
         if size < self._medium.nbytes:
             text = f"{self._medium.path} was truncated from {self._medium.nbytes} to {size} bytes while it was open"
-            what = f"{where}: {text}: restore it, {again}"
+            message = f"{where}: {text}: restore it, {again}"
         elif stored and not os.fstatvfs(self._medium.fileno()).f_bavail:
             return errors.StorageFullError(f"{where}: no space is left: free some, {again}", path=self._medium.path)
         else:
             cause = "the file was shorter at that time, or the drive fails"
-            what = f"{where}: the system could not {'write' if stored else 'read'} it ({cause}): check both, {again}"
+            message = f"{where}: the system could not {'write' if stored else 'read'} it ({cause}): check both, {again}"
         status = WRITE_FAULT if stored else UNRECOVERED_READ_ERROR
-        return errors.MediumError(what, array=self._name, lba=at // 512, status=status)
+        return errors.MediumError(message, array=self._name, lba=at // 512, status=status)
 
     def sync(self) -> None:
         """Make what kernels and the host stored durable.
@@ -148,7 +148,7 @@ class Mapping:
                 return
 
     def read_alone(self, alone: bool) -> None:
-        """Have the system read a page that is touched alone from now on, or again with what follows it."""
+        """Have the system read a page that is touched alone from now on, or again with the pages after it."""
         self._advise(0, self._nbytes, mmap.MADV_RANDOM if alone else mmap.MADV_NORMAL)
 
     def drop(self, start: int, end: int) -> None:

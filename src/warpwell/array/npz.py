@@ -14,7 +14,7 @@ from .._npy import read_header
 from ..errors import FormatError
 
 _PIECE = 1 << 22
-"""Bytes that are decompressed at a time."""
+"""Number of bytes that are decompressed at a time."""
 
 
 class NpzMember:
@@ -32,9 +32,9 @@ class NpzMember:
     ----------
     shape : tuple of int
     dtype : numpy.dtype
-        As the file has it: the caller says which it takes.
+        Unchecked: the caller checks it.
     row_bytes : int
-        Bytes of an item of the first dimension; of the array where it has none.
+        Bytes of an item of the first dimension; of the array if it has no dimensions.
 
     Raises
     ------
@@ -59,7 +59,7 @@ class NpzMember:
         buffer = bytearray(count * self.row_bytes)
         view, done = memoryview(buffer), 0
         while done < len(buffer):
-            got = self._some(min(len(buffer) - done, _PIECE))
+            got = self._read(min(len(buffer) - done, _PIECE))
             if not got:
                 raise FormatError(f"{self.where} ends too early: is the file truncated?", path=self._path)
             view[done : done + len(got)] = got
@@ -68,14 +68,14 @@ class NpzMember:
 
     def finish(self) -> None:
         """Check that nothing is left. A zip file's checksum is compared at the end."""
-        if self._some(1):
+        if self._read(1):
             raise FormatError(f"{self.where} is longer than its header says", path=self._path)
 
     def close(self) -> None:
         """Close the array; the archive stays open."""
         self._file.close()
 
-    def _some(self, nbytes: int) -> bytes:
+    def _read(self, nbytes: int) -> bytes:
         try:
             return self._file.read(nbytes)
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:

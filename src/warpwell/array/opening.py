@@ -172,7 +172,7 @@ class _Opening:
             raise errors.ArgumentError(f"{target} is a block device: pass dtype= (and shape=, offset=)", name="dtype")
         if dtype is None and (shape is not None or offset):
             raise errors.ArgumentError("shape and offset describe a raw file: pass dtype as well")
-        # header, data and the claim of the writer are those of one file, even if the path is replaced concurrently
+        # header, data and the claim of the writer belong to the same file, even if the path is replaced concurrently
         medium = FileMedium(target, writable=self.writable, direct=False if self.is_mapped else None)
         self.on_failure.callback(medium.close)
         if dtype is None:
@@ -219,8 +219,8 @@ class _Opening:
 
 def _serves_rings(device: str, tier: str, cache: int | str | Cache | None) -> bool:
     """Return whether a drive serves the rings of an array's cache, instead of being a medium like others."""
-    ours = isinstance(cache, Cache) and not isinstance(cache.controller, DriveController)
-    return device != "interp" and tier in ("auto", "storage") and not ours
+    is_other = isinstance(cache, Cache) and not isinstance(cache.controller, DriveController)
+    return device != "interp" and tier in ("auto", "storage") and not is_other
 
 
 def _is_drive(path: Any) -> bool:
@@ -228,8 +228,8 @@ def _is_drive(path: Any) -> bool:
     return isinstance(path, str) and path.startswith("nvme:") and not os.path.exists(path)
 
 
-def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
-    """Return whether to map the file; `asked` has the options of a cache, None where they were not given."""
+def _is_mapped(path: Any, tier: str, device: str, cache_options: list[Any]) -> bool:
+    """Return whether to map the file; an option of a cache that was not passed is None."""
     why = (
         f"kernels on {device!r} read no mapping"
         if device != "cpu"
@@ -240,7 +240,7 @@ def _is_mapped(path: Any, tier: str, device: str, asked: list[Any]) -> bool:
         else "a block device is read through a cache"
         if _is_block_device(path)
         else "a mapping has no cache of its own: leave cache=, page_size= and other options of a cache out"
-        if any(option is not None for option in asked)
+        if any(option is not None for option in cache_options)
         else None
     )
     if tier == "mapped" and why:
@@ -264,7 +264,7 @@ def _mapping(medium: Medium, name: str, tier: str) -> Mapping | None:
 
 
 def _checked_device(
-    mode: str, tier: str, device: str | None, cache: int | str | Cache | None, given: dict[str, Any]
+    mode: str, tier: str, device: str | None, cache: int | str | Cache | None, cache_options: dict[str, Any]
 ) -> str:
     """Check the options of an array; return the device that it is for."""
     if mode not in ("r", "r+"):
@@ -275,19 +275,24 @@ def _checked_device(
     if isinstance(cache, Cache):
         if cache.device != chosen:
             raise errors.ArgumentError(f"the cache is on {cache.device!r}, but device= asks for {chosen!r}")
-        has = {"page_size": cache.page_size, "stats": "full" if cache.full else "basic", "timeout": cache.timeout}
-        for option, value in given.items():
+        own_options = {
+            "page_size": cache.page_size,
+            "stats": "full" if cache.full else "basic",
+            "timeout": cache.timeout,
+        }
+        for option, value in cache_options.items():
             if option == "page_size" and value is not None:
                 value = checked_nbytes(value, "page_size")
-            if value is not None and value != has.get(option):
+            if value is not None and value != own_options.get(option):
                 raise errors.ArgumentError(
                     f"{option}={value!r} belongs to the shared Cache: pass it to Cache() instead"
                 )
-    if "mmap_mode" in given:
+    if "mmap_mode" in cache_options:
         raise errors.ArgumentError(
-            f'open() has no option mmap_mode={given["mmap_mode"]!r}: NumPy\'s mmap_mode is mode= here, "r" or "r+"'
+            f"open() has no option mmap_mode={cache_options['mmap_mode']!r}: "
+            'NumPy\'s mmap_mode is mode= here, "r" or "r+"'
         )
-    unknown = sorted(given.keys() - {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"})
+    unknown = sorted(cache_options.keys() - {"page_size", "stats", "timeout", "queues", "depth", "threads", "merge"})
     if unknown:
         raise errors.ArgumentError(f"open() has no option {unknown[0]!r}; see its documentation for those it has")
     return chosen
@@ -298,20 +303,20 @@ def _own_cache(
     device: str,
     tier: str,
     file_bytes: int,
-    given: dict[str, Any],
+    options: dict[str, Any],
     service: QueueBackend | None,
 ) -> Cache:
     """Return a cache for one array, with the number of queues that it can use."""
     if tier == "mapped":
-        nbytes = 1 << 16  # for what launches latch: it has no pages
+        nbytes = 1 << 16  # for errors of launches: it has no pages
     nbytes = DEFAULT_CACHE if nbytes is None else nbytes
     if tier in ("mapped", "host", "device"):
-        given = {"queues": 1, "depth": 4, "threads": 1, **given}
-    elif given.get("queues") is None:
+        options = {"queues": 1, "depth": 4, "threads": 1, **options}
+    elif options.get("queues") is None:
         # a small array needs no more than it has pages for: their rings and staging are pinned memory
-        page = choose_page_size(given["page_size"], device, nbytes)
-        given = {**given, "queues": default_queues(device, -(-file_bytes // page))}
-    return Cache(nbytes, device=device, service=service, **{k: v for k, v in given.items() if v is not None})
+        page = choose_page_size(options["page_size"], device, nbytes)
+        options = {**options, "queues": default_queues(device, -(-file_bytes // page))}
+    return Cache(nbytes, device=device, service=service, **{k: v for k, v in options.items() if v is not None})
 
 
 def create(
@@ -395,7 +400,7 @@ def _checked_file(path: Any) -> tuple[pathlib.Path, bool]:
 
 
 def _layout(medium: NamespaceMedium, writable: bool, dtype: Any, shape: Any, offset: int, page: int) -> Header:
-    """Return the layout of what is on a namespace: an array of ours, or raw data."""
+    """Return the layout of an array of Warpwell on a namespace, or of raw data."""
     header = read_superblock(medium, dtype=dtype, shape=shape, writable=writable)
     # the last blocks are out of reach where they fill no page: a command past the end fails
     reach = medium.nbytes // page * page
@@ -425,8 +430,8 @@ def _extents(shape: Any) -> tuple[int, ...]:
             'np.save(path, items) and then open(path, "r+")',
             name="shape",
         )
-    given = shape if isinstance(shape, tuple | list) else (shape,)
-    return tuple(checked_integer(n, "each extent of a shape", least=0) for n in given)
+    extents = shape if isinstance(shape, tuple | list) else (shape,)
+    return tuple(checked_integer(n, "each extent of a shape", least=0) for n in extents)
 
 
 def _raw_header(size: int, dtype: Any, shape: Any, offset: int, name: str) -> Header:
@@ -465,15 +470,15 @@ def _claim_key(key: tuple[Any, int], target: str) -> Callable[[], None]:
 
     It takes no lock: the thread that holds it could be interrupted by a finalizer that closes an array.
     """
-    mine = [target]
-    holder = _writers.setdefault(key, mine)
-    if holder is not mine:
+    writer = [target]
+    holder = _writers.setdefault(key, writer)
+    if holder is not writer:
         raise errors.SharingError(
             f"{target} is already open for writing in this process (as {holder[0]}): use that array or close it"
         )
 
     def release() -> None:
-        if _writers.get(key) is mine:
+        if _writers.get(key) is writer:
             del _writers[key]
 
     return release

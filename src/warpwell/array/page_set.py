@@ -19,10 +19,10 @@ METHODS = {"add": ("pages", "index"), "add_range": ("pages", "start", "stop")}
 class PageSet:
     """The pages of a set of items of an array, which kernels mark and the host has read; see `Array.page_set`.
 
-    In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` those of items [start,
-    stop): flat indices in C order, relaxed order, by one thread. On the host `waves` reads the marked pages into the
-    cache, as many at a time as its frames hold, with long commands; while the caller works on one wave, the next one
-    is read. What a kernel uses need not be in the set: pages that are not in the cache are read on demand.
+    In a kernel ``pages.add(i)`` marks the page of item `i`, and ``pages.add_range(start, stop)`` the pages of items
+    [start, stop): flat indices in C order, relaxed order, by one thread. On the host `waves` reads the marked pages
+    into the cache, as many at a time as its frames hold, with long commands; while the caller works on one wave, the
+    next one is read. A kernel may use other pages, too: pages that are not in the cache are read on demand.
 
     Arrays without a cache (tiers "mapped", "host" and "device") have nothing to read: `waves` yields all items at once.
 
@@ -75,12 +75,12 @@ class PageSet:
             )
         if self._bits is None or start == stop:
             return
-        marked = _unpacked(self._words())
+        marked = _unpacked(self._read_bits())
         first, end = self._pages_of(start, stop)
         marked = np.union1d(marked, np.arange(first, end))
-        words = np.zeros(-(-self._pages // 64), np.int64)
-        np.bitwise_or.at(words, marked >> 6, np.int64(1) << (marked & 63))
-        self._bits.write(0, words)
+        bits = np.zeros(-(-self._pages // 64), np.int64)
+        np.bitwise_or.at(bits, marked >> 6, np.int64(1) << (marked & 63))
+        self._bits.write(0, bits)
 
     def clear(self) -> None:
         """Remove all marks."""
@@ -89,9 +89,9 @@ class PageSet:
 
     def count(self) -> int:
         """Return the number of marked pages (0 for an array in memory)."""
-        return int(np.unpackbits(self._words().view(np.uint8)).sum(dtype=np.int64))
+        return int(np.unpackbits(self._read_bits().view(np.uint8)).sum(dtype=np.int64))
 
-    def _words(self) -> NDArray[np.int64]:
+    def _read_bits(self) -> NDArray[np.int64]:
         if self._bits is None:
             return np.zeros(0, np.int64)
         return self._bits.read(0, 8 * (-(-self._pages // 64))).view(np.int64)
@@ -102,14 +102,14 @@ class PageSet:
         """Read the marked pages, and yield ascending, disjoint ranges [first, end) of items that cover them.
 
         When a range is yielded, its pages have been read, but for those that found no frame; while the caller works on
-        it, those of the next range are read. The marks are taken when the iteration begins, so that kernels may mark
-        pages for the next one meanwhile; launches that mark have to be over.
+        it, the pages of the next range are read. The marks are taken when the iteration starts, so that kernels may
+        mark pages for the next one at the same time; launches that mark have to be over.
         """
         self._array._require_open()
         if self._bits is None:
             yield 0, self._array.size
             return
-        pages = _unpacked(self._words())
+        pages = _unpacked(self._read_bits())
         self.clear()
         if not len(pages):
             return
@@ -118,7 +118,7 @@ class PageSet:
         try:
             for k, part in enumerate(parts):
                 if k + 1 < len(parts):
-                    # what was used before makes room for what comes next: all of them do not fit
+                    # pages of the wave before make room for the next one: not all of them fit
                     prefetches.append(self._read(parts[k + 1], prefetches[k], parts[k - 1] if k else None))
                 prefetches[k].exception()
                 yield (
@@ -194,10 +194,10 @@ def _step(array: Any) -> int:
     return int(step)
 
 
-def _unpacked(words: NDArray[np.int64]) -> NDArray[np.int64]:
+def _unpacked(bitmap: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the ascending numbers of the bits that are set."""
-    full = np.flatnonzero(words)
-    bits = np.unpackbits(words[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    full = np.flatnonzero(bitmap)
+    bits = np.unpackbits(bitmap[full].view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
     which, bit = np.nonzero(bits)
     return full[which] * 64 + bit
 
@@ -212,7 +212,7 @@ class PageSetView(DeviceStruct):
 
     @classmethod
     def layout(cls, static: Any) -> Sequence[tuple[str, int | None]]:
-        """Return the members: address of the bitmap, where errors are latched, and where items lie."""
+        """Return the members: address of the bitmap, space of latched errors, and offsets of items."""
         return [(name, None) for name in ("bits", "space", "origin", "step", "size", "shift")]
 
     @classmethod
@@ -233,12 +233,12 @@ def _made(name: str, cached: bool, itemsize: int) -> Callable[..., Any]:
         last = (pages.origin + (stop - 1) * pages.step + last_byte) >> pages.shift
         while first <= last:
             # 64 pages at a time; a mark that is there costs no atomic
-            wanted = i64(-1) << (first & 63)
+            bits = i64(-1) << (first & 63)
             if last >> 6 == first >> 6:
-                wanted &= i64(-1) ^ ((i64(-2)) << (last & 63))
+                bits &= i64(-1) ^ ((i64(-2)) << (last & 63))
             word = pages.bits + ((first >> 6) << 3)
-            if load_relaxed(word, DEVICE) & wanted != wanted:
-                fetch_or(word, wanted, DEVICE)
+            if load_relaxed(word, DEVICE) & bits != bits:
+                fetch_or(word, bits, DEVICE)
             first = ((first >> 6) + 1) << 6
 
     @device

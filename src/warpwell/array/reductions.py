@@ -97,11 +97,11 @@ def _blocks(array: Any) -> _Blocks:
     inner = [math.prod(shape[k + 1 :]) * array.dtype.itemsize for k in range(len(shape))]
     split = next((k for k, nbytes in enumerate(inner) if nbytes <= BLOCK_BYTES), len(shape) - 1)
     step = max(1, BLOCK_BYTES // inner[split])
-    whole = tuple(slice(0, n) for n in shape[split + 1 :])
+    inner_slices = tuple(slice(0, n) for n in shape[split + 1 :])
     for outer in np.ndindex(shape[:split]):
         before = tuple(slice(k, k + 1) for k in outer)
         for start in range(0, shape[split], step):
-            index = (*before, slice(start, min(start + step, shape[split])), *whole)
+            index = (*before, slice(start, min(start + step, shape[split])), *inner_slices)
             yield index, np.asarray(array[index] if before else array[index[0]])
 
 

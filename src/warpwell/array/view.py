@@ -100,11 +100,11 @@ class ArrayView(DeviceStruct):
 
     @classmethod
     def part(cls, static: ViewStatic, name: str) -> Part:
-        """Return how the view of a field follows from that of its records."""
+        """Return how the view of a field is derived from the view of the records."""
         field = next((field for field in static.fields if field.name == name), None)
         if field is None:
-            known = ", ".join(field.name for field in static.fields) or "none: the array is no array of records"
-            raise errors.DTypeError(f"items of {static.dtype} have no field {name!r}: known are {known}")
+            names = ", ".join(field.name for field in static.fields) or "none: the array is not an array of records"
+            raise errors.DTypeError(f"items of {static.dtype} have no field {name!r}: known are {names}")
         moved = {"origin" if static.cached else "data": field.offset}
         return Part(
             field.static, moved, {"size": math.prod(field.shape)}, {"shape": field.shape, "strides": field.strides}
@@ -130,11 +130,11 @@ class ArrayView(DeviceStruct):
 def _implementation(name: str, static: ViewStatic) -> Callable[..., Any] | None:
     if not 1 <= static.ndim <= elements.MAX_NDIM:
         raise errors.DTypeError(f"kernels subscript arrays of 1 to {elements.MAX_NDIM} dimensions: use a.reshape(...)")
-    place = elements.place_of(static.ndim, static.stride)
+    position = elements.position_of(static.ndim, static.stride)
     if name in ("prefetch", "pin", "unpin"):
-        return elements.residency(name, place, static)
+        return elements.residency(name, position, static)
     maker = {"getitem": elements.reader, "setitem": elements.writer, "atomic_add": elements.adder}[name]
-    return maker(static.dtype, place, static)
+    return maker(static.dtype, position, static)
 
 
 for _name, _parameters in METHODS.items():
