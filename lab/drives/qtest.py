@@ -164,7 +164,11 @@ class QtestTransport(Transport):
     def native_store(self) -> tuple[int, int]:
         return at.store.address, self._state.address
 
-    def alive(self) -> bool:
+    def examine(self) -> None:
+        self._check_process()
+        super().examine()
+
+    def _check_process(self) -> None:
         generation = self.generation
         refused = not self._closed and bool(self._words[at.S_LOST])
         # The sockets of a process close before its end is visible.
@@ -172,7 +176,6 @@ class QtestTransport(Transport):
             self.fail(_ENDED, generation)
         if self.failure is None and refused:
             self.fail("its QEMU did not take a store to a doorbell", generation)
-        return self.failure is None
 
     def _disable_stores(self) -> None:
         self._words[at.S_LOST] = 1
@@ -301,9 +304,7 @@ class QtestTransport(Transport):
             self._require_open()
             raise
         if left <= 0 or not poll.poll(left * 1000):
-            self.alive()  # knows better why
-            if _readable(self._pidfd):
-                raise self.fail(_ENDED)
+            self._check_process()  # It names a better reason.
             raise self.fail_timeout("a register access was", self._seconds)
         try:
             got = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)

@@ -78,9 +78,6 @@ class ScriptedDrive(Transport):
         self._store = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)(store)
         return ctypes.cast(self._store, ctypes.c_void_p).value or 0, 0
 
-    def alive(self) -> bool:
-        return self.failure is None
-
     def reset(self) -> None:
         self.fail("it was reset")
         self.resets += 1

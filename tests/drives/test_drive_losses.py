@@ -146,7 +146,7 @@ def test_an_error_that_stays_is_reported_after_some_retries(disk: NbdServer, med
     disk.fault = lambda kind, at, size: errno.EIO if kind == nbd.READ and at <= 8192 < at + size else 0
     assert drive(medium, [(READ, 8192, 4096, buffer.address), (READ, 4096, 4096, buffer.address)]) == [0x281, 0]
     assert medium.retried == 3 and medium.failure() is None
-    with pytest.raises(errors.MediumError, match=r"qemu:\d+, namespace 1: read .*unrecovered read error") as caught:
+    with pytest.raises(errors.MediumError, match=r"qemu:\d+: namespace 1: read .*unrecovered read error") as caught:
         medium.read(8192, 4096)
     assert caught.value.status == UNRECOVERED_READ_ERROR and caught.value.lba == 16
     with ww.open(medium, **drive_losses.OPTIONS) as array:

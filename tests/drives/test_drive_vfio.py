@@ -210,11 +210,12 @@ def test_a_thread_in_the_middle_of_a_store_reaches_no_register_and_no_memory_of_
 
 def test_a_drive_that_is_gone_is_lost(kernel: FakeVfio) -> None:
     with opened(kernel) as transport, mmap.mmap(kernel.device, 0x4000) as bar:
-        assert transport.alive()
+        bar[CSTS] = 1
+        transport.examine()
         bar[CSTS : CSTS + 4] = b"\xff" * 4
-        assert not transport.alive()
-        with pytest.raises(errors.DriveLostError, match="not there any more"):
-            transport.read32(0)
+        for use in (transport.examine, lambda: transport.read32(0)):
+            with pytest.raises(errors.DriveLostError, match="not there any more"):
+                use()
 
 
 def test_what_cannot_be_reset_loses_the_bus(kernel: FakeVfio, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +247,7 @@ def test_what_was_reset_is_used_again(kernel: FakeVfio) -> None:
         assert store(state, 0x1000, 7, 0, 0, 0) == -1
         transport.pass_generation()
         transport.revive()
-        assert store(state, 0x1000, 7, 0, 0, 0) == 0 and bar[0x1000] == 7 and transport.alive()
+        assert store(state, 0x1000, 7, 0, 0, 0) == 0 and bar[0x1000] == 7 and transport.failure is None
         kernel.can_reset = transport._can_reset = False
         transport.fail("again")
         assert not transport.reset_function()

@@ -74,7 +74,6 @@ class RelayModel:
         words = self.block.words[:WORDS]
         transport = SimpleNamespace(
             native_store=lambda: (1, 1),
-            alive=lambda: True,
             examine=lambda: None,
             failure=None,
             generation=0,

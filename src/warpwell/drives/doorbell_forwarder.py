@@ -168,10 +168,11 @@ class DoorbellForwarder:
                 why = _serve_loop(self._block.address, watch_time_ns())
                 if why == STOPPED or (why == PARK and not self._park(launch_count)):
                     return
-                if why == STORE_FAILED and self._transport.alive():
-                    self._transport.fail("a doorbell could not be rung", self._generation)
                 if why in (LOOK, STORE_FAILED):
                     self._transport.examine()
+                if why == STORE_FAILED:
+                    self._transport.fail("a doorbell could not be rung", self._generation)
+                    return
         except errors.WarpwellError as error:
             if not self._record[R_STOP]:
                 self._transport.fail(f"its status cannot be read: {error}", self._generation)

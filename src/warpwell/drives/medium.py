@@ -370,7 +370,9 @@ class DriveMedium(NamespaceMedium):
                 namespace=nsid,
             )
         reason = int(self._state.words[M_FAILURE])
-        if reason == STORE_FAILED and transport.alive():
+        if reason == STORE_FAILED:
+            with contextlib.suppress(errors.WarpwellError):  # It names a better reason.
+                transport.examine()
             transport.fail("its registers cannot be written", self._generation)
         elif reason == UNKNOWN_COMPLETION:
             completion = int(self._state.words[M_COMPLETION])
@@ -440,7 +442,8 @@ class DriveMedium(NamespaceMedium):
             return IDLE_SECONDS
         since = np.concatenate([pair.records[:, P_SINCE] for pair in self._pairs])
         if not since.any():
-            return IDLE_SECONDS if self._drive.transport.alive() else 0.0
+            self._drive.transport.examine()
+            return IDLE_SECONDS
         age = (clock.monotonic_ns() - int(since[since > 0].min())) * 1e-9
         self._drive.transport.watch("a command was", age, self.seconds, self._generation)
         return WATCH_SECONDS

@@ -84,10 +84,6 @@ class Transport(ABC):
         calling thread. It returns 0, or -1 if the controller has failed or is closed.
         """
 
-    @abstractmethod
-    def alive(self) -> bool:
-        """Return whether the controller is present, without waiting; an absent one fails."""
-
     def examine(self) -> None:
         """Read the status of the controller; a controller that is absent, disabled or in a fatal state fails.
 
@@ -96,14 +92,13 @@ class Transport(ABC):
         DriveLostError, ForkError, ClosedError
         """
         generation = self.generation
-        if self.alive():
-            status = self.read32(CSTS)
-            if status == ALL_ONES:
-                self.fail("its registers read as all ones: it is not there any more", generation)
-            elif csts_fatal(status):
-                self.fail(f"it reports a fatal error (CSTS {status:#x})", generation)
-            elif not csts_ready(status):
-                self.fail(f"it is not enabled any more (CSTS {status:#x}): something has reset it", generation)
+        status = self.read32(CSTS)
+        if status == ALL_ONES:
+            self.fail("its registers read as all ones: it is not there any more", generation)
+        elif csts_fatal(status):
+            self.fail(f"it reports a fatal error (CSTS {status:#x})", generation)
+        elif not csts_ready(status):
+            self.fail(f"it is not enabled any more (CSTS {status:#x}): something has reset it", generation)
         self.check()
 
     def watch(self, command: str, age: float, limit: float, generation: int) -> None:

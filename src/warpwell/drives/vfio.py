@@ -26,7 +26,7 @@ import numpy as np
 
 from .. import errors
 from .._check import checked_nbytes
-from ..nvme.controller import ALL_ONES, CSTS, DOORBELLS
+from ..nvme.controller import DOORBELLS
 from ..storage import word
 from ..targets import SYSTEM, fence, native, private_block, store_relaxed_as
 from .arena import DmaArena, libc, unmap
@@ -255,12 +255,6 @@ class VfioTransport(Transport):
     def _enable_stores(self) -> None:
         with self._lock:
             self._state.words[0] = 0 if self._closed else self._at
-
-    def alive(self) -> bool:
-        generation = self.generation
-        if self.failure is None and self.read32(CSTS) == ALL_ONES:
-            self.fail("its registers read as all ones: it is not there any more", generation)
-        return self.failure is None
 
     def restore(self) -> None:
         self.check()
