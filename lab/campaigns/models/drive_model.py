@@ -19,14 +19,19 @@ from warpwell.nvme.controller import DOORBELLS
 from warpwell.storage import PENDING
 from warpwell.targets import SYSTEM, backoff, load_acquire, load_relaxed, memory_for, store_relaxed, store_release
 from warpwell.targets.interp.interpreter import native_functions
+from warpwell.testing.media import command_of
 
 from .adversary import Adversary, Violation
 
-BLOCK = 8
+BLOCK = 512
+"""Bytes of a block. The drive transfers the first word only; the medium copies all of them."""
 BLOCKS = 64
 DEPTH = 4
 """Two commands of a queue in flight: most wait."""
 FILL = -77
+MAX_REQUESTS, MAX_THREADS = 14, 3
+COMMAND_BYTES, ANSWER_BYTES = 64, 24
+"""Sizes of a command and of an answer of the native functions (`warpwell.storage.commands`)."""
 
 
 class DriveModel:
@@ -39,8 +44,12 @@ class DriveModel:
         self.queues = random.randint(1, 2)
         self.disk = [1000 + k for k in range(BLOCKS)]
         self._bells = self._allocate(256)
-        self._buffers = self._allocate(8 * 256)
-        self._buffers.words[:] = FILL
+        self._buffers = self._allocate(BLOCK * BLOCKS)
+        self._first_words = self._buffers.words.reshape(BLOCKS, -1)[:, 0]
+        """The first word of each block of the buffers."""
+        self._first_words[:] = FILL
+        self._commands = self._allocate(COMMAND_BYTES * MAX_REQUESTS)
+        self._answers = self._allocate(ANSWER_BYTES * MAX_THREADS)
         drive = SimpleNamespace(
             model="model",
             entries=DEPTH,
@@ -82,7 +91,7 @@ class DriveModel:
         self._refuses = random.random() < 0.5
         self.dead = False
         self._make_requests(random)
-        threads = random.randint(2, 3)
+        threads = random.randint(2, MAX_THREADS)
         for k in range(threads):
             self.run.spawn(self._serve, k, threads, name=f"service-{k}")
         self.run.spawn(self._control, name="controller")
@@ -99,18 +108,20 @@ class DriveModel:
     def _make_requests(self, random: Random) -> None:
         self.requests: list[tuple[int, int, int, int]] = []  # opcode, first block, blocks, first word of the buffer
         first, at = 0, 0
-        while first < BLOCKS - 4 and len(self.requests) < 14:
+        commands = self._commands.words.reshape(MAX_REQUESTS, -1)
+        while first < BLOCKS - 4 and len(self.requests) < MAX_REQUESTS:
             count = random.randint(1, 4)
             opcode = random.choice((READ, WRITE))
             if opcode == WRITE:
-                self._buffers.words[at : at + count] = [5000 + first + k for k in range(count)]
+                self._first_words[at : at + count] = [5000 + first + k for k in range(count)]
+            commands[len(self.requests)] = command_of(opcode, first * BLOCK, count * BLOCK, self._buffer(at))
             self.requests.append((opcode, first, count, at))
             first, at = first + count, at + count
         self.answers: dict[int, int] = {}
         self._kept: dict[int, list[int]] = {}
 
     def _buffer(self, at: int) -> int:
-        return self._buffers.address + 8 * at
+        return self._buffers.address + BLOCK * at
 
     # -- the drive
 
@@ -174,20 +185,17 @@ class DriveModel:
 
     def _serve(self, number: int, threads: int) -> None:
         for tag in range(number, len(self.requests), threads):
-            opcode, first, count, at = self.requests[tag]
-            status = native.drive_start.function(
-                self.state, opcode, first * BLOCK, count * BLOCK, self._buffer(at), tag
-            )
+            status = native.drive_start.function(self.state, self._commands.address + COMMAND_BYTES * tag, tag)
             if status != PENDING:
                 self._answered(tag, status)
-        attempt = 0
+        attempt, answer = 0, self._answers.address + ANSWER_BYTES * number
         while len(self.answers) < len(self.requests):
-            found = native.drive_complete.function(self.state, 0, 0, 0, 0, 0)
-            if found >= 0:
-                self._answered(found >> 16, found & 0xFFFF)
+            if native.drive_complete.function(self.state, answer):
+                self._answered(load_relaxed(answer, SYSTEM), load_relaxed(answer + 8, SYSTEM))
+                attempt = 0
             else:
                 backoff(attempt)
-            attempt = 0 if found >= 0 else attempt + 1
+                attempt += 1
 
     def _answered(self, tag: int, status: int) -> None:
         if tag in self.answers:
@@ -209,7 +217,7 @@ class DriveModel:
             self.medium.seconds = 0.0  # a thread that stopped with a lock gives it back no more
             self.medium.close()
         for tag, (opcode, first, count, at) in enumerate(self.requests):
-            if self._buffers.words[at : at + count].tolist() != self._kept[tag]:
+            if self._first_words[at : at + count].tolist() != self._kept[tag]:
                 raise Violation(f"the buffer of command {tag} changed after its answer")
             wanted = [5000 + first + k for k in range(count)]
             if opcode == WRITE and not self.answers[tag] and self.disk[first : first + count] != wanted:

@@ -597,7 +597,14 @@ FAULTS = (
         "parks-past-launch",
         "relay",
         "the relay parks though a launch began and ended since it looked",
-        (Edit(_RELAY, "DoorbellForwarder._park", "if self._begun != begun:", "if self._words[R_LAUNCHES]:"),),
+        (
+            Edit(
+                _RELAY,
+                "DoorbellForwarder._park",
+                "if self._launch_count != launch_count:",
+                "if self._record[R_LAUNCHES]:",
+            ),
+        ),
     ),
     Fault(
         "parked-unseen",
