@@ -106,7 +106,7 @@ class PageSetConformance:
                 host = a.page_set()
                 for low, high in zip(starts, stops, strict=True):
                     host.add_range(int(low), int(high))
-                assert (host._words() == pages._words()).all()
+                assert (host._read_bits() == pages._read_bits()).all()
 
     def test_items_over_two_pages_and_fields(self, tmp_path):
         records = np.zeros(500, np.dtype([("a", "u1"), ("b", "<i8")]))
