@@ -40,23 +40,4 @@ from .spans.calls import (
 )
 from .view import ArrayView, atomic_add
 
-__all__ = [
-    "Array",
-    "ArrayView",
-    "DeviceArray",
-    "PageSet",
-    "Rows",
-    "atomic_add",
-    "create",
-    "fill",
-    "fill_block",
-    "fill_warp",
-    "fold",
-    "fold_block",
-    "fold_indexed_warp",
-    "fold_warp",
-    "map",
-    "map_block",
-    "map_warp",
-    "open_array",
-]
+__all__ = ["Array", "ArrayView", "DeviceArray", "PageSet", "Rows", "create", "open_array"]
