@@ -88,9 +88,9 @@ def test_threads_park_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_says_how_many_serve_an_array_at_once() -> None:
     with opened(threads=2) as a, a.cache.controller.active():
         assert a.cache.controller.threads == 2
-        assert until(lambda: len(a.cache.controller._slots.taken) == 2)
+        assert until(lambda: len(a.cache.controller._slots.occupied) == 2)
         time.sleep(0.05)
-        assert len(a.cache.controller._slots.taken) == 2
+        assert len(a.cache.controller._slots.occupied) == 2
 
 
 def test_media_that_block_delay_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,9 +158,9 @@ def test_a_lost_command_keeps_one_thread(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(errors.StallError):
             total(a)
         seats = a.cache.controller._slots
-        assert until(lambda: len(seats.taken) == 1)
+        assert until(lambda: len(seats.occupied) == 1)
         a.close()
-    assert seats.taken == set()
+    assert seats.occupied == set()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -203,3 +203,17 @@ def test_threads_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None
                 a.cache.controller.begin()
         assert a.cache.controller.launches(a.cache.pairs) == 0
         assert total(a) == WANT
+
+
+def test_a_client_is_served_again_after_an_exception(caplog: pytest.LogCaptureFixture) -> None:
+    work, served = ["fails", "succeeds"], threading.Event()
+
+    def serve(_: int) -> None:
+        if work.pop(0) == "fails":
+            raise ValueError("on purpose")
+        served.set()
+
+    slots = io_threads.WorkerSlots(lambda: min(1, len(work)), serve, lambda: None)
+    io_threads.current().submit(slots)
+    assert served.wait(60) and until(lambda: not slots.occupied)
+    assert "an I/O thread failed" in caplog.text and "on purpose" in caplog.text

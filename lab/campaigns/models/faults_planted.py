@@ -121,17 +121,17 @@ _BELL = """            fence(SYSTEM)
 """
 _TAIL = """            store_release(queue + 8 * at.Q_TAIL, tail, DEVICE)
 """
-_PHASE = """        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
+_PHASE = """        word1 = load_acquire(entry_of(queue, position, shift) + 8, SYSTEM)
 """
-_RESULT = "keep_result(queue, cid, load_relaxed(entry_of(queue, mine, shift), SYSTEM))"
+_RESULT = "keep_result(queue, cid, load_relaxed(entry_of(queue, position, shift), SYSTEM))"
 _TURNED = """            self._device.write(self._areas[k], np.zeros(2 * self.depth, np.int64))  # turns and marks
 """
 _EMPTIED = """            self._shared.words[rings : rings + (80 * self.depth + 2 * LINE) // 8] = 0
 """
 _BEST = "        # the last entry knows best"
-_KEEP_LATE = """        if taken and results != 0:
+_KEEP_LATE = """        if has_entry and results != 0:
             store_relaxed(id_record(queue, cid) + 8 * at.ID_RESULT,
-                          load_relaxed(entry_of(queue, mine, shift), SYSTEM), DEVICE)
+                          load_relaxed(entry_of(queue, position, shift), SYSTEM), DEVICE)
 """
 _TAKEN_HEAD = """    if count > 0:
         # released, because it tells submitters that the entries were read
@@ -155,7 +155,7 @@ _GONE = """                    timed_out = not self._changed.wait(IDLE_TIMEOUT)
                         self.threads -= 1
                         return
 """
-_ALONE = """            if new < 1 and not woken and not slots.taken:
+_ALONE = """            if new < 1 and not woken and not slots.occupied:
                 new = 1
 """
 _EACH_TAKEN = """    for k in range(count):
@@ -324,8 +324,8 @@ FAULTS = (
             Edit(
                 _DRAIN,
                 "hand_out",
-                "    use = state_word(queue, cid, 0)\n    seen =",
-                "    use = load_relaxed(record + 8 * at.ID_STATE, DEVICE) & ~at.KIND\n    seen =",
+                "    use = state_word(queue, cid, 0)\n    found =",
+                "    use = load_relaxed(record + 8 * at.ID_STATE, DEVICE) & ~at.KIND\n    found =",
             ),
         ),
     ),
@@ -526,7 +526,10 @@ FAULTS = (
         "dw0 is read before the phase word says that it is new",
         (
             Edit(
-                _DRAIN, "drain", _PHASE, "        early = load_relaxed(entry_of(queue, mine, shift), SYSTEM)\n" + _PHASE
+                _DRAIN,
+                "drain",
+                _PHASE,
+                "        early = load_relaxed(entry_of(queue, position, shift), SYSTEM)\n" + _PHASE,
             ),
             Edit(_DRAIN, "drain", _RESULT, "keep_result(queue, cid, early)"),
         ),
@@ -637,7 +640,7 @@ FAULTS = (
         "withdrawn-early",
         "service",
         "a controller is closed while a thread serves it",
-        (Edit(_POOL, "IOThreadPool.remove", "while slots.taken and", "while False and"),),
+        (Edit(_POOL, "IOThreadPool.remove", "while slots.occupied and", "while False and"),),
     ),
     Fault(
         "duplicate-posted",

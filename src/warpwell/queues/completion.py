@@ -1,7 +1,7 @@
 """Completion: one consumer at a time drains the ring and hands each entry to its waiter by command id.
 
-The consumer is a converged group of lanes: each lane looks at one entry, so that one round of reads over
-the bus serves up to 32 completions. Nobody scans for an entry of its own, and nobody waits behind another's.
+The consumer is a converged group of lanes: each lane reads one entry, so one round of reads over the bus serves up to
+32 completions. No thread searches the ring for its own completion.
 
 Nothing is stored for an entry that answers no command in flight: it is skipped, and latched as a loss (`queues.loss`).
 """
@@ -40,7 +40,7 @@ ROUNDS = 8
 PAUSE = 16
 """Back-off after an empty look at a ring, about a microsecond."""
 WAITED_FOR, NOBODY_S, NOT_IN_FLIGHT = 0, 1, 2
-"""What becomes of a completion: a thread takes it, it goes into the ready ring, or it answers no command."""
+"""Fates of a completion: a thread waits for it, it goes into the ready ring, or it answers no command."""
 
 
 @device
@@ -50,7 +50,7 @@ def poll(queue, cid):
     Acquires the data that the controller wrote. Zero is success.
     """
     address = id_record(queue, cid) + 8 * at.ID_STATE
-    # who looks in vain acquires nothing: on a GPU an acquire empties L1, and thousands look again and again
+    # no acquire without success: on a GPU an acquire empties L1, and thousands of threads poll again and again
     if load_relaxed(address, DEVICE) & at.DONE == 0:
         return -1
     return load_acquire(address, DEVICE) >> 8
@@ -93,7 +93,7 @@ def drain(queue, mask, lane, leader):
     below = popc(mask & ((1 << lane) - 1))
     lanes = popc(mask)
     head = load_relaxed(queue + 8 * at.Q_CQ_HEAD, DEVICE)
-    # one small read over the bus tells whether more are worth it
+    # one small read over the bus shows whether more are worth it
     anything = 0
     if lane == leader and is_fresh(load_relaxed(entry_of(queue, head, shift) + 8, SYSTEM), head, shift):
         anything = 1
@@ -107,27 +107,27 @@ def drain(queue, mask, lane, leader):
     results = field(queue, at.Q_RESULTS)
     total = 0
     for _ in range(ROUNDS):
-        mine = head + below
+        position = head + below
         # the phase word first: its acquire covers the rest of the entry and the data
-        word1 = load_acquire(entry_of(queue, mine, shift) + 8, SYSTEM)
-        stale = ballot(mask, not is_fresh(word1, mine, shift))
+        word1 = load_acquire(entry_of(queue, position, shift) + 8, SYSTEM)
+        stale = ballot(mask, not is_fresh(word1, position, shift))
         # entries count up to the first stale one in the order of the ring, which is the order of lanes
         count = lanes
         if stale != 0:
             count = popc(mask & ((stale & -stale) - 1))
         if count == 0:
             break
-        taken = below < count
+        has_entry = below < count
         fate = WAITED_FOR
         cid = word1_cid(word1)
-        if taken:
+        if has_entry:
             fate = NOT_IN_FLIGHT
             if is_ours(queue, word1, shift):
-                kept = True
+                is_in_flight = True
                 if results != 0:
                     # before the id is done, and after the phase word was acquired: until then it is an older one's
-                    kept = keep_result(queue, cid, load_relaxed(entry_of(queue, mine, shift), SYSTEM))
-                if kept:
+                    is_in_flight = keep_result(queue, cid, load_relaxed(entry_of(queue, position, shift), SYSTEM))
+                if is_in_flight:
                     fate = hand_out(queue, cid, word1_status(word1))
         # the last entry knows best how far the controller has fetched
         last = ballot(mask, below == count - 1)
@@ -161,13 +161,13 @@ def entry_of(queue, position, shift):
 
 @device
 def is_fresh(word1, position, shift):
-    """Tell by the phase bit whether an entry was posted in the lap of `position` (thread)."""
+    """Return, by the phase bit, whether an entry was posted in the lap of `position` (thread)."""
     return word1_phase(word1) != ((position >> shift) & 1)
 
 
 @device
 def is_ours(queue, word1, shift):
-    """Tell whether an entry names this queue, and an entry of its submission ring (thread)."""
+    """Return whether an entry names this queue, and an entry of its submission ring (thread)."""
     return word1_sqid(word1) == field(queue, at.Q_SQID) and word1_sqhd(word1) >> shift == 0
 
 
@@ -180,12 +180,12 @@ def hand_out(queue, cid, status):
     """
     record = id_record(queue, cid)
     use = state_word(queue, cid, 0)
-    seen = compare_exchange(record + 8 * at.ID_STATE, use | at.TAKEN, at.DONE | (status << 8), DEVICE)
-    if seen == use | at.TAKEN:
+    found = compare_exchange(record + 8 * at.ID_STATE, use | at.TAKEN, at.DONE | (status << 8), DEVICE)
+    if found == use | at.TAKEN:
         return WAITED_FOR
-    if seen == use | at.ASYNC or seen == use | at.ORPHAN:
+    if found == use | at.ASYNC or found == use | at.ORPHAN:
         # of two entries for one id, in one round, the second loses here
-        if compare_exchange(record + 8 * at.ID_STATE, seen, seen | at.FOUND, DEVICE) == seen:
+        if compare_exchange(record + 8 * at.ID_STATE, found, found | at.FOUND, DEVICE) == found:
             store_relaxed(record + 8 * at.ID_STATUS, status, DEVICE)
             return NOBODY_S
     return NOT_IN_FLIGHT
@@ -203,12 +203,12 @@ def keep_result(queue, cid, result):
 
 
 @device
-def _make_ready(queue, mask, waiting, mine, cid, lane, leader):
-    """Append ids that nobody waits for to the ready ring (all lanes of `mask`, holding the lock)."""
+def _make_ready(queue, mask, waiting, is_ready, cid, lane, leader):
+    """Append ids without a waiting thread to the ready ring (all lanes of `mask`, holding the lock)."""
     # the leader stored it in the round before, and a vote orders nothing: it reads its own store
     tail = shfl(mask, load_relaxed(queue + 8 * at.Q_READY_TAIL, DEVICE), leader)
     count = field(queue, at.Q_N_IDS)
-    if mine:
+    if is_ready:
         slot = tail + popc(waiting & ((1 << lane) - 1))
         store_release(field(queue, at.Q_READY) + 8 * (slot & (count - 1)), cid, DEVICE)
     syncwarp(mask)
@@ -218,17 +218,17 @@ def _make_ready(queue, mask, waiting, mine, cid, lane, leader):
 
 @device
 def take_ready(queue):
-    """Take one completed id that nobody waits for, or return -1 (thread; acquires its status and data)."""
+    """Take one completed id without a waiting thread, or return -1 (thread; acquires its status and data)."""
     head = load_relaxed(queue + 8 * at.Q_READY_HEAD, DEVICE)
     if head >= load_relaxed(queue + 8 * at.Q_READY_TAIL, DEVICE):
         return -1
     while head < load_acquire(queue + 8 * at.Q_READY_TAIL, DEVICE):
         slot = field(queue, at.Q_READY) + 8 * (head & (field(queue, at.Q_N_IDS) - 1))
         cid = load_acquire(slot, DEVICE)
-        seen = compare_exchange(queue + 8 * at.Q_READY_HEAD, head, head + 1, DEVICE)
-        if seen == head:
+        found = compare_exchange(queue + 8 * at.Q_READY_HEAD, head, head + 1, DEVICE)
+        if found == head:
             return cid
-        head = seen
+        head = found
     return -1
 
 

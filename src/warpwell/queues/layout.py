@@ -1,7 +1,7 @@
 """Where the parts of a queue pair lie, in 64-bit words.
 
 A *queue record* in device memory holds what device threads share; a *port record* in shared host memory
-holds what the controller needs to serve the same pair. Both know the rings, which lie in shared memory
+holds what the controller needs to serve the same pair. Both name the rings, which are in shared memory
 with the sizes and bits of the NVMe specification.
 """
 
@@ -62,8 +62,8 @@ Q_LIST_SHIFT = 114
 Q_TURN_NS = 115
 """Nanoseconds after which a thread gives up to wait for its turn."""
 Q_GENERATION = 117
-"""What is added to an id's cid from one use to the next, `Q_N_IDS`; 0 where cids stay (key-value commands, whose
-controller, ours, counts uses itself)."""
+"""Increment of an id's cid from one use to the next, `Q_N_IDS`; 0 if cids stay, as in
+key-value commands, because the controller counts their uses."""
 Q_WORDS = 128
 
 # -- id record (device memory) -------------------------------------------------------------------------------
@@ -87,22 +87,22 @@ ID_WORDS = ID_USER + ID_USER_WORDS
 KIND = 0xFF
 """Mask of an id state without generation and status."""
 FREE = 0
-"""Id state: nobody's. Its generation is that of the next owner."""
+"""Id state: free. The generation is the next owner's."""
 TAKEN = 1
 """Id state: a thread will wait for the completion."""
 ASYNC = 2
-"""Id state: whoever finds the completion publishes the page (prefetch)."""
+"""Id state: the thread that finds the completion publishes the page (prefetch)."""
 ORPHAN = 3
 """Id state: quarantined, its waiter gave up; staging and frames stay reserved until the completion."""
 FOUND = 4
 """Added to ASYNC or ORPHAN once the completion was found: the id is in the ready ring, or was taken from it."""
 DONE = 8
-"""Id state: completed; the status field stands above bit 8 of the state, in place of the generation."""
+"""Id state: completed; the status field stands above bit 8 of the state, instead of the generation."""
 
 MEMORY_PAGE = 4096
 """Bytes of a memory page of the controller (CC.MPS 0): a transfer that crosses one needs prp2."""
 LIST_MAX = MEMORY_PAGE // 8
-"""Most entries of a PRP list that lies in one page, so a command moves at most 2 MiB."""
+"""Most entries of a PRP list in one page, so a command moves at most 2 MiB."""
 
 # -- port record (shared host memory) ------------------------------------------------------------------------
 

@@ -7,35 +7,36 @@ The protocol, from the loss to the next command:
    many buses have no atomics: its first finder is chosen in device memory.
 2. *End.* Waiters look once a millisecond. They give up as after a stall: TAKEN becomes ORPHAN, ASYNC stays. No page is
    published or freed and no id is released without a completion, so no staging byte that the controller may still write
-   to is used again, and nobody waits for a turn. The host begins no launch on lost queues.
+   to is used again, and no thread waits for a turn. The host begins no launch on lost queues.
 3. *Silence.* With no launch in flight the host makes sure that the controller writes no more (reset, bus master off,
    its process dead). Until then rings, lists and staging are left as they are. If it cannot, they are never freed.
 4. *Abort.* `QueuePairs.abort` clears the rings and posts "aborted by host" (0x371) for each id in flight, as the
-   controller would have: completions that nobody has drained are dropped with the rings. Kernels settle them like any
-   failure: a page that was being read is INVALID again, one that was being written is DIRTY again.
+   controller would have: completions that no thread has drained are dropped with the rings. Kernels settle them like
+   any failure: a page that was being read is INVALID again, one that was being written is DIRTY again.
 5. *Rewind.* When no id is in use, `QueuePairs.rewind` makes the queues what they were when they were made: rings (with
    their phases), doorbells, tickets, tails, heads, turns, marks, locks, the ready ring, the loss record. A word that is
    forgotten makes an old completion new, or a new one old. Only then the next controller gets the rings.
 
 Where a drive serves the queues (`warpwell.drives.Drive.recover`, `warpwell.cache.Cache.recover`), 3 and 5 are made of:
 
-a. *Leave.* The loss is latched for all users of the drive: nobody begins a launch, a command or a queue. Relays are
-   joined, native threads of media are seen outside of their queues, commands of the host have ended with an error. Who
-   does not leave keeps the drive from being recovered.
-b. *Disable*, or reset the function; RDY is 0. From here on nobody writes to the arena.
-c. *A new generation* begins, before the drive is enabled, and before it counts as there again. Whatever was made in an
-   older one (queue, namespace, medium, rings of another cache) refuses from now on, whatever becomes of the drive: its
-   latched loss, and its late threads, do not lose the drive of now; it deletes no queue: another one may have the id.
+a. *Leave.* The loss is latched for all users of the drive: none begins a launch, a command or a queue. Relays are
+   joined, native threads of media are seen outside of their queues, commands of the host have ended with an error. A
+   user that does not leave keeps the drive from being recovered.
+b. *Disable*, or reset the function; RDY is 0. From here on the drive does not write to the arena.
+c. *A new generation* begins, before the drive is enabled, and before it counts as there again. An object of an older
+   one (queue, namespace, medium, rings of another cache) refuses from then on in any state of the drive: its latched
+   loss, and its late threads, do not lose the drive of now; it deletes no queue: another one may have the id.
 d. *Enable*, and look whether it is the same drive with the same limits and namespaces. Only now the loss is lifted.
 e. Each cache, for itself and with no launch in flight: abort, settle, rewind; create queues; a new relay; and last of
    all it takes over the generation, under the lock under which others ask whether it is lost.
 f. *Flush.* A Flush acknowledges what was written in its own generation alone: it is refused in another one, under the
-   lock that `recover` holds. What a flushed drive has never acknowledged is written again, or named (`cache.written`).
+   lock that `recover` holds. Writes that a flushed drive has never acknowledged are repeated, or named
+   (`cache.written`).
 
-What is in flight is told by ids in use, never by words that a controller writes. An entry is believed only if its sqid
-is the ring's, its sqhd is below the depth, and its cid, generation and all, is that of a command in flight. Then the
-worst that a lie can do is to end a command early, which nobody can see. A completion that comes twice is noticed, also
-where its id carries a new command by then.
+Commands in flight are known by ids in use, never by words that a controller writes. An entry is believed only if its
+sqid is the ring's, its sqhd is below the depth, and its cid, with its generation, names a command in flight. Then the
+worst that a lie can do is to complete a command early, which no check can detect. A duplicate completion is noticed,
+even if its id has a new command.
 """
 
 from __future__ import annotations

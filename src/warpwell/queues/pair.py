@@ -18,7 +18,7 @@ LINE = 128
 class QueuePairs:
     """Submission and completion rings, command ids and staging of a number of queue pairs.
 
-    Everything is allocated once, here. Records, ids, marks and turns lie in device memory; rings, doorbells
+    Everything is allocated once, here. Records, ids, marks and turns are in device memory; rings, doorbells
     and staging in shared host memory, where a controller serves them.
 
     Parameters
@@ -50,7 +50,7 @@ class QueuePairs:
     ids : int
         Command ids of each pair.
     loss_address : int
-        Address of the loss record, in shared memory: who finds the controller gone stores ``layout.LOST`` to its word
+        Address of the loss record, in shared memory: a thread that finds the controller lost stores ``LOST`` to word
         ``LOSS_KIND`` (or calls `lose`), and all waits end within milliseconds; see `warpwell.queues.loss`.
     progress : int
         Address of the count of completions drained from all pairs.
@@ -129,7 +129,7 @@ class QueuePairs:
         """Fill in the PRP list of each id: the pages of its staging after the first."""
         record[at.Q_LISTS], record[at.Q_LIST_SHIFT] = self._shared.address + offset, max(0, nbytes.bit_length() - 1)
         if not nbytes:
-            record[at.Q_LISTS] = record[at.Q_STAGING]  # never read: a command has two pages at most
+            record[at.Q_LISTS] = record[at.Q_STAGING]  # never read: a command has at most two pages
             return
         pages = self.staging_bytes // at.MEMORY_PAGE - 1
         lists = self._shared.words[offset // 8 :][: self.ids * nbytes // 8].reshape(self.ids, nbytes // 8)
@@ -155,7 +155,7 @@ class QueuePairs:
         return self._shared.nbytes
 
     def set_queue_id(self, index: int, qid: int) -> None:
-        """Tell by which identifier a controller knows a pair: at first they are numbered from 1 (nothing in flight)."""
+        """Set the identifier of a pair at its controller: by default they are numbered from 1 (nothing in flight)."""
         self.ports[index, at.P_SQID] = qid
         self._device.write(8 * (index * at.Q_WORDS + at.Q_SQID), np.array([qid], np.int64))
 
@@ -180,7 +180,7 @@ class QueuePairs:
     def doorbells(self) -> NDArray[np.int64]:
         """Return the addresses of the doorbell words, ``(count, 2)``: submission tail and completion head of each pair.
 
-        Each is a 64-bit word whose lower half is what the 32-bit register gets. Who forwards a tail executes a full
+        Each is a 64-bit word whose lower half is what the 32-bit register gets. A forwarder of tails executes a full
         fence between its read and the store: the entries before that tail are then written.
         """
         return self.ports[:, [at.P_SQ_DOORBELL, at.P_CQ_DOORBELL]].copy()
@@ -190,29 +190,31 @@ class QueuePairs:
 
         Other controllers do not tell: ask `in_use`.
         """
-        posted = self.ports[:, at.P_CQ_TAIL].copy()  # first: what is fetched meanwhile makes no count negative
+        posted = self.ports[
+            :, at.P_CQ_TAIL
+        ].copy()  # first: a command that is fetched concurrently makes no count negative
         return int((self.ports[:, at.P_SQ_HEAD] - posted).sum())
 
     def announced(self) -> int:
         """Return how many commands wait in the rings for our own service threads, their doorbell rung (a snapshot)."""
-        words, base = self._shared.words, self._shared.address
-        tails = words[(self.ports[:, at.P_SQ_DOORBELL] - base) // 8]
+        shared, base = self._shared.words, self._shared.address
+        tails = shared[(self.ports[:, at.P_SQ_DOORBELL] - base) // 8]
         return int(((tails - self.ports[:, at.P_SQ_HEAD]) & (self.depth - 1)).sum())
 
     def in_use(self, pages: tuple[int, int] | None = None) -> int:
         """Return how many command ids are taken, or taken for pages [first, end) (host; a snapshot)."""
-        taken = sum(
+        count = sum(
             int(self._device.read(8 * (k * at.Q_WORDS + at.Q_IN_USE), 8).view(np.int64)[0]) for k in range(self.count)
         )
-        if pages is None or not taken:
-            return taken
-        taken = 0
+        if pages is None or not count:
+            return count
+        count = 0
         for k in range(self.count):
             ids = self._id_records(k)
             first = ids[:, at.ID_PAGE]
             end = first + np.maximum(ids[:, at.ID_COUNT], 1)
-            taken += int(((ids[:, at.ID_STATE] & at.KIND != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
-        return taken
+            count += int(((ids[:, at.ID_STATE] & at.KIND != at.FREE) & (first < pages[1]) & (end > pages[0])).sum())
+        return count
 
     def _id_records(self, index: int) -> NDArray[np.int64]:
         begin = self._areas[index] + 16 * self.depth
@@ -251,10 +253,10 @@ class QueuePairs:
             states = self._id_records(k)[:, at.ID_STATE]
             entries = self._shared.words[(int(self.ports[k, at.P_CQ]) - self._shared.address) // 8 :]
             kinds = states & at.KIND
-            taken = np.flatnonzero((kinds >= at.TAKEN) & (kinds <= at.ORPHAN))
-            for place, cid in enumerate(taken | states[taken] >> 8):
-                entries[2 * place + 1] = completion_word1(0, int(self.ports[k, at.P_SQID]), int(cid), 1, status)
-            aborted += len(taken)
+            in_flight = np.flatnonzero((kinds >= at.TAKEN) & (kinds <= at.ORPHAN))
+            for position, cid in enumerate(in_flight | states[in_flight] >> 8):
+                entries[2 * position + 1] = completion_word1(0, int(self.ports[k, at.P_SQID]), int(cid), 1, status)
+            aborted += len(in_flight)
         return aborted
 
     def rewind(self) -> None:
@@ -265,9 +267,9 @@ class QueuePairs:
         SharingError
             Ids are in use: settle what `abort` completed. Nothing was changed.
         """
-        taken = self.in_use()
-        if taken:
-            raise errors.SharingError(f"{taken} command ids are in use: abort and settle them, then rewind the queues")
+        count = self.in_use()
+        if count:
+            raise errors.SharingError(f"{count} command ids are in use: abort and settle them, then rewind the queues")
         self._clear()
         records = self._device.read(0, 8 * at.Q_WORDS * self.count).view(np.int64).reshape(-1, at.Q_WORDS)
         records[:, [at.Q_READY_TAIL, at.Q_READY_HEAD]] = 0
@@ -277,7 +279,7 @@ class QueuePairs:
         self._why = ""
 
     def _clear(self) -> None:
-        """Empty rings and doorbells, and what tells where they stand; ids and the ready ring stay."""
+        """Empty rings and doorbells, and reset their positions; ids and the ready ring stay."""
         records = self._device.read(0, 8 * at.Q_WORDS * self.count).view(np.int64).reshape(-1, at.Q_WORDS)
         records[:, [at.Q_TICKET, at.Q_TAIL, at.Q_CQ_LOCK, at.Q_CQ_HEAD, at.Q_SQ_HEAD]] = 0
         self._device.write(0, records)
@@ -289,7 +291,7 @@ class QueuePairs:
 
 
 def _list_bytes(depth: int, staging_bytes: int) -> int:
-    """Return the bytes of an id's PRP list, a power of two, so that no list crosses a page; 0 where none is needed."""
+    """Return the bytes of an id's PRP list, a power of two, so that no list crosses a page; 0 if none is needed."""
     if depth < 64:
         raise errors.ArgumentError(f"queue pairs of depth {depth}: with PRP lists at least 64", name="depth")
     entries = -(-staging_bytes // at.MEMORY_PAGE) - 1

@@ -1,7 +1,7 @@
 """Submission: the lock-free ring of the paper (section III-C), and command ids.
 
 A ticket gives an entry and a turn; the turn counter admits the thread to its entry; it writes its 64 bytes
-and sets its mark (its ticket + 1). Whoever takes the mark at the tail is the mover: it takes all consecutive
+and sets its mark (its ticket + 1). The thread that takes the mark at the tail is the mover: it takes all consecutive
 marks, rings the doorbell once for the batch, stores the tail, and looks at the new tail's mark once more. A
 thread that finds the tail's mark taken may leave, because marks change only by acquire-release exchange:
 either the mover's second look comes after the thread's mark and takes it, or it came before, and then the
@@ -13,8 +13,8 @@ raised the turns of all entries the controller had fetched; so an admitted threa
 where a controller tells a head that does not move: then the queues are lost (`queues.loss`).
 
 A cid is an id with a generation above it, 16 bits in all: the host's choice. Each use of an id has the next generation,
-and the id's state carries that of the use under way. So a completion that comes once more names an older use. It is
-believed only where all generations have passed meanwhile (256 with rings of 512 entries).
+and the id's state has the generation of the current use. So a completion that comes once more names an older use. It is
+believed only if all generations have passed since (256 with rings of 512 entries).
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ def take_id(queue, reserve):
         return -1
     start = fetch_add_as(queue + 8 * at.Q_HINT, 1, I8)
     for k in range(count):
-        one = (start + k) & (count - 1)
-        state = id_record(queue, one) + 8 * at.ID_STATE
+        index = (start + k) & (count - 1)
+        state = id_record(queue, index) + 8 * at.ID_STATE
         free = load_relaxed(state, DEVICE)
         if free & at.KIND == at.FREE and compare_exchange(state, free, free | at.TAKEN, DEVICE) == free:
-            return (free >> 8) | one
+            return (free >> 8) | index
     fetch_add_as(queue + 8 * at.Q_IN_USE, -1, I8)
     return -1
 
@@ -207,15 +207,15 @@ def ring(queue, mask):
     tail = load_acquire(queue + 8 * at.Q_TAIL, DEVICE)
     moved = False
     while True:
-        place = marks + 8 * (tail & mask)
-        found = exchange(place, 0, DEVICE)
+        mark_at = marks + 8 * (tail & mask)
+        found = exchange(mark_at, 0, DEVICE)
         if found == tail + 1:
             tail = follow(marks, tail + 1, mask)
             moved = True
         elif found != 0:
             # this thread slept for a lap and took a later one's mark: put it back, and move from today's
             # tail, because a mover may have seen the hole meanwhile and left
-            exchange(place, found, DEVICE)
+            exchange(mark_at, found, DEVICE)
             tail = load_acquire(queue + 8 * at.Q_TAIL, DEVICE)
         elif moved:
             # acquires the marks that were taken relaxed, and releases the entries to the controller

@@ -214,7 +214,7 @@ def record_of(table: int, slot: int) -> int:
 
 
 class SlotTable:
-    """Host side of a slot table. A forked child has a copy: it takes none of its parent's slots.
+    """Host side of a slot table. A forked child has a copy, which shares no slots with its parent.
 
     Parameters
     ----------

@@ -86,15 +86,15 @@ class Controller:
         self.pairs = pairs
         self.interpreted = interpreted
         self.window = window
-        self._wanted = max(1, min(threads, _MAX_THREADS))
+        self._max_threads = max(1, min(threads, _MAX_THREADS))
         self._table = memory_for("cpu").allocate(8 * native.NS_WORDS * NAMESPACES)
         self._records = self._table.words.reshape(NAMESPACES, native.NS_WORDS)
         control_words = native.K_PORTS + native.MAX_PORTS
-        self._control_block = memory_for("cpu").allocate(8 * (control_words + native.THREAD_WORDS * self._wanted))
+        self._control_block = memory_for("cpu").allocate(8 * (control_words + native.THREAD_WORDS * self._max_threads))
         self._control = self._control_block.words
         self._records_of_threads = self._control_block.address + 8 * control_words
         self._control[control_words + native.T_FIRST] = 1
-        self._control[control_words + native.T_SEAT :: native.THREAD_WORDS] = np.arange(self._wanted)
+        self._control[control_words + native.T_SEAT :: native.THREAD_WORDS] = np.arange(self._max_threads)
         self._control[native.K_SPIN] = spin
         self._control[native.K_WINDOW] = window
         self._clients: list[_Client] = []
@@ -104,7 +104,7 @@ class Controller:
         self._keep: list[Any] = []
         self._lock = threading.Lock()
         self._pool = io_threads.current()
-        self._slots = io_threads.WorkerSlots(self._wanted_now, self._serve, self._quiesce)
+        self._slots = io_threads.WorkerSlots(self._needed_threads, self._serve, self._quiesce)
         self._services: list[Callable[[], int]] = []
         self._closed = False
         self.add_pairs(pairs, weight)
@@ -112,7 +112,7 @@ class Controller:
     # -- queue pairs ----------------------------------------------------------------------------------------
 
     def add_pairs(self, pairs: QueuePairs, weight: int = 1) -> None:
-        """Serve more queue pairs, for example those of another GPU.
+        """Serve more queue pairs, for example of another GPU.
 
         Parameters
         ----------
@@ -185,7 +185,7 @@ class Controller:
     @property
     def threads(self) -> int:
         """Most service threads that serve this controller at once: at most the number of queues."""
-        return min(self._wanted, sum(c.pairs.count for c in self._clients) or 1)
+        return min(self._max_threads, sum(c.pairs.count for c in self._clients) or 1)
 
     @property
     def control(self) -> int:
@@ -198,7 +198,7 @@ class Controller:
         return self._table.address
 
     def blocks(self) -> list[Block]:
-        """Return the memory that service steps access besides that of the pairs."""
+        """Return the memory that service steps access in addition to the memory of the pairs."""
         return [self._table, self._control_block, *(c.flights for c in self._clients)]
 
     def outstanding(self) -> int:
@@ -275,9 +275,9 @@ class Controller:
             self._records[nsid, native.NS_COMPLETE] = 0
         left = self._passed(_PARK_SECONDS)
         with self._lock:
-            gone = self._media.pop(nsid, None), self._stores.pop(nsid, None)
+            served = self._media.pop(nsid, None), self._stores.pop(nsid, None)
         if not left:
-            _leaked.append((gone, self._keep))
+            _leaked.append((served, self._keep))
 
     def _passed(self, seconds: float) -> bool:
         """Wait until each thread has begun two more rounds, or has left; return whether all have in time."""
@@ -286,8 +286,8 @@ class Controller:
             return int(self._control[native.K_PORTS + native.MAX_PORTS + native.THREAD_WORDS * slot + native.T_ROUNDS])
 
         deadline = clock.monotonic() + seconds
-        before = [(slot, rounds(slot)) for slot in tuple(self._slots.taken)]
-        while any(slot in self._slots.taken and rounds(slot) - begun < 2 for slot, begun in before):
+        before = [(slot, rounds(slot)) for slot in tuple(self._slots.occupied)]
+        while any(slot in self._slots.occupied and rounds(slot) - started < 2 for slot, started in before):
             if clock.monotonic() > deadline:
                 return False
             clock.sleep(5e-5)
@@ -310,14 +310,14 @@ class Controller:
         return self._media[nsid]
 
     def namespace_address(self, nsid: int) -> NamespaceAddress:
-        """Return what commands to a namespace say."""
+        """Return the address that commands to a namespace need."""
         return NamespaceAddress(nsid, native.BLOCK.bit_length() - 1, self._media[nsid].nbytes)
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
-        """Return None: what fails is told by the status of each command."""
+        """Return None: the status of each command reports failures."""
 
     def silence(self) -> None:
-        """Refuse: threads of this process are not lost, and would go on."""
+        """Raise an error: threads of this process are not lost, and would continue."""
         raise errors.SharingError("threads of this process serve the queues: close the arrays, and open them again")
 
     def restart(self) -> None:
@@ -404,7 +404,7 @@ class Controller:
         """Serve as the thread in a slot, without the interpreter lock, until nothing is left to do."""
         _serve_ports(self.control, self._record_of(slot), self.namespaces)
 
-    def _wanted_now(self) -> int:
+    def _needed_threads(self) -> int:
         """Return how many threads have work: a launch may begin and end before a thread wakes."""
         if self._control[native.K_STOP]:
             return 0
@@ -444,7 +444,7 @@ class HostThreads:
         return memory_for(device)
 
     def start(self, pairs: QueuePairs, *, device: str, timeout: float) -> Controller:
-        """Return a `Controller`; other queues beside the cache's, for the host's long reads, weigh 1."""
+        """Return a `Controller` that gives the queues of the cache the largest weight; bulk reads have 1."""
         return Controller(
             pairs,
             threads=self._threads or service_threads(device),

@@ -37,7 +37,7 @@ MAX_BATCH = 128
 """Largest number of reads in a batch: the default limit of libcufile."""
 COMPAT_READS = 16
 """Largest number of reads in flight if libcufile may copy through host memory. It takes a buffer for each read when the
-read is submitted, of 32 to 64 that a GPU has, and waits for ever if a batch needs more than there are."""
+read is submitted, of 32 to 64 that a GPU has, and does not return if a batch needs more than there are."""
 MAX_RETRIES = 1000
 """Limit of submissions of a slot's reads after EAGAIN."""
 POLL_SECONDS = 1e-4

@@ -95,14 +95,14 @@ class FileMedium(Medium):
     """A file or block device.
 
     Transfers bypass the page cache (O_DIRECT) if the file system allows it: aligned reads, and writes of whole 4 KiB.
-    Others use the page cache, and so do reads of what it holds already, of a file that is only read (Linux 6.5). A file
+    Others use the page cache, and so do reads of cached pages of a file that is only read (Linux 6.5). A file
     in memory (tmpfs) that is only read is mapped and copied from there, twice as fast as by pread and more.
 
     Parameters
     ----------
     path : path-like
-        The file must exist; its size never changes. A block device that is writable is claimed: nobody can mount it
-        meanwhile.
+        The file must exist; its size never changes. A writable block device is claimed, so that no program can
+        mount it.
     writable : bool
     direct : bool, optional
         False: use the page cache. True: raise if the file system does not support O_DIRECT, and read from the drive
@@ -119,7 +119,7 @@ class FileMedium(Medium):
     direct : bool
         Whether O_DIRECT is in use.
     alignment : int
-        Direct transfers are multiples of so many bytes; 1 without O_DIRECT.
+        Direct transfers are multiples of this number of bytes; 1 without O_DIRECT.
     ring : bool
         Whether commands go through io_uring.
     bulk_reads : str
@@ -154,7 +154,7 @@ class FileMedium(Medium):
         self.name = self.path
         self.writable = writable
         self.bulk_reads = ""
-        self._place = os.path.abspath(self.path)  # the program may change its directory
+        self._absolute_path = os.path.abspath(self.path)  # the program may change its directory
         self._fd = self._direct_fd = -1
         self._ring: Ring | None = None
         self._process = os.getpid()
@@ -169,7 +169,7 @@ class FileMedium(Medium):
         try:
             mode = os.fstat(self._fd).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
-                raise errors.FormatError(f"{self.path} is neither a file nor a block device: name one", path=self.path)
+                raise errors.FormatError(f"{self.path} must be a file or a block device", path=self.path)
             size = self._size()
             if stat.S_ISBLK(mode) and size == 0:
                 raise errors.FormatError(
@@ -201,8 +201,8 @@ class FileMedium(Medium):
         words[FDATASYNC] = ctypes.cast(libc["fdatasync"], ctypes.c_void_p).value or 0
         words[ERRNO_LOCATION] = ctypes.cast(libc["__errno_location"], ctypes.c_void_p).value or 0
         # of a sparse file, reading a mapping would allocate what is not there
-        whole = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
-        self._maps = direct is None and ring is not True and not writable and whole and _in_memory(self._fd)
+        is_allocated = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
+        self._maps = direct is None and ring is not True and not writable and is_allocated and _in_memory(self._fd)
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
         self._has_lookup = (
             self.direct
@@ -259,17 +259,17 @@ class FileMedium(Medium):
         if cut and ctypes.c_int64.from_address(cut).value:
             raise self._failed(READ, 0, SHORT)
 
-    def _may_ring(self, wanted: bool | None) -> bool:
-        """Return whether to use io_uring; raise if that is wanted and not possible."""
-        if wanted is False:
+    def _may_ring(self, ring: bool | None) -> bool:
+        """Return whether to use io_uring; raise if `ring` is True and that is not possible."""
+        if ring is False:
             return False
         if not self.direct:
             reason: str | None = "the file is read through the page cache"
-        elif wanted is None and _in_memory(self._fd):
+        elif ring is None and _in_memory(self._fd):
             reason = "the file is in memory"
         else:
             reason = allowed()
-        if reason and wanted:
+        if reason and ring:
             raise errors.ArgumentError(f"{self.path}: io_uring is not possible: {reason}; leave ring out", name="ring")
         return not reason
 
@@ -328,7 +328,7 @@ class FileMedium(Medium):
                 os.fdatasync(self._fd)
             except OSError as error:
                 raise self._failed(WRITE, 0, error.errno or errno.EIO) from error
-            self._check_place()
+            self._check_path()
         size = self._size()
         if size < self.nbytes:
             raise errors.FormatError(
@@ -338,23 +338,25 @@ class FileMedium(Medium):
 
     def close(self) -> None:
         """Close the file. Commands in flight end first, or in 30 seconds; a forked process closes descriptors only."""
-        mine = os.getpid() == self._process  # the state and the ring are shared with the process that opened the file
-        if self._ring is not None and mine:
+        is_owner = (
+            os.getpid() == self._process
+        )  # the state and the ring are shared with the process that opened the file
+        if self._ring is not None and is_owner:
             ring, self._ring = self._ring, None
             answer = np.zeros(ANSWER_WORDS, np.int64)
             ring.drain(lambda: bool(ring_complete(self._state.address, answer.ctypes.data)), 30.0)
-            self._state.words[RING] = 0  # first: nobody finds a ring that is not there
+            self._state.words[RING] = 0  # first: no thread may find a ring that is unmapped
             ring.close()
         elif self._ring is not None:
             self._ring.leave()
             self._ring = None
-        if mine and hasattr(self, "_state"):
+        if is_owner and hasattr(self, "_state"):
             self._state.words[MAPPED] = 0
         for name, index in (("_fd", FD), ("_direct_fd", DIRECT_FD)):
             fd = getattr(self, name)
             if fd >= 0:
                 setattr(self, name, -1)
-                if mine and hasattr(self, "_state"):
+                if is_owner and hasattr(self, "_state"):
                     # before the number can mean another file
                     self._state.words[index] = -1
                 os.close(fd)
@@ -375,24 +377,24 @@ class FileMedium(Medium):
         return int(self._state.words[FAILURES])
 
     def _size(self) -> int:
-        # Unlike fstat, right for block devices too; nobody uses the file's position.
+        # Unlike fstat, right for block devices too; the position of the file is not used.
         return os.lseek(self._fd, 0, os.SEEK_END)
 
     def _check_open(self) -> None:
         if self._fd < 0:
             raise errors.ClosedError(f"{self.path} is closed: open it again")
 
-    def _check_place(self) -> None:
+    def _check_path(self) -> None:
         """Raise if another file has replaced this one at its path: writes would be lost."""
         try:
-            now = os.stat(self._place)
+            now = os.stat(self._absolute_path)
         except OSError:
             return
-        ours = os.fstat(self._fd)
-        if (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino):
+        opened = os.fstat(self._fd)
+        if (now.st_dev, now.st_ino) != (opened.st_dev, opened.st_ino):
             raise errors.FormatError(
-                f"{self.path} was replaced by another file while it was open: what was written to the old file "
-                "is lost when it is closed; copy it first",
+                f"{self.path} was replaced by another file while it was open: writes to the old file are lost "
+                "when it is closed; copy it first",
                 path=self.path,
             )
 
@@ -516,13 +518,13 @@ def _numbers(path: str) -> str:
 
 def _user_of(path: str) -> str:
     """Return who holds a block device, for messages."""
-    whole = os.path.realpath(f"/sys/dev/block/{_numbers(path)}")
+    disk = os.path.realpath(f"/sys/dev/block/{_numbers(path)}")
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8") as mounts:
         for line in mounts:
-            words = line.split()
+            fields = line.split()
             # a mounted partition holds its disk, too
-            if (os.path.realpath(f"/sys/dev/block/{words[2]}") + "/").startswith(whole + "/"):
-                return f"mounted at {words[4]}"
+            if (os.path.realpath(f"/sys/dev/block/{fields[2]}") + "/").startswith(disk + "/"):
+                return f"mounted at {fields[4]}"
     return "in use: by the system, by another program, or by an array of this one"
 
 
@@ -541,7 +543,7 @@ def was_cut(state: int) -> bool:
 
 
 def _in_memory(fd: int) -> bool:
-    """Return whether a file lies in memory: on tmpfs, ramfs or hugetlbfs."""
+    """Return whether a file is stored in memory: on tmpfs, ramfs or hugetlbfs."""
     found = (ctypes.c_long * 64)()
     if ctypes.CDLL(None).fstatfs(fd, found) != 0:
         return False
@@ -564,7 +566,7 @@ def lookup_start(state: int, command: int, tag: int) -> int:
 
 @device
 def choose_path(state: int, op: int, offset: int, nbytes: int) -> int:
-    """Return through which descriptor to read or write: DIRECT_FD, or -1 for what the page cache holds."""
+    """Return the descriptor to read or write by: DIRECT_FD, or -1 for cached pages."""
     inside = min(nbytes, word(state, NBYTES) - offset)
     if op == READ and offset >= 0 and inside > 0 and page_cache_lookup(state + 8 * LOOKUP, offset, inside):
         return -1
@@ -605,7 +607,7 @@ def run_command(state: int, op: int, offset: int, nbytes: int, buffer: int, dire
 
 @device
 def copied(state: int, offset: int, nbytes: int, buffer: int) -> bool:
-    """Copy bytes of a mapped file; return False if it is none, or was cut: a transfer then tells what is wrong."""
+    """Copy bytes of a mapped file; return False if it is not mapped or was cut: a transfer then finds the error."""
     base = word(state, MAPPED)
     if base == 0:
         return False
@@ -673,7 +675,7 @@ def settle(state: int, slot: int, result: int, answer: int) -> bool:
     buffer = word(record, R_BUFFER)
     offset = word(record, R_OFFSET)
     tag = word(record, R_TAG)
-    rest = word(record, R_EXTRA)
+    padding = word(record, R_EXTRA)
     release_slot(table, slot)
     status = 0
     again = result == -4 or result == -11 or result == -22 or result == -125  # EINTR, EAGAIN, EINVAL, ECANCELED
@@ -692,17 +694,17 @@ def settle(state: int, slot: int, result: int, answer: int) -> bool:
         if got != 0:
             status = file_failed(state, op, SHORT if got > 0 else -got)
     if op == READ and status == 0:
-        zero_fill(buffer + inside, rest)
+        zero_fill(buffer + inside, padding)
     return write_answer(answer, tag, status, 0)
 
 
 @device
-def none_is_due(state: int, answer: int) -> bool:
+def complete_nothing(state: int, answer: int) -> bool:
     """Complete nothing: no interpreted command is ever pending."""
     return False
 
 
-@native_but_interpreted(none_is_due)
+@native_but_interpreted(complete_nothing)
 def ring_complete(state: int, answer: int) -> bool:
     """Submit queued commands to the kernel, and answer one that has completed; return whether there was one."""
     ring = word(state, RING)

@@ -57,12 +57,12 @@ SLICE_NS = 50 * 10**6
 
 # -- row: a read --------------------------------------------------------------------------------------------------
 W_BLOCK = 0
-"""First block; after the read its status instead: `WAITS`, 0, or the status field of its completion."""
+"""First block; after the read its status instead: `UNANSWERED`, 0, or the status field of its completion."""
 W_BLOCKS = 1
 W_BUFFER = 2
 W_STATUS = 3
 ROW_WORDS = 4
-WAITS = -1
+UNANSWERED = -1
 
 # -- slot ---------------------------------------------------------------------------------------------------------
 S_ROWS = 0
@@ -135,7 +135,7 @@ class StagedReads:
             raise errors.ArgumentError(f"slot {slot} has {self._slots[slot, S_LEFT]} reads under way, and {n} more")
         table = self._tables[slot, :n]
         table[:, W_BLOCK], table[:, W_BLOCKS], table[:, W_BUFFER] = blocks, counts, buffers
-        table[:, W_STATUS] = WAITS
+        table[:, W_STATUS] = UNANSWERED
         self._slots[slot, :S_FIRST] = n, 0, n, nsid
         self._advance(slot, 0)
 
@@ -185,7 +185,7 @@ def _advance_interpreted(queues, count, slots, n_slots, slot, nanoseconds):
 @device
 def advance(queues, count, slots, n_slots, slot, nanoseconds):
     """Submit what waits in all slots and take what has completed, until a slot is done or the time is over (thread)."""
-    mine = slots + slot * (8 * SLOT_WORDS)
+    awaited = slots + slot * (8 * SLOT_WORDS)
     since = clock_ns()
     attempt = 0
     while True:
@@ -195,7 +195,7 @@ def advance(queues, count, slots, n_slots, slot, nanoseconds):
             work += submit_rows(queues, count, slots + k * (8 * SLOT_WORDS))
         for k in range(count):
             work += take_rows(queues + k * (8 * Q_WORDS))
-        if load_relaxed(mine + 8 * S_LEFT, DEVICE) == 0 or clock_ns() - since > nanoseconds:
+        if load_relaxed(awaited + 8 * S_LEFT, DEVICE) == 0 or clock_ns() - since > nanoseconds:
             return 0
         if work == 0:
             backoff(min(attempt, 16))

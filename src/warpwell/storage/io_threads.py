@@ -12,17 +12,20 @@ wakes it.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 
 from .._os import clock
 
+logger = logging.getLogger(__package__)
+
 MAX_THREADS = 64
 """Number of threads up to which a controller gets more than one."""
 
 IDLE_TIMEOUT = 5.0
-"""Seconds after which a parked thread exits."""
+"""A parked thread exits after this many seconds."""
 
 
 class WorkerSlots:
@@ -30,19 +33,21 @@ class WorkerSlots:
 
     Parameters
     ----------
-    wanted : callable
-        Return the number of threads that it has work for at the moment.
+    count_needed : callable
+        Return the number of threads that it has work for at the moment. Raises nothing.
     serve : callable
         Serve the controller as the thread in the given slot; return when nothing is left to do.
     quiesce : callable
         Let threads return at once when nothing is left to do, not after a while.
     """
 
-    def __init__(self, wanted: Callable[[], int], serve: Callable[[int], None], quiesce: Callable[[], None]) -> None:
-        self.wanted = wanted
+    def __init__(
+        self, count_needed: Callable[[], int], serve: Callable[[int], None], quiesce: Callable[[], None]
+    ) -> None:
+        self.count_needed = count_needed
         self.serve = serve
         self.quiesce = quiesce
-        self.taken: set[int] = set()
+        self.occupied: set[int] = set()
 
 
 class IOThreadPool:
@@ -80,7 +85,7 @@ class IOThreadPool:
         with self._changed:
             if slots not in self._submitted:
                 self._submitted.append(slots)
-            missing = slots.wanted() - len(slots.taken)
+            missing = slots.count_needed() - len(slots.occupied)
             woken = max(0, min(missing, self._parked - self._woken))
             self._woken += woken
             self._changed.notify(woken)
@@ -88,13 +93,13 @@ class IOThreadPool:
             if missing > 0:
                 missing -= self._quiesce_spare()
             new = min(missing, MAX_THREADS - self.threads)
-            if new < 1 and not woken and not slots.taken:
+            if new < 1 and not woken and not slots.occupied:
                 new = 1
             for k in range(new):
                 try:
                     self._start()
                 except RuntimeError:
-                    if k or woken or slots.taken:
+                    if k or woken or slots.occupied:
                         return
                     self._submitted.remove(slots)
                     raise
@@ -103,7 +108,7 @@ class IOThreadPool:
         """Let threads that have nothing left to do look elsewhere; return their number."""
         count = 0
         for slots in self._submitted:
-            spare = len(slots.taken) - slots.wanted()
+            spare = len(slots.occupied) - slots.count_needed()
             if spare > 0:
                 slots.quiesce()
                 count += spare
@@ -112,7 +117,7 @@ class IOThreadPool:
     def remove(self, slots: WorkerSlots, seconds: float) -> bool:
         """Remove a controller, and wait until no thread serves it; return False if one still does after `seconds`.
 
-        Its `wanted` returns 0 from now on, and its threads were told to stop.
+        Its `count_needed` returns 0 from now on, and its threads were requested to stop.
         """
         if self is not current():
             return True  # the threads are the parent's
@@ -120,9 +125,9 @@ class IOThreadPool:
         with self._changed:
             if slots in self._submitted:
                 self._submitted.remove(slots)
-            while slots.taken and clock.monotonic() < deadline:
+            while slots.occupied and clock.monotonic() < deadline:
                 self._slot_freed.wait(clock.at_most(max(0.0, deadline - clock.monotonic())))
-            return not slots.taken
+            return not slots.occupied
 
     def _start(self) -> None:
         name = f"warpwell-io-{self._started}"
@@ -136,7 +141,7 @@ class IOThreadPool:
         while True:
             with self._changed:
                 if slots is not None:
-                    slots.taken.discard(slot)
+                    slots.occupied.discard(slot)
                     self._slot_freed.notify_all()
                 timed_out = False
                 while (slots := self._next_slots()) is None:
@@ -146,20 +151,23 @@ class IOThreadPool:
                     self._parked += 1
                     timed_out = not self._changed.wait(IDLE_TIMEOUT)
                     self._parked -= 1
-                    # a wake-up may come as the wait ends by itself: either way a look for slots answers it
+                    # a wake-up may arrive as the wait times out: either way the thread looks for slots
                     self._woken = max(0, self._woken - 1)
-                slot = next(k for k in range(len(slots.taken) + 1) if k not in slots.taken)
-                slots.taken.add(slot)
-            slots.serve(slot)
+                slot = next(k for k in range(len(slots.occupied) + 1) if k not in slots.occupied)
+                slots.occupied.add(slot)
+            try:
+                slots.serve(slot)
+            except Exception:  # an occupied slot without a thread would keep other threads from the client
+                logger.exception("an I/O thread failed and continues with other work")
 
     def _next_slots(self) -> WorkerSlots | None:
         """Return the slots with the fewest threads of those that want more."""
         found = None
         for slots in list(self._submitted):
-            wanted = slots.wanted()
-            if not wanted and not slots.taken:
+            needed = slots.count_needed()
+            if not needed and not slots.occupied:
                 self._submitted.remove(slots)
-            elif len(slots.taken) < wanted and (found is None or len(slots.taken) < len(found.taken)):
+            elif len(slots.occupied) < needed and (found is None or len(slots.occupied) < len(found.occupied)):
                 found = slots
         return found
 
@@ -174,7 +182,7 @@ def current() -> IOThreadPool:
 
 def _after_fork() -> None:
     global _pool
-    _pool = IOThreadPool()  # the child has none of the threads, and the old lock may be held by one of them
+    _pool = IOThreadPool()  # the threads are the parent's, and one of them may hold the old lock
 
 
 os.register_at_fork(after_in_child=_after_fork)

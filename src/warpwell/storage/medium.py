@@ -30,7 +30,7 @@ from ..targets.memory import view_of
 from .commands import BLOCK, C_BLOCK, C_BLOCKS, C_BUFFER, C_WORD0, COMMAND_BYTES
 
 PENDING = -1
-"""What a start function returns when the command will complete later."""
+"""Result of a start function if the command will complete later."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Medium(ABC):
     description : str
         One line.
     emulated : bool
-        Whether times are those of a model; reports mention it.
+        Whether times come from a model; reports mention it.
     block : int
-        Ranges of native commands are multiples of so many bytes.
+        Ranges of native commands are multiples of this number of bytes.
     """
 
     nbytes: int
@@ -145,19 +145,19 @@ class Medium(ABC):
         return None
 
     def host_memory(self) -> int:
-        """Return the address of the first byte, for who reads without commands, if all lie in host memory; else 0.
+        """Return the address of the first byte, for reads without commands, if all bytes are in host memory; else 0.
 
-        What was read from there is right if `require_memory` raises nothing afterwards. It stays where it is as long as
+        Data read from there are right if `require_memory` raises nothing afterwards. It stays where it is as long as
         this object lives.
         """
         return 0
 
     def require_memory(self) -> None:
-        """Raise MediumError if `host_memory` has failed so far: what was read there may be zeros."""
+        """Raise MediumError if `host_memory` has failed so far: data read from there may be zeros."""
         return
 
     def failure(self) -> Exception | None:
-        """Return why no command reaches the medium any more, or None: it takes the place of what a launch latched."""
+        """Return why no command reaches the medium any more, or None: it replaces the error that a launch latched."""
         return None
 
     def __enter__(self) -> Medium:
@@ -301,7 +301,7 @@ def carry_out(medium: Medium, opcode: int, offset: int, data: NDArray[np.uint8])
         else:
             return INVALID_OPCODE
         return 0
-    except Exception as error:  # to device code a failing medium is an I/O error, with a status at most
+    except Exception as error:  # device code sees only a status
         status = getattr(error, "status", None)
         if isinstance(status, int) and 0 < status < 0x8000:
             return status
@@ -315,10 +315,11 @@ def python_functions(medium: Medium) -> NativeMedium:
     one_at_a_time = threading.Lock()
 
     def start(state: int, command: int, tag: int) -> int:
-        words = view_of(command, COMMAND_BYTES, np.int64).tolist()
-        offset, nbytes = BLOCK * words[C_BLOCK], BLOCK * (word6_nlb(words[C_BLOCKS]) + 1)
+        fields = view_of(command, COMMAND_BYTES, np.int64).tolist()
+        offset, nbytes = BLOCK * fields[C_BLOCK], BLOCK * (word6_nlb(fields[C_BLOCKS]) + 1)
         with one_at_a_time:
-            return carry_out(medium, word0_opc(words[C_WORD0]), offset, view_of(words[C_BUFFER], nbytes, np.uint8))
+            data = view_of(fields[C_BUFFER], nbytes, np.uint8)
+            return carry_out(medium, word0_opc(fields[C_WORD0]), offset, data)
 
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(start)
     return NativeMedium(int(ctypes.cast(function, ctypes.c_void_p).value or 0), 0, 0, function)

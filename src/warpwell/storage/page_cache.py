@@ -25,7 +25,7 @@ GAP_MAX = 63
 """Most commands between two looks while nothing is found: a look takes 0.3 us."""
 
 L_SYSCALL = 0
-"""Address of the function ``syscall``; 0: nobody looks."""
+"""Address of the function ``syscall``; 0: no lookups."""
 L_FD = 1
 L_SKIP = 2
 """Commands that do not look from now on."""
@@ -64,7 +64,7 @@ def _cachestat(fd: int, offset: int, nbytes: int) -> int | None:
 
 def enable_lookup(fd: int, words: np.ndarray) -> bool:
     """Fill the words by which commands look for a file's pages; return False if they cannot."""
-    # the kernel refuses for files that this process neither owns nor may write to
+    # the kernel refuses for files that this process does not own and may not write to
     if not allowed() or _cachestat(fd, 0, 1 << PAGE_SHIFT) is None:
         return False
     words[L_SYSCALL] = ctypes.cast(_libc["syscall"], ctypes.c_void_p).value or 0
@@ -90,13 +90,13 @@ def page_cache_lookup(look: int, offset: int, nbytes: int) -> bool:
     if skip > 0:
         set_word(look, L_SKIP, skip - 1)  # threads may lose some of these counts: they look a little later
         return False
-    place = scratch(56)
-    store_relaxed(place, offset, SYSTEM)
-    store_relaxed(place + 8, nbytes, SYSTEM)
-    store_relaxed(place + 16, 0, SYSTEM)
-    said = call_foreign(function, CACHESTAT, word(look, L_FD), place, place + 16, 0, 0, 0)
+    query = scratch(56)
+    store_relaxed(query, offset, SYSTEM)
+    store_relaxed(query + 8, nbytes, SYSTEM)
+    store_relaxed(query + 16, 0, SYSTEM)
+    failed = call_foreign(function, CACHESTAT, word(look, L_FD), query, query + 16, 0, 0, 0)
     pages = ((offset + nbytes - 1) >> PAGE_SHIFT) - (offset >> PAGE_SHIFT) + 1
-    if said == 0 and load_relaxed(place + 16, SYSTEM) == pages:
+    if failed == 0 and load_relaxed(query + 16, SYSTEM) == pages:
         set_word(look, L_GAP, 0)
         return True
     gap = min(2 * word(look, L_GAP) + 1, GAP_MAX)

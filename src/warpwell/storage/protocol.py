@@ -1,4 +1,4 @@
-"""Serving: what a cache needs of whoever carries out the commands in its rings.
+"""Interfaces between a cache and the server that carries out the commands in its rings.
 
 Threads of this process are the usual choice (`controller.HostThreads`); a real NVMe controller is the other
 (`warpwell.drives.controller`). A `QueueBackend` is asked before a cache allocates anything, because a drive bounds the
@@ -26,7 +26,7 @@ class Rings:
 
 
 class NamespaceAddress(NamedTuple):
-    """What commands to an array say: the namespace's id, log2 of a block's bytes, and how many bytes they reach."""
+    """The address of an array in commands: namespace id, log2 of the bytes of a block, and capacity in bytes."""
 
     nsid: int
     block_shift: int
@@ -40,13 +40,13 @@ class QueueServer(Protocol):
         """Serve a medium, up to its last whole `unit` bytes; return its namespace id."""
 
     def detach(self, nsid: int) -> None:
-        """Stop serving a namespace: none of its commands is in flight."""
+        """Stop serving a namespace that has no commands in flight."""
 
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace: `Medium.sync` makes what commands wrote durable."""
 
     def namespace_address(self, nsid: int) -> NamespaceAddress:
-        """Return what commands to a namespace say."""
+        """Return the address that commands to a namespace need."""
 
     def begin(self) -> None:
         """Note that a launch begins. Raise, with nothing counted, if no command can be carried out."""
@@ -58,13 +58,13 @@ class QueueServer(Protocol):
         """Return the functions that an interpreted launch calls between the steps of its threads (always the same)."""
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> Exception | None:
-        """Return why commands are not carried out any more, or None: it takes the place of what launches latched.
+        """Return why commands are not carried out any more, or None: it replaces the error that launches latched.
 
-        `nsid` is what a launch waited for, and `silent` says that it waited for the time-out in vain.
+        `nsid` is the namespace that a launch waited for, and `silent` means that its wait timed out.
         """
 
     def silence(self) -> None:
-        """Make sure that what was lost writes neither to rings nor to staging any more.
+        """Make sure that a lost controller does not write to rings and staging any more.
 
         Raises
         ------

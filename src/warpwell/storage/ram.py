@@ -63,7 +63,7 @@ class RamMedium(Medium):
         return NativeMedium(ram_start.address, 0, self._state.address, memory=int(self._state.words[BASE]))
 
     def host_memory(self) -> int:
-        """Return the address of the bytes; 0 of a subclass, whose commands may do more."""
+        """Return the address of the bytes, or 0 for a subclass, because its commands may do more."""
         return int(self._state.words[BASE]) if type(self) is RamMedium else 0
 
     def read(self, offset: int, nbytes: int) -> NDArray[np.uint8]:

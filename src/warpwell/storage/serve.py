@@ -138,7 +138,7 @@ T_ANSWERS = 16
 T_BATCH = T_ANSWERS + ANSWER_WORDS * FETCH
 """Commands that were fetched."""
 PORT_INDEX = 2
-"""Word of a fetched command that has the index of its port, in place of mptr."""
+"""Word of a fetched command that has the index of its port, instead of mptr."""
 THREAD_WORDS = T_BATCH + COMMAND_WORDS * FETCH + 16
 
 AHEAD = 4
@@ -298,8 +298,8 @@ def post_answers(control, answers, count):
             if port_index(tag) == index:
                 write_completion(port, tag & 0xFFFF, word(answer, A_STATUS), word(answer, A_RESULT))
             else:
-                other = answers + 8 * ANSWER_WORDS * left
-                write_answer(other, tag, word(answer, A_STATUS), word(answer, A_RESULT))
+                remaining = answers + 8 * ANSWER_WORDS * left
+                write_answer(remaining, tag, word(answer, A_STATUS), word(answer, A_RESULT))
                 left += 1
         unlock(port + 8 * at.P_POST_LOCK)
         count = left
@@ -453,7 +453,7 @@ def fetch_commands(control, thread):
         if fetched > 0:
             without = 0
         if fetched == 0 or left <= 0:
-            # it has had its turn, or has nothing more: what it leaves is not saved up
+            # its turn is over, or its ring is empty: unused commands of a turn are not saved up
             turn += 1
             if turn >= ports:
                 turn = 0

@@ -165,7 +165,7 @@ def _description(media: list[Medium]) -> str:
 
 
 class Striped(MediumGroup):
-    """Several media as one: stripe ``i`` lies on medium ``i % n``, at its stripe ``i // n``.
+    """Several media as one: stripe ``i`` is stored on medium ``i % n``, as its stripe ``i // n``.
 
     A command that spans stripes is split. Closing it closes the media.
 

@@ -51,7 +51,7 @@ from .commands import (
 ENTRIES = 1024
 """Most commands of one file in flight."""
 BATCH = 16
-"""So many queued commands are handed to the kernel at once; fewer, when completions are looked for."""
+"""Number of queued commands that are submitted at once; polls for completions submit fewer."""
 
 SETUP, ENTER = 425, 426
 """System calls, on every processor."""
@@ -122,7 +122,7 @@ class Ring:
             words[G_ENTRIES] = self._map(64 * count, AT_ENTRIES)
             words[G_SLOTS] = self._table.address
             order = np.frombuffer(self._maps[0], np.uint32, count, int(submissions[6]))
-            order[:] = np.arange(count)  # entry k stands at place k, always
+            order[:] = np.arange(count)  # entry k always has position k
         except BaseException:
             self._unmap()
             raise
@@ -159,7 +159,7 @@ class Ring:
             self._unmap()
 
     def leave(self) -> None:
-        """Close the descriptor of a ring that the parent process goes on to use (a forked child)."""
+        """Close the descriptor of a ring that the parent process continues to use (a forked child)."""
         self._unmap()
 
     def _unmap(self) -> None:
@@ -270,15 +270,15 @@ def queue(ring: int, fd: int, slot: int) -> None:
 
 @device
 def submit(ring: int) -> None:
-    """Hand queued commands to the kernel, unless another thread is at it: what that one misses is left to the next."""
+    """Hand queued commands to the kernel, unless another thread does; the next call submits the others."""
     flag = ring + 8 * G_ENTERING
     if word(ring, G_FAILED) != 0 or load_relaxed(flag, SYSTEM) != 0:
         return
     waiting = queued(ring)
     if waiting == 0 or exchange(flag, 1, SYSTEM) != 0:
         return
-    taken = call_foreign(word(ring, G_SYSCALL), ENTER, word(ring, G_FD), waiting, 0, 0, 0, 0)
-    if taken < 0:
+    accepted = call_foreign(word(ring, G_SYSCALL), ENTER, word(ring, G_FD), waiting, 0, 0, 0, 0)
+    if accepted < 0:
         code = int(load_relaxed_as(call_foreign(word(ring, G_ERRNO_LOCATION), 0, 0, 0, 0, 0, 0, 0), I4))
         if code != 4 and code != 11 and code != 12 and code != 16:  # EINTR, EAGAIN, ENOMEM, EBUSY: later
             set_word(ring, G_FAILED, 1)
@@ -287,7 +287,7 @@ def submit(ring: int) -> None:
 
 @device
 def poll_completions(ring: int) -> int:
-    """Take a completion: return ``slot << 32 | result``, with the result's lower 32 bits, or -1 if there is none."""
+    """Take a completion: return ``slot << 32 | result & 0xFFFFFFFF``, or -1 without a completion."""
     head_at = word(ring, G_CQ_HEAD)
     tail_at = word(ring, G_CQ_TAIL)
     if at_index(head_at) == at_index(tail_at):

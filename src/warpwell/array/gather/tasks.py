@@ -64,7 +64,8 @@ class WorkerGroup:
                 self._tasks.remove(task)
 
     def _wanted(self) -> int:
-        waiting = sum(task.waiting for task in tuple(self._tasks))
+        with self.lock:
+            waiting = sum(task.waiting for task in self._tasks)
         return min(self._limit, waiting + self._busy) if waiting else 0
 
     def _serve(self, slot: int) -> None:
