@@ -59,7 +59,7 @@ class DriveModel:
             address="model",
             arena=SimpleNamespace(allocate=self._allocate),
             create_pair=self._create,
-            delete_pair=lambda qid, generation: None,
+            release_pair=lambda qid, generation: None,
             held=contextlib.nullcontext,
             serve=lambda user: None,
             transport=SimpleNamespace(

@@ -147,7 +147,8 @@ class DriveController:
                     doorbells.append((tail, submission_doorbell(qid, drive.stride)))
                 forwarder = DoorbellForwarder(drive.transport, doorbells, self._fail_pairs)
             except BaseException:
-                self._delete_queues(queues, generation)
+                for qid in queues:
+                    drive.release_pair(qid, generation)
                 raise
             with self._lock:
                 self.forwarder, self._queues, self.generation = forwarder, queues, generation
@@ -293,15 +294,9 @@ class DriveController:
         # A forwarder that does not end keeps the rings alive, because it still reads their words.
         if not self.forwarder.stop():
             self.drive.transport.fail("the thread that rings its doorbells does not end", self.generation)
-        self._delete_queues(self._queues, self.generation)
-
-    def _delete_queues(self, queues: list[int], generation: int) -> None:
-        transport = self.drive.transport
-        try:
-            for qid in queues if transport.failure is None else ():
-                self.drive.delete_pair(qid, generation)
-        except errors.DriveError as error:
-            transport.fail(f"queues could not be deleted ({error})", generation)
+        queues, generation = self._queues, self.generation
+        for qid in queues:
+            self.drive.release_pair(qid, generation)
 
     def _require_open(self) -> None:
         if self._closed:

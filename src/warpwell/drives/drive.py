@@ -463,6 +463,14 @@ class Drive:
             self._run(controller.delete_completion_queue(qid), "delete I/O completion queue")
             self._pairs.pop(qid, None)
 
+    def release_pair(self, qid: int, generation: int) -> None:
+        """Delete an I/O queue pair after its last use. If the controller refuses, the drive fails."""
+        try:
+            if self.failure is None:
+                self.delete_pair(qid, generation)
+        except errors.DriveError as error:
+            self.transport.fail(f"a queue could not be deleted ({error})", generation)
+
     def host_queue(self, entries: int = MIN_ENTRIES) -> HostQueue:
         """Create an I/O queue pair for the host; raises as `create_pair`. `delete_pair` takes its ``qid``."""
         with interruptible(lambda: None), self._lock:

@@ -462,7 +462,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 _leaked: list[Any] = []
-"""Rings and buffers that a drive or a native thread may still write to."""
+"""Rings and buffers that a native thread may still write to."""
 
 
 def _watch(find: weakref.ref[DriveMedium], wake: threading.Event) -> None:
@@ -524,13 +524,7 @@ class _Pair:
 
     def close(self, *, keep_memory: bool) -> None:
         """Delete the queues and free the memory in the arena; a failed drive's memory stays in quarantine."""
-        try:
-            if self._drive.failure is None:
-                self._drive.delete_pair(self.qid, self._generation)
-        except errors.DriveLostError:
-            pass
-        except errors.DriveError:
-            keep_memory = True
+        self._drive.release_pair(self.qid, self._generation)
         if keep_memory:
             _leaked.append(self.dma_memory)
         self.dma_memory = ()
