@@ -121,7 +121,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: pa.array([{"a": 1}]), r"items of struct<a: int64>, and kernels take numbers"),
     (lambda: pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1], pa.int8())), r"pass array.storage"),
     (lambda: pa.table({"x": [1]}), r'\(pyarrow Table\) has columns: .*table\["name"\]'),
-    (misaligned, r"do not begin at multiples of 8: pass numpy.array\(array\)"),
+    (misaligned, r"are not 8-byte aligned: pass numpy.array\(array\)"),
     (lambda: pd.Series([1, None], dtype="Int64"), r"\(pandas Series\) has 1 null, .*series.fillna\(0\)"),
     (lambda: pd.Series([1, None], dtype="int64[pyarrow]"), r"has 1 null, .*series.fillna\(0\)"),
     (lambda: pd.Series(pd.to_datetime(["2020-01-01", None])), r"1 null.*series.dropna\(\)"),

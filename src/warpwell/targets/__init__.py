@@ -15,7 +15,7 @@ In the order in which a launch meets them:
 
 - `kernel.py`: `Kernel` and `Launch`: the user's call.
 - `signature.py`: checks arguments and shape before a compilation; the grid.
-- `arguments/`: what may be an argument; the device of a launch; arguments that share memory.
+- `arguments/`: objects that may be arguments; the device of a launch; arguments that share memory.
 - `bounds.py`: bounds checks of NumPy and device arrays: the switch and the error. An index is compared in
   `compiler/checked_arrays.py` and `interp/checked_numpy.py`; of an array on storage, in `array/elements.py`.
 - `fault.py`: the flag of a launch, which `failed` asks; the fault page.
@@ -23,7 +23,7 @@ In the order in which a launch meets them:
 - `interp/`: launches on `interp`, with weak memory.
 - `blocks/`: launches block by block, for schedulers: where blocks are claimed.
 - `source/`: kernels in CUDA C++.
-- `launch_stream.py`: copies and launches in order, beside the rest of the process.
+- `launch_stream.py`: copies and launches in order, concurrently with the rest of the process.
 
 Memory:
 

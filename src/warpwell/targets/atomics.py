@@ -1,4 +1,4 @@
-"""The primitives of device code: shared memory, warps, and where and when a thread runs.
+"""The primitives of device code: shared memory, warps, and the position and time of a thread.
 
 Device code is plain Python over signed 64-bit integers. An address is the byte address of memory that the device can
 reach. Each primitive is a stub here, with a body for every target: ``compiler/cpu_bodies.py``,
@@ -6,9 +6,9 @@ reach. Each primitive is a stub here, with a body for every target: ``compiler/c
 for the running launch raises `RuntimeError` outside of one.
 
 **Who calls a primitive.** One thread, by itself, unless the docstring says *all lanes of mask*: then every lane whose
-bit is set in ``mask`` must call it, with the same mask, or the lanes that did call wait for ever.
+bit is set in ``mask`` must call it, with the same mask, or the lanes that did call never return.
 
-**What order it gives.** The orders are those of the memory models of C++ and PTX:
+**What order it gives.** The orders are defined by the memory models of C++ and PTX:
 
 - *relaxed*: the access is atomic, and orders no other access.
 - *acquire* (loads, `compare_exchange_acquire`): accesses of the thread that come later in the program stay after it.
@@ -39,7 +39,7 @@ BLOCK = 0
 DEVICE = 1
 """Scope: the threads of one device."""
 SYSTEM = 2
-"""Scope: all threads that reach the memory: those of every device and of the host."""
+"""Scope: all threads that reach the memory: threads of every device and of the host."""
 
 
 # -- 64-bit words -----------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def copy_foreign(dst: int, src: int, nbytes: int) -> None:
     """Copy `nbytes` bytes, a multiple of 8, from or to memory that other threads may access meanwhile.
 
     Both addresses are multiples of 8. The accesses are relaxed, and of any width: a word may arrive torn on `cpu`. The
-    compiler does not know that it is a copy, so that it neither repeats nor moves its loads; fences order them.
+    compiler does not know that it is a copy, so it does not repeat or move its loads; fences order them.
     """
     current().copy_bytes(dst, src, nbytes)
 
@@ -251,7 +251,7 @@ def ballot(mask: int, predicate: bool) -> int:
 
 
 def any_sync(mask: int, predicate: bool) -> bool:
-    """Tell whether `predicate` holds in any lane of `mask`. All lanes of mask call it. Orders nothing."""
+    """Return True if `predicate` holds in any lane of `mask`. All lanes of mask call it. Orders nothing."""
     return current().any_sync(mask, predicate)
 
 
@@ -289,7 +289,7 @@ def syncwarp(mask: int) -> None:
 def reduce_warp(f: Any, value: Any) -> Any:
     """Return the values of all lanes of the warp, combined by `f`. All lanes that are still in the kernel call it.
 
-    All of them are told the same result. Orders nothing. On `cpu` and `interp` it is the caller's own `value`.
+    All of them get the same result. Orders nothing. On `cpu` and `interp` it is the caller's own `value`.
 
     Parameters
     ----------
@@ -303,11 +303,11 @@ def reduce_warp(f: Any, value: Any) -> Any:
         for k in range(5):
             value = f(value, shfl_as(mask, value, lane ^ (1 << k)))
         return value
-    rest = mask & (mask - 1)
+    remaining = mask & (mask - 1)
     total = shfl_as(mask, value, ffs(mask) - 1)
-    while rest != 0:
-        total = f(total, shfl_as(mask, value, ffs(rest) - 1))
-        rest &= rest - 1
+    while remaining != 0:
+        total = f(total, shfl_as(mask, value, ffs(remaining) - 1))
+        remaining &= remaining - 1
     return total
 
 
@@ -317,7 +317,7 @@ def popc(value: int) -> int:
 
 
 def ffs(value: int) -> int:
-    """Return the position of the lowest bit that is set in a 64-bit word, from 1; 0 where none is."""
+    """Return the position of the lowest bit that is set in a 64-bit word, from 1; 0 if no bit is set."""
     return (value & -value).bit_length()
 
 
@@ -335,7 +335,7 @@ def grid(ndim: int) -> Any:
 def launch_flag() -> int:
     """Return the address of the flag of the calling thread's launch, which `failed` asks.
 
-    On `cuda` that is the flag of all kernels that Warpwell did not launch; `block.own_flag` is that of a launch.
+    On `cuda` that is the flag of all kernels that Warpwell did not launch; a launch's flag is `block.own_flag`.
     """
     return int(current().flag.address)
 
@@ -350,10 +350,10 @@ def interrupted() -> int:
 
 @device
 def failed() -> bool:
-    """Tell whether an access of this launch to an array has failed, or Ctrl-C ended the launch.
+    """Return True if an access of this launch to an array has failed, or Ctrl-C ended the launch.
 
     A loop that waits for something should ask, and return where it holds. It is one relaxed load of host memory: on a
-    GPU, ask once in many iterations. In a kernel of ``@cuda.jit`` it tells of all such kernels of the process.
+    GPU, ask once in many iterations. In a kernel of ``@cuda.jit`` it covers all such kernels of the process.
     """
     return load_relaxed(launch_flag(), SYSTEM) != 0 or interrupted() != 0
 
@@ -462,7 +462,7 @@ def call_foreign(function: int, a: int, b: int, c: int, d: int, e: int, f: int, 
 def call_cold(function: Any, *args: Any) -> Any:
     """Call a device function that the compiler keeps a call.
 
-    So a path that is rare costs its caller neither registers nor code.
+    So a rare path costs its caller no registers and no code.
     """
     return function(*args)
 
@@ -470,7 +470,7 @@ def call_cold(function: Any, *args: Any) -> Any:
 def element_address(array: Any, index: Any) -> int:
     """Return the address of the item of a NumPy or device array at an index.
 
-    The index must be that of an item, and not negative. Compiled code checks it in launches with bounds checks alone;
+    The index must be in range and not negative. Compiled code checks it in launches with bounds checks alone;
     `interp` always does.
     """
     position = index if isinstance(index, tuple) else (index,)

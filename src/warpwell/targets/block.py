@@ -1,4 +1,4 @@
-"""The primitives of block kernels, whose threads share memory and meet at barriers.
+"""The primitives of block kernels: the threads of a block share memory and meet at barriers.
 
 ``@kernel(block=128)`` makes such a kernel; it is launched over a number of blocks. On `cuda` a block has that many
 threads. On `cpu` and `interp` it has one, so loops should stride by `block_threads`: then they run anywhere.
@@ -74,7 +74,7 @@ def set_virtual(x: int, y: int, z: int) -> None:
 
 
 def set_flag(address: int) -> None:
-    """Make `address` that of the launch's flag. All threads of the block call it, with the same address."""
+    """Set the address of the launch's flag. All threads of the block call it, with the same address."""
     raise RuntimeError("set_flag is compiled launch code")
 
 
@@ -100,8 +100,8 @@ def has_sizes(value: Any) -> None:
 def opaque(value: Any, turn: int) -> Any:
     """Return a value of which the compiler knows nothing more, and which may be another at each `turn` of a loop.
 
-    Around a kernel's floating-point arguments in a loop over blocks: what is computed of them alone would otherwise
-    be moved out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then
+    Around a kernel's floating-point arguments in a loop over blocks: expressions of them alone would otherwise be
+    moved out of the loop, and a product that is computed there is not fused with the sum that it belongs to. Then
     the loop would round otherwise than the plain kernel.
     """
     raise RuntimeError("opaque is compiled launch code")

@@ -1,8 +1,8 @@
 """Bounds checks of NumPy and device arrays in kernels: a switch for debugging, off by default.
 
 `@kernel(check=True)` switches them on for one kernel, and ``WARPWELL_CHECK=1`` for all, as it is set when a kernel is
-launched. Such a launch runs another kernel, which calls the user's with `checked` arguments: compiled for them it has
-the checks, and what is compiled for ordinary arrays is what it was.
+launched. Such a launch runs another kernel, which calls the user's kernel with `checked` arguments. For these, the
+user's kernel is compiled with checks. The code for ordinary arrays does not change.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .interp.checked_numpy import CheckedNumPy, out_of_range
 from .memory import Block, memory_for
 from .signature import parameters
 
-_FLAG, _TAKEN, _ARGUMENT, _INDEX, _EXTENT = range(5)
+_FLAG, _CLAIMED, _ARGUMENT, _INDEX, _EXTENT = range(5)
 SINK = 64
 """Where additions go that are out of range: behind the record."""
-_WORDS = 16
+_WORD_COUNT = 16
 
 
 def checking(kernel: Any) -> bool:
-    """Tell whether launches of a kernel are checked now.
+    """Return True if launches of a kernel are checked now.
 
     Raises
     ------
     ArgumentError
-        ``WARPWELL_CHECK`` is neither 0 nor 1.
+        ``WARPWELL_CHECK`` is not 0 or 1.
     """
     if kernel.bounds is not False:
         return bool(kernel.bounds)  # None: those that launch others with checks
@@ -51,7 +51,7 @@ def checked(value: Any, record: int, number: int) -> Any:
 def note(record, number, index, extent):  # type: ignore[no-untyped-def]
     """Keep the first index that is out of range; those after a failure of the launch are its consequence (thread)."""
     flag = load_relaxed(record + 8 * _FLAG, SYSTEM)
-    if load_relaxed(flag, SYSTEM) == 0 and compare_exchange(record + 8 * _TAKEN, 0, 1, DEVICE) == 0:
+    if load_relaxed(flag, SYSTEM) == 0 and compare_exchange(record + 8 * _CLAIMED, 0, 1, DEVICE) == 0:
         store_relaxed(record + 8 * _ARGUMENT, number, SYSTEM)
         store_relaxed(record + 8 * _INDEX, index, SYSTEM)
         store_relaxed(record + 8 * _EXTENT, extent, SYSTEM)
@@ -59,20 +59,20 @@ def note(record, number, index, extent):  # type: ignore[no-untyped-def]
 
 
 class Record:
-    """What a launch with checks notes, in memory that host and device share."""
+    """The record of a launch with checks, in memory that host and device share."""
 
     def __init__(self, target: str, flag: LaunchFlag) -> None:
-        self._block: Block = memory_for(target).allocate_shared(8 * _WORDS)
+        self._block: Block = memory_for(target).allocate_shared(8 * _WORD_COUNT)
         self._block.words[_FLAG] = flag.address
         self.address = self._block.address
 
     def error(self, kernel: Any) -> errors.IndexRangeError | None:
-        """Return the exception for what was noted."""
-        words = self._block.words
-        if not words[_TAKEN]:
+        """Return the exception for the recorded index, or None."""
+        record = self._block.words
+        if not record[_CLAIMED]:
             return None
         names = parameters(kernel)
-        number, index, extent = (int(words[k]) for k in (_ARGUMENT, _INDEX, _EXTENT))
+        number, index, extent = (int(record[k]) for k in (_ARGUMENT, _INDEX, _EXTENT))
         name = names[number] if number < len(names) else f"argument {number}"
         return out_of_range(kernel.__name__, name, index, extent)
 

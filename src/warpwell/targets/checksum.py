@@ -20,7 +20,7 @@ TABLE = _table()
 
 
 def crc32c_of(data: bytes, seed: int = 0) -> int:
-    """Return the CRC-32C of `data`; `seed` is the CRC of what comes before it."""
+    """Return the CRC-32C of `data`; `seed` is the CRC of the data before it."""
     register = (seed & 0xFFFFFFFF) ^ 0xFFFFFFFF
     for byte in data:
         register = TABLE[(register ^ byte) & 255] ^ (register >> 8)

@@ -1,7 +1,7 @@
 """Closing of objects that were dropped, in a thread, and writing of the others at the end of the program.
 
-A finalizer runs in any thread between any two lines, in the middle of whoever holds a lock. So it takes none and waits
-for nothing: it hands over what is to be closed, by the one call that Python documents as safe there.
+A finalizer runs in any thread between any two lines, possibly while that thread holds a lock. So it takes no lock and
+does not wait: it hands over the function that closes, by the one call that Python documents as safe there.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _unfinished: dict[int, tuple[Unfinished, str]] = {}
 _registered = False
 
 
-def keep(thing: Unfinished, name: str) -> None:
-    """Have `thing` finished at the end of the program, unless `forget` is called before; `name` is for messages."""
-    _unfinished[id(thing)] = thing, name
+def keep(unfinished: Unfinished, name: str) -> None:
+    """Finish `unfinished` at the end of the program, unless `forget` is called before; `name` is for messages."""
+    _unfinished[id(unfinished)] = unfinished, name
 
 
-def forget(thing: Unfinished) -> None:
+def forget(unfinished: Unfinished) -> None:
     """Undo `keep`."""
-    _unfinished.pop(id(thing), None)
+    _unfinished.pop(id(unfinished), None)
 
 
 def ready() -> None:
-    """Start the thread that closes dropped objects, unless it runs; call it where such an object is made."""
+    """Start the thread that closes dropped objects, unless it runs; call it when such an object is made."""
     global _thread, _registered
     with _starting:
         if not _registered:
@@ -94,16 +94,16 @@ def _close_dropped(handed: queue.SimpleQueue[Callable[[], None]]) -> None:
             close()
         except Exception as error:  # the next one is closed all the same
             say("an object that was dropped", error)
-        del close  # what it closed is freed now, and not when the next one comes
+        del close  # The closed object is freed now, not when the next one arrives.
 
 
 def finish() -> None:
     """Write what is open still (at the end of the program). Threads that are daemons may be running."""
     if not settle(_END_SECONDS):
         say("objects that were dropped", TimeoutError(f"closing them takes more than {_END_SECONDS:g} s"))
-    for thing, name in list(_unfinished.values()):
+    for unfinished, name in list(_unfinished.values()):
         try:
-            thing.finish()
+            unfinished.finish()
         except Exception as error:  # the others are written all the same
             say(name, error)
         except KeyboardInterrupt as error:

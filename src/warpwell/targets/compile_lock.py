@@ -1,8 +1,9 @@
 """A fork waits for compilations of other threads: they would end in the parent alone, and their locks stay held in the
 child.
 
-Whoever blocks other threads before a fork imports this module first. Handlers run in reverse order of registration, so
-these locks are then taken last: a thread that holds another one may have to compile before it can release that.
+A module that blocks other threads before a fork imports this module first. Handlers run in reverse order of
+registration, so these locks are then taken last: a thread that holds another lock may have to compile before it can
+release that lock.
 """
 
 from __future__ import annotations

@@ -8,36 +8,35 @@ from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What is registered, in order; a target's seam takes it over when the target is first used, so that
+# Registered functions, in order. A target's seam adopts them when the target is first used, so that
 # importing Warpwell compiles nothing and imports no compiler.
 _registered: list[tuple[str, tuple[Any, ...]]] = []
 _seams: list[Any] = []
 _registers: dict[Callable[..., Any], int] = {}
 _marked: set[int] = set()
-"""Identities of the functions among them, which live for ever."""
+"""Identities of the registered functions, which are never deleted."""
 
 
 def device(function: F) -> F:
     """Mark `function` as device code and return it unchanged.
 
-    Kernels and other device functions may then call it on every target. It must keep to what Numba
-    compiles, and to the primitives of `warpwell.targets` for memory that other threads touch.
+    Kernels and other device functions may then call it on every target. It must use only Python that
+    Numba compiles, and the primitives of `warpwell.targets` for memory that other threads access.
     """
     _register("device", function)
     return function
 
 
 def is_device(function: Callable[..., Any]) -> bool:
-    """Tell whether a function was marked by `device` or `linked`."""
+    """Return True if a function was marked by `device` or `linked`."""
     return id(function) in _marked
 
 
 def linked(function: F) -> F:
     """Mark a device function of 64-bit words, returning one, that is compiled once and linked to its callers.
 
-    Kernels that call it are compiled faster, and where the call is rare their hot loops keep their registers:
-    a caller of a function in its own module saves all of its live values, a linked call follows the ABI and
-    costs a few.
+    A kernel that calls it is compiled faster. If the call is rare, the hot loops of the kernel keep their registers:
+    a call within a module saves all live values of the caller, a linked call follows the ABI and saves a few.
     """
     _register("linked", function)
     return function
@@ -56,24 +55,24 @@ def struct_method(name: str, *parameters: str) -> None:
     _register("method", name, parameters)
 
 
-def struct_function(stub: Callable[..., Any], name: str, other: Callable[..., Any]) -> None:
+def struct_function(stub: Callable[..., Any], name: str, store: Callable[..., Any]) -> None:
     """Make ``stub(struct, ...)`` mean the struct's implementation of `name` in device code.
 
-    For NumPy and device arrays, which must not be read-only, it means the device function `other`, a store.
+    For NumPy and device arrays, which must not be read-only, it means the device function `store`.
     """
-    _register("device", other)
-    _register("function", stub, name, other)
+    _register("device", store)
+    _register("function", stub, name, store)
 
 
 class StructKind(NamedTuple):
-    """What a chooser is told of a `DeviceStruct` among the arguments."""
+    """The type of an argument that is a `DeviceStruct`, for a chooser."""
 
     cls: type
     static: Any
 
 
 class ArrayKind(NamedTuple):
-    """What a chooser is told of a NumPy or device array among the arguments."""
+    """The type of an argument that is a NumPy or device array, for a chooser."""
 
     ndim: int
     contiguous: bool

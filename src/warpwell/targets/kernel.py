@@ -95,8 +95,8 @@ class Kernel:
 
     def __repr__(self) -> str:
         options = {"max_registers": self.max_registers, "block": self.block}
-        given = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
-        return f"<warpwell.kernel {self.__name__!r}{given}>"  # type: ignore[attr-defined]
+        text = "".join(f", {name}={value}" for name, value in options.items() if value is not None)
+        return f"<warpwell.kernel {self.__name__!r}{text}>"  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.function, self.max_registers, self.block, self.bounds)
@@ -142,10 +142,10 @@ class Kernel:
         if count not in self.twins:
             name = self.function.__name__
             names = (parameters(self) + [f"argument{k}" for k in range(count)])[:count]
-            given = ", ".join(f"_checked({name}, _record, {k})" for k, name in enumerate(names))
+            arguments = ", ".join(f"_checked({name}, _record, {k})" for k, name in enumerate(names))
             function = self.function
             scope: dict[str, Any] = {"_function": function, "_checked": checked, "__name__": function.__module__}
-            source = f"def {name}({', '.join([*names, '_record'])}):\n    _function({given})\n"
+            source = f"def {name}({', '.join([*names, '_record'])}):\n    _function({arguments})\n"
             exec(compile(source, function.__code__.co_filename, "exec"), scope)
             self.twins[count] = Kernel(scope[name], max_registers=self.max_registers, block=self.block, check=None)
         return self.twins[count]
@@ -158,7 +158,7 @@ class Kernel:
 
 
 def stamp_of(path: str | os.PathLike[str]) -> tuple[int, int] | None:
-    """Return what changes when a file is written: its time and size; None where there is no such file."""
+    """Return the modification time and the size of a file; None if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -170,7 +170,7 @@ class Launch:
     """A kernel with its launch shape; calling it runs it.
 
     The call returns when the kernel is done, unless a stream was given (`cuda`): then it returns at once,
-    and what device code latched is raised by the next operation on the array. NumPy arguments are copied
+    and errors that device code latched are raised by the next operation on the array. NumPy arguments are copied
     to a GPU and back; device arrays are not copied.
     """
 
@@ -209,7 +209,7 @@ class Launch:
         seed : int, optional
             Seed of the scheduler (`interp`).
         services : sequence of callables
-            Steps that an interpreted launch calls beside its threads.
+            Steps that an interpreted launch calls in addition to its threads.
         aborts : sequence of objects
             Their ``abort(flag)`` is called on Ctrl-C, as the arguments' is.
         flag : LaunchFlag, optional
@@ -241,15 +241,15 @@ class Launch:
 
         def stop() -> None:
             own.interrupt()
-            for one in (*taking_part, *aborts):
-                one.abort(own)
+            for target_of_abort in (*taking_part, *aborts):
+                target_of_abort.abort(own)
 
         with interruptible(stop) as interrupts:
             interrupts.leaves = not aborts
             launch._run(args, target, taking_part, own, interrupts, seed=seed, services=services)
 
     def _run_checked(self, args: Sequence[Any], target: str, flag: LaunchFlag, **options: Any) -> None:
-        """Run with bounds checks, and wait for it also where the launch was given a stream."""
+        """Run with bounds checks, and wait for the kernel even if the launch has a stream."""
         record = Record(target, flag)
         twin = self.kernel.twin(len(args))
         failure: BaseException | None = None
@@ -284,16 +284,16 @@ class Launch:
     ) -> None:
         total = math.prod(self.shape)
         done: Callable[[], bool] | None = None
-        begun: list[Any] = []
+        started: list[Any] = []
         try:
-            values = begin(participants, begun, args, flag)
+            values = begin(participants, started, args, flag)
             runner = _runner(target) if total else None
             if runner is not None and target == "cpu" and not runner.is_compiled(self.kernel, values):
                 # threads that serve arguments rest meanwhile: awake, they take a fifth of a core from the compiler
-                ended, begun[:] = list(begun), []
+                ended, started[:] = list(started), []
                 finish(ended, flag)
                 runner.compile_launch(self.kernel, values)
-                values = begin(participants, begun, args, flag)
+                values = begin(participants, started, args, flag)
             if runner is None or interrupts.raised:
                 pass  # a launch that Ctrl-C ended before it began
             elif target == "interp":
@@ -302,7 +302,7 @@ class Launch:
                 done = runner.run(self, values, total, flag, interrupts)
         finally:
             if done is None:
-                finish(begun, flag)
+                finish(started, flag)
         if done is not None:
             for argument in participants:
                 argument.launch_continues(flag, done)
@@ -384,9 +384,9 @@ def _check_options(max_registers: Any, block: Any) -> None:
 
 def by_name(kernel: Any, named: Iterable[str]) -> errors.ArgumentError:
     """Return the exception for arguments that were given by name, which launches do not take."""
-    given = ", ".join(f"{name}=" for name in named)
+    listed = ", ".join(f"{name}=" for name in named)
     return errors.ArgumentError(
-        f"kernel {kernel.__name__!r} takes positional arguments only, not arguments by name ({given}): leave the "
+        f"kernel {kernel.__name__!r} takes positional arguments only, not arguments by name ({listed}): leave the "
         "names out"
     )
 
@@ -445,7 +445,7 @@ def kernel(
     [0, 2, 4, 6]
     """
     if function is None:
-        _check_options(max_registers, block)  # here: the line is that of the decorator
+        _check_options(max_registers, block)  # Here, so that the line of the error is the decorator's.
         return functools.partial(kernel, max_registers=max_registers, block=block, check=check)
     return Kernel(function, max_registers=max_registers, block=block, check=check)
 
@@ -471,4 +471,4 @@ def _parse(configuration: Any) -> tuple[tuple[int, ...], Any]:
 
 
 _STREAMS = ("synchronize", "__cuda_stream__", "cuda_stream", "handle")
-"""What streams have: those of pools and numba-cuda, and of others that a launch takes."""
+"""Attributes of streams: of pools, of numba-cuda, and of other libraries."""

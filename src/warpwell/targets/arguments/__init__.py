@@ -1,4 +1,4 @@
-"""What may be an argument of a kernel, besides numbers and arrays of NumPy or in device memory.
+"""Arguments of kernels other than numbers, NumPy arrays and arrays in device memory.
 
 - argument.py  `KernelArgument`: the interface of host objects that may be arguments; the device of a launch
 - columns.py   `viewed`: columns of pandas, Polars and Arrow, as read-only arrays over their memory

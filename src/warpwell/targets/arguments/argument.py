@@ -1,4 +1,4 @@
-"""What host objects offer to be arguments of kernels, and the device that a launch with them runs on."""
+"""The interface of host objects that are arguments of kernels, and the device of a launch with them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..struct import DeviceStruct
 
 @runtime_checkable
 class KernelArgument(Protocol):
-    """What a host object offers to be passed to a kernel (an `Array` does)."""
+    """The interface of a host object that is passed to a kernel, such as an `Array`."""
 
     device: str
 
     def kernel_struct(self, flag: LaunchFlag | None = None) -> DeviceStruct:
-        """Return the struct that device code receives in place of the object.
+        """Return the struct that device code receives instead of the object.
 
-        `flag` is that of a launch that has begun. Without it only the type of the struct counts.
+        `flag` is the flag of a launch that has started. Without a flag only the type of the struct counts.
         """
 
     def launch_begins(self, flag: LaunchFlag) -> None:
@@ -32,22 +32,22 @@ class KernelArgument(Protocol):
         """Raise what device code latched during this launch."""
 
     def launch_continues(self, flag: LaunchFlag, done: Callable[[], bool]) -> None:
-        """Note that the launch goes on in a stream until `done` says True (in place of `launch_ended`)."""
+        """Record that the launch runs in a stream until `done` returns True. It is called instead of `launch_ended`."""
 
     def abort(self, flag: LaunchFlag) -> None:
         """Make every wait of this launch's device code on this object end soon (Ctrl-C; takes no lock)."""
 
 
 def is_argument(value: Any) -> bool:
-    """Tell whether a value is a `KernelArgument`. The answer depends on its class alone, and is kept for each class."""
+    """Return True if a value is a `KernelArgument`. The result depends on its class alone, and is cached for it."""
     cls = type(value)
-    if cls not in _known:
+    if cls not in _is_argument_class:
         # isinstance() of a protocol looks at every member of every object: tens of microseconds a launch
-        _known[cls] = all(callable(getattr(cls, name, None)) for name in _METHODS)
-    return _known[cls]
+        _is_argument_class[cls] = all(callable(getattr(cls, name, None)) for name in _METHODS)
+    return _is_argument_class[cls]
 
 
-_known: dict[type, bool] = {}
+_is_argument_class: dict[type, bool] = {}
 _METHODS = ("kernel_struct", "launch_begins", "launch_ended", "launch_continues", "abort")
 
 
@@ -70,16 +70,18 @@ def participants(args: Sequence[Any], device: str) -> list[KernelArgument]:
     return found
 
 
-def begin(participants: Sequence[KernelArgument], begun: list[Any], args: Sequence[Any], flag: LaunchFlag) -> list[Any]:
-    """Begin a launch for its arguments, which are added to `begun` one by one; return what device code receives."""
+def begin(
+    participants: Sequence[KernelArgument], started: list[Any], args: Sequence[Any], flag: LaunchFlag
+) -> list[Any]:
+    """Begin a launch for its arguments, which are added to `started` one by one; return what device code receives."""
     for argument in participants:
         argument.launch_begins(flag)
-        begun.append(argument)
+        started.append(argument)
     return [a.kernel_struct(flag) if is_argument(a) else a for a in args]
 
 
 def finish(participants: Sequence[KernelArgument], flag: LaunchFlag) -> None:
-    """Tell every argument that its launch has ended; raise the first failure that one reports."""
+    """Call `launch_ended` of every argument; raise the first failure."""
     first: BaseException | None = None
     for argument in participants:
         try:
@@ -102,7 +104,7 @@ def device_of(args: Sequence[Any]) -> str:
 
 
 def default_device() -> str:
-    """Return ``WARPWELL_DEVICE`` where it is set, else "cuda" where there is a GPU, else "cpu"."""
+    """Return ``WARPWELL_DEVICE`` if it is set, else "cuda" if there is a GPU, else "cpu"."""
     if settings.device:
         return checked_device(settings.device, "WARPWELL_DEVICE")
     return "cuda" if has_cuda() else "cpu"

@@ -2,7 +2,7 @@
 
 A column becomes a read-only NumPy array over its own memory, before anything else sees the launch: so all targets, the
 scheduler and the pool take it as they take any other NumPy array. Dates and times become their integers. A column
-without such an array is refused, with what to write instead: a copy that nobody asked for could be as large as a table.
+without such an array is refused, and the message names a replacement: an implicit copy could be as large as a table.
 
 No library is imported here. A class says by its module and name whose it is, once for each class.
 """
@@ -36,7 +36,7 @@ def viewed(kernel: Any, args: Sequence[Any]) -> tuple[Any, ...]:
         if kind not in _readers:
             _readers[kind] = _reader_of(kind)
         if _readers[kind] is not None:
-            return tuple([_view(kernel, k, one) for k, one in enumerate(args)])
+            return tuple([_view(kernel, k, argument) for k, argument in enumerate(args)])
     return tuple(args)
 
 
@@ -64,8 +64,8 @@ def _view(kernel: Any, number: int, value: Any) -> Any:
         names = _names(kernel)
         name = names[number] if number < len(names) else number + 1
         library = kind.__module__.partition(".")[0]
-        what = f"argument {name!r} of kernel {kernel.__name__!r} ({library} {kind.__name__})"
-        raise reason.error(f"{what} {reason}") from None
+        column = f"argument {name!r} of kernel {kernel.__name__!r} ({library} {kind.__name__})"
+        raise reason.error(f"{column} {reason}") from None
     array.flags.writeable = False
     return array
 
@@ -84,8 +84,8 @@ class _NoView(Exception):
         self.error = error
 
 
-class _Words(NamedTuple):
-    """How a library says what a user should do."""
+class _Advice(NamedTuple):
+    """Expressions of a library that messages recommend."""
 
     fill: str
     fill_time: str
@@ -96,7 +96,7 @@ class _Words(NamedTuple):
     copy: str
 
 
-_ARROW = _Words(
+_ARROW = _Advice(
     "array.fill_null(0)",
     "array.fill_null(0)",
     "array.combine_chunks()",
@@ -105,7 +105,7 @@ _ARROW = _Words(
     'array.cast("float64")',
     "numpy.array(array)",
 )
-_POLARS = _Words(
+_POLARS = _Advice(
     "series.fill_null(0)",
     "series.to_physical().fill_null(0)",
     "series.rechunk()",
@@ -114,7 +114,7 @@ _POLARS = _Words(
     "series.cast(polars.Float64)",
     "numpy.array(series)",
 )
-_PANDAS = _Words(
+_PANDAS = _Advice(
     "series.fillna(0)",
     "series.dropna()",
     "series.to_numpy()",
@@ -125,35 +125,35 @@ _PANDAS = _Words(
 )
 
 
-def _no_nulls(count: int, words: _Words, *, time: bool = False) -> None:
+def _no_nulls(count: int, advice: _Advice, *, time: bool = False) -> None:
     if count:
         raise _NoView(
             f"has {count} null{'s' * (count != 1)}, which kernels cannot tell from values: pass "
-            f"{words.fill_time if time else words.fill}"
+            f"{advice.fill_time if time else advice.fill}"
         )
 
 
-def _one_chunk(count: int, words: _Words) -> None:
+def _one_chunk(count: int, advice: _Advice) -> None:
     if count > 1:
-        raise _NoView(f"has {count} chunks, and kernels take one piece of memory: pass {words.join}, a copy")
+        raise _NoView(f"has {count} chunks, and kernels take one piece of memory: pass {advice.join}, a copy")
 
 
-def _aligned(address: int, dtype: np.dtype[Any], words: _Words) -> None:
+def _aligned(address: int, dtype: np.dtype[Any], advice: _Advice) -> None:
     if address % dtype.itemsize:
         raise _NoView(
-            f"has items of {dtype.itemsize} bytes that do not begin at multiples of {dtype.itemsize}: pass {words.copy}"
+            f"has items of {dtype.itemsize} bytes that are not {dtype.itemsize}-byte aligned: pass {advice.copy}"
         )
 
 
-def _no_numbers(name: str, words: _Words) -> _NoView:
+def _no_numbers(name: str, advice: _Advice) -> _NoView:
     """Return the reason for a type whose items are no numbers of whole bytes."""
     kind = name.lower()
     if kind.startswith("bool"):
-        return _NoView(f"has booleans, eight a byte: pass {words.widen}", errors.DTypeError)
+        return _NoView(f"has booleans, eight a byte: pass {advice.widen}", errors.DTypeError)
     if kind.startswith(("str", "large_string", "utf8")) and not kind.startswith("struct"):
-        return _NoView(f"has text, which kernels do not take: pass {words.codes}", errors.DTypeError)
+        return _NoView(f"has text, which kernels do not take: pass {advice.codes}", errors.DTypeError)
     if kind.startswith("decimal"):
-        return _NoView(f"has items of {name}: pass {words.convert}, which rounds", errors.DTypeError)
+        return _NoView(f"has items of {name}: pass {advice.convert}, which rounds", errors.DTypeError)
     return _NoView(f"has items of {name}, and kernels take numbers: make numbers of them first", errors.DTypeError)
 
 
@@ -170,29 +170,29 @@ _ARROW_TYPES = {
     "uint64": "u8", "halffloat": "f2", "float": "f4", "double": "f8", "date32": "i4", "date64": "i8", "time32": "i4",
     "time64": "i8", "timestamp": "i8", "duration": "i8",
 }  # fmt: skip
-"""What the items of a type are in memory, by what the type calls itself."""
+"""NumPy types of items in memory, by the names of Arrow types."""
 
 
-def _arrow(column: Any, words: _Words = _ARROW) -> NDArray[Any]:
+def _arrow(column: Any, advice: _Advice = _ARROW) -> NDArray[Any]:
     """Return the items of a pyarrow.Array or ChunkedArray."""
     kind = column.type
     lists = str(kind).startswith("fixed_size_list")
-    dtype = None if lists else _arrow_dtype(kind, words)
-    _no_nulls(column.null_count, words)
+    dtype = None if lists else _arrow_dtype(kind, advice)
+    _no_nulls(column.null_count, advice)
     if hasattr(column, "num_chunks"):
-        _one_chunk(column.num_chunks, words)
+        _one_chunk(column.num_chunks, advice)
         column = column.chunk(0) if column.num_chunks else column.combine_chunks()
     if dtype is None:
-        return _arrow(column.flatten(), words).reshape(len(column), kind.list_size, *_inner(kind.value_type))
+        return _arrow(column.flatten(), advice).reshape(len(column), kind.list_size, *_inner(kind.value_type))
     if not len(column):
         return np.empty(0, dtype)
     data = column.buffers()[1]
     if not data.is_cpu:
-        raise _NoView("lies on a GPU: pass cupy.from_dlpack(array)")
+        raise _NoView("is in GPU memory: pass cupy.from_dlpack(array)")
     first = column.offset * dtype.itemsize
-    _aligned(data.address + first, dtype, words)
+    _aligned(data.address + first, dtype, advice)
     if first + len(column) * dtype.itemsize > data.size:
-        raise _NoView("ends before its last item: array.validate() says how it is damaged")
+        raise _NoView("ends before its last item: array.validate() reports the damage")
     return np.frombuffer(data, dtype, len(column), first)
 
 
@@ -201,7 +201,7 @@ def _inner(kind: Any) -> tuple[int, ...]:
     return (kind.list_size, *_inner(kind.value_type)) if str(kind).startswith("fixed_size_list") else ()
 
 
-def _arrow_dtype(kind: Any, words: _Words) -> np.dtype[Any]:
+def _arrow_dtype(kind: Any, advice: _Advice) -> np.dtype[Any]:
     name = str(kind)
     stored = _ARROW_TYPES.get(name.partition("[")[0])
     if stored is not None:
@@ -210,7 +210,7 @@ def _arrow_dtype(kind: Any, words: _Words) -> np.dtype[Any]:
         raise _NoView(f"has items of {name}: pass array.storage", errors.DTypeError)
     if name.startswith("dictionary"):
         raise _NoView("is dictionary-encoded: pass array.indices, or array.dictionary_decode()", errors.DTypeError)
-    raise _no_numbers(name, words)
+    raise _no_numbers(name, advice)
 
 
 # -- Polars ------------------------------------------------------------------------------------------------------------
@@ -268,4 +268,4 @@ _READERS: dict[tuple[str, str], Reader] = {
     ("polars", "LazyFrame"): _several,
     ("pandas", "DataFrame"): _several,
 }
-"""By the package of a class and its name; those of its bases count, too."""
+"""Readers by the package and the name of a class or one of its bases."""

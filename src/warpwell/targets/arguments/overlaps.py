@@ -21,33 +21,33 @@ _ALIGNMENT = 64
 
 
 def together(values: Sequence[Any]) -> list[list[NDArray[Any]]]:
-    """Return the NumPy arrays among launch arguments that share memory, those that do in one list.
+    """Return the NumPy arrays among launch arguments that share memory, one list for each piece of memory.
 
-    An array that stands there twice is in a list, too; an array that shares nothing is in none.
+    An array that is passed twice is in a list, too. An array that shares no memory is in no list.
     """
     arrays = [v for v in values if isinstance(v, np.ndarray) and v.size and not v.dtype.hasobject]
-    apart: list[list[NDArray[Any]]] = []
+    groups: list[list[NDArray[Any]]] = []
     if len(arrays) < 2:
-        return apart
+        return groups
     for array in arrays:
-        joined, rest = [array], []
-        for group in apart:
-            if any(overlap(array, other) for other in group):
+        joined, separate = [array], []
+        for group in groups:
+            if any(overlap(array, member) for member in group):
                 joined += group
             else:
-                rest.append(group)
-        apart = [*rest, joined]
-    return [group for group in apart if len(group) > 1]
+                separate.append(group)
+        groups = [*separate, joined]
+    return [group for group in groups if len(group) > 1]
 
 
-def overlap(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Return whether two arrays have an item in common, or may have where that is long to find out."""
-    if one is other:
+def overlap(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Return True if two arrays have an item in common, or if that would take too long to find out."""
+    if first is second:
         return True
-    if not np.may_share_memory(one, other):
+    if not np.may_share_memory(first, second):
         return False
     try:
-        return bool(np.shares_memory(one, other, max_work=_EFFORT))  # type: ignore[arg-type]  # any number
+        return bool(np.shares_memory(first, second, max_work=_EFFORT))  # type: ignore[arg-type]  # any number
     except np.exceptions.TooHardError:
         return True
 
@@ -72,7 +72,7 @@ class Span:
         self.pad = self._first % _ALIGNMENT
 
     def place(self, array: NDArray[Any]) -> int:
-        """Return where the first item of an array stands in a copy, behind `pad` bytes."""
+        """Return the offset in bytes of the first item of an array in a copy, behind `pad` bytes."""
         return self.pad + int(array.ctypes.data) - self._first
 
     def bring_back(self, copy: NDArray[np.uint8]) -> None:

@@ -1,10 +1,10 @@
 """The control record of a `BlockLaunch`: words of device memory that its workers and the host share.
 
-A worker claims its next block by adding to `CURSOR`: `cuda.claim` on a GPU, the driver of `cpu.py` on the CPU. What
-workers only look at lies in one sector of 32 bytes, what they change in another.
+A worker claims its next block by adding to `CURSOR`: `cuda.claim` on a GPU, the driver of `cpu.py` on the CPU. Words
+that workers only read are in one sector of 32 bytes, words that they change in another one.
 
-The host reads the record by a copy. To be told of progress without one, it gives workers the address of a word of its
-own memory (`mirror_word`), where they write how many blocks have ended, now and then. Stores of different workers
+The host reads the record by a copy. To observe progress without a copy, it passes workers the address of a word of host
+memory (`mirror_word`), to which they write the number of ended blocks from time to time. Stores of different workers
 arrive in any order: the host keeps the largest number that it has seen.
 """
 
@@ -13,49 +13,49 @@ from __future__ import annotations
 from ... import errors
 
 STOP = 0
-"""Word of the control record: workers with a smaller number are to leave at the end of their block (`NEVER`: all)."""
+"""Word of the control record: workers with a smaller number must leave at the end of their block (`NEVER`: all)."""
 TARGET = 1
-"""Workers with this number or a larger one are to leave."""
+"""Workers with this number or a larger one must leave."""
 FLOOR = 2
-"""The same. On a GPU a stream sets `STOP`, and the host this word: neither takes the other's back.
+"""The same as `STOP`. On a GPU a stream sets `STOP`, and the host this word, so that they do not overwrite each other.
 
-The oldest are a GPU's first choice for what it issues next: they end their blocks soon, where the youngest of a kernel
-that keeps it busy may not for as long as the others run."""
+A GPU issues instructions of the oldest workers first, so they end their blocks soon. The youngest workers of a kernel
+that keeps the GPU busy may not end theirs as long as older ones run."""
 MIRROR = 3
-"""Where progress is told (see `mirror_word`), 0 for nowhere."""
+"""Address of the word for progress (see `mirror_word`), or 0."""
 CURSOR = 4
 """The next block to claim; larger than the number of blocks when none is left."""
 DONE = 5
 """Blocks that have ended."""
 BEGUN = 6
-"""Workers that have begun, ever."""
+"""Number of workers that have started."""
 LEFT = 7
-"""Workers that have left, ever."""
+"""Number of workers that have left."""
 CONTROL_WORDS = 8
 
 PINNED_BYTES = 64
-"""Between the words of two records where progress is told."""
+"""Distance in bytes between the progress words of two records."""
 
 NEVER = 1 << 62
-"""`TARGET` where no number reaches it."""
+"""Value of `TARGET` that no worker number reaches."""
 
-_OFTEN = 64
-"""Times that progress is written in a launch, at least (if it has as many blocks); at most twice as often."""
+_MIN_REPORTS = 64
+"""Minimum number of progress writes in a launch of at least as many blocks; the maximum is twice this number."""
 
 
 def mirror_word(address: int, blocks: int) -> int:
-    """Return `MIRROR` for a word at an address, a multiple of 64, and a launch of so many blocks.
+    """Return `MIRROR` for a word at an address, a multiple of 64, and a launch of `blocks` blocks.
 
-    The lowest six bits are k where progress is written as `DONE` passes multiples of 2^k.
+    The lowest six bits are k: progress is written when `DONE` passes multiples of 2^k.
     """
     if address & 63:
-        raise errors.ArgumentError(f"progress is told at {address:#x}: give an address that is a multiple of 64")
-    return address + max(0, (blocks // _OFTEN).bit_length() - 1)
+        raise errors.ArgumentError(f"the progress word must be 64-byte aligned, got address {address:#x}")
+    return address + max(0, (blocks // _MIN_REPORTS).bit_length() - 1)
 
 
 def fresh(cursor: int = 0, floor: int = 0, mirror: int = 0, target: int = NEVER) -> list[int]:
-    """Return the words of a record whose workers are to begin with block `cursor`.
+    """Return the words of a record whose workers start with block `cursor`.
 
-    The first `DONE` of them are those that a launch which goes on sets anew.
+    A launch that continues sets the first `DONE` words again.
     """
     return [0, target, floor, mirror, cursor, *[0] * (CONTROL_WORDS - DONE)]

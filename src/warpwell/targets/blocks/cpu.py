@@ -17,7 +17,7 @@ def driver(context, control, worker, total, threads{parameters}):
     fetch_add(control + 8 * BEGUN, 1, DEVICE)
     blocks = (total + threads - 1) // threads
     while True:
-        # the flags first and the claim second: what is claimed is always run
+        # The flags are read before the claim, so every claimed block runs.
         if worker < load_acquire(control + 8 * STOP, DEVICE) or worker >= load_relaxed(control + 8 * TARGET, DEVICE):
             break
         if worker < load_relaxed(control + 8 * FLOOR, DEVICE):
@@ -36,8 +36,8 @@ def driver(context, control, worker, total, threads{parameters}):
 """
 
 
-_WORDS = {name: word for name, word in vars(at).items() if name.isupper() and name[0] != "_"}
-"""What the driver calls the words of the control record."""
+_CONSTANTS = {name: word for name, word in vars(at).items() if name.isupper() and name[0] != "_"}
+"""Indices of the words of the control record, by their names in the driver."""
 
 
 def load() -> None:
@@ -52,7 +52,7 @@ def driver(blocks: Any) -> Any:
     from ..compiler.run_cpu import compile_for, driver_of, host_arrays  # imports the compiler
 
     values = host_arrays(blocks.kernel, blocks.values)
-    compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _WORDS)
+    compiled = driver_of(blocks.kernel, "cpu-blocks", _DRIVER, len(values), _CONSTANTS)
     compile_for(blocks.kernel, compiled, (0,) * 5, values)
     return compiled
 

@@ -1,4 +1,4 @@
-"""What a function's code says: the names and objects in it; and functions as bytes.
+"""Names and objects in the code of a function; functions as bytes.
 
 Nothing here imports a compiler.
 """
@@ -17,7 +17,7 @@ VERSIONED = {"warpwell", "numba", "numpy", "llvmlite", *sys.stdlib_module_names}
 
 
 def names_of(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names of variables and attributes that code says, that of functions within included, each once."""
+    """Return the names of variables and attributes in code and in its inner functions, each once."""
     found = dict.fromkeys(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -28,14 +28,14 @@ def names_of(code: types.CodeType) -> tuple[str, ...]:
 def attributes(module: types.ModuleType, names: Iterable[str]) -> dict[str, Any]:
     """Return those of `names` that a module has, in the order of the alphabet.
 
-    It is asked for them: a module may import them no sooner, as `warpwell` itself does.
+    A module may import a name when it is first read, as `warpwell` does, so each name is read.
     """
-    there = {*vars(module), *dir(module)}
-    return {name: getattr(module, name, None) for name in sorted(there.intersection(names))}
+    present = {*vars(module), *dir(module)}
+    return {name: getattr(module, name, None) for name in sorted(present.intersection(names))}
 
 
 def is_bound(cell: Any) -> bool:
-    """Tell whether a closure's cell has a value."""
+    """Return True if a closure's cell has a value."""
     try:
         cell.cell_contents  # noqa: B018 - raises where the name has no value yet
     except ValueError:
@@ -62,13 +62,13 @@ def said(function: Any) -> Iterator[tuple[dis.Instruction, Any, Any]]:
 
 
 def is_primitive(function: types.FunctionType) -> bool:
-    """Tell whether the body of a function is its target's."""
+    """Return True if each target has its own body of a function."""
     return (function.__module__ or "").startswith("warpwell.targets.")
 
 
 @functools.cache
 def cloudpickle() -> Any:
-    """Return the package of that name, or the one that Numba brings: devices of this process need no extra."""
+    """Return the package cloudpickle, or the copy in Numba: devices of this process need no extra."""
     try:
         import cloudpickle as found
     except ImportError:

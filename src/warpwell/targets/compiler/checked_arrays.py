@@ -1,8 +1,8 @@
-"""Checked arrays: what NumPy and device arrays are to the compiler in a launch with bounds checks.
+"""Checked arrays: the types of NumPy and device arrays in a launch with bounds checks.
 
-A `CheckedArray` is an array in all but two respects: its subscripts look at their indices, and what is made of it by
-a subscript is one, too. It has the layout of an array. The member `parent`, which means nothing in device code, holds
-the address of the launch's `Record`.
+A `CheckedArray` differs from an array in two respects: its subscripts check their indices, and its rows are checked
+arrays. It has the layout of an array. The member `parent`, which device code does not use, holds the address of the
+launch's `Record`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class CheckedArray(types.Array):
         return cls(number, array.dtype, array.ndim, array.layout, readonly=not array.mutable, aligned=array.aligned)
 
     def copy(self, *args: Any, **options: Any) -> CheckedArray:
-        """Return the type of what is made of the array: of its rows and fields."""
+        """Return the type of the array's rows and fields."""
         return self.of(super().copy(*args, **options), self.number)
 
     @property
     def key(self) -> Any:
-        """What tells the type from others."""
+        """The identity of the type."""
         return (self.number, *super().key)
 
     @property
     def mangling_args(self) -> Any:
-        """What tells functions of the type from others."""
+        """The identity of the type in names of functions."""
         name, args = super().mangling_args
         return name, [*args, self.number]
 
     def unify(self, typingctx: Any, other: Any) -> Any:
-        """Return the type of a variable that is this array or another: checked where both are, and said to be this one.
+        """Return the type of a variable that is this array or another one: checked, as this one, if both are checked.
 
         An array that the kernel has made has no record.
         """
@@ -58,7 +58,7 @@ class CheckedArray(types.Array):
 
 
 def install(seam: Any, extending: Any, register_model: Any, arrays: Any) -> None:
-    """Register checked arrays with a target, whose implementations of array subscripts are in the module `arrays`."""
+    """Register checked arrays with a target. The module `arrays` has the target's implementations of subscripts."""
     register_model(CheckedArray)(models.ArrayModel)
 
     @seam.primitive(bounds.checked)
@@ -102,7 +102,7 @@ def install(seam: Any, extending: Any, register_model: Any, arrays: Any) -> None
 
 
 def item_address(context: Any, builder: Any, typ: Any, array: Any, position: list[Any]) -> Any:
-    """Return the address of an item; of what is out of range, that of the record's place for what goes nowhere."""
+    """Return the address of an item, or of the sink in the record if an index is out of range."""
     extents = cgutils.unpack_tuple(builder, array.shape, typ.ndim)
     out = cgutils.alloca_once_value(builder, builder.add(builder.ptrtoint(array.parent, I64), I64(bounds.SINK)))
     all_inside = cgutils.true_bit
@@ -125,14 +125,14 @@ def _indices(builder: Any, typ: Any, value: Any) -> list[tuple[Any, Any]]:
 
 
 def _inside(context: Any, builder: Any, arrays: Any, typ: Any, array: Any, indices: list[tuple[Any, Any]]) -> Any:
-    """Tell whether the integers among the indices are in range; note the first that is not."""
+    """Return whether the integers among the indices are in range; record the first that is not."""
     extents = cgutils.unpack_tuple(builder, array.shape, typ.ndim)
-    given = sum(not (t is types.ellipsis or isinstance(t, types.NoneType)) for t, _ in indices)
+    given_count = sum(not (t is types.ellipsis or isinstance(t, types.NoneType)) for t, _ in indices)
     all_inside = cgutils.true_bit
     axis = 0
     for index_type, index in indices:
         if index_type is types.ellipsis:
-            axis += typ.ndim - given
+            axis += typ.ndim - given_count
         elif isinstance(index_type, types.Integer):
             at = arrays.fix_integer_index(context, builder, index_type, index, extents[axis])
             inside = builder.icmp_unsigned("<", at, extents[axis])
@@ -155,13 +155,13 @@ def note(context: Any, builder: Any, typ: CheckedArray, array: Any, index: Any, 
 
 
 def _nothing(context: Any, builder: Any, typ: Any, array: Any) -> Any:
-    """Return what a subscript out of range is: zero. A record is a pointer: it points to zeros of the caller's."""
+    """Return the value of a subscript out of range: zero. A NumPy record is a pointer, to zeros of the caller."""
     kind = context.get_value_type(typ)
     if isinstance(typ, types.Record):
         zeros = cgutils.alloca_once_value(builder, ir.Constant(ir.ArrayType(ir.IntType(8), typ.size), None))
         return builder.bitcast(zeros, kind)
     zero = ir.Constant(kind, None)
-    if isinstance(typ, CheckedArray):  # a row without items, whose own subscripts are out of range
+    if isinstance(typ, CheckedArray):  # A row without items: its own subscripts are out of range.
         row = context.make_array(typ)(context, builder, zero)
         row.parent = array.parent
         return row._getvalue()

@@ -32,7 +32,7 @@ THREADS = settings.cpu_threads
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
 
 TELL_SECONDS = 1.0
-"""When a launch that Ctrl-C did not end says so."""
+"""Seconds after which a launch that Ctrl-C did not end logs an error."""
 
 _DRIVER = """
 def driver(context, counter, total, chunk, interrupted{parameters}):
@@ -69,7 +69,7 @@ class _Workers:
                 self._idle -= len(jobs)
                 threads = True
             except RuntimeError:
-                # none can be started where the interpreter ends, and those that are there may be busy for ever
+                # The interpreter is shutting down and starts no thread, and running threads may never become idle.
                 threads = False
         for job in jobs:
             if threads:
@@ -98,7 +98,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def run(
     launch: Any, values: list[Any], total: int, flag: LaunchFlag, interrupts: Interrupts
 ) -> Callable[[], bool] | None:
-    """Run a launch that is compiled, and wait for it; after a second Ctrl-C return what tells whether it is over."""
+    """Run a compiled launch and wait for it. After a second Ctrl-C return a function that reports if it is over."""
     driver = launch.kernel.compiled["cpu", len(values)]
     # small chunks balance the load, large ones spare the counter
     chunk = max(1, min(1024, total // (THREADS * 8)))
@@ -126,7 +126,7 @@ def run(
 
     first = contexts[0].ctypes.data
     _workers.submit([lambda k=k: job(first + 64 * k) for k in range(threads)])  # type: ignore[misc]
-    since, told = 0.0, False
+    since, has_logged = 0.0, False
     while len(ended) < threads:
         try:
             done.acquire(timeout=0.2)
@@ -136,16 +136,16 @@ def run(
                 _leak(driver, arguments, contexts, counter, flag)
                 return lambda: len(ended) == threads
             since = since or time.monotonic()
-            if not told and time.monotonic() > since + TELL_SECONDS:
-                told = _tell(launch.kernel.__name__)
-        except BaseException as error:  # a signal's: the threads go on, and use what is here
+            if not has_logged and time.monotonic() > since + TELL_SECONDS:
+                has_logged = _log_running(launch.kernel.__name__)
+        except BaseException as error:  # A signal's: the threads are running, and use these objects.
             interrupts.catch(error)
     if failures:
         raise failures[0]
     return None
 
 
-def _tell(name: str) -> bool:
+def _log_running(name: str) -> bool:
     _logger.error("warpwell: kernel %r does not leave one index: press Ctrl-C again to abandon it", name)
     return True
 
@@ -155,9 +155,9 @@ def _leak(*held: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
 
-_WORDS = 0, 0, 0, 0, 0
-"""Types of a driver's own parameters."""
-_WORD_TYPES = tuple(map(typeof, _WORDS))  # asked once: each costs a microsecond
+_LEADING = 0, 0, 0, 0, 0
+"""Values for a driver's own parameters."""
+_LEADING_TYPES = tuple(map(typeof, _LEADING))  # once, because each call costs a microsecond
 
 
 def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
@@ -179,37 +179,37 @@ def host_arrays(kernel: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def load() -> None:
-    """Import what launches import when they need it: in a process that is forked meanwhile, its locks are never opened.
+    """Import modules before launches in other threads need them: a child that is forked during an import deadlocks.
 
-    For who launches in other threads. What numba itself imports, it imports as it compiles, for which a fork waits.
+    Numba imports its own modules while it compiles, and a fork waits for compilations.
     """
     seam_for("cpu")
     typeof(np.empty(0))
 
 
 def is_compiled(kernel: Any, values: Sequence[Any]) -> bool:
-    """Tell whether a launch with these arguments needs no compiler."""
+    """Return True if a launch with these arguments needs no compiler."""
     driver = kernel.compiled.get(("cpu", len(values)))
     if driver is None:
         return False
     try:
-        return (*_WORD_TYPES, *map(typeof, host_arrays(kernel, values))) in driver.overloads
+        return (*_LEADING_TYPES, *map(typeof, host_arrays(kernel, values))) in driver.overloads
     except (ValueError, NotImplementedError, NumbaError):
         return False
 
 
 def compile_launch(kernel: Any, values: Sequence[Any]) -> None:
-    """Compile what a launch with these arguments runs; say what is wrong with them.
+    """Compile the driver of a launch with these arguments; raise if they are not valid.
 
     Not in the workers: one compilation, and a typing error is raised once.
     """
-    compile_for(kernel, driver_of(kernel, "cpu", _DRIVER, len(values)), _WORDS, host_arrays(kernel, values))
+    compile_for(kernel, driver_of(kernel, "cpu", _DRIVER, len(values)), _LEADING, host_arrays(kernel, values))
 
 
-def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: list[Any]) -> None:
-    """Compile a driver for arguments, unless it is; say what is wrong with them."""
+def compile_for(kernel: Any, driver: Any, leading: tuple[int, ...], arguments: list[Any]) -> None:
+    """Compile a driver for arguments unless it is compiled; raise if they are not valid."""
     try:
-        signature = tuple(map(typeof, (*words, *arguments)))
+        signature = tuple(map(typeof, (*leading, *arguments)))
     except (ValueError, NotImplementedError, NumbaError) as error:
         check_arguments(kernel, arguments)
         raise errors.ArgumentError(f"kernel {kernel.__name__!r} cannot take its arguments: {error}") from error
@@ -219,10 +219,10 @@ def compile_for(kernel: Any, driver: Any, words: tuple[int, ...], arguments: lis
             driver.compile(signature)
 
 
-def driver_of(kernel: Any, kind: str, template: str, count: int, words: Mapping[str, int] | None = None) -> Any:
-    """Return the dispatcher of a loop over a kernel's indices, whose source takes `count` arguments after its own.
+def driver_of(kernel: Any, kind: str, template: str, count: int, constants: Mapping[str, int] | None = None) -> Any:
+    """Return the dispatcher of a loop over a kernel's indices. Its source takes `count` arguments after its own.
 
-    `words` are constants that the source names.
+    `constants` are numbers that the source names.
 
     It is compiled once for a `kind`; see `compile_for`.
     """
@@ -234,7 +234,7 @@ def driver_of(kernel: Any, kind: str, template: str, count: int, words: Mapping[
         names = [f"argument{k}" for k in range(count)]
         source = template.format(parameters="".join(f", {n}" for n in names), arguments=", ".join(names))
         used = ("load_relaxed", "load_acquire", "store_relaxed", "store_release", "fetch_add", "clock_ns")
-        scope = {"function": kernel.function, "set_context": set_context, **(words or {})}
+        scope = {"function": kernel.function, "set_context": set_context, **(constants or {})}
         scope |= {n: getattr(atomics, n) for n in (*used, "BLOCK", "DEVICE", "SYSTEM")}
         made = compile_host(source, "driver", scope, kernel.function)
         return kernel.compiled.setdefault(key, made)  # another thread's first launch may have come before

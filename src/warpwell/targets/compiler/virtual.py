@@ -2,7 +2,7 @@
 
 The copy is the same code with other names in reach: where the original, or a device function that it calls, says
 ``grid`` or ``block_index``, the copy's name stands for the virtual index. No source is needed, and nothing is
-rewritten, so what the kernel computes is the same bit for bit.
+rewritten, so the results of the kernel are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def virtual_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises
     ------
     TransformError
-        The function names the hardware's grid itself; ``construct`` and ``line`` say where.
+        The function names the hardware's grid itself; ``construct`` and ``line`` give the position.
     """
     copy = _Copier({**_VIRTUAL, atomics.failed: block.launch_failed}, refuses=True).copy(function)
     return device(copy) if copy is function else copy
@@ -43,7 +43,7 @@ def launch_copy(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def asks(function: Callable[..., Any]) -> bool:
-    """Tell whether a device function, or one that it calls, asks `failed`."""
+    """Return True if a device function, or one that it calls, asks `failed`."""
     return launch_copy(function) is not function
 
 
@@ -55,7 +55,7 @@ def returns_early(function: Callable[..., Any]) -> int | None:
     instructions: list[dis.Instruction] = []
     for instruction, found, _ in said(function):
         instructions.append(instruction)
-        if _waits(found, set()):
+        if _has_barrier(found, set()):
             barriers.append(instruction.offset)
         elif instruction.opname.startswith("RETURN_"):
             returns.append(instruction)
@@ -71,9 +71,9 @@ def returns_early(function: Callable[..., Any]) -> int | None:
 
 
 def _moved_returns(instructions: Sequence[dis.Instruction], start: int, end: int) -> Iterator[dis.Instruction]:
-    """Yield the returns of a loop's body that stand behind the loop, where Python 3.12 puts them.
+    """Yield the returns of a loop's body that Python 3.12 puts behind the loop.
 
-    A branch leads to them out of the loop, and their text is indented as the body is. What follows the loop is not.
+    A branch leads to them out of the loop, and their text is indented as the body is. Code after the loop is not.
     """
     inside = [(line, i) for i in instructions if start <= i.offset <= end and (line := _line(i)) is not None]
     first = min((line for line, _ in inside), default=0)
@@ -104,7 +104,7 @@ class _Copier:
     Parameters
     ----------
     instead : dict
-        What stands in the copy for which functions.
+        Replacements of functions in the copy.
     refuses : bool
         Whether functions that name the hardware's grid are refused.
     """
@@ -115,7 +115,7 @@ class _Copier:
         self._copies: dict[Any, Any] = {}
 
     def copy(self, value: Any) -> Any:
-        """Return what stands for `value` in a copy: itself where nothing below it is replaced."""
+        """Return the object for `value` in a copy: itself if no function below it is replaced."""
         copies = self._copies
         if not isinstance(value, types.FunctionType):
             if self._refuses:
@@ -175,25 +175,25 @@ class _Copier:
         return cell if new is cell.cell_contents else types.CellType(new)
 
 
-def _waits(value: Any, seen: set[int]) -> bool:
-    """Tell whether a function is a barrier, or comes to one."""
-    return any(found is block.barrier for found in _reached(value, seen))
+def _has_barrier(value: Any, visited: set[int]) -> bool:
+    """Return True if a function is a barrier, or reaches one."""
+    return any(found is block.barrier for found in _reached(value, visited))
 
 
 def registers(function: Callable[..., Any]) -> int:
-    """Return the most registers a thread that a device function, or one that it calls, wants; 0 where none does."""
+    """Return the maximum of registers per thread that a device function, or a function that it calls, wants, or 0."""
     return max(map(registers_wanted, _reached(function, set())))
 
 
-def _reached(value: Any, seen: set[int]) -> Iterator[Any]:
+def _reached(value: Any, visited: set[int]) -> Iterator[Any]:
     """Yield a function, and all that it and those that it calls name."""
     yield value
     value = getattr(value, "py_func", value)
-    if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
+    if not isinstance(value, types.FunctionType) or id(value) in visited or is_primitive(value):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     for _, found, _ in said(value):
-        yield from _reached(found, seen)
+        yield from _reached(found, visited)
 
 
 def _refuse_compiled(value: Any) -> None:
@@ -205,7 +205,7 @@ def _refuse_compiled(value: Any) -> None:
 def _refuse_hardware(function: types.FunctionType) -> None:
     """Raise where a function names the hardware's grid through `numba.cuda`."""
     cuda = sys.modules.get("numba.cuda")
-    hardware = {id(thing): name for name in _WHOLE_GRID if (thing := getattr(cuda, name, None)) is not None}
+    hardware = {id(value): name for name in _WHOLE_GRID if (value := getattr(cuda, name, None)) is not None}
     for instruction, found, owner in said(function):
         name = hardware.get(id(found))
         if name is None and getattr(owner, "__name__", "") == "numba.cuda" and instruction.argval in _WHOLE_GRID:

@@ -82,7 +82,7 @@ class Gpu(GpuDevice):
         self._idle.setdefault(self._levels[stream], []).append(stream)
 
     def wait_default(self) -> None:
-        """Wait for what the default stream was given: the streams here do not."""
+        """Wait for all work in the default stream: the streams here do not."""
         memory.wait_default()
 
     def new_event(self, timing: bool = False) -> int:
@@ -124,7 +124,7 @@ class Gpu(GpuDevice):
     # -- words -----------------------------------------------------------------------------------------------
 
     def set_word(self, address: int, value: int) -> None:
-        """Set a word of device memory as soon as possible, whatever runs; return at once.
+        """Set a word of device memory as soon as possible, even if kernels are running; return at once.
 
         By a stream operation, which no copy engine carries: large copies do not hold it up. The interpreter's
         lock is given up meanwhile: where another thread frees memory, the driver may wait for kernels, and these for
@@ -171,7 +171,7 @@ class Gpu(GpuDevice):
         return blocks.forms() if keeps is None else keeps(self.ordinal)
 
     def at_hand(self, launch: Any, args: Sequence[Any]) -> bool:
-        """Tell whether a launch may begin at once: its arguments are in device memory, and some form is compiled."""
+        """Return True if a launch may begin at once: its arguments are in device memory, and some form is compiled."""
         for value in args:
             if not isinstance(value, int | float | np.generic) and not hasattr(value, "__cuda_array_interface__"):
                 return False
@@ -212,7 +212,7 @@ class Gpu(GpuDevice):
             return memory_for("cuda").allocate_shared(nbytes)
 
     def free_memory(self) -> int:
-        """Return bytes of device memory that nobody holds."""
+        """Return the free device memory in bytes."""
         return self.memory_info()[0]
 
     def close(self) -> None:

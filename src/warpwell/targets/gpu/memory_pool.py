@@ -1,4 +1,4 @@
-"""`MemoryPool`: the memory of one GPU from which this process allocates, and `ImportedPool`, that of another process.
+"""`MemoryPool`: the memory of one GPU from which this process allocates; `ImportedPool`: that pool in another process.
 
 cuda.core's memory resources choose what they keep when memory is freed, and let an allocation wait for a kernel; here
 neither is wanted, so these are the driver's pools.
@@ -23,7 +23,7 @@ from ... import errors
 from . import device
 
 TIMEOUT = 5.0
-"""Seconds that the other process has for its part in handing over a pool."""
+"""Timeout in seconds for the other process to hand over a pool."""
 
 OOM_SECONDS = 2.0
 """How long an allocation without room waits for memory that is being freed."""
@@ -37,7 +37,7 @@ def check(result: Any) -> Any:
 
 
 class MemoryPool:
-    """A pool of device memory, whose allocations other processes of this user and host may open.
+    """A pool of device memory. Other processes of this user and host may open its allocations.
 
     Where the driver has no such pools, or never gives their memory back, it is the device's default pool, which other
     processes cannot open. Use `of`.
@@ -59,7 +59,7 @@ class MemoryPool:
 
     @classmethod
     def of(cls, driver: Any, ordinal: int) -> MemoryPool:
-        """Return the pool of a GPU, whose context must be current: one for the whole process."""
+        """Return the pool of a GPU, one for the whole process. The context of the GPU must be current."""
         with cls._making:
             if ordinal not in cls._all:
                 cls._all[ordinal] = cls(driver, ordinal)
@@ -101,7 +101,7 @@ class MemoryPool:
         check(put(self.handle, attributes.CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES, 0))
 
     def _gives_back(self) -> bool:
-        """Tell whether the pool gives freed memory back to the GPU, which older drivers never do."""
+        """Return True if the pool gives freed memory back to the GPU, which older drivers never do."""
         driver = self._driver
         address = check(driver.cuMemAllocFromPoolAsync(_PROBE, self.handle, 0))
         check(driver.cuMemFreeAsync(address, 0))
@@ -111,7 +111,7 @@ class MemoryPool:
 
     @property
     def reserved(self) -> int:
-        """Bytes that the pool has from the GPU."""
+        """Size in bytes of the GPU memory of the pool."""
         return self._get(self._attributes.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
     @property
@@ -181,7 +181,7 @@ class PoolMemory:
         return free + self.pool.reserved - self.pool.used, total
 
     def allocate(self, nbytes: int) -> PoolBlock:
-        """Return memory; wait a little for what is being freed where there is no room."""
+        """Return memory; if there is no room, wait a little for memory that is being freed."""
         driver, handle = self._gpu.driver, self._allocating.handle
         until = time.monotonic() + OOM_SECONDS
         while True:
@@ -212,7 +212,7 @@ class PoolMemory:
         driver = self._gpu.driver
         while True:
             address, used = self._freed.get()
-            # after a failed kernel nothing can be freed any more, and its stream tells of it
+            # After a failed kernel nothing can be freed, and its stream reports the failure.
             with contextlib.suppress(errors.KernelError):
                 with self._lock:  # no stream is destroyed meanwhile
                     for stream in used:
@@ -256,12 +256,12 @@ class ImportedPool:
 
     def __init__(self, driver: Any, ordinal: int, name: str) -> None:
         self._driver = driver
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as way:
-            way.settimeout(TIMEOUT)
-            way.connect("\0" + name)
-            if _user(way) != os.getuid():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(TIMEOUT)
+            connection.connect("\0" + name)
+            if _user(connection) != os.getuid():
                 raise errors.PoolError("the memory pool belongs to another user")
-            _, (descriptor,), _, _ = socket.recv_fds(way, 1, 1)
+            _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
         try:
             kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
             self._handle = check(driver.cuMemPoolImportFromShareableHandle(descriptor, kind, 0))
@@ -289,22 +289,22 @@ def _access(driver: Any, ordinal: int) -> Any:
     return access
 
 
-def _user(way: socket.socket) -> int:
+def _user(connection: socket.socket) -> int:
     """Return the user at the other end."""
-    return int(struct.unpack("3i", way.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
 
 
 def _serve(door: socket.socket, descriptor: int) -> None:
     while True:
         try:
-            way, _ = door.accept()
+            connection, _ = door.accept()
         except OSError:  # no descriptor is left, for now
             time.sleep(0.1)
             continue
-        with way:
-            if _user(way) == os.getuid():
-                way.settimeout(TIMEOUT)
+        with connection:
+            if _user(connection) == os.getuid():
+                connection.settimeout(TIMEOUT)
                 try:
-                    socket.send_fds(way, [b"p"], [descriptor])
+                    socket.send_fds(connection, [b"p"], [descriptor])
                 except OSError:
-                    continue  # whoever it was is gone
+                    continue  # the client has exited
