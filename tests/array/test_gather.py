@@ -267,7 +267,7 @@ def bad_outs(a: Any) -> dict[str, tuple[Any, type[Exception], str]]:
         "bytes": (b"x" * 48, errors.ArgumentError, "bytes"),
         "kind": (Exporter(np.zeros((2, 6), "f4"), code=0), errors.DTypeError, "32-bit"),
         "GPU": (Exporter(np.zeros((2, 6), "f4"), 2, device=2), errors.ArgumentError, "GPU"),
-        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "kind 7"),
+        "strange device": (Exporter(np.zeros((2, 6), "f4"), 2, device=7), errors.ArgumentError, "type 7"),
     }
 
 

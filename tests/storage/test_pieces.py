@@ -94,12 +94,12 @@ def test_what_is_read_is_counted(written, file, monkeypatch):
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "0")
     starts = np.arange(5, NBYTES - 8, 16_000)
     one = file.pieces(starts, 8)
-    fetch.fetch([one], dry=True)
+    fetch.fetch([one], plan_only=True)
     unit = 512 if file.direct and fetch._reads_directly(one) else 4096
     assert one.read == unit * len(starts) and one.commands == len(starts)  # none straddles two units
     monkeypatch.setenv("WARPWELL_READ_GAP_BYTES", "20KiB")
-    fetch.fetch([one], dry=True)
-    assert one.commands == -(-one.read // fetch.COMMAND) and NBYTES - 16_000 < one.read <= NBYTES
+    fetch.fetch([one], plan_only=True)
+    assert one.commands == -(-one.read // fetch.MAX_COMMAND_BYTES) and NBYTES - 16_000 < one.read <= NBYTES
 
 
 def test_a_file_that_was_cut(written, file, tmp_path):

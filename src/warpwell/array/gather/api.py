@@ -445,7 +445,7 @@ def _from_memory(array: Array, rows: NDArray[Any], address: int, inline_bytes: i
             raise _out_of_range(array, rows, wrong)
         part.require_sound()
 
-    return _Plan(max(1, -(-rows.size // each)), run, inline, copier.stop, lambda: copier.fetched[1])
+    return _Plan(max(1, -(-rows.size // each)), run, inline, copier.stop, lambda: copier.bytes_read)
 
 
 def _through_cache(array: Array, rows: NDArray[Any], address: int, inline_bytes: int) -> _Plan:

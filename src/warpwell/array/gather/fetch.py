@@ -1,10 +1,10 @@
-"""`fetch`: bytes of files that are known piece by piece, as addresses in memory.
+"""`fetch`: pieces of files, as addresses in memory.
 
-A piece whose pages the system's page cache has is where the file is mapped. The others become runs, merged over gaps
-that are cheaper to read than another command (`read_gap`), which `THREADS` threads read into memory of their own, a
-command each at a time. A run is a multiple of 512 bytes where the file is read directly, past the page cache, and of
-4 KiB otherwise, when the next fetch finds its pages there. A forked child, or a closed file, disturbs nobody: who
-fetches has descriptors of his own.
+The address of a piece whose pages are in the page cache is in the mapping of the file. The other pieces are merged to
+runs over gaps that are cheaper to read than another command (`read_gap`), and `THREADS` threads read the runs to
+private memory, each one command at a time. A run is a multiple of 512 bytes if the file is read directly, past the page
+cache, and of 4 KiB otherwise: then the next fetch finds its pages there. Files are read through descriptors of this
+module, so that closing a file, or a fork, disturbs no fetch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from .host import copy_small, read_gap
 from .tasks import ChunkedTask, worker_group
 
 THREADS = 32
-COMMAND = 128 << 10
-"""Longest command, in bytes."""
+MAX_COMMAND_BYTES = 128 << 10
 DIRECT, PAGE = 512, mmap.PAGESIZE
-STALLED = 60.0
-"""Seconds without the end of a command after which a drive is given up."""
+STALL_SECONDS = 60.0
+"""Time without the end of a command after which a drive is given up."""
 
-W_TABLE, W_COUNT, W_NEXT, W_STOP, W_ERROR, W_WRONG, W_DONE, WORDS = range(8)
+W_TABLE, W_COUNT, W_NEXT, W_STOP, W_ERROR, W_FAILED, W_DONE, STATE_WORDS = range(8)
 R_FD, R_OFFSET, R_NBYTES, R_NEEDED, R_BUFFER, ROW_WORDS = range(6)
 SHORT = 1 << 20
 """Not an errno: the file ended too early."""
@@ -46,30 +45,29 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 @dataclass
 class Pieces:
-    """Bytes of a file: piece k has ``sizes[k]`` of them from byte ``starts[k]`` on.
+    """Pieces of a file: piece k has ``sizes[k]`` bytes from byte ``starts[k]``.
 
     Attributes
     ----------
     mapping : Mapping
-        Of the file.
     fileno : callable
-        Returns its descriptor, or raises.
+        Returns the descriptor of the file, or raises.
     path : str
     nbytes : int
-        Of the file.
+        Size of the file.
     starts : ndarray of int64
         Ascending.
     sizes : int or ndarray of int64
     direct : bool
-        Whether the file is to be read past the page cache, where that is possible in units of 512 bytes.
+        Whether the file is read past the page cache, if that is possible in units of 512 bytes.
     parts : sequence of int
-        Pieces that begin parts of the file, in between which nobody looks whether pages are in memory.
+        First pieces of parts of the file. The pages between parts are not looked up in the page cache.
     addresses : ndarray of int64
-        Where the pieces are, after `fetch`, as long as this object lives.
+        Addresses of the pieces after `fetch`, as long as this object lives.
     read, commands : int
-        Bytes of the runs in which they lie, and the commands that these take.
+        Bytes of the runs of all pieces, and the number of commands that read them.
     from_storage : int
-        Bytes of the runs of those that are not in the page cache.
+        Bytes of the runs of the pieces that are not in the page cache.
     """
 
     mapping: Mapping
@@ -103,19 +101,19 @@ class Pieces:
         return out
 
 
-def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
-    """Bring pieces into memory, or with `dry` only count what that would read.
+def fetch(requests: Sequence[Pieces], *, plan_only: bool = False) -> None:
+    """Bring pieces into memory, or with `plan_only` only count the bytes and commands of the reads.
 
     Raises
     ------
     MediumError
-        A file was cut, or cannot be read.
+        A file was truncated, or cannot be read.
     """
     plans = []
-    for one in wanted:
-        if len(one.starts):
-            plans.append((one, *_planned(one)))
-    if dry:
+    for pieces in requests:
+        if len(pieces.starts):
+            plans.append((pieces, *_plan(pieces)))
+    if plan_only:
         return
     total = sum(int(lengths.sum()) for *_, lengths in plans)
     if not total:
@@ -124,14 +122,14 @@ def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
     at = -(-int(room.ctypes.data) // PAGE) * PAGE
     rows, opened = [], []
     try:
-        for one, absent, unit, run_of, begins, lengths in plans:
+        for pieces, absent, unit, run_of, begins, lengths in plans:
             if not len(absent):
                 continue
-            places = at + np.cumsum(lengths) - lengths
-            one.addresses[absent] = places[run_of] + one.starts[absent] - begins[run_of]
-            one.keep = room
-            opened.append(_descriptor(one, unit))
-            rows.append(_rows(opened[-1], one.nbytes, begins, lengths, places))
+            buffers = at + np.cumsum(lengths) - lengths
+            pieces.addresses[absent] = buffers[run_of] + pieces.starts[absent] - begins[run_of]
+            pieces.keep = room
+            opened.append(_descriptor(pieces, unit))
+            rows.append(_rows(opened[-1], pieces.nbytes, begins, lengths, buffers))
             at += int(lengths.sum())
         wrong = _read(np.concatenate(rows), room)
     finally:
@@ -140,39 +138,39 @@ def fetch(wanted: Sequence[Pieces], *, dry: bool = False) -> None:
     if wrong is not None:
         code, where = wrong
         path = next(
-            one.path
-            for descriptor, (one, *_) in zip(opened, (p for p in plans if len(p[1])), strict=True)
+            pieces.path
+            for descriptor, (pieces, *_) in zip(opened, (p for p in plans if len(p[1])), strict=True)
             if descriptor == where[R_FD]
         )
         reason = "it was truncated while it was open: restore it" if code == SHORT else os.strerror(code)
         raise errors.MediumError(f"{path}: reading byte {where[R_OFFSET]} failed: {reason}", lba=where[R_OFFSET] // 512)
 
 
-def _planned(one: Pieces) -> tuple[Any, ...]:
-    """Return the pieces that are not in memory; the unit of reads; the run of each, where runs begin, their bytes."""
-    one.addresses = one.mapping.address + one.starts
-    ends = one.starts + one.sizes
-    unit = DIRECT if one.direct and _reads_directly(one) else PAGE
-    absent = np.flatnonzero(_absent(one, ends))
+def _plan(pieces: Pieces) -> tuple[Any, ...]:
+    """Return the pieces that are not in memory; the unit of reads; the run of each; starts of runs; their bytes."""
+    pieces.addresses = pieces.mapping.address + pieces.starts
+    ends = pieces.starts + pieces.sizes
+    unit = DIRECT if pieces.direct and _reads_directly(pieces) else PAGE
+    absent = np.flatnonzero(_absent(pieces, ends))
     gap = read_gap(direct=unit == DIRECT)
-    run_of, begins, lengths = _runs(one.starts, ends, unit, gap)
-    one.read, one.commands = _bytes_of(one, begins, lengths), int((-(-lengths // COMMAND)).sum())
+    run_of, begins, lengths = _runs(pieces.starts, ends, unit, gap)
+    pieces.read, pieces.commands = _bytes_of(pieces, begins, lengths), int((-(-lengths // MAX_COMMAND_BYTES)).sum())
     if not len(absent):
         return absent, unit, absent, absent, absent
     if len(absent) < len(ends):
-        run_of, begins, lengths = _runs(one.starts[absent], ends[absent], unit, gap)
-    one.from_storage = _bytes_of(one, begins, lengths)
+        run_of, begins, lengths = _runs(pieces.starts[absent], ends[absent], unit, gap)
+    pieces.from_storage = _bytes_of(pieces, begins, lengths)
     return absent, unit, run_of, begins, lengths
 
 
-def _bytes_of(one: Pieces, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
-    return int((np.minimum(begins + lengths, one.nbytes) - begins).sum())
+def _bytes_of(pieces: Pieces, begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> int:
+    return int((np.minimum(begins + lengths, pieces.nbytes) - begins).sum())
 
 
 def _runs(
     starts: NDArray[np.int64], ends: NDArray[np.int64], unit: int, gap: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the run of each piece, and where runs begin, in multiples of a unit, and their bytes."""
+    """Return the run of each piece, and the starts and sizes of runs in bytes, which are multiples of a unit."""
     low, high = starts // unit * unit, -(-ends // unit) * unit
     if not len(low):
         return low, low, low
@@ -184,41 +182,41 @@ def _runs(
 
 
 def _rows(
-    descriptor: int, nbytes: int, begins: NDArray[np.int64], lengths: NDArray[np.int64], places: NDArray[np.int64]
+    descriptor: int, nbytes: int, begins: NDArray[np.int64], lengths: NDArray[np.int64], buffers: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return the commands of runs: rows of the table that threads take them from."""
-    counts = -(-lengths // COMMAND)
+    """Return the commands of runs, as rows of the table of `read_share`."""
+    counts = -(-lengths // MAX_COMMAND_BYTES)
     run = np.repeat(np.arange(len(begins)), counts)
-    shift = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * COMMAND
+    shift = (np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)) * MAX_COMMAND_BYTES
     rows = np.empty((len(run), ROW_WORDS), np.int64)
     rows[:, R_FD] = descriptor
     rows[:, R_OFFSET] = begins[run] + shift
-    rows[:, R_NBYTES] = np.minimum(lengths[run] - shift, COMMAND)
+    rows[:, R_NBYTES] = np.minimum(lengths[run] - shift, MAX_COMMAND_BYTES)
     rows[:, R_NEEDED] = np.minimum(rows[:, R_NBYTES], nbytes - rows[:, R_OFFSET])
-    rows[:, R_BUFFER] = places[run] + shift
+    rows[:, R_BUFFER] = buffers[run] + shift
     return rows
 
 
-def _absent(one: Pieces, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _absent(pieces: Pieces, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which pieces have a page that is not in the page cache."""
-    if not one.mapping.tells:
+    if not pieces.mapping.tells:
         return np.ones(len(ends), np.bool_)
-    edges = [*one.parts, len(ends)]
-    found = [_absent_part(one, one.starts[first:end], ends[first:end]) for first, end in pairwise(edges)]
+    edges = [*pieces.parts, len(ends)]
+    found = [_absent_part(pieces, pieces.starts[first:end], ends[first:end]) for first, end in pairwise(edges)]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def _absent_part(one: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _absent_part(pieces: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
     low = int(starts[0]) // PAGE * PAGE
     count = -(-int(ends.max()) // PAGE) - low // PAGE
-    if page_cache.has_all(one.fileno(), low, count):
+    if page_cache.has_all(pieces.fileno(), low, count):
         return np.zeros(len(ends), np.bool_)
-    there = np.zeros(count, np.uint8)
-    if _libc.mincore(one.mapping.address + low, count * PAGE, there.ctypes.data):
+    residency = np.zeros(count, np.uint8)
+    if _libc.mincore(pieces.mapping.address + low, count * PAGE, residency.ctypes.data):
         return np.ones(len(ends), np.bool_)
     first, last = (starts - low) // PAGE, np.maximum(ends - 1 - low, 0) // PAGE
-    gone = np.concatenate(([0], np.cumsum(there & 1 == 0)))
-    return np.asarray(gone[last + 1] > gone[first])
+    absent_before = np.concatenate(([0], np.cumsum(residency & 1 == 0)))
+    return np.asarray(absent_before[last + 1] > absent_before[first])
 
 
 # -- how a file is read -------------------------------------------------------------------------------------------
@@ -226,14 +224,14 @@ def _absent_part(one: Pieces, starts: NDArray[np.int64], ends: NDArray[np.int64]
 _direct: dict[int, bool] = {}
 
 
-def _reads_directly(one: Pieces) -> bool:
+def _reads_directly(pieces: Pieces) -> bool:
     """Return whether the file system reads 512 bytes past the page cache: tried once."""
-    device_number = os.fstat(one.fileno()).st_dev
+    device_number = os.fstat(pieces.fileno()).st_dev
     if device_number not in _direct:
-        if one.nbytes < 2 * DIRECT:
+        if pieces.nbytes < 2 * DIRECT:
             return False
         try:
-            descriptor = os.open(f"/proc/self/fd/{one.fileno()}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+            descriptor = os.open(f"/proc/self/fd/{pieces.fileno()}", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
         except OSError:
             _direct[device_number] = False
             return False
@@ -247,15 +245,15 @@ def _reads_directly(one: Pieces) -> bool:
     return _direct[device_number]
 
 
-def _descriptor(one: Pieces, unit: int) -> int:
-    """Return a descriptor of the file, of its own: nobody closes it, and advice is for it alone."""
+def _descriptor(pieces: Pieces, unit: int) -> int:
+    """Return a new descriptor of the file, so that no other code closes it, and advice is for it alone."""
     flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if unit == DIRECT else 0)
     try:
-        descriptor = os.open(f"/proc/self/fd/{one.fileno()}", flags)
+        descriptor = os.open(f"/proc/self/fd/{pieces.fileno()}", flags)
     except OSError:  # no /proc
         if unit == DIRECT:
             raise
-        return os.dup(one.fileno())
+        return os.dup(pieces.fileno())
     if unit != DIRECT:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
     return descriptor
@@ -266,19 +264,19 @@ def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] |
 
     Ctrl-C is raised here; threads that are in a command then end it, and keep the memory to which it writes.
     """
-    state = np.zeros(WORDS, np.int64)
+    state = np.zeros(STATE_WORDS, np.int64)
     state[W_TABLE], state[W_COUNT] = rows.ctypes.data, len(rows)
     share = _read_share.load()
 
-    def run(chunk: int, kept: Any = (rows, keep)) -> None:
+    def run(chunk: int, references: Any = (rows, keep)) -> None:
         share(state.ctypes.data)
 
     task = ChunkedTask(min(THREADS, len(rows)), run, worker_group(Pieces, THREADS))
     done = -1
     try:
-        while concurrent.futures.wait([task], STALLED).not_done:
+        while concurrent.futures.wait([task], STALL_SECONDS).not_done:
             if done == state[W_DONE]:
-                raise errors.StallError(f"a drive has ended no read for {STALLED:g} s: look for it in the system's log")
+                raise errors.StallError(f"a drive completed no read for {STALL_SECONDS:g} s: check the system log")
             done = int(state[W_DONE])
     except BaseException:
         state[W_STOP] = 1
@@ -286,7 +284,7 @@ def _read(rows: NDArray[np.int64], keep: Any) -> tuple[int, NDArray[np.int64]] |
         concurrent.futures.wait([task], 1.0)  # no read should start when the caller closes descriptors
         raise
     task.result()
-    return (int(state[W_ERROR]), rows[state[W_WRONG]]) if state[W_ERROR] else None
+    return (int(state[W_ERROR]), rows[state[W_FAILED]]) if state[W_ERROR] else None
 
 
 @device
@@ -310,7 +308,7 @@ def read_share(state: int) -> int:
             if got == -4:  # EINTR
                 continue
             if got < 0 or (got & -512 == 0 and done + got < needed):
-                set_word(state, W_WRONG, k)
+                set_word(state, W_FAILED, k)
                 set_word(state, W_ERROR, -got if got < 0 else SHORT)
                 set_word(state, W_STOP, 1)
                 break
@@ -324,7 +322,7 @@ _read_share = native(read_share)
 
 @device
 def copy_pieces(addresses: int, sizes: int, size: int, out: int, count: int) -> int:
-    """Copy pieces, one after another; of one size, or with `sizes` each of its own (thread)."""
+    """Copy pieces, one after another; all of one size, or each of its own with `sizes` (thread)."""
     to = out
     for k in range(count):
         source = load_weak_as(addresses + 8 * k, I8)

@@ -159,8 +159,6 @@ class CachedRows:
 
     Attributes
     ----------
-    pages : int
-        Number of pages of the rows.
     bytes_read : int
         Bytes that were read ahead, gaps included.
     """
@@ -169,7 +167,7 @@ class CachedRows:
         self._array = array
         self._nbytes, self._stride, self._out = nbytes, stride, out
         self._stopped = False
-        self.pages = self._pages_read = 0
+        self._pages_read = 0
 
     @property
     def bytes_read(self) -> int:
@@ -204,7 +202,6 @@ class CachedRows:
         try:
             for batch in page_batches(starts, self._nbytes, array.cache.page_size, max_pages):
                 batches.append(batch)
-                self.pages += len(batch.pages)
                 prefetches.append(self._read(batches, prefetches, gap, max_pages) if reads_ahead else Prefetch())
                 if len(batches) > 1:
                     self._copy_batch(batches[-2], prefetches[-2], ascending, targets)

@@ -46,7 +46,7 @@ class WorkerGroup:
         self._limit = limit
         self._tasks: deque[ChunkedTask] = deque()
         self._busy = 0
-        self._slots = io_threads.WorkerSlots(self._wanted, self._serve, lambda: None)
+        self._slots = io_threads.WorkerSlots(self._count_slots, self._serve, lambda: None)
 
     def add(self, task: ChunkedTask) -> None:
         """Carry out a task after the earlier ones; in this thread if the interpreter exits and starts no thread."""
@@ -63,7 +63,7 @@ class WorkerGroup:
             if task in self._tasks and not task.waiting:
                 self._tasks.remove(task)
 
-    def _wanted(self) -> int:
+    def _count_slots(self) -> int:
         with self.lock:
             waiting = sum(task.waiting for task in self._tasks)
         return min(self._limit, waiting + self._busy) if waiting else 0
@@ -92,7 +92,7 @@ class ChunkedTask(Future):
     chunks : int
         1 or more.
     run : callable
-        ``run(k)`` carries out chunk `k`. After an exception, which becomes that of the task, no chunk starts.
+        ``run(k)`` carries out chunk `k`. After an exception, which becomes the exception of the task, no chunk starts.
     group : WorkerGroup or None
         Without a group, all chunks are carried out here, before this returns.
     work : str
