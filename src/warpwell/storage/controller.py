@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,17 @@ _serve_ports = native_function(native.poll_queues)
 
 _PARK_SECONDS = 5.0
 _MAX_THREADS = 64
+
+
+class _Store(NamedTuple):
+    """A namespace that `attach_kv` serves."""
+
+    name: str
+    functions: NativeMedium
+    owner: Any
+
+    def native(self) -> NativeMedium:
+        return self.functions
 
 
 @dataclass
@@ -99,8 +110,8 @@ class Controller:
         self._control[native.K_WINDOW] = window
         self._clients: list[_Client] = []
         self._retired: list[_Client] = []
-        self._media: dict[int, Medium] = {}
-        self._stores: dict[int, tuple[str, Any]] = {}
+        self._served: dict[int, Any] = {}
+        """Media and stores."""
         self._keep: list[Any] = []
         self._lock = threading.Lock()
         self._pool = io_threads.current()
@@ -221,7 +232,7 @@ class Controller:
             if functions is None:
                 functions = python_functions(medium)
                 self._keep.append(functions)
-            self._media[nsid] = medium
+            self._served[nsid] = medium
             self._publish(nsid, functions, native.BLOCKS, -(-medium.nbytes // unit) * unit)
             return nsid
 
@@ -246,12 +257,12 @@ class Controller:
         with self._lock:
             self._require_open()
             nsid = self._free_namespace()
-            self._stores[nsid] = (name, (functions, owner))
+            self._served[nsid] = _Store(name, functions, owner)
             self._publish(nsid, functions, native.KEY_VALUE, 0)
             return nsid
 
     def _free_namespace(self) -> int:
-        free = [k for k in range(1, NAMESPACES) if k not in self._media and k not in self._stores]
+        free = [k for k in range(1, NAMESPACES) if k not in self._served]
         if not free:
             raise errors.ArgumentError(f"a controller serves at most {NAMESPACES - 1} arrays and stores: close some")
         return free[0]
@@ -263,7 +274,7 @@ class Controller:
         record[native.NS_ERRORS] = record[native.NS_STRAY] = 0
         record[native.NS_COMPLETE] = functions.complete
         record[native.NS_START] = functions.start
-        self._records[0, 0] = max([*self._media, *self._stores]) + 1
+        self._records[0, 0] = max(self._served) + 1
 
     def detach(self, nsid: int) -> None:
         """Stop serving a namespace; later commands to it get an error status.
@@ -275,7 +286,7 @@ class Controller:
             self._records[nsid, native.NS_COMPLETE] = 0
         left = self._passed(_PARK_SECONDS)
         with self._lock:
-            served = self._media.pop(nsid, None), self._stores.pop(nsid, None)
+            served = self._served.pop(nsid, None)
         if not left:
             _leaked.append((served, self._keep))
 
@@ -295,7 +306,7 @@ class Controller:
 
     def name(self, nsid: int) -> str:
         """Return the name of a namespace's medium or store."""
-        return self._stores[nsid][0] if nsid in self._stores else self._media[nsid].name
+        return str(self._served[nsid].name)
 
     def errors(self, nsid: int) -> int:
         """Return how many commands of a namespace failed (an absent key is not a failure)."""
@@ -307,11 +318,12 @@ class Controller:
 
     def medium(self, nsid: int) -> Medium:
         """Return the medium of a namespace."""
-        return self._media[nsid]
+        medium: Medium = self._served[nsid]
+        return medium
 
     def namespace_address(self, nsid: int) -> NamespaceAddress:
         """Return the address that commands to a namespace need."""
-        return NamespaceAddress(nsid, native.BLOCK.bit_length() - 1, self._media[nsid].nbytes)
+        return NamespaceAddress(nsid, native.BLOCK.bit_length() - 1, self._served[nsid].nbytes)
 
     def failure(self, nsid: int | None = None, *, silent: bool = False) -> None:
         """Return None: the status of each command reports failures."""
@@ -331,7 +343,7 @@ class Controller:
     @property
     def python_served(self) -> list[str]:
         """Names of the media that Python serves, which is slow."""
-        return [m.name for m in self._media.values() if m.native() is None]
+        return [m.name for m in self._served.values() if m.native() is None]
 
     # -- service --------------------------------------------------------------------------------------------
 
@@ -398,7 +410,7 @@ class Controller:
             self._control[native.K_STOP] = 1
         if not self._pool.remove(self._slots, _PARK_SECONDS):
             # a system call that never returns: the memory it writes to must outlive it
-            _leaked.append((self.blocks(), self._clients, self._retired, self._media, self._stores, self._keep))
+            _leaked.append((self.blocks(), self._clients, self._retired, self._served, self._keep))
 
     def _serve(self, slot: int) -> None:
         """Serve as the thread in a slot, without the interpreter lock, until nothing is left to do."""

@@ -38,7 +38,6 @@ from ..targets import (
     load_acquire,
     load_relaxed_as,
     memory_for,
-    native,
     pread,
     pwrite,
 )
@@ -204,14 +203,8 @@ class FileMedium(Medium):
         is_allocated = 512 * os.fstat(self._fd).st_blocks >= self.nbytes > 0
         self._maps = direct is None and ring is not True and not writable and is_allocated and _in_memory(self._fd)
         # a file that is written is not read through the page cache: direct writes would have to drop what readers use
-        self._has_lookup = (
-            self.direct
-            and direct is None
-            and ring is not True
-            and not writable
-            and not _in_memory(self._fd)
-            and enable_lookup(self._fd, words[LOOKUP:])
-        )
+        if self.direct and direct is None and ring is not True and not writable and not _in_memory(self._fd):
+            enable_lookup(self._fd, words[LOOKUP:])
 
     @property
     def description(self) -> str:  # type: ignore[override]
@@ -231,10 +224,8 @@ class FileMedium(Medium):
                 self._state.words[RING] = self._ring.address
         if self._maps and not self._state.words[MAPPED] and self._fd >= 0:
             self._map()
-        if self._ring is None:
-            start = lookup_start if self._has_lookup else file_start
-            return NativeMedium(start.address, 0, self._state.address)
-        return NativeMedium(ring_start.address, ring_complete.address, self._state.address)
+        complete = 0 if self._ring is None else ring_complete.address
+        return NativeMedium(file_start.address, complete, self._state.address)
 
     def _map(self) -> None:
         """Map the file for native reads, as long as this object lives."""
@@ -550,18 +541,11 @@ def _in_memory(fd: int) -> bool:
     return found[0] in (0x01021994, 0x858458F6, 0x958458F6)
 
 
-@native
-def file_start(state: int, command: int, tag: int) -> int:
-    """Transfer the bytes before returning (never pending)."""
+@device
+def transfer_at_once(state: int, command: int, tag: int) -> int:
+    """Transfer the bytes before returning (never pending): the interpreter models no other system calls."""
     op, offset, nbytes, buffer = decode_command(command)
     return run_command(state, op, offset, nbytes, buffer, word(state, DIRECT_FD))
-
-
-@native_but_interpreted(file_start.function)
-def lookup_start(state: int, command: int, tag: int) -> int:
-    """Transfer the bytes before returning, from the page cache if it holds them (never pending)."""
-    op, offset, nbytes, buffer = decode_command(command)
-    return run_command(state, op, offset, nbytes, buffer, choose_path(state, op, offset, nbytes))
 
 
 @device
@@ -628,8 +612,8 @@ def for_ring(state: int, op: int, offset: int, inside: int, buffer: int) -> bool
     return offset >= 0 and inside > 0 and aligned and word(state, DIRECT_FD) >= 0
 
 
-@native_but_interpreted(file_start.function)
-def ring_start(state: int, command: int, tag: int) -> int:
+@native_but_interpreted(transfer_at_once)
+def file_start(state: int, command: int, tag: int) -> int:
     """Queue a command and return PENDING, or run it if the ring cannot carry it."""
     op, offset, nbytes, buffer = decode_command(command)
     inside = max(0, min(nbytes, word(state, NBYTES) - offset))
@@ -650,19 +634,10 @@ def ring_start(state: int, command: int, tag: int) -> int:
     set_word(record, R_NBYTES, inside)
     set_word(record, R_BUFFER, buffer)
     set_word(record, R_EXTRA, nbytes - inside)
-    enqueue(state, ring, slot)
+    queue(ring, word(state, DIRECT_FD), slot)
     if queued(ring) >= BATCH:
         submit(ring)
     return PENDING
-
-
-@device
-def enqueue(state: int, ring: int, slot: int) -> None:
-    """Queue the command of a slot with the descriptor that it needs."""
-    fd = word(state, DIRECT_FD)
-    if word(record_of(word(ring, G_SLOTS), slot), R_OP) == FLUSH:
-        fd = word(state, FD)
-    queue(ring, fd, slot)
 
 
 @device

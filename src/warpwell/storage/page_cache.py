@@ -62,14 +62,11 @@ def _cachestat(fd: int, offset: int, nbytes: int) -> int | None:
     return None if failed else counted[0]
 
 
-def enable_lookup(fd: int, words: np.ndarray) -> bool:
-    """Fill the words by which commands look for a file's pages; return False if they cannot."""
+def enable_lookup(fd: int, state: np.ndarray) -> None:
+    """Fill the words by which commands look for a file's pages, if the kernel allows it."""
     # the kernel refuses for files that this process does not own and may not write to
-    if not allowed() or _cachestat(fd, 0, 1 << PAGE_SHIFT) is None:
-        return False
-    words[L_SYSCALL] = ctypes.cast(_libc["syscall"], ctypes.c_void_p).value or 0
-    words[L_FD] = fd
-    return True
+    if allowed() and _cachestat(fd, 0, 1 << PAGE_SHIFT) is not None:
+        state[L_SYSCALL], state[L_FD] = ctypes.cast(_libc["syscall"], ctypes.c_void_p).value or 0, fd
 
 
 def has_all(fd: int, offset: int, pages: int) -> bool:
