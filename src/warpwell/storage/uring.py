@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import inspect
 import mmap
 import os
 from collections.abc import Callable
@@ -171,6 +170,15 @@ class Ring:
 
 _left: list[Ring] = []
 
+_TRY_IT = f"""
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+ring = libc.syscall({SETUP}, 4, ctypes.create_string_buffer(120))
+if ring < 0 or libc.syscall({ENTER}, ring, 0, 0, 0, None, 0) < 0:
+    print("io_uring:", os.strerror(ctypes.get_errno()))
+    raise SystemExit(1)
+"""
+
 
 @functools.cache
 def allowed() -> str | None:
@@ -181,39 +189,7 @@ def allowed() -> str | None:
         switch = 0
     if switch == 2:
         return "kernel.io_uring_disabled is 2"
-    return probe(f"{inspect.getsource(_try_it)}\n_try_it()")
-
-
-def _try_it() -> None:
-    """Set up a ring, and run a NOP and a read through it; exit with 1 and the reason on stdout (a child process)."""
-    import ctypes
-    import mmap
-    import os
-    import struct
-    import sys
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    params = ctypes.create_string_buffer(120)
-    ring = libc.syscall(425, 4, params)
-    if ring < 0:
-        sys.exit(print(f"io_uring_setup: {os.strerror(ctypes.get_errno())}") or 1)
-    numbers = struct.unpack("30I", params.raw)
-    both = mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE
-    rings = mmap.mmap(ring, max(numbers[16] + 16, numbers[25] + 16 * numbers[1]), *both)
-    entries = mmap.mmap(ring, 256, *both, offset=0x10000000)
-    buffer = ctypes.create_string_buffer(64)
-    file = os.open(sys.executable, os.O_RDONLY)
-    for number, (opcode, size) in enumerate([(0, 0), (22, 64)]):
-        entries[:64] = struct.pack("BBHiQQIIQ24x", opcode, 0, 0, file, 0, ctypes.addressof(buffer), size, 0, 7)
-        struct.pack_into("I", rings, numbers[16] + 4 * number, 0)
-        struct.pack_into("I", rings, numbers[11], number + 1)
-        if libc.syscall(426, ring, 1, 1, 1, None, 0) != 1:
-            sys.exit(print(f"io_uring_enter: {os.strerror(ctypes.get_errno())}") or 1)
-        user, result = struct.unpack_from("Qi", rings, numbers[25] + 16 * number)
-        if user != 7 or result != size:
-            sys.exit(print(f"io_uring: operation {opcode} returned {result}") or 1)
-    if buffer.raw != os.pread(file, 64, 0):
-        sys.exit(print("io_uring: a read returned wrong bytes") or 1)
+    return probe(_TRY_IT)
 
 
 # -- device code -----------------------------------------------------------------------------------------------
