@@ -228,7 +228,7 @@ _COPIED = """        copy_foreign(buffer, frame_address(view, word) + first, nby
 """
 _FENCE = "        fence(DEVICE)\n"
 _FOLDED = """                if is_valid:
-                    total = fold_four("""
+                    is_done, total = use_four("""
 
 FAULTS = (
     Fault(
@@ -914,7 +914,7 @@ FAULTS = (
         "span-escapes",
         "spans",
         "items are given to the fold before the second look, and stay in its total",
-        (Edit(_WORDS_OF, "folding", _FOLDED, _FOLDED.replace("if is_valid", "if True")),),
+        (Edit(_WORDS_OF, "_walking", _FOLDED, _FOLDED.replace("if is_valid", "if True")),),
     ),
     Fault(
         "row-without-a-fence",

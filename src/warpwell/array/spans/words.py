@@ -505,6 +505,68 @@ def _pack(code: str) -> Maker:
 # -- walks ---------------------------------------------------------------------------------------------------------
 
 
+class _Use(NamedTuple):
+    """Device functions by which a walk uses the groups that it reads."""
+
+    aligned_start: Maker
+    """``(target, source, lo)``, as `PageAccess.aligned_start`."""
+    same_pages: Maker
+    """``(target, source, i, step)``, as `PageAccess.same_page`."""
+    peek_word: Maker
+    """``(target, i, step)``, as `PageAccess.peek_word`."""
+    use_four: Maker
+    """``(f, total, target, source, groups, word, i, step, args)`` to whether the walk continues, and the total."""
+    use_one: Maker
+    """``(f, total, target, source, pair, i, lo, hi, args)``, likewise, for the items of a group in [lo, hi)."""
+
+
+def _walking(source: Stored | None, group: int, rank_of: Maker, shared: bool, use: _Use) -> Maker:
+    """Return ``(f, total, target, source, lo, hi, args)`` to the last total: the caller's share of a walk."""
+    size, full = (source.size, source.full) if source else (0, False)
+    reads = page_access(source, group, shared)[2:6] if source else _NO_READS
+    read_four, read_one, load_page, read_under_pin = reads
+    aligned_start, same_pages, peek_word, use_four, use_one = use
+
+    @device
+    def walk(f, total, target, source, lo, hi, args):
+        rank, lanes = rank_of()
+        step = group * lanes
+        i = aligned_start(target, source, lo) + group * rank
+        was_loaded = False
+        while i < hi:
+            if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_pages(target, source, i, step):
+                word = peek_word(target, i, step)
+                is_valid, groups = read_four(source, i, step)
+                if full:
+                    count_read(source.core, 4 * group, 4 * group * size, is_valid)
+                if is_valid:
+                    is_done, total = use_four(f, total, target, source, groups, word, i, step, args)
+                    if not is_done:
+                        break
+                    i += 4 * step
+                    continue
+            else:
+                is_valid, pair = read_one(source, i, group)
+                if full:
+                    count = min(hi - i, group) - min(max(lo - i, 0), group)
+                    count_read(source.core, count, count * size, is_valid)
+                if is_valid or was_loaded:
+                    if not is_valid:
+                        pair = read_under_pin(source, i)
+                    is_done, total = use_one(f, total, target, source, pair, i, lo, hi, args)
+                    if not is_done:
+                        break
+                    i += step
+                    was_loaded = False
+                    continue
+            if not load_page(source, i, hi - 1):
+                break
+            was_loaded = True
+        return total
+
+    return walk
+
+
 @device
 def fold_item(f, total, item, i, args):
     """Return the next total of `fold`."""
@@ -519,7 +581,7 @@ def fold_indexed_item(f, total, item, i, args):
 
 @functools.cache
 def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold_item) -> Maker:
-    """Return ``(f, start, view, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
+    """Return ``(f, start, source, lo, hi, *args)``, which folds the caller's share of an array behind a cache.
 
     Parameters
     ----------
@@ -530,9 +592,17 @@ def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold
     fold_one : callable
         Device function ``(f, total, item, i, args)`` to the next total.
     """
-    size, full, group = source.size, source.full, GROUP_BYTES // source.size
-    aligned_start, same_page, read_four, read_one, load_page, read_under_pin = page_access(source, group, shared)[:6]
-    unpack = _unpack(source.code)
+    group = GROUP_BYTES // source.size
+    access, unpack = page_access(source, group, shared), _unpack(source.code)
+    start_of_source, same_page = access.aligned_start, access.same_page
+
+    @device
+    def aligned_start(target, source, lo):
+        return start_of_source(source, lo)
+
+    @device
+    def same_pages(target, source, i, step):
+        return same_page(source, i, step)
 
     @device
     def fold_group(f, total, first, second, i, args):
@@ -541,46 +611,24 @@ def folding(source: Stored, rank_of: Maker, shared: bool, fold_one: Maker = fold
         return total
 
     @device
-    def fold_four(f, total, groups, i, step, args):
+    def fold_four(f, total, target, source, groups, word, i, step, args):
         total = fold_group(f, total, groups[0], groups[1], i, args)
         total = fold_group(f, total, groups[2], groups[3], i + step, args)
         total = fold_group(f, total, groups[4], groups[5], i + 2 * step, args)
-        return fold_group(f, total, groups[6], groups[7], i + 3 * step, args)
+        return True, fold_group(f, total, groups[6], groups[7], i + 3 * step, args)
 
     @device
-    def fold_words(f, start, view, lo, hi, *args):
-        rank, lanes = rank_of()
-        step = group * lanes
-        total = start
-        i = aligned_start(view, lo) + group * rank
-        was_loaded = False
-        while i < hi:
-            if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_page(view, i, step):
-                is_valid, groups = read_four(view, i, step)
-                if full:
-                    count_read(view.core, 4 * group, 4 * group * size, is_valid)
-                if is_valid:
-                    total = fold_four(f, total, groups, i, step, args)
-                    i += 4 * step
-                    continue
-            else:
-                is_valid, pair = read_one(view, i, group)
-                first, second = pair
-                begin, end = min(max(lo - i, 0), group), min(hi - i, group)
-                if full:
-                    count_read(view.core, end - begin, (end - begin) * size, is_valid)
-                if is_valid or was_loaded:
-                    if not is_valid:
-                        first, second = read_under_pin(view, i)
-                    for k in range(begin, end):
-                        total = fold_one(f, total, unpack(first, second, k), i + k, args)
-                    i += step
-                    was_loaded = False
-                    continue
-            if not load_page(view, i, hi - 1):
-                break
-            was_loaded = True
-        return total
+    def fold_part(f, total, target, source, pair, i, lo, hi, args):
+        first, second = pair
+        for k in range(min(max(lo - i, 0), group), min(hi - i, group)):
+            total = fold_one(f, total, unpack(first, second, k), i + k, args)
+        return True, total
+
+    walk = _walking(source, group, rank_of, shared, _Use(aligned_start, same_pages, _no_word, fold_four, fold_part))
+
+    @device
+    def fold_words(f, start, source, lo, hi, *args):
+        return walk(f, start, 0, source, lo, hi, args)
 
     return fold_words
 
@@ -631,42 +679,8 @@ def _pin_no_page(view, i):
     return 0, 0
 
 
-_NO_ACCESS = _always, _read_no_words, _read_no_pair, _load_no_page, _pin_no_page
-"""In the place of `PageAccess[1:6]` for a source that is not behind a cache."""
-
-
-def _source_access(
-    target: Stored, source: Stored | None, items: Maker, group: int, shared: bool
-) -> tuple[Maker, tuple[Maker, ...], Maker]:
-    """Return device functions for the source of a walk that stores.
-
-    They are ``(target, source, lo)`` to the aligned start; those of `PageAccess` from `same_page` to `read_under_pin`;
-    and ``(source, first, second, i, k)`` to a tuple of items: item k of a group, or items i + k.
-    """
-    if source is None:
-        start_of_target = page_access(target, group, shared).aligned_start
-
-        @device
-        def start_as_target(target, source, lo):
-            return start_of_target(target, lo)
-
-        @device
-        def items_by_index(source, first, second, i, k):
-            return items(source, i + k)
-
-        return start_as_target, _NO_ACCESS, items_by_index
-    access = page_access(source, group, shared)
-    start_of_source, unpack = access.aligned_start, _unpack(source.code)
-
-    @device
-    def start_as_source(target, source, lo):
-        return start_of_source(source, lo)
-
-    @device
-    def item_of_group(source, first, second, i, k):
-        return (unpack(first, second, k),)
-
-    return start_as_source, access[1:6], item_of_group
+_NO_READS = _read_no_words, _read_no_pair, _load_no_page, _pin_no_page
+"""Functions of `PageAccess` from `read_four` to `read_under_pin` for a source that is not behind a cache."""
 
 
 @functools.cache
@@ -676,13 +690,35 @@ def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker,
     `items` is a device function ``(source, i)`` to a tuple of items, if the source is not behind a cache; the other
     parameters are those of `folding`.
     """
-    size, full = (source.size, source.full) if source else (0, False)
-    group = GROUP_BYTES // max(target.size, size)
-    of_target = page_access(target, group, shared)
-    same_page_of_target, pack = of_target.same_page, _pack(target.code)
+    group = GROUP_BYTES // max(target.size, source.size if source else 0)
+    of_target, pack = page_access(target, group, shared), _pack(target.code)
+    start_of_target, same_page_of_target = of_target.aligned_start, of_target.same_page
     peek_word, store_now, store_four, store_one = of_target[6:]
-    aligned_start, of_source, items_of = _source_access(target, source, items, group, shared)
-    same_page, read_four, read_one, load_page, read_under_pin = of_source
+    if source is None:
+        same_page = _always
+
+        @device
+        def aligned_start(target, source, lo):
+            return start_of_target(target, lo)
+
+        @device
+        def items_of(source, first, second, i, k):
+            return items(source, i + k)
+    else:
+        start_of_source, same_page = page_access(source, group, shared)[:2]
+        unpack = _unpack(source.code)
+
+        @device
+        def aligned_start(target, source, lo):
+            return start_of_source(source, lo)
+
+        @device
+        def items_of(source, first, second, i, k):
+            return (unpack(first, second, k),)
+
+    @device
+    def same_pages(target, source, i, step):
+        return same_page(source, i, step) and same_page_of_target(target, i, step)
 
     @device
     def map_group(f, source, first, second, i, begin, end, args):
@@ -692,52 +728,25 @@ def storing(target: Stored, source: Stored | None, items: Maker, rank_of: Maker,
         return a, b
 
     @device
-    def map_four(f, source, groups, i, step, args):
+    def map_four(f, total, target, source, groups, word, i, step, args):
         a, b = map_group(f, source, groups[0], groups[1], i, 0, group, args)
         c, d = map_group(f, source, groups[2], groups[3], i + step, 0, group, args)
         e, g = map_group(f, source, groups[4], groups[5], i + 2 * step, 0, group, args)
         h, j = map_group(f, source, groups[6], groups[7], i + 3 * step, 0, group, args)
-        return a, b, c, d, e, g, h, j
+        groups = (a, b, c, d, e, g, h, j)
+        return store_now(target, i, step, groups, word) or store_four(target, i, step, groups), total
 
     @device
-    def same_pages(target, source, i, step):
-        return same_page(source, i, step) and same_page_of_target(target, i, step)
+    def map_part(f, total, target, source, pair, i, lo, hi, args):
+        begin, end = min(max(lo - i, 0), group), min(hi - i, group)
+        first, second = pair
+        first, second = map_group(f, source, first, second, i, begin, end, args)
+        return begin >= end or store_one(target, i, lo, hi, first, second), total
+
+    walk = _walking(source, group, rank_of, shared, _Use(aligned_start, same_pages, peek_word, map_four, map_part))
 
     @device
     def map_words(f, target, source, lo, hi, *args):
-        rank, lanes = rank_of()
-        step = group * lanes
-        i = aligned_start(target, source, lo) + group * rank
-        was_loaded = False
-        while i < hi:
-            if not was_loaded and i >= lo and i + 3 * step + group <= hi and same_pages(target, source, i, step):
-                word = peek_word(target, i, step)
-                is_valid, groups = read_four(source, i, step)
-                if full:
-                    count_read(source.core, 4 * group, 4 * group * size, is_valid)
-                if is_valid:
-                    groups = map_four(f, source, groups, i, step, args)
-                    if not store_now(target, i, step, groups, word) and not store_four(target, i, step, groups):
-                        break
-                    i += 4 * step
-                    continue
-            else:
-                is_valid, pair = read_one(source, i, group)
-                first, second = pair
-                begin, end = min(max(lo - i, 0), group), min(hi - i, group)
-                if full:
-                    count_read(source.core, end - begin, (end - begin) * size, is_valid)
-                if is_valid or was_loaded:
-                    if not is_valid:
-                        first, second = read_under_pin(source, i)
-                    first, second = map_group(f, source, first, second, i, begin, end, args)
-                    if begin < end and not store_one(target, i, lo, hi, first, second):
-                        break
-                    i += step
-                    was_loaded = False
-                    continue
-            if not load_page(source, i, hi - 1):
-                break
-            was_loaded = True
+        walk(f, 0, target, source, lo, hi, args)
 
     return map_words
