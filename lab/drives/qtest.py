@@ -39,8 +39,8 @@ from warpwell.targets import Block, private_block
 
 from . import qtest_store as at
 
-SECONDS = 2.0
-"""How long one access waits."""
+SECONDS = 20.0
+"""Time-out of one register access. Other programs may keep QEMU from its processors."""
 
 BAR0 = 0xC000_0000
 """Where the controller's registers are placed, in QEMU's address space."""

@@ -141,7 +141,7 @@ def test_raw_namespaces_are_read_only_and_end_with_a_whole_page(tmp_path) -> Non
     with drive_with(image) as (_, drive):
         with pytest.raises(errors.FormatError, match="format-array"):
             opened(drive)
-        with pytest.raises(errors.ReadOnlyError, match="somebody's data"):
+        with pytest.raises(errors.ReadOnlyError, match="holds no array of Warpwell"):
             opened(drive, "r+", dtype=np.int64)
         with opened(drive, dtype=np.int64) as a:
             assert a.shape == (9 * 512,) and np.array_equal(np.asarray(a), data[: 9 * 512])

@@ -438,11 +438,8 @@ class DriveMedium(NamespaceMedium):
 
     def _watch(self) -> float:
         """Look for a failure of the drive once; return the seconds until the next look."""
-        if self.failure() is not None:
-            return IDLE_SECONDS
         since = np.concatenate([pair.records[:, P_SINCE] for pair in self._pairs])
-        if not since.any():
-            self._drive.transport.examine()
+        if self.failure() is not None or not since.any():
             return IDLE_SECONDS
         age = (clock.monotonic_ns() - int(since[since > 0].min())) * 1e-9
         self._drive.transport.watch("a command was", age, self.seconds, self._generation)
