@@ -34,12 +34,13 @@ class Work:
 def test_a_poll_completes_the_future_once_and_may_ask_for_it() -> None:
     work = Work()
     future = Future("copy", work.poll)
-    assert not future.done() and future.running() and repr(future) == "<copy, running>"
+    assert not future.done() and future.running() and repr(future) == "<Future: copy, running>"
     with pytest.raises(TimeoutError, match=r"the copy is not done after 0\.01 s: wait longer, or cancel\(\) it"):
         future.result(0.01)
     assert not future.cancel() and not any(work.inner)
     work.end = 7
-    assert future.result() == 7 and future.done() and future.exception() is None and repr(future) == "<copy, done>"
+    assert future.result() == 7 and future.done() and future.exception() is None
+    assert repr(future) == "<Future: copy, done>"
     polls = work.polls
     assert future.result(0) == 7 and work.polls == polls
 
