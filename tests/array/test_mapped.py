@@ -403,13 +403,13 @@ def test_nothing_is_left(path: Path) -> None:
 
     ww.open(path, device="cpu").close()
     gc.collect()
-    before, guarded = files(), len(bus_error._places)
+    before, guarded = files(), len(bus_error._slots)
     for _ in range(20):
         with ww.open(path, "r+", device="cpu") as a:
             fill[2](a, 1)
         with pytest.raises(errors.SharingError), ww.open(path, "r+", device="cpu"):
             ww.open(path, "r+", device="cpu")
-    assert (files(), len(bus_error._places), mappings(path)) == (before, guarded, 0)
+    assert (files(), len(bus_error._slots), mappings(path)) == (before, guarded, 0)
 
 
 def test_threads_side_by_side(path: Path) -> None:

@@ -211,7 +211,7 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
     )
     codes = {function.__code__ for function in functions}
     gc.collect()
-    guarded = set(bus_error._places)  # arrays of other tests may be mapped still
+    guarded = set(bus_error._slots)  # arrays of other tests may be mapped still
     came = 0
 
     def trace(frame: Any, event: str, argument: object) -> Any:
@@ -229,7 +229,7 @@ def test_stores_are_dropped_in_the_middle_of_others_work(path: Path) -> None:
         store.close()
     finally:
         sys.settrace(before)
-    assert came > 10 and set(bus_error._places) <= guarded
+    assert came > 10 and set(bus_error._slots) <= guarded
 
 
 # -- the end of a program -----------------------------------------------------------------------------------

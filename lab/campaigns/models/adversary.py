@@ -81,7 +81,7 @@ class Adversary(Interpreter):
         super()._switch()
 
     def _is_awake(self, thread: Thread) -> bool:
-        return thread.place < len(self._awake) and self._awake[thread.place] is thread
+        return thread.position < len(self._awake) and self._awake[thread.position] is thread
 
     def _pick(self) -> Thread:
         chosen = super()._pick()

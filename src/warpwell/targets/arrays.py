@@ -58,9 +58,9 @@ def at_address(device: str, address: int, shape: tuple[int, ...], dtype: np.dtyp
     if device == "cuda":
         return memory.as_array(address, shape, dtype, None, keep)
     nbytes = math.prod(shape) * dtype.itemsize
-    there = (ctypes.c_ubyte * nbytes).from_address(address)
-    there.keep = keep  # type: ignore[attr-defined]
-    return np.frombuffer(memoryview(there), dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
+    raw = (ctypes.c_ubyte * nbytes).from_address(address)
+    raw.keep = keep  # type: ignore[attr-defined]
+    return np.frombuffer(memoryview(raw), dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
 
 def to_host(array: Any) -> NDArray[Any]:

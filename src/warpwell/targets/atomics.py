@@ -476,6 +476,6 @@ def element_address(array: Any, index: Any) -> int:
     position = index if isinstance(index, tuple) else (index,)
     for i, extent in zip(position, array.shape, strict=True):
         if not 0 <= i < extent:
-            kernel, name = getattr(array, "said", None) or ("?", "?")
+            kernel, name = getattr(array, "origin", None) or ("?", "?")
             raise out_of_range(kernel, name, int(i), extent)
     return int(array.ctypes.data + sum(int(i) * s for i, s in zip(position, array.strides, strict=True)))

@@ -83,5 +83,5 @@ def for_interp(kernel: Any, values: Sequence[Any]) -> list[Any]:
     for k, name in enumerate(parameters(kernel)[: len(out)]):
         if isinstance(out[k], np.ndarray):
             out[k] = out[k].view(CheckedNumPy)
-            out[k].said = kernel.__name__, name
+            out[k].origin = kernel.__name__, name
     return out

@@ -1,15 +1,15 @@
 """Mapped files that may be cut or fail while native code reads them: zeros instead of a killed process.
 
-The system answers an access to a page of a mapped file that it cannot read, or that lies behind the file's end, or
-that has no room on a full disk, with SIGBUS, which kills the process. For the ranges that are `guard`ed here a handler
-puts zeros in the place of what failed, and the access goes on. There are two kinds of ranges:
+The system sends SIGBUS, which kills the process, if a page of a mapped file cannot be read, is behind the file's end,
+or has no room on a full disk. For ranges that are `guard`ed here, a handler replaces the page that failed by zeros, and
+the access continues. There are two kinds of ranges:
 
-- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Whoever reads has a checksum and looks further when it is wrong.
+- `PAGE_OF_ZEROS`: the page that failed becomes zeros. Readers have a checksum, and look further when it is wrong.
 - `REST_OF_ZEROS`, `REST_TO_WRITE`: the range keeps its first failure for `failure`, the launch is flagged as failed,
   and everything from the page that failed to the end of the range becomes zeros (for `REST_TO_WRITE` in memory that may
   be written): one signal instead of one a page, and stores that go nowhere instead of a killed process.
 
-Any other SIGBUS goes to whatever handled it before.
+Any other SIGBUS goes to the previous handler.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ W_PREVIOUS = 3
 W_DEFAULT = 4
 """Address of the system's own action."""
 W_PASSED = 5
-"""1 after a signal was passed on to the previous action: one that then comes back from there nobody handles."""
+"""1 after a signal was passed on to the previous action: if that action passes it back, it is not handled."""
 W_RANGES = 8
 """Here the ranges begin, with the words below."""
 RANGE_WORDS = 4
@@ -141,11 +141,11 @@ TABLE = (ctypes.c_int64 * (W_RANGES + RANGE_WORDS * CAPACITY))()
 # No lock: finalizers come here in the middle of anything, also of these functions, and forked children. Each step below
 # is one that no other interrupts.
 _free = deque(range(CAPACITY))
-_places: dict[int, int] = {}
+_slots: dict[int, int] = {}
 
 
 def map_guarded(fd: int, nbytes: int, kind: int = PAGE_OF_ZEROS) -> int | None:
-    """Map the first bytes of a file and guard them; return the address, or None where it is not possible.
+    """Map the first bytes of a file and guard them; return the address, or None if that is not possible.
 
     `nbytes` may exceed the file's size, because it may grow. Stores are possible with `REST_TO_WRITE`.
     """
@@ -166,26 +166,26 @@ def unmap(address: int, nbytes: int) -> None:
 
 
 def guard(address: int, nbytes: int, kind: int = PAGE_OF_ZEROS) -> bool:
-    """Guard a mapped range from now on; return False where it is not possible (then do not read it).
+    """Guard a mapped range from now on; return False if that is not possible (then do not read it).
 
     `release` it before it is unmapped.
     """
     if not handled():
         return False
     try:
-        place = _free.popleft()
+        slot = _free.popleft()
     except IndexError:
         return False
-    at = W_RANGES + RANGE_WORDS * place
+    at = W_RANGES + RANGE_WORDS * slot
     TABLE[at + R_END], TABLE[at + R_KIND], TABLE[at + R_FAILED] = address + nbytes, kind, 0
     TABLE[at + R_START] = address
-    _places[address] = place
+    _slots[address] = slot
     return True
 
 
 def failure(address: int) -> tuple[int, bool] | None:
     """Return where the guarded range at `address` first failed, and whether a store did; None if it did not."""
-    found = TABLE[W_RANGES + RANGE_WORDS * _places[address] + R_FAILED]
+    found = TABLE[W_RANGES + RANGE_WORDS * _slots[address] + R_FAILED]
     return (found >> 1, bool(found & 1)) if found else None
 
 
@@ -194,15 +194,15 @@ def failure_word(address: int) -> int:
 
     It changes before the zeros can be read.
     """
-    return ctypes.addressof(TABLE) + 8 * (W_RANGES + RANGE_WORDS * _places[address] + R_FAILED)
+    return ctypes.addressof(TABLE) + 8 * (W_RANGES + RANGE_WORDS * _slots[address] + R_FAILED)
 
 
 def release(address: int) -> None:
     """Guard a range no more."""
-    place = _places.pop(address, None)
-    if place is not None:
-        TABLE[W_RANGES + RANGE_WORDS * place + R_START] = 0
-        _free.appendleft(place)
+    slot = _slots.pop(address, None)
+    if slot is not None:
+        TABLE[W_RANGES + RANGE_WORDS * slot + R_START] = 0
+        _free.appendleft(slot)
 
 
 @functools.cache
@@ -228,5 +228,5 @@ def handled() -> bool:
     TABLE[W_PASSED] = 0
     TABLE[W_MMAP] = ctypes.cast(_libc.mmap, ctypes.c_void_p).value or 0
     TABLE[W_SIGACTION] = ctypes.cast(_libc.sigaction, ctypes.c_void_p).value or 0
-    ours = _Action(handler, (ctypes.c_byte * 128)(), _SA_SIGINFO | _SA_ONSTACK, None)
-    return int(_libc.sigaction(_SIGBUS, ctypes.byref(ours), None)) == 0
+    action = _Action(handler, (ctypes.c_byte * 128)(), _SA_SIGINFO | _SA_ONSTACK, None)
+    return int(_libc.sigaction(_SIGBUS, ctypes.byref(action), None)) == 0

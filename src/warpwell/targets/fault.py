@@ -44,58 +44,58 @@ class LaunchFlag:
     def __init__(self, target: str) -> None:
         self.interrupted = False
         self._on_gpu = target == "cuda"
-        self._pinned: Words | None = None
-        self._words: Words | None = None
+        self._pinned: Pair | None = None
+        self._pair: Pair | None = None
         if not self._on_gpu:
-            words = np.zeros(2, np.int64)
-            self._words = words, int(words.ctypes.data)
+            pair = np.zeros(2, np.int64)
+            self._pair = pair, int(pair.ctypes.data)
 
     @property
     def address(self) -> int:
         """Address of the words, which a GPU reads too: pinned memory, taken when it is first asked for."""
-        if self._words is None:
-            self._words = self._pinned = _take()
-            self._words[0][:] = self.interrupted
-        return self._words[1]
+        if self._pair is None:
+            self._pair = self._pinned = _take()
+            self._pair[0][:] = self.interrupted
+        return self._pair[1]
 
     @property
     def failed(self) -> bool:
         """Whether device code has latched an error, or the launch was interrupted."""
-        return self._words is not None and bool(self._words[0][0])
+        return self._pair is not None and bool(self._pair[0][0])
 
     def interrupt(self) -> None:
         """Let `failed` be true, and waits and misses end."""
         self.interrupted = True
-        if self._words is not None:
-            self._words[0][:] = 1
+        if self._pair is not None:
+            self._pair[0][:] = 1
 
     def clear(self) -> None:
         """Clear the flag that device code set, unless the launch was interrupted."""
-        if self._words is not None and not self.interrupted:
-            self._words[0][:] = 0
+        if self._pair is not None and not self.interrupted:
+            self._pair[0][:] = 0
 
     def __del__(self) -> None:
         if getattr(self, "_pinned", None) is not None:
-            _free.append(self._pinned)  # one step: a finalizer may come while the lock is held
+            _free.append(self._pinned)  # One step, because a finalizer may run while the lock is held.
 
 
 class PlainFlag(LaunchFlag):
-    """The flag of kernels that Warpwell does not launch, which all read the same words: those of the fault page."""
+    """The flag of kernels that Warpwell does not launch. They all read the words of the fault page."""
 
     def __init__(self) -> None:
         super().__init__("cuda")
         share_fault_page()  # such a kernel may be the process's first
-        self._words = fault_page()[:2], FAULT_PAGE
+        self._pair = fault_page()[:2], FAULT_PAGE
 
 
-Words = tuple[NDArray[np.int64], int]
+Pair = tuple[NDArray[np.int64], int]
 """The words of a flag, and their address."""
 
 _free: list[Any] = []
 _blocks: list[Block] = []
 
 
-def _take() -> Words:
+def _take() -> Pair:
     """Return two words of pinned memory, which any GPU of the process reads."""
     with _lock:
         if not _free:
@@ -103,8 +103,8 @@ def _take() -> Words:
             _blocks.append(block)
             rows = block.words[: _NBYTES // 8].reshape(-1, 8)  # a line each
             _free.extend((row[:2], block.address + 64 * k) for k, row in enumerate(rows))
-        taken: Words = _free.pop()
-    return taken
+        pair: Pair = _free.pop()
+    return pair
 
 
 def fault_page() -> NDArray[np.int64]:
@@ -138,7 +138,7 @@ def _map() -> NDArray[np.int64]:
 
 def _after_fork() -> None:
     if _page is not None:
-        _page[0] = 0  # arrays of the parent are of no use here, and what failed there failed for others
+        _page[0] = 0  # A child cannot use arrays of the parent, so their failures do not concern it.
 
 
 os.register_at_fork(after_in_child=_after_fork)

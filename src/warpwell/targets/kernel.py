@@ -36,19 +36,19 @@ MANY_VERSIONS = 8
 
 _log = logging.getLogger(__name__)
 
-Place = Callable[[Any, Sequence[Any], str | None], bool]
-_place: Place | None = None
+Redirect = Callable[[Any, Sequence[Any], str | None], bool]
+_redirect: Redirect | None = None
 
 
-def set_place(place: Place | None) -> None:
-    """Have every launch call ``place(launch, args, device)``, which may run it elsewhere, and then returns True."""
-    global _place
-    _place = place
+def set_place(redirect: Redirect | None) -> None:
+    """Have every launch call ``redirect(launch, args, device)``, which may run it elsewhere, and then returns True."""
+    global _redirect
+    _redirect = redirect
 
 
 def placed(launch: Any, args: Sequence[Any], device: str | None) -> bool:
     """Offer a launch to `set_place`'s function; return whether it ran the launch."""
-    return _place is not None and _place(launch, args, device)
+    return _redirect is not None and _redirect(launch, args, device)
 
 
 class Kernel:
@@ -228,7 +228,7 @@ class Launch:
         launch = self.current()
         launch.check(args)
         args = viewed(self.kernel, args)
-        if _place is not None and _place(launch, args, device):
+        if _redirect is not None and _redirect(launch, args, device):
             return
         target = checked_device(device or device_of(args), among=DEVICES)
         if target == "interp":

@@ -18,7 +18,7 @@ class LaunchStream:
     """An order of work on a device. Use `stream_on`.
 
     This class is the stream of the `cpu` and `interp` targets: each call returns when its work is done. `GpuStream`
-    overrides all methods. Addresses are those of device memory and of shared memory (`Allocator.allocate_shared`). The
+    overrides all methods. Addresses refer to device memory and to shared memory (`Allocator.allocate_shared`). The
     contents of the memory must stay until the work is done.
     """
 

@@ -24,7 +24,7 @@ def view_of(address: int, nbytes: int, dtype: Any) -> NDArray[Any]:
 def private_memory(nbytes: int) -> mmap.mmap:
     """Return zeroed memory of which a forked child gets a copy.
 
-    ``mmap.mmap(-1, nbytes)`` alone is shared with children: what one process writes there, the other reads. Memory that
+    ``mmap.mmap(-1, nbytes)`` alone is shared with children: each process reads the writes of the other. Memory that
     O_DIRECT transfers write to has to be shared all the same (`Allocator`): a fork in the middle of a transfer to
     private memory may leave the data in the child alone (open(2)).
     """

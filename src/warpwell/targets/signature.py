@@ -1,4 +1,4 @@
-"""What is known of a kernel before it is compiled: its parameters, the extents that its code asks for, its grid."""
+"""Facts about a kernel before it is compiled: its parameters, the extents that its code asks for, its grid."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
     dims = len(shape)
     if kernel.block is not None and dims != 1:
         raise errors.ArgumentError(f"launch shape {shape} of a block kernel: give one number, of blocks")
-    for asked, line, path in _asked(kernel.function, set()):
-        if asked == dims:
+    for requested, line, path in _requested_dims(kernel.function, set()):
+        if requested == dims:
             continue
-        where = f"kernel {kernel.__name__!r} asks grid({asked}) ({path}, line {line}) in a launch of shape {shape}"
-        if asked not in _EXTENTS:
+        where = f"kernel {kernel.__name__!r} asks grid({requested}) ({path}, line {line}) in a launch of shape {shape}"
+        if requested not in _EXTENTS:
             raise errors.ArgumentError(f"{where}: launches have 1, 2 or 3 extents")
-        extents = f"launch over {_EXTENTS[asked]}, or ask grid({dims})"
-        # who comes from CUDA's blocks and threads would have an index beyond what the array has
-        hint = "; a shape counts indices, not blocks and threads" if dims > asked else ""
+        extents = f"launch over {_EXTENTS[requested]}, or ask grid({dims})"
+        # CUDA users expect kernel[blocks, threads]. As a shape, that gives indices beyond the end of the array.
+        hint = "; a shape counts indices, not blocks and threads" if dims > requested else ""
         raise errors.ArgumentError(f"{where}: {extents}{hint}")
 
 
@@ -60,21 +60,21 @@ _POSITIONAL = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 def _check_count(kernel: Any, count: int) -> None:
     every = inspect.signature(kernel.function).parameters.values()
     found = [p for p in every if p.kind in _POSITIONAL]
-    least = sum(p.default is p.empty for p in found)
-    most = count if any(p.kind is p.VAR_POSITIONAL for p in every) else len(found)
-    if not least <= count <= most:
-        takes = f"{least}" if least == len(found) else f"{least} to {len(found)}"
+    minimum = sum(p.default is p.empty for p in found)
+    maximum = count if any(p.kind is p.VAR_POSITIONAL for p in every) else len(found)
+    if not minimum <= count <= maximum:
+        takes = f"{minimum}" if minimum == len(found) else f"{minimum} to {len(found)}"
         noun = "argument" if takes == "1" else "arguments"
         names = f" ({', '.join(p.name for p in found)})" if found else ""
         raise errors.ArgumentError(f"kernel {kernel.__name__!r} takes {takes} {noun}{names}, not {count}")
 
 
-def _asked(value: Any, seen: set[int]) -> Iterator[tuple[int, int | None, str]]:
+def _requested_dims(value: Any, visited: set[int]) -> Iterator[tuple[int, int | None, str]]:
     """Yield the constants that a function, or one that it calls, passes to `grid`, each with line and file."""
     value = getattr(value, "py_func", value)
-    if not isinstance(value, types.FunctionType) or id(value) in seen or is_primitive(value):
+    if not isinstance(value, types.FunctionType) or id(value) in visited or is_primitive(value):
         return
-    seen.add(id(value))
+    visited.add(id(value))
     called: Callable[..., Any] | None = None
     for instruction, found, _ in said(value):
         if called is not None and instruction.opname not in ("PUSH_NULL", "CACHE"):
@@ -86,7 +86,7 @@ def _asked(value: Any, seen: set[int]) -> Iterator[tuple[int, int | None, str]]:
         if found is atomics.grid:
             called = found
         elif found is not None:
-            yield from _asked(found, seen)
+            yield from _requested_dims(found, visited)
 
 
 BLOCK_THREADS = 256
@@ -110,7 +110,7 @@ def configuration(shape: tuple[int, ...], block: int | None) -> tuple[tuple[int,
 
 
 def argument(kernel: Any, k: int) -> str:
-    """Return what messages call argument `k`."""
+    """Return the name of argument `k` in messages."""
     names = parameters(kernel)
     return f"argument {names[k] if k < len(names) else k + 1!r} of kernel {kernel.__name__!r}"
 
@@ -123,21 +123,21 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
     ArgumentError, DTypeError
     """
     for k, value in enumerate(values):
-        what = argument(kernel, k)
+        where = argument(kernel, k)
         advice = getattr(type(value), "no_kernel_argument", None)
         if advice is not None:
             raise errors.ArgumentError(
-                f"{what} is a {type(value).__name__}, which kernels cannot use this way: {advice}"
+                f"{where} is a {type(value).__name__}, which kernels cannot use this way: {advice}"
             )
         if isinstance(value, list | dict | set | bytearray | range) or _only_converts(value):
             raise errors.ArgumentError(
-                f"{what} is a {type(value).__name__}, which kernels do not take: make it an array, with numpy.array()"
+                f"{where} is a {type(value).__name__}, which kernels do not take: make it an array, with numpy.array()"
             )
         dtype = getattr(value, "dtype", None)
         if compiles and isinstance(dtype, np.dtype) and not _compiles(dtype):
             raise errors.DTypeError(
-                f"{what} has items of {dtype.name if dtype.isnative else 'the other byte order'}, which kernels do not "
-                f"take: convert it first, with astype(...)"
+                f"{where} has items of {dtype.name if dtype.isnative else 'the other byte order'}, which kernels do "
+                f"not take: convert it first, with astype(...)"
             )
 
 
@@ -145,8 +145,8 @@ def _only_converts(value: Any) -> bool:
     """Return whether `value` is no array, but becomes one, as a pandas Series does."""
     if isinstance(value, np.ndarray | np.generic) or not hasattr(value, "__array__"):
         return False
-    taken = ("kernel_struct", "__dlpack__", "__cuda_array_interface__")
-    return not any(hasattr(value, name) for name in taken)
+    protocols = ("kernel_struct", "__dlpack__", "__cuda_array_interface__")
+    return not any(hasattr(value, name) for name in protocols)
 
 
 def _compiles(dtype: np.dtype[Any]) -> bool:

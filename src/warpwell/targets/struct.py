@@ -62,13 +62,13 @@ class DeviceStruct:
     def implementation(cls, name: str, static: Any, ndim: int | None) -> Callable[..., Any] | None:
         """Return the device function for `name` ("getitem", "setitem", "len", or a method), or None.
 
-        `ndim` is the number of integers in the index; None where the first argument is no integer index.
+        `ndim` is the number of integers in the index; None if the first argument is not an integer index.
         """
         raise NotImplementedError
 
     @classmethod
     def part(cls, static: Any, name: str) -> Part:
-        """Return how ``s["name"]`` follows from a struct, for a constant name; raise DTypeError if there is none."""
+        """Return how ``s["name"]`` follows from a struct, for a constant name; raise DTypeError for another name."""
         raise errors.DTypeError(f"{cls.__name__} has no part {name!r}")
 
     def flat(self) -> tuple[int, ...]:
@@ -81,12 +81,12 @@ class DeviceStruct:
 
     @property
     def address(self) -> int:
-        """Where the flat words lie, for compiled `cpu` code to read them."""
-        words = self.__dict__.get("_words")
-        if words is None:
-            words = np.array(self.flat(), np.int64)
-            self._words = words
-        return int(words.ctypes.data)
+        """Address of the flat values, for compiled `cpu` code."""
+        buffer = self.__dict__.get("_buffer")
+        if buffer is None:
+            buffer = np.array(self.flat(), np.int64)
+            self._buffer = buffer
+        return int(buffer.ctypes.data)
 
     # The interpreter runs device code on the object itself.
 

@@ -69,7 +69,7 @@ class BlockLaunch:
         self.preemptible = self.reason is None
         self.blocks, self.threads = self._shape()
         self._values: list[Any] | None = None
-        self._begun: list[KernelArgument] = []
+        self._started: list[KernelArgument] = []
         self._copied: list[tuple[Any, Any]] = []
         self.flag = LaunchFlag(self.device)
 
@@ -105,7 +105,7 @@ class BlockLaunch:
     def begin(self) -> None:
         """Prepare the arguments (once, before the first block). NumPy arrays are copied to a GPU."""
         try:
-            values = begin(self.participants, self._begun, self.args, self.flag)
+            values = begin(self.participants, self._started, self.args, self.flag)
             if self.device == "cuda":
                 from ..gpu.copies import to_gpu  # needs the cuda extra
 
@@ -128,13 +128,13 @@ class BlockLaunch:
     @property
     def ends_at_once(self) -> bool:
         """Whether `end` has no array to bring back and no argument to call."""
-        return not self._copied and not self._begun
+        return not self._copied and not self._started
 
     def _close(self) -> None:
-        begun, self._begun = self._begun, []
+        started, self._started = self._started, []
         self._copied = []
         self._values = None
-        finish(begun, self.flag)
+        finish(started, self.flag)
 
     def abort(self) -> None:
         """Make waits of device code on the arguments end soon, and loops that ask `failed`, of this launch alone."""
@@ -152,9 +152,9 @@ class BlockLaunch:
 
     @property
     def values(self) -> list[Any]:
-        """What the kernel receives; only between `begin` and `end`."""
+        """Arguments that the kernel receives; only between `begin` and `end`."""
         if self._values is None:
-            raise errors.ArgumentError(f"{self.name!r} has not begun: call begin() before its blocks run")
+            raise errors.ArgumentError(f"{self.name!r} has not started: call begin() before its blocks run")
         return self._values
 
     def prepare(self) -> None:
@@ -173,13 +173,13 @@ class BlockLaunch:
         return Forms(self)
 
     def kept_forms(self, ordinal: int) -> Any:
-        """Return forms that are prepared on GPU `ordinal`, the current one: those of an equal launch where it can."""
+        """Return forms that are prepared on the current GPU. An equal earlier launch may have made them."""
         from .cuda import kept_forms  # needs the cuda extra
 
         return kept_forms(self, ordinal)
 
     def work(self, control: int, worker: int) -> None:
-        """Run blocks in the calling thread until none is left, or it is told to leave (`cpu`; holds no GIL).
+        """Run blocks in the calling thread until none is left, or it must leave (`cpu`; holds no GIL).
 
         Parameters
         ----------

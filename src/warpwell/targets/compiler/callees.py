@@ -1,6 +1,6 @@
-"""Device functions as parts of what calls them: `CalleeCompiler` gives them no machine code of their own.
+"""Device functions as parts of their callers: `CalleeCompiler` gives them no machine code of their own.
 
-Numba turns each function that another calls into machine code and into a C function, too. Nobody can call a device
+Numba turns each function that another calls into machine code and into a C function, too. No code can call a device
 function from outside, and a kernel has up to a hundred of them: they take a fifth less time without. Each is still
 optimised before its callers are: where they were optimised all at once, additions in kernels took twice as long.
 """

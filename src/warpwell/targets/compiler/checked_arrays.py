@@ -48,13 +48,13 @@ class CheckedArray(types.Array):
         name, args = super().mangling_args
         return name, [*args, self.number]
 
-    def unify(self, typingctx: Any, other: Any) -> Any:
+    def unify(self, typingctx: Any, second: Any) -> Any:
         """Return the type of a variable that is this array or another one: checked, as this one, if both are checked.
 
         An array that the kernel has made has no record.
         """
-        plain = super().unify(typingctx, other)
-        return self.of(plain, self.number) if plain and isinstance(other, CheckedArray) else plain
+        plain = super().unify(typingctx, second)
+        return self.of(plain, self.number) if plain and isinstance(second, CheckedArray) else plain
 
 
 def install(seam: Any, extending: Any, register_model: Any, arrays: Any) -> None:

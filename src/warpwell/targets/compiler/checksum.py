@@ -97,7 +97,7 @@ def _past(table: Any, register: int) -> int:
 
 
 @extending.register_jitable
-def _rest(at: int, end: int, register: int) -> int:
+def _remaining_bytes(at: int, end: int, register: int) -> int:
     while at < end:
         register = types.int64(EIGHT[0, (register ^ a.load_weak_as(at, U1)) & 255]) ^ (register >> 8)
         at += 1
@@ -129,7 +129,7 @@ def _with_instruction(address: int, nbytes: int, seed: int) -> int:
     while end - at >= 8:
         register = _step(register, a.load_weak_as(at, I8))
         at += 8
-    return _rest(at, end, register) ^ 0xFFFFFFFF
+    return _remaining_bytes(at, end, register) ^ 0xFFFFFFFF
 
 
 def _with_tables(address: int, nbytes: int, seed: int) -> int:
@@ -149,7 +149,7 @@ def _with_tables(address: int, nbytes: int, seed: int) -> int:
             ^ EIGHT[0, (word >> 56) & 255]
         )
         at += 8
-    return _rest(at, end, register) ^ 0xFFFFFFFF
+    return _remaining_bytes(at, end, register) ^ 0xFFFFFFFF
 
 
 def define_checksum(target: Any) -> None:

@@ -30,7 +30,7 @@ _DIGEST = 32  # bytes before what is kept
 
 
 def read_kept(path: pathlib.Path) -> bytes | None:
-    """Return what `write_kept` kept; None where there is no file, or one that is damaged: LLVM would crash."""
+    """Return the data of a file of `write_kept`; None if it is absent or damaged: LLVM would crash."""
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST]:
@@ -130,14 +130,14 @@ def cache_key(function: Callable[..., Any], salt: str = "") -> str | None:
 
 
 class _Content:
-    """The digest of what a function is made of. Its methods return False where there is something else."""
+    """The digest of the content of a function. Its methods return False for content that they cannot hash."""
 
     def __init__(self) -> None:
         self.digest = hashlib.sha256()
-        self._seen: dict[Any, int] = {}
+        self._numbers: dict[Any, int] = {}
 
     def put(self, *texts: object) -> None:
-        """Add texts with their lengths: what stands one after the other must not read like something else."""
+        """Add texts with their lengths: so two texts cannot be confused with another pair."""
         for text in texts:
             data = text if isinstance(text, bytes) else str(text).encode(errors="surrogatepass")
             self.digest.update(b"%d:" % len(data) + data)
@@ -165,11 +165,11 @@ class _Content:
         inside = getattr(value, "function", None)
         return inside is not None and self.take(inside)
 
-    def _met(self, thing: Any) -> bool:
-        """Refer to what was taken before, if it was."""
-        number = self._seen.get(thing)
+    def _met(self, identity: Any) -> bool:
+        """Return True, and add a reference, if an object was added before."""
+        number = self._numbers.get(identity)
         if number is None:
-            self._seen[thing] = len(self._seen)
+            self._numbers[identity] = len(self._numbers)
             return False
         self.put("again", number)
         return True
@@ -234,5 +234,5 @@ class _Content:
         if value.__module__.partition(".")[0] in VERSIONED:
             return True
         if not issubclass(value, enum.Enum):
-            return False  # whatever it may stand for
+            return False  # its meaning is unknown
         return all(self.take((name, member.value)) for name, member in value.__members__.items())

@@ -1,8 +1,8 @@
 """Compiled host code: dispatchers made from generated source, kept in an on-disk cache.
 
 Of processes that start together one compiles a function for some types, for seconds, and the others load what it kept.
-Files are named by types, not by the numbers of an index as Numba's are: two processes that keep code at once, without
-locks where the file system has none, cannot give two signatures one file.
+Files are named by types, not by the numbers of an index as Numba's are: two processes that keep code at once, on a
+file system without locks, cannot give two signatures one file.
 
 Dispatchers are made under Numba's lock, as they compile: Numba makes its target with the first one, and a fork waits
 for this lock alone (`compile_lock`).
@@ -40,8 +40,8 @@ from .ranges import bounded_ranges
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:
     """Return a Numba dispatcher (no GIL) for the function `name` of the generated `source`.
 
-    `user` is the function whose source decides, besides Warpwell's own, whether cached code is still good;
-    None where there is only Warpwell's.
+    `user` is the function whose source, together with Warpwell's own, decides whether cached code is valid;
+    None if there is only Warpwell's.
     """
     namespace = dict(scope, __name__=__name__)
     exec(compile(source, f"<warpwell {name}>", "exec"), namespace)
@@ -153,7 +153,7 @@ def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
     """Let one process compile what several need at the same time; the wait is bounded, then it compiles after all."""
     numbas = compiled.compile
 
-    @global_compiler_lock  # taken first, because a thread that holds it may come here for the same code
+    @global_compiler_lock  # Taken first, because a thread that holds it may need the same code.
     def compile_once(signature: Any) -> Any:
         if signature in compiled.overloads or compiled._cache.keeps(signature, compiled.targetctx):
             return numbas(signature)
@@ -165,7 +165,7 @@ def _compile_once(compiled: Any, folder: pathlib.Path) -> None:
 
 
 class _Files:
-    """One file for each signature, named after it: whoever keeps the same writes the same file, and needs no lock."""
+    """One file for each signature, named after it: processes with the same code write the same file, without locks."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
@@ -175,9 +175,9 @@ class _Files:
 
     def load(self, key: Any) -> Any:
         if (found := read_kept(self.path(key))) is not None:
-            with contextlib.suppress(Exception):  # whatever pickle raises where a module that it names has changed
-                kept, data = pickle.loads(found)
-                if kept == key:  # types may look the same
+            with contextlib.suppress(Exception):  # any error of pickle, if a module that it names has changed
+                stored, data = pickle.loads(found)
+                if stored == key:  # types may look the same
                     return data
         return None
 
@@ -204,7 +204,7 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
         _locator_classes = (Locator,)
 
         def rebuild(self, target_context: Any, payload: Any) -> Any:
-            _, kind, data = payload[0]  # of the library: its name and what was kept
+            _, kind, data = payload[0]  # of the library: its name and the cached data
             if kind == "object":
                 link_callees(data[0], compile_native)
                 if b"NRT_" in data[0]:  # Numba's runtime: counted references
@@ -223,10 +223,10 @@ def _cache_in(folder: pathlib.Path, function: Callable[..., Any]) -> FunctionCac
             self._cache_file = _Files(folder)
 
         def _index_key(self, signature: Any, codegen: Any) -> Any:
-            return signature, codegen.magic_tuple()  # the folder tells the rest
+            return signature, codegen.magic_tuple()  # the folder identifies the rest
 
         def keeps(self, signature: Any, context: Any) -> bool:
-            """Tell whether there is code for these types: it may be loaded meanwhile."""
+            """Return True if there is cached code for these types, which may be loaded."""
             return os.path.exists(self._cache_file.path(self._index_key(signature, context.codegen())))
 
         def load_overload(self, signature: Any, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What users are told of a compilation: `compiling`, a warning if it takes long, and `explained`, why it failed."""
+"""Messages about a compilation: `compiling`, a warning if it takes long, and `explained`, why it failed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _warn(name: str) -> None:
 
 @contextlib.contextmanager
 def explained(kernel: Any, target: str) -> Iterator[None]:
-    """Raise `CompileError` for what the compiler raises; the error of the compiler is its cause."""
+    """Raise `CompileError` for errors of the compiler, which become its cause."""
     try:
         yield
     except Exception as error:

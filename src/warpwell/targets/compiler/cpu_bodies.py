@@ -108,7 +108,7 @@ def _add_item(context: Any, builder: Any, scalar: Any, address: Any, value: Any)
     pointer = _pointer(builder, address, bits)
     if isinstance(scalar, types.Integer):
         return builder.atomic_rmw("add", pointer, value, "monotonic")
-    # no processor adds floats atomically: compare and exchange until nobody came between
+    # x86 has no atomic float add: retry a compare-and-swap until no other thread interferes.
     old = cgutils.alloca_once_value(builder, builder.load_atomic(pointer, "monotonic", bits // 8))
     loop = builder.append_basic_block("add")
     done = builder.append_basic_block("added")
@@ -255,7 +255,7 @@ seam.word(a.own_launch_flag, 0, _own_launch_flag)
 def set_context(address: int) -> None:
     """Make `address` the calling thread's context, and 0 none (stub; native launch code only).
 
-    A thread must have none when its context is freed: a file that is cut later, while this thread reads it, would flag
+    A thread must not have a context that is freed: a file that is cut later, while this thread reads it, would flag
     a launch that is over, in memory of others.
     """
     raise RuntimeError("set_context is compiled launch code")
@@ -314,14 +314,14 @@ def _copy_foreign(builder: Any, args: Any) -> None:
 
 
 def _load_pair(builder: Any, args: Any) -> Any:
-    places = (args[0], builder.add(args[0], I64(8)))
-    return cgutils.pack_array(builder, [builder.load_atomic(_pointer(builder, p), "monotonic", 8) for p in places])
+    addresses = (args[0], builder.add(args[0], I64(8)))
+    return cgutils.pack_array(builder, [builder.load_atomic(_pointer(builder, p), "monotonic", 8) for p in addresses])
 
 
 def _store_pair(builder: Any, args: Any) -> None:
     for k in (0, 1):
-        place = _pointer(builder, builder.add(args[0], I64(8 * k)))
-        builder.store_atomic(args[1 + k], place, "monotonic", 8)
+        pointer = _pointer(builder, builder.add(args[0], I64(8 * k)))
+        builder.store_atomic(args[1 + k], pointer, "monotonic", 8)
 
 
 seam.word(a.copy_foreign, 3, _copy_foreign, result=types.void)
@@ -339,9 +339,9 @@ def _scratch(typingctx: Any, nbytes: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         with builder.goto_entry_block():  # not by alloca_once, which clears it: thousands of stores to optimise
-            place = builder.alloca(ir.ArrayType(I8, size))
-        place.align = 16
-        return builder.ptrtoint(place, I64)
+            memory = builder.alloca(ir.ArrayType(I8, size))
+        memory.align = 16
+        return builder.ptrtoint(memory, I64)
 
     return types.int64(nbytes), codegen
 
@@ -413,8 +413,8 @@ def _unbox_struct(typ: StructType, obj: Any, c: Any) -> Any:
     value, position = ir.Constant(model.get_value_type(), ir.Undefined), 0
     for name, member in typ.members:
         count = 1 if member is types.int64 else len(member)
-        words = [c.builder.load(cgutils.gep_inbounds(c.builder, base, position + k)) for k in range(count)]
-        packed = words[0] if member is types.int64 else cgutils.pack_array(c.builder, words)
+        items = [c.builder.load(cgutils.gep_inbounds(c.builder, base, position + k)) for k in range(count)]
+        packed = items[0] if member is types.int64 else cgutils.pack_array(c.builder, items)
         value = model.set(c.builder, value, packed, name)
         position += count
     return extending.NativeValue(value, is_error=cgutils.is_null(c.builder, boxed))

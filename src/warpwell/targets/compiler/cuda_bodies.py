@@ -78,10 +78,10 @@ class CudaSeam(Seam):
     @staticmethod
     def ptx_of(function: Callable[..., int], cc: Any) -> str:
         """Return the PTX of a linked function."""
-        words = len(inspect.signature(function).parameters)
+        count = len(inspect.signature(function).parameters)
         text, _ = cuda.compile(
             function,
-            types.int64(*([types.int64] * words)),
+            types.int64(*([types.int64] * count)),
             cc=tuple(cc),
             device=True,
             abi="c",
@@ -194,8 +194,8 @@ def _update_bits(operation: str, kind: str, context: Any, builder: Any, scalar: 
     bits = item_bits(scalar)
     register, letter = _REGISTER[bits]
     text = f"atom.relaxed.gpu.global.{operation}.{kind}{bits} $0, [$1], $2;"
-    given = to_bits(context, builder, scalar, value)
-    old = _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [address, given])
+    operand = to_bits(context, builder, scalar, value)
+    old = _asm(builder, register, text, f"={letter},l,{letter}{_MEMORY}", [address, operand])
     return from_bits(context, builder, scalar, old)
 
 
@@ -237,19 +237,19 @@ def _copy_wide(builder: Any, values: Any) -> None:
             for offset in offsets
         ]
         for value, offset in zip(loaded, offsets, strict=True):
-            words = [builder.extract_value(value, k) for k in (0, 1)]
+            halves = [builder.extract_value(value, k) for k in (0, 1)]
             _asm(
                 builder,
                 VOID,
                 "st.relaxed.sys.global.v2.u64 [$0], {$1, $2};",
                 "l,l,l" + _MEMORY,
-                [builder.add(dst, offset), *words],
+                [builder.add(dst, offset), *halves],
             )
 
-    with builder.if_else(builder.icmp_signed("==", count, I64(4))) as (whole, part):
-        with whole:
+    with builder.if_else(builder.icmp_signed("==", count, I64(4))) as (four, fewer):
+        with four:
             copy([builder.mul(stride, I64(k)) for k in range(4)])
-        with part, cgutils.for_range(builder, count) as loop:
+        with fewer, cgutils.for_range(builder, count) as loop:
             copy([builder.mul(loop.index, stride)])
 
 
@@ -333,7 +333,7 @@ seam.item_shuffle(a.shfl_as, _shfl)
 def _vote(builder: Any, mask: Any, predicate: Any) -> Any:
     """Vote among the lanes of `mask`.
 
-    Two groups of a warp that happen to be converged vote in one instruction, and each is told the bits of
+    Two groups of a warp that happen to be converged vote in one instruction, and each gets the bits of
     both (seen on an H200): a vote counts only within the mask.
     """
     text = "{ .reg .pred p; setp.ne.u32 p, $2, 0; vote.sync.ballot.b32 $0, p, $1; }"
@@ -362,7 +362,7 @@ def _constant_special(builder: Any, name: str) -> Any:
     return builder.zext(builder.call(function, []), I64)
 
 
-WHOLE = ("nuw", "nsw")
+NO_WRAP = ("nuw", "nsw")
 
 
 def _define_grid(stub: Any, index: Callable[..., Any], special: Callable[..., Any]) -> None:
@@ -378,8 +378,8 @@ def _define_grid(stub: Any, index: Callable[..., Any], special: Callable[..., An
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             def axis(name: str) -> Any:
                 # flagged as unable to wrap: then an index is known not to be negative, and is not looked at for it
-                start = builder.mul(index(builder, name), special(builder, f"ntid.{name}"), flags=WHOLE)
-                return builder.add(start, special(builder, f"tid.{name}"), flags=WHOLE)
+                start = builder.mul(index(builder, name), special(builder, f"ntid.{name}"), flags=NO_WRAP)
+                return builder.add(start, special(builder, f"tid.{name}"), flags=NO_WRAP)
 
             # the last axis of the shape is CUDA's x, so that neighbours in memory are neighbours in a warp
             parts = [axis(name) for name in "zyx"[3 - dims :]]
@@ -407,7 +407,7 @@ seam.word(a.backoff, 1, _backoff, result=types.void)
 
 
 WARPS = 32
-"""Warps of a block, at most."""
+"""Maximum number of warps of a block."""
 
 
 def _shared(builder: Any, name: str, kind: Any) -> Any:
@@ -422,15 +422,15 @@ def _shared(builder: Any, name: str, kind: Any) -> Any:
     return found
 
 
-def _place(builder: Any, k: int) -> Any:
+def _coordinate_pointer(builder: Any, k: int) -> Any:
     """Return where the calling warp keeps a coordinate of its virtual block."""
-    words = _shared(builder, "warpwell_virtual_block", ir.ArrayType(ir.ArrayType(I32, 4), WARPS))
+    blocks = _shared(builder, "warpwell_virtual_block", ir.ArrayType(ir.ArrayType(I32, 4), WARPS))
     warp = builder.trunc(builder.lshr(_tid(builder), I64(5)), I32)
-    return builder.gep(words, [I32(0), warp, I32(k)], inbounds=True)
+    return builder.gep(blocks, [I32(0), warp, I32(k)], inbounds=True)
 
 
 def _coordinate(builder: Any, k: int) -> Any:
-    return builder.zext(builder.load(_place(builder, k)), I64)
+    return builder.zext(builder.load(_coordinate_pointer(builder, k)), I64)
 
 
 def _claimed(builder: Any) -> Any:
@@ -471,7 +471,7 @@ _define(
 
 def _set_virtual(builder: Any, values: Any) -> None:
     for k in range(3):
-        builder.store(builder.trunc(values[k], I32), _place(builder, k))
+        builder.store(builder.trunc(values[k], I32), _coordinate_pointer(builder, k))
 
 
 def _div_short(builder: Any, values: Any) -> Any:
@@ -485,7 +485,7 @@ seam.word(block.put_claim, 1, lambda builder, v: builder.store(v[0], _claimed(bu
 
 
 _LONGEST = 1 << 47
-"""Items of an array are fewer: it lies in an address space of 47 bits, or repeats what lies there."""
+"""Upper bound of the items of an array: the address space has 47 bits, unless the array repeats items."""
 
 
 @seam.primitive(block.has_sizes)

@@ -1,6 +1,6 @@
-"""Loops over `range` in kernels on the CPU: LLVM is told that their numbers lie inside the range.
+"""Loops over `range` in kernels on the CPU: LLVM assumes that their numbers are inside the range.
 
-Numba counts such a loop down beside its number, from which LLVM cannot conclude ``j < n`` in ``for j in
+Numba counts such a loop down in addition to its number, from which LLVM cannot conclude ``j < n`` in ``for j in
 range(n)``. With the assumption it drops the check of an index that is in range, and unrolls the loop. Only what is
 compiled for a launch gets it; other users of Numba in the process see no difference.
 """

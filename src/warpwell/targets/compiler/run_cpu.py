@@ -32,7 +32,7 @@ THREADS = settings.cpu_threads
 """OS threads of a launch. More than cores: a thread that waits for storage costs nothing."""
 
 TELL_SECONDS = 1.0
-"""Seconds after which a launch that Ctrl-C did not end logs an error."""
+"""Time in seconds until an error is logged if Ctrl-C has not ended a launch."""
 
 _DRIVER = """
 def driver(context, counter, total, chunk, interrupted{parameters}):

@@ -101,20 +101,20 @@ class Seam:
 
     def linked(self, function: Callable[..., int]) -> None:
         """Let compiled code call a function of words that is compiled once, by itself (see `device.linked`)."""
-        words = len(inspect.signature(function).parameters)
+        count = len(inspect.signature(function).parameters)
 
         def definition(typingctx: Any, *args: Any) -> Any:
             def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
                 name = self.link(context, function)
-                signature = ir.FunctionType(I64, [I64] * words)
+                signature = ir.FunctionType(I64, [I64] * count)
                 return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), values)
 
-            return types.int64(*([types.int64] * words)), codegen
+            return types.int64(*([types.int64] * count)), codegen
 
         self.primitive(function)(definition)
 
     def link(self, context: Any, function: Callable[..., int]) -> str:
-        """Make the compiled `function` known to what is being compiled; return its symbol (C convention)."""
+        """Link the compiled `function` to the code that is being compiled; return its symbol (C convention)."""
         raise NotImplementedError
 
     def _cold_call(self, stub: Callable[..., Any]) -> None:
@@ -164,23 +164,23 @@ class Seam:
         scope : bool
             Whether a constant scope follows the arguments; `codegen` is given its number as a third argument.
         """
-        given = (types.int64,) * arguments if isinstance(arguments, int) else arguments
+        parameters = (types.int64,) * arguments if isinstance(arguments, int) else arguments
 
         def definition(typingctx: Any, *args: Any) -> Any:
             chosen = [literal(args[-1])] if scope and args else []
-            if len(args) != len(given) + scope or any(one not in (0, 1, 2) for one in chosen):
+            if len(args) != len(parameters) + scope or any(number not in (0, 1, 2) for number in chosen):
                 return None
 
             def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-                out = codegen(builder, list(values[: len(given)]), *chosen)
+                out = codegen(builder, list(values[: len(parameters)]), *chosen)
                 return context.get_dummy_value() if result is types.void else out
 
-            return result(*given, *args[len(given) :]), lower
+            return result(*parameters, *args[len(parameters) :]), lower
 
         self.primitive(stub)(definition)
 
     def item_load(self, stub: Callable[..., Any], load: Callable[[Any, Any, int], Any]) -> None:
-        """Give ``stub(address, dtype)`` its body: ``load(builder, address, bits)`` to an integer of so many bits."""
+        """Give ``stub(address, dtype)`` its body: ``load(builder, address, bits)`` to an integer of `bits` bits."""
 
         @self.primitive(stub)
         def definition(typingctx: Any, addr: Any, dtype: Any) -> Any:
@@ -458,7 +458,7 @@ def _resolver(name: str) -> Callable[..., Any]:
 
 
 def kind_of(typ: Any) -> Any:
-    """Return what a chooser is told of an argument of a type (see `device.chosen`)."""
+    """Return the kind of an argument of a type, for a chooser (see `device.chosen`)."""
     if isinstance(typ, StructType):
         return StructKind(typ.cls, typ.static)
     if isinstance(typ, types.Array):
@@ -473,7 +473,7 @@ def kind_of(typ: Any) -> Any:
 
 
 def _dimensions(index: Any) -> int | None:
-    """Number of integers in an index type; None where it is no integer index."""
+    """Number of integers in an index type; None if it is not an integer index."""
     if isinstance(index, (types.Integer, types.IntegerLiteral, types.Boolean)):
         return 1
     if isinstance(index, types.BaseTuple) and all(isinstance(t, types.Integer) for t in index):

@@ -22,15 +22,15 @@ Pairs = list[tuple[Any, Any]]
 
 
 class HostArray(ArgHint):
-    """A NumPy array that was copied to the GPU: typed as what it is, read-only or not, and passed as its copy."""
+    """A NumPy array that was copied to the GPU: it has its own type, read-only or not, and its copy is passed."""
 
-    def __init__(self, value: Any, there: Any) -> None:
+    def __init__(self, value: Any, device_copy: Any) -> None:
         super().__init__(value)
-        self.there = there
+        self.device_copy = device_copy
 
     def to_device(self, retr: Any, stream: Any = 0) -> Any:
         """Return what the kernel is passed."""
-        return InOut(self.there).to_device(retr, stream)
+        return InOut(self.device_copy).to_device(retr, stream)
 
 
 class SpanOnGpu:
@@ -38,18 +38,18 @@ class SpanOnGpu:
 
     def __init__(self, span: Span) -> None:
         self._span = span
-        self._there = memory.device_array(span.pad + span.bytes.size, np.dtype(np.uint8))
-        self._there[span.pad :].copy_to_device(span.bytes)
-        self._address = memory.address_of(self._there)
+        self._memory = memory.device_array(span.pad + span.bytes.size, np.dtype(np.uint8))
+        self._memory[span.pad :].copy_to_device(span.bytes)
+        self._address = memory.address_of(self._memory)
 
     def array(self, array: Any) -> Any:
-        """Return one of its arrays there."""
+        """Return one of the arrays on the GPU."""
         address = self._address + self._span.place(array)
-        return memory.as_array(address, array.shape, array.dtype, array.strides, self._there)
+        return memory.as_array(address, array.shape, array.dtype, array.strides, self._memory)
 
     def copy_to_host(self) -> None:
         """Bring all of its arrays back."""
-        self._span.bring_back(self._there.copy_to_host())
+        self._span.bring_back(self._memory.copy_to_host())
 
 
 def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
@@ -59,9 +59,9 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
     if shared and stream is not None:
         memory.wait_default()  # which copied them; the launch's stream may not wait for it
 
-    def there(value: Any) -> Any:
+    def copied(value: Any) -> Any:
         if type(value) is tuple:
-            return tuple(map(there, value))
+            return tuple(map(copied, value))
         if not isinstance(value, np.ndarray):
             return value
         if id(value) in shared:
@@ -72,7 +72,7 @@ def copy_in(values: Sequence[Any], stream: Any) -> tuple[list[Any], Pairs]:
         pairs.append((value, copy))
         return HostArray(value, copy)
 
-    return [there(v) for v in values], pairs
+    return [copied(v) for v in values], pairs
 
 
 def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
@@ -100,17 +100,17 @@ def to_gpu(values: Sequence[Any]) -> tuple[list[Any], Pairs]:
 def copy_out(pairs: Pairs, stream: Any = None) -> None:
     """Bring copies back, and wait for it."""
     spans: set[SpanOnGpu] = set()
-    for array, there in pairs:
+    for array, device_copy in pairs:
         if not array.flags.writeable:
             continue  # nothing can be copied into it
-        if isinstance(there, SpanOnGpu):
-            if there not in spans:
-                spans.add(there)
-                there.copy_to_host()
+        if isinstance(device_copy, SpanOnGpu):
+            if device_copy not in spans:
+                spans.add(device_copy)
+                device_copy.copy_to_host()
         elif _is_whole(array):
-            there.copy_to_host(array, stream=stream or 0)
+            device_copy.copy_to_host(array, stream=stream or 0)
         else:
-            values = there.copy_to_host(stream=stream or 0)
+            values = device_copy.copy_to_host(stream=stream or 0)
             if stream is not None:
                 stream.synchronize()
             array[...] = values
@@ -119,7 +119,7 @@ def copy_out(pairs: Pairs, stream: Any = None) -> None:
 
 
 def _copied(array: Any, stream: Any = None) -> Any:
-    """Return the copy of an array; where it has gaps between its items, the copy has none."""
+    """Return a copy of an array without gaps between its items."""
     return cuda.to_device(array if _is_whole(array) else np.ascontiguousarray(array), stream=stream or 0)
 
 

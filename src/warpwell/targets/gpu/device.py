@@ -25,7 +25,7 @@ _LAYER = "WARPWELL_CUDA"
 
 @functools.cache
 def has_cuda() -> bool:
-    """Tell whether a GPU and numba-cuda are there. A pool's, which CUDA calls of an application reach, do not count."""
+    """Return True if there are a GPU and numba-cuda. GPUs of a pool, which CUDA calls may reach, do not count."""
     if os.environ.get(_LAYER):
         return False  # the driver would be the layer: such a process has the GPUs by `ww.devices()`
     try:
@@ -79,8 +79,8 @@ def require_gpu() -> None:
     """
     if os.environ.get(_LAYER):
         raise errors.DeviceNotFoundError(
-            "the GPUs of this program are those of a pool, on which Warpwell itself works by `ww.devices()` alone: use "
-            "these, take device cpu, or start it with `warpwell run --cuda local`",
+            "the GPUs of this program belong to a pool, on which Warpwell itself works by `ww.devices()` alone: use "
+            "them, take device cpu, or start it with `warpwell run --cuda local`",
             device="cuda",
         )
     if not has_cuda():
@@ -118,7 +118,7 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def check(result: Any, failure: type[Exception] = errors.DeviceNotFoundError) -> Any:
-    """Return what a call of the driver (`cuda.bindings.driver`) gave besides its status.
+    """Return what a call of the driver (`cuda.bindings.driver`) returned after its status.
 
     Raises
     ------
@@ -140,12 +140,12 @@ def current() -> tuple[Any, Any]:
     from cuda.core import Device
     from numba import cuda
 
-    cuda.current_context()  # a thread that has used no GPU so far has none
+    cuda.current_context()  # A thread that has not used a GPU has no context.
     return driver, Device()
 
 
 _default_streams: dict[int, Any] = {}
-"""The default stream of each GPU. cuda.core has one object for those of all GPUs, which keeps the first one's context;
+"""The default stream of each GPU. cuda.core has one object for the streams of all GPUs, with the context of the first;
 an event of it would be in that context, and the driver refuses it in another GPU's stream."""
 
 
@@ -179,7 +179,7 @@ def mark(stream: Any = None) -> Any:
 
 
 def reached(event: Any, failure: type[Exception] = errors.KernelError) -> bool:
-    """Tell whether an event is reached; raise `failure` where the driver reports that a kernel failed."""
+    """Return True if an event is reached; raise `failure` if the driver reports that a kernel failed."""
     return bool(_attempt(lambda: event.is_done, failure))
 
 
@@ -195,23 +195,23 @@ def _attempt(call: Callable[[], Any], failure: type[Exception]) -> Any:
 class GpuDevice:
     """One GPU. Every thread that uses it calls `enter` once, or works within `on_device`.
 
-    Its streams do not wait for the default stream, nor the default stream for them.
+    Its streams and the default stream do not wait for each other.
 
     Parameters
     ----------
     ordinal : int
     failure : exception class
-        What is raised where the driver refuses a call, which it does for ever after a kernel has failed.
+        Class of the exception if the driver refuses a call. After a kernel has failed, the driver refuses all calls.
 
     Raises
     ------
     DeviceNotFoundError
-        There is no such GPU.
+        The GPU does not exist.
 
     Attributes
     ----------
     driver : module
-        ``cuda.bindings.driver``, for what cuda.core does not have.
+        ``cuda.bindings.driver``, for functions that cuda.core does not have.
     name, uuid : str
     compute_capability : (int, int)
     """
@@ -236,7 +236,7 @@ class GpuDevice:
             self.name = str(device.name)
             self.uuid = f"GPU-{device.uuid}"
             self.compute_capability = tuple(int(n) for n in device.compute_capability)
-            self._least, self._greatest = self._check(driver.cuCtxGetStreamPriorityRange())
+            self._lowest, self._highest = self._check(driver.cuCtxGetStreamPriorityRange())
 
     def on_device(self) -> contextlib.AbstractContextManager[Any]:
         """Make this the current GPU of the calling thread for a block."""
@@ -265,7 +265,7 @@ class GpuDevice:
 
     def level(self, priority: int) -> int:
         """Return the GPU's level of a priority; smaller is sooner."""
-        return int(max(self._greatest, self._least - max(0, priority)))
+        return int(max(self._highest, self._lowest - max(0, priority)))
 
     def new_stream(self, priority: int = 0) -> Any:
         """Return a new stream (`cuda.core.Stream`).
@@ -290,7 +290,7 @@ class GpuDevice:
         return _attempt(lambda: stream.record(options=self._timed if timing else None), self._failure)
 
     def done(self, event: Any) -> bool:
-        """Tell whether an event is reached."""
+        """Return True if an event is reached."""
         return reached(event, self._failure)
 
     def elapsed(self, first: Any, last: Any) -> float:
@@ -301,11 +301,11 @@ class GpuDevice:
         """Let later work of a stream wait for an event, or for all work so far in another stream."""
         _attempt(lambda: stream.wait(event), self._failure)
 
-    def after_default(self, stream: Any, other: int | None = None) -> None:
+    def after_default(self, stream: Any, handle: int | None = None) -> None:
         """Let later work of a stream wait for all work so far in the default stream, and in one of this handle."""
         self.after(stream, default_stream(self.ordinal))
-        if other is not None:
-            self.after(stream, self._core.Stream.from_handle(other))
+        if handle is not None:
+            self.after(stream, self._core.Stream.from_handle(handle))
 
     def synchronize(self, stream: Any = None) -> None:
         """Wait for all work so far in a stream, by default in the default stream."""

@@ -47,15 +47,15 @@ class Gpu(GpuDevice):
         self._levels: dict[Any, int] = {}
         """Of each stream."""
         self._events: list[int] = []
-        about = self._core.Device(ordinal).properties
-        self.processors = int(about.multiprocessor_count)
-        self.registers = 4 * int(about.max_registers_per_multiprocessor)
-        self.shared = int(about.max_shared_memory_per_multiprocessor)
-        self.threads = int(about.max_threads_per_multiprocessor)
-        self.clock = 1e3 * float(about.clock_rate)
+        properties = self._core.Device(ordinal).properties
+        self.processors = int(properties.multiprocessor_count)
+        self.registers = 4 * int(properties.max_registers_per_multiprocessor)
+        self.shared = int(properties.max_shared_memory_per_multiprocessor)
+        self.threads = int(properties.max_threads_per_multiprocessor)
+        self.clock = 1e3 * float(properties.clock_rate)
         # of double data rate; 0 where the driver does not say
-        self.bandwidth = 2e3 * about.memory_clock_rate * about.global_memory_bus_width / 8
-        self.cache = int(about.l2_cache_size)
+        self.bandwidth = 2e3 * properties.memory_clock_rate * properties.global_memory_bus_width / 8
+        self.cache = int(properties.l2_cache_size)
         _, self.memory = self.memory_info()
         # called by themselves: the bindings make objects for each call, which takes as long as the call
         library = driver()
@@ -136,26 +136,26 @@ class Gpu(GpuDevice):
         """Set a word of device memory in a stream's order."""
         self._check((self._write_value(int(stream.handle), address, value, 0),))
 
-    def wait_word(self, stream: Any, address: int, least: int) -> None:
+    def wait_word(self, stream: Any, address: int, minimum: int) -> None:
         """Hold up a stream until a word has at least a value."""
-        self._check((self._wait_value(int(stream.handle), address, least, _AT_LEAST),))
+        self._check((self._wait_value(int(stream.handle), address, minimum, _AT_LEAST),))
 
-    def reset_words(self, addresses: Sequence[int], words: Sequence[int]) -> Any:
+    def reset_words(self, addresses: Sequence[int], values: Sequence[int]) -> Any:
         """Set the words at each address, behind `set_word` so far (fewer than 256); return an event behind it."""
-        places = np.asarray(addresses, np.uint64)[:, None] + 8 * np.arange(len(words), dtype=np.uint64)
-        self._write(self._control, places.ravel(), np.tile(np.asarray(words, np.int64), len(addresses)))
+        targets = np.asarray(addresses, np.uint64)[:, None] + 8 * np.arange(len(values), dtype=np.uint64)
+        self._write(self._control, targets.ravel(), np.tile(np.asarray(values, np.int64), len(addresses)))
         return self.mark(self._control)
 
-    def write_words(self, stream: Any, address: int, words: Sequence[int]) -> None:
+    def write_words(self, stream: Any, address: int, values: Sequence[int]) -> None:
         """Set words of device memory, in a stream's order, by one call."""
-        self._write(stream, np.arange(address, address + 8 * len(words), 8), np.asarray(words, np.int64))
+        self._write(stream, np.arange(address, address + 8 * len(values), 8), np.asarray(values, np.int64))
 
-    def _write(self, stream: Any, places: NDArray[Any], words: NDArray[np.int64]) -> None:
-        operations = np.zeros((len(words), 6), np.uint64)  # CUstreamBatchMemOpParams: a union of six words
+    def _write(self, stream: Any, addresses: NDArray[Any], values: NDArray[np.int64]) -> None:
+        operations = np.zeros((len(values), 6), np.uint64)  # CUstreamBatchMemOpParams: a union of six words
         operations[:, 0] = _WRITE_WORD
-        operations[:, 1] = places
-        operations[:, 2] = words.view(np.uint64)
-        self._check((self._batch(int(stream.handle), len(words), operations.ctypes.data, 0),))
+        operations[:, 1] = addresses
+        operations[:, 2] = values.view(np.uint64)
+        self._check((self._batch(int(stream.handle), len(values), operations.ctypes.data, 0),))
 
     def read_words(self, address: int, count: int) -> NDArray[np.int64]:
         """Return words of device memory, as they are now; waits for nothing that runs (tens of microseconds)."""
@@ -193,12 +193,12 @@ class Gpu(GpuDevice):
                 found += kind, pointer, value.shape, value.strides, value.dtype
             else:
                 try:
-                    about = value.__cuda_array_interface__
+                    interface = value.__cuda_array_interface__
                 except Exception:  # no array; or a tensor of PyTorch with gradients, which raises its own
                     return None
-                if about.get("stream") not in (None, 1):  # each launch waits for it, not for the default one alone
+                if interface.get("stream") not in (None, 1):  # each launch waits for it, not for the default one alone
                     return None
-                found += kind, about["data"], about["shape"], about.get("strides"), about["typestr"]
+                found += kind, interface["data"], interface["shape"], interface.get("strides"), interface["typestr"]
         return tuple(found)
 
     def allocate(self, nbytes: int) -> Block:

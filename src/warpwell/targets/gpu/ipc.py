@@ -1,7 +1,7 @@
 """Memory of a GPU that another process of this machine uses in place: `lend` names it, `Borrowed` opens it.
 
-By the driver's own functions alone, in the primary context that libraries share: who lends may have PyTorch or CuPy and
-none of our packages.
+It uses only the driver's own functions, in the primary context that libraries share: the lending process may have
+PyTorch or CuPy, but not the packages of the extra `cuda`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ORDINAL, _MAY_BE_LENT = 9, 10
 _LAZY_PEER = 1
 
 CLOSING = 600.0
-"""Seconds that who opens an allocation, or lent it, waits until its last user has closed it."""
+"""Timeout in seconds of a process that opens or lends an allocation, until its last user has closed it."""
 
 
 class Lent(NamedTuple):
@@ -39,7 +39,7 @@ def driver() -> Any:
     Raises
     ------
     DeviceNotFoundError
-        There is none, or it lends no memory.
+        The driver is missing, or cannot lend memory.
     """
     library = libcuda.driver()
     if not hasattr(library, "cuIpcOpenMemHandle_v2"):
@@ -76,7 +76,7 @@ def lend(address: int, nbytes: int) -> Lent:
         status = library.cuCtxSynchronize()
     if status:
         raise errors.ArgumentError(
-            f"what the GPU was given before failed, or a graph is being captured (status {status})", name="args"
+            f"earlier work of the GPU failed, or a graph is being captured (status {status})", name="args"
         )
     return Lent(bytes(handle.bytes), address - base, ordinal.value)
 
@@ -92,7 +92,7 @@ class _Mapping:
 
 
 class Borrowed:
-    """Allocations of other processes that are open here, each one once, while somebody uses it."""
+    """Allocations of other processes that are open here, each once, while it has a user."""
 
     def __init__(self, ordinal: int = 0) -> None:
         self._ordinal = ordinal
@@ -105,7 +105,7 @@ class Borrowed:
         Raises
         ------
         ArgumentError
-            There is no such allocation, or none of this GPU; or its last user's `close` does not return.
+            The allocation does not exist or is on another GPU, or its last user's `close` does not return.
         """
         until = time.monotonic() + CLOSING
         while True:
@@ -124,8 +124,8 @@ class Borrowed:
     def _opened(self, handle: bytes) -> _Mapping:
         with _context(self._ordinal):
             address = ctypes.c_void_p()
-            its = IpcHandle.from_buffer_copy(handle)
-            status = driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), its, _LAZY_PEER)
+            ipc_handle = IpcHandle.from_buffer_copy(handle)
+            status = driver().cuIpcOpenMemHandle_v2(ctypes.byref(address), ipc_handle, _LAZY_PEER)
             if status:
                 raise errors.ArgumentError(
                     f"the memory that was lent cannot be opened (status {status} of the driver): was it freed?",
@@ -134,7 +134,7 @@ class Borrowed:
             return _Mapping(address.value or 0)
 
     def close(self, handle: bytes) -> None:
-        """Use an allocation no longer. The last user waits for all that runs on the GPU, and holds up nobody else."""
+        """Use an allocation no longer. The last user waits for all work of the GPU, without blocking other users."""
         with self._lock:
             found = self._open[handle]
             found.users -= 1

@@ -18,7 +18,7 @@ from .device import check, check_fork, is_lost_by_fork
 
 
 def device_array(shape: int | tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return a numba-cuda array in device memory, whose items are not set.
+    """Return a numba-cuda array in device memory; its items are not set.
 
     Raises
     ------
@@ -52,8 +52,8 @@ def as_array(
     """Return device memory at an address as a numba-cuda array, which keeps `owner`."""
     from numba import cuda
 
-    about = {"shape": shape, "typestr": dtype, "data": (address, False), "version": 3, "strides": strides}
-    return cuda.from_cuda_array_interface(about, owner=owner, sync=False)
+    interface = {"shape": shape, "typestr": dtype, "data": (address, False), "version": 3, "strides": strides}
+    return cuda.from_cuda_array_interface(interface, owner=owner, sync=False)
 
 
 def address_of(array: Any) -> int:
@@ -71,7 +71,7 @@ def to_host(array: Any) -> NDArray[Any]:
 def wait_default() -> None:
     """Wait for everything that the current GPU's default stream was given."""
     if _asks_default()(0) == 0:
-        return  # mostly there is nothing
+        return  # usually the stream is empty
     from numba import cuda
 
     cuda.default_stream().synchronize()
@@ -94,7 +94,7 @@ def _asks_default() -> Callable[[int], int]:
 def clear(address: int, nbytes: int) -> None:
     """Zero memory of the current GPU, and wait for it.
 
-    A memset of the default stream would be ordered neither with the host nor with non-blocking streams: it could
+    A memset of the default stream would not be ordered with the host or with non-blocking streams: it could
     come after the first copy into the new memory. And it would wait for kernels that run there.
     """
     from cuda.bindings import driver

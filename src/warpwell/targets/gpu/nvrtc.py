@@ -33,7 +33,7 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
     Returns
     -------
     dict
-        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: what each function is called there.
+        ``"cubin"`` and ``"ptx"`` (bytes, str), and ``"names"``: the symbol of each function.
 
     Raises
     ------
@@ -59,12 +59,12 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
         call(get, program, room)
         return room
 
-    given = [o.encode() for o in (*options, *(f"-I{folder}" for folder in headers()))]
+    flags = [o.encode() for o in (*options, *(f"-I{folder}" for folder in headers()))]
     program = call(nvrtc.nvrtcCreateProgram, text.encode(), f"{name}.cu".encode(), 0, [], [])
     try:
         for function in names.values():
             call(nvrtc.nvrtcAddNameExpression, program, function.encode())
-        if int(nvrtc.nvrtcCompileProgram(program, len(given), given)[0]) != 0:
+        if int(nvrtc.nvrtcCompileProgram(program, len(flags), flags)[0]) != 0:
             log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
             raise SourceError(log.decode(errors="replace").rstrip("\0 \n"))
         return {
@@ -78,7 +78,7 @@ def build(text: str, name: str, options: Sequence[str], names: dict[str, str]) -
 
 @functools.cache
 def headers() -> tuple[str, ...]:
-    """Return folders of CUDA's own headers, where they are installed beside NVRTC."""
+    """Return folders of CUDA's own headers, if they are installed with NVRTC."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
     except ImportError:

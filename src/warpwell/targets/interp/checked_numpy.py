@@ -24,12 +24,12 @@ def out_of_range(kernel: str, name: str, index: int, extent: int) -> errors.Inde
 
 
 class CheckedNumPy(np.ndarray):
-    """An array that says what argument of what kernel was subscripted wrongly; so do its rows."""
+    """An array whose errors name kernel and argument if an index is out of range. Its rows are such arrays, too."""
 
-    said: tuple[str, str] | None = None
+    origin: tuple[str, str] | None = None
 
-    def __array_finalize__(self, other: Any) -> None:
-        self.said = getattr(other, "said", None)
+    def __array_finalize__(self, source: Any) -> None:
+        self.origin = getattr(source, "origin", None)
 
     def __getitem__(self, index: Any) -> Any:
         return self._try(super().__getitem__, index)
@@ -42,6 +42,6 @@ class CheckedNumPy(np.ndarray):
             return operation(*args)
         except IndexError as error:
             found = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", str(error))
-            if found is None or self.said is None:
+            if found is None or self.origin is None:
                 raise
-            raise out_of_range(*self.said, int(found[1]), int(found[2])) from None
+            raise out_of_range(*self.origin, int(found[1]), int(found[2])) from None

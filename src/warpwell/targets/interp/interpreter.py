@@ -2,7 +2,7 @@
 
 Every shared access is a point where the scheduler may run another thread, and a load may return any value
 that coherence and happens-before permit, so a missing fence or recheck fails here where it would hold on most
-hardware.  A failing seed replays exactly. What the primitives mean stands in ``atomics.py``.
+hardware.  A failing seed replays exactly. The meaning of the primitives is documented in ``atomics.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _S63 = 1 << 63
 _NATIVE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 6)
 
 native_functions: dict[int, Callable[..., int]] = {}
-"""What a native address means here: the plain Python function."""
+"""The plain Python function for each native address."""
 
 
 @functools.cache
@@ -94,11 +94,11 @@ class Scratch(int):
     and a seed would not decide everything.
     """
 
-    words: np.ndarray
+    buffer: np.ndarray
     free: list[np.ndarray]
 
     def __del__(self) -> None:
-        self.free.append(self.words)
+        self.free.append(self.buffer)
 
 
 class ItemsAt:
@@ -126,7 +126,7 @@ def item_codec(dtype: Any) -> ItemCodec:
 def current() -> Interpreter:
     """Return the interpreter that runs the calling device code.
 
-    Raises RuntimeError where there is none: device code was called as a Python function, outside of a launch.
+    Raises RuntimeError if device code was called as a Python function, outside of a launch.
     """
     try:
         running: Interpreter = _local.running
@@ -176,7 +176,7 @@ class Interpreter(Interleaver):
 
     @property
     def trace_hash(self) -> int:
-        """Hash of all accesses so far: who accessed which word and which of its values; no addresses."""
+        """Hash of all accesses so far: thread, word and which of its values; no addresses."""
         return hash((self.memory.digest, self.steps, self.skipped))
 
     def announce(self, address: int, nbytes: int) -> None:
@@ -230,7 +230,7 @@ class Interpreter(Interleaver):
     ) -> None:
         """Call ``fn(*args)`` in as many logical threads as `n` says, at most `live` of them at a time.
 
-        `n` is a count or a shape of up to 3 extents.  The `services` run beside them until all have ended:
+        `n` is a count or a shape of up to 3 extents.  The `services` run concurrently until all threads have ended:
         each is called again and again, with back-off where it returns nothing or 0 (no work was there).  A
         logical thread starts where one has ended, and knows of memory what that one knew.
         """
@@ -463,12 +463,12 @@ class Interpreter(Interleaver):
     def scratch(self, nbytes: int) -> Scratch:
         free = self._scratch.setdefault(nbytes, [])
         used = bool(free)
-        words = free.pop() if used else np.zeros(nbytes // 8 + 2, np.int64)
-        place = Scratch(-(-words.ctypes.data // 16) * 16)
-        place.words, place.free = words, free
+        buffer = free.pop() if used else np.zeros(nbytes // 8 + 2, np.int64)
+        scratch = Scratch(-(-buffer.ctypes.data // 16) * 16)
+        scratch.buffer, scratch.free = buffer, free
         if self.memory.ranges and not used:
-            self.announce(place, nbytes)
-        return place
+            self.announce(scratch, nbytes)
+        return scratch
 
     def copy_bytes(self, dst: int, src: int, nbytes: int) -> None:
         if not (dst | src | nbytes) & 7:

@@ -34,7 +34,7 @@ class InterpStallError(RuntimeError):
 class Thread:
     """One thread of a run."""
 
-    __slots__ = ("body", "busy", "daemon", "fiber", "index", "name", "place", "priority", "view")
+    __slots__ = ("body", "busy", "daemon", "fiber", "index", "name", "position", "priority", "view")
 
     def __init__(self, name: str, body: Callable[[], object], index: int, daemon: bool) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Thread:
         self.daemon = daemon
         # In the middle of something that the next run relies on (daemons).
         self.busy = False
-        self.place = 0
+        self.position = 0
         self.priority = 0
         self.view = ThreadView(0, 1)
 
@@ -57,7 +57,7 @@ def where(frame: FrameType | None) -> str:
 
 
 class Interleaver:
-    """Threads, logical time, and the choice of who runs next.
+    """Threads, logical time, and the choice of the next thread.
 
     Parameters
     ----------
@@ -124,13 +124,13 @@ class Interleaver:
         return thread
 
     def _point(self) -> None:
-        # A switch point: stands before every shared access.
+        # A switch point, in front of every shared access.
         self.steps += 1
         if self.steps >= self._next_switch:
             self._switch()
 
     def _pause(self, steps: int) -> None:
-        # Puts the running thread to sleep for about so many steps.
+        # Puts the running thread to sleep for about `steps` steps.
         self.steps += 1
         if steps and not self._stopping and self.steps <= self._end_by:
             self._remove(self.thread)
@@ -154,12 +154,12 @@ class Interleaver:
         awake = self._awake
         last = awake.pop()
         if last is not thread:
-            awake[thread.place] = last
-            last.place = thread.place
+            awake[thread.position] = last
+            last.position = thread.position
 
     def _wake(self) -> None:
         thread = heapq.heappop(self._asleep)[2]
-        thread.place = len(self._awake)
+        thread.position = len(self._awake)
         self._awake.append(thread)
 
     def _pick(self) -> Thread:
@@ -188,7 +188,7 @@ class Interleaver:
         return min(gap, _LONGEST_GAP)
 
     def _jump(self) -> None:
-        # Everybody waits: time jumps to the first waker, and further where nothing was stored for long, so
+        # Everybody waits: time jumps to the first waker, and further if nothing was stored for long, so
         # that waiting for a time limit of a second takes few steps.
         stores = self._stores()
         self._jumps = self._jumps + 1 if stores == self._stores_at_jump else 0
@@ -216,7 +216,7 @@ class Interleaver:
             thread.fiber = greenlet(begin, hub)
             thread.fiber.switch(thread)
             thread.view = ThreadView(slot, len(threads))
-            thread.place = slot
+            thread.position = slot
             thread.priority = order[slot]
         self._awake, self._asleep = list(threads), []
         self._next_change = self.steps + self._gap()
@@ -251,9 +251,9 @@ class Interleaver:
         lines = [f"no end after {self.max_steps} steps (seed {self.seed}); the threads are at:"]
         for thread in self.threads:
             if thread.fiber.dead:
-                place = "ended"
+                position = "ended"
             else:
-                place = where(sys._getframe() if thread is self.thread else thread.fiber.gr_frame)
+                position = where(sys._getframe() if thread is self.thread else thread.fiber.gr_frame)
             state = " (daemon)" if thread.daemon else ""
-            lines.append(f"  {thread.name}{state}: {place}")
+            lines.append(f"  {thread.name}{state}: {position}")
         return "\n".join(lines) + self._stall_notes()

@@ -1,4 +1,4 @@
-"""Weak memory of the ``interp`` target: what a load may return where happens-before permits several values.
+"""Weak memory of the ``interp`` target: the values that a load may return if happens-before permits several.
 
 The model is operational and view-based, like the promise-free part of RC11: a location (an aligned 8-byte
 word) holds a list of messages in coherence order, and a load may return every message that is not older than
@@ -7,7 +7,7 @@ order of fences, so store buffering is visible, and no load buffering: a load re
 
 A view is a vector clock over threads instead of a map of locations: joining it costs the number of threads,
 however many words are in use.  Each message notes in which epoch each thread first wrote or read it, so "the
-thread knows this message" is "it knows of an epoch in which somebody had seen the message".
+thread knows this message" is "it knows of an epoch in which a thread had seen the message".
 
 Source of the model: Lahav, Vafeiadis, Kang, Hur, Dreyer: Repairing Sequential Consistency in C/C++11 (2017);
 Kang and others: A Promising Semantics for Relaxed-Memory Concurrency (2017), without its promises.
@@ -28,7 +28,7 @@ _PART = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32}
 
 
 class Knowledge:
-    """What travels with a message: a vector clock; the thread and epoch whose snapshot it is."""
+    """Knowledge that a message carries: a vector clock; the thread and epoch whose snapshot it is."""
 
     __slots__ = ("by", "clock", "epoch")
 
@@ -62,7 +62,7 @@ class Location:
 
 
 class ThreadView:
-    """What one thread knows: current, pending until an acquire fence, and released by the last fence."""
+    """Knowledge of a thread: current, pending until an acquire fence, and released by the last fence."""
 
     __slots__ = ("clock", "pending", "released", "slot", "stale")
 
@@ -85,7 +85,7 @@ class ThreadView:
     def join(self, view: Knowledge) -> None:
         """Learn what `view` knows."""
         clock = self.clock
-        # Whoever knows the epoch that ended with this snapshot already has all of it.
+        # A thread that knows the epoch that ended with this snapshot already has all of it.
         if clock[view.by] < view.epoch:
             self.clock = [a if a > b else b for a, b in zip(clock, view.clock, strict=True)]
 
@@ -155,7 +155,7 @@ class WeakMemory:
         if address & 7:
             raise ValueError(f"misaligned access: address {address:#x} of an item of 8 bytes")
         if address < 4096:
-            raise ValueError(f"access to address {address:#x}, which is no memory (null or uninitialized)")
+            raise ValueError(f"access to address {address:#x}, which is not memory (null or uninitialized)")
         if self.ranges and not any(start < address + 8 and address < end for start, end in self.ranges):
             raise ValueError(f"access to address {address:#x}, outside of all memory that was announced")
         location = self.locations[address] = Location(address, len(self.locations))
@@ -248,7 +248,7 @@ class WeakMemory:
         view = thread.snapshot() if order == ORDERED else thread.released if order else None
         # The other bytes keep what they were released with.
         self._append(location, value, _continued(view, newest.view, slot), slot, epoch)
-        # Only the bytes of the item: their neighbours may belong to somebody else.
+        # Only the bytes of the item: their neighbours may belong to other memory.
         _PART[size].from_address(address).value = bits
 
     def _append(self, location: Location, value: int, view: Knowledge | None, slot: int, epoch: int) -> None:
