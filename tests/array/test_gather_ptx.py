@@ -1,4 +1,4 @@
-"""What the kernels of `ww.gather` compile to for a GPU."""
+"""PTX of the kernels of `ww.gather`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def test_rows_of_memory_are_copied_without_order() -> None:
 
 
 def test_a_validated_read_acquires_the_word_and_executes_a_fence_behind_the_copy() -> None:
-    lines = lines_of(kernels.copy_cached)
-    text = "\n".join(lines)
+    instructions = lines_of(kernels.copy_cached)
+    text = "\n".join(instructions)
     acquire, copy, fence = (text.index(word) for word in ("ld.acquire.gpu", "v2.u64", "fence.acq_rel.gpu"))
     assert acquire < copy < fence < text.index("ld.relaxed.gpu.global.u64", fence)
-    assert sum(line.startswith("call") for line in lines) == 1, "only a page that is not in the cache takes a call"
+    assert sum(line.startswith("call") for line in instructions) == 1, (
+        "only a page that is not in the cache takes a call"
+    )

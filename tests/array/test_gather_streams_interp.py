@@ -46,5 +46,5 @@ class TestGathers(GatherConformance):
     def near(self, host: Any) -> Any:
         return Near(host)
 
-    def far(self, given: Any) -> Any:
-        return np.asarray(given.memory if isinstance(given, Near) else given)
+    def far(self, array: Any) -> Any:
+        return np.asarray(array.memory if isinstance(array, Near) else array)

@@ -22,8 +22,8 @@ from .frame_model import FrameModel
 class GatherModel(FrameModel):
     """One run of the gather scenario; `seed` and `trace` as for `CacheModel`."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.rows: list[Any] = []
 
     def _look(self, seed: int) -> None:

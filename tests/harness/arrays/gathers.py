@@ -31,7 +31,7 @@ TIERS: dict[str, dict[str, Any]] = {
 
 
 class GatherConformance:
-    """Tests for any device; a subclass says how an array comes to be in its memory."""
+    """Tests for any device; a subclass copies arrays to its memory."""
 
     DEVICE: ClassVar[str]
     ROWS: ClassVar[int] = 300
@@ -40,9 +40,9 @@ class GatherConformance:
         """Return an array in the device's memory."""
         raise NotImplementedError
 
-    def far(self, given: Any) -> Any:
+    def far(self, array: Any) -> Any:
         """Return it in host memory."""
-        return to_host(given)
+        return to_host(array)
 
     def open(self, path: Any, mode: str = "r", **options: Any) -> Any:
         return ww.open(path, mode, device=self.DEVICE, **options)
@@ -52,9 +52,9 @@ class GatherConformance:
         return tmp_path / "a.npy"
 
     def same(self, a: Any, model: Any, rows: Any, **more: Any) -> None:
-        wanted = model[np.asarray(rows)]
+        expected = model[np.asarray(rows)]
         got = self.far(ww.gather(a, rows, **more).result(60))
-        assert got.dtype == wanted.dtype and got.shape == wanted.shape and got.tobytes() == wanted.tobytes()
+        assert got.dtype == expected.dtype and got.shape == expected.shape and got.tobytes() == expected.tobytes()
 
     @pytest.mark.parametrize("tier", list(TIERS))
     @pytest.mark.parametrize("row", [(), (3,), (32, 4), (50, 9)], ids=str)
@@ -64,13 +64,13 @@ class GatherConformance:
         path = self.saved(tmp_path, model)
         for mode in ("r", "r+"):
             with self.open(path, mode, **TIERS[tier]) as a:
-                some = rng.integers(0, self.ROWS, self.ROWS)
+                shuffled = rng.integers(0, self.ROWS, self.ROWS)
                 for rows in (
-                    some,
+                    shuffled,
                     np.arange(self.ROWS)[::-1],
                     np.zeros((2, 0, 3), "i8"),
-                    some[:10].reshape(5, 2),
-                    some.astype("i4"),
+                    shuffled[:10].reshape(5, 2),
+                    shuffled.astype("i4"),
                     [self.ROWS - 1],
                 ):
                     self.same(a, model, rows)
