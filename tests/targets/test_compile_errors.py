@@ -57,6 +57,7 @@ CASES = {
     "global TABLE; TABLE = 3": "a kernel cannot assign a global variable",
     "out[0] = nowhere(1)": "name 'nowhere' is not defined",
     "out[0] = ww.nowhere(1)": "module 'warpwell' has no attribute 'nowhere'",
+    "out[0] = gpu.threadIdx.x": "module 'warpwell.gpu' has no attribute 'threadIdx'; use gpu.thread_index, or gpu.grid",
     "out[0] = np.nowhere(1)": "module 'numpy' has no '?nowhere|has no attribute 'nowhere'",
     "out[0] = eval('1')": "'eval' is not available in kernels",
     "out[0] = TABLE[0]": "'TABLE' is a list, which kernels cannot read",
@@ -96,7 +97,7 @@ def reported(call: Any) -> str:
     with pytest.raises(errors.CompileError) as caught:
         call()
     text = str(caught.value)
-    assert "\n" not in text and caught.value.__cause__ is not None
+    assert "\n" not in text and caught.value.__cause__ is None and caught.value.__context__ is not None
     internal = (
         r"ViewStatic|Literal\[|slice<|unicode_type|Untyped|opcode|typing|nopython|<class|reflected|getitem|\(step"
     )
@@ -112,6 +113,28 @@ def test_a_message_names_the_kernel_the_line_and_the_remedy(statement: str, arra
     assert text.startswith("kernel 'user_kernel' does not compile for 'cpu': ")
     place = "calls_helper" if "'helper'" in text and "calls" in statement else "user_kernel.py, line "
     assert place in text or "test_compile_errors.py, line " in text, text
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+@pytest.mark.parametrize(
+    "statement", ["return a[0, 0]", "return 1", "return out", "out[0] = 1; return (1 if out[0] else 2)"]
+)
+def test_a_kernel_that_returns_a_value_is_refused(statement: str, device: str, array: Any, tmp_path: Path) -> None:
+    kernel = kernel_of(statement, tmp_path)
+    with pytest.raises(errors.ArgumentError, match=r"user_kernel.py, line 2\) returns a value, .* write it"):
+        kernel[10](array, np.zeros(10), device=device)
+
+
+@pytest.mark.parametrize("statement", ["return", "return None", "if out[0] == 2: return\n    out[1] = 5"])
+def test_a_kernel_may_return_early(statement: str, array: Any, tmp_path: Path) -> None:
+    kernel_of(statement, tmp_path)[10](array, np.zeros(10))
+
+
+@pytest.mark.parametrize("device", ["cpu", "interp"])
+def test_a_path_is_no_argument(device: str, tmp_path: Path) -> None:
+    for path in (tmp_path / "x.npy", str(tmp_path / "x.npy")):
+        with pytest.raises(errors.ArgumentError, match=r"'a' of kernel 'another' is a .*: open a file with ww.open"):
+            another[10](path, np.zeros(10), device=device)
 
 
 @pytest.mark.ptx

@@ -253,7 +253,7 @@ def test_what_does_not_compile_says_so_in_a_line() -> None:
     assert "Unknown attribute 'sise' of type array(float64, 1d, C)" in str(raised.value)
     assert "test_launches.py" in str(raised.value)
     assert "\n" not in str(raised.value)
-    assert "nopython mode" in str(raised.value.__cause__)
+    assert raised.value.__cause__ is None and "nopython mode" in str(raised.value.__context__)
     with pytest.raises(errors.CompileError, match=r"there is no atomic_add\(array\(int16"):
         narrow[4](np.zeros(4, np.int16), device="cpu")
 

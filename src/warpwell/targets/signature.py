@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,6 +30,12 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
             f"kernel {kernel.__name__!r} ({code.co_filename}, line {code.co_firstlineno}) is a generator or coroutine; "
             f"a launch does not run its body; write results to an array instead"
         )
+    line = _line_of_result(code)
+    if line is not None:
+        raise errors.ArgumentError(
+            f"kernel {kernel.__name__!r} ({code.co_filename}, line {line}) returns a value, which a launch drops; "
+            f"write it to an array that is an argument"
+        )
     if 0 in shape:
         return
     dims = len(shape)
@@ -47,6 +55,21 @@ def check_launch(kernel: Any, shape: tuple[int, ...], count: int) -> None:
 
 _NEVER_RUN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _EXTENTS = {1: "one extent", 2: "two extents", 3: "three extents"}
+
+
+def _line_of_result(code: types.CodeType) -> int | None:
+    """Return a line that returns a value other than None or the result of a call, which may be None."""
+    previous = None
+    for instruction in dis.get_instructions(code):
+        value = None
+        if instruction.opname == "RETURN_CONST":
+            value = instruction
+        elif instruction.opname == "RETURN_VALUE" and previous is not None and "CALL" not in previous.opname:
+            value = previous
+        if value is not None and not (value.opname in ("LOAD_CONST", "RETURN_CONST") and value.argval is None):
+            return value.positions.lineno if value.positions else code.co_firstlineno
+        previous = instruction
+    return None
 
 
 def parameters(kernel: Any) -> list[str]:
@@ -128,6 +151,11 @@ def check_arguments(kernel: Any, values: Any, *, compiles: bool = True) -> None:
         if advice is not None:
             raise errors.ArgumentError(
                 f"{where} is a {type(value).__name__}, which kernels cannot use this way: {advice}"
+            )
+        if isinstance(value, str | os.PathLike):
+            raise errors.ArgumentError(
+                f"{where} is a {type(value).__name__}, which kernels do not take: open a file with ww.open(path), and "
+                f"give the array"
             )
         if isinstance(value, list | dict | set | bytearray | range) or _only_converts(value):
             raise errors.ArgumentError(

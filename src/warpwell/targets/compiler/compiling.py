@@ -60,7 +60,10 @@ def _warn(name: str) -> None:
 
 @contextlib.contextmanager
 def explained(kernel: Any, target: str) -> Iterator[None]:
-    """Raise `CompileError` for errors of the compiler, which become its cause."""
+    """Raise `CompileError` for errors of the compiler.
+
+    The compiler's own message has a hundred lines: it is the context of the error, which Python does not print.
+    """
     try:
         yield
     except Exception as error:
@@ -69,4 +72,5 @@ def explained(kernel: Any, target: str) -> Iterator[None]:
         if not is_compilers and not (isinstance(error, AttributeError) and str(error).startswith("module '")):
             raise
         reason = reason_of(error, kernel.function)
-        raise errors.CompileError(f"kernel {kernel.__name__!r} does not compile for {target!r}: {reason}") from error
+        logger.debug("the compiler's message", exc_info=error)
+        raise errors.CompileError(f"kernel {kernel.__name__!r} does not compile for {target!r}: {reason}") from None

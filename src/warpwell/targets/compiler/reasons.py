@@ -146,6 +146,25 @@ def _variable(found: re.Match[str]) -> str:
     return f"{name!r} is a {kind}, which kernels cannot read; pass its values as arguments, or as a NumPy array"
 
 
+_NAMES_OF_NUMBA = {
+    "threadIdx": "thread_index",
+    "blockIdx": "block_index",
+    "blockDim": "block_threads",
+    "syncthreads": "barrier",
+    "laneid": "lane_id",
+    "warpsize": "warp_size",
+    "shared": "shared_array",
+    "atomic": "atomic_add",
+}
+"""Names of `numba.cuda`, and those of `warpwell.gpu` for the same."""
+
+
+def _attribute(found: re.Match[str]) -> str:
+    message = f"module {found[1]!r} has no attribute {found[2]!r}"
+    name = _NAMES_OF_NUMBA.get(found[2]) if found[1].endswith(".gpu") else None
+    return message if name is None else f"{message}; use gpu.{name}, or gpu.grid for the index of a launch"
+
+
 def _operation(found: re.Match[str]) -> str:
     kind = found[1].strip()
     operations = {
@@ -177,7 +196,7 @@ _WORDINGS: tuple[tuple[str, Callable[[re.Match[str]], str]], ...] = (
         lambda m: f"{m[1]!r} is a list, which kernels cannot read; make it a tuple, or pass it as a NumPy array",
     ),
     (r"name '(\w+)' is not defined", lambda m: f"name {m[1]!r} is not defined; define or import it before the launch"),
-    (r"module '([\w.]+)' has no attribute '(\w+)'", lambda m: f"module {m[1]!r} has no attribute {m[2]!r}"),
+    (r"module '([\w.]+)' has no attribute '(\w+)'", _attribute),
     (r"unsupported opcode \((\w+)\)", _operation),
     (r"The 'with ", lambda m: "a kernel cannot use a with statement; open files and locks on the host"),
     (
