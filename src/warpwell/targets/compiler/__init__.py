@@ -9,10 +9,9 @@ In the order in which a launch meets them:
 - `hooks.py`: `seam_for`, which imports a target's compiler when the target is first used.
 - `seam.py`: structs, device functions and primitives as a Numba target's own types and functions.
 - `cpu_bodies.py`, `cuda_bodies.py`: the code of each primitive on a target, as LLVM IR and as PTX.
-- `ranges.py`: loops over `range`, with their bounds as assumptions of LLVM.
 - `checked_arrays.py`: arrays with bounds checks.
 - `checksum.py`: CRC-32C as compiled host code.
-- `callees.py`: device functions as parts of their callers.
+- `numba_patches.py`: code that depends on the inside of Numba: bounds of loops, device functions as parts of callers.
 - `reasons.py`: why a kernel does not compile, in the words of Python. No compiler.
 - `compiling.py`: messages about a compilation that takes long or fails.
 - `compiled.py`: host code by Numba, kept on disk.

@@ -30,11 +30,10 @@ from numba.core.serialize import dumps
 
 from ... import errors
 from ..._os import file_lock, uninterrupted
-from .callees import CalleeCompiler
 from .code_cache import cache_folder, cache_key, read_kept, write_kept
 from .compiling import compiling
 from .machine_code import SYMBOL, Processor, link_callees
-from .ranges import bounded_ranges
+from .numba_patches import CalleeCompiler, bounded_ranges
 
 
 def compile_host(source: str, name: str, scope: dict[str, Any], user: Callable[..., Any] | None) -> Any:

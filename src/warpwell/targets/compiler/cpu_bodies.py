@@ -16,11 +16,11 @@ from .. import atomics as a
 from .. import block
 from ..device import subscribe
 from ..fault import FLAG
-from .callees import CalleeCompiler
 from .checked_arrays import install
 from .checksum import define_checksum
 from .compiled import compile_native
 from .machine_code import load_symbol
+from .numba_patches import CalleeCompiler
 from .seam import I8, I32, I64, Seam, StructType, from_bits, item_bits, literal, to_bits
 from .symbols import CLOCK_OFFSET, COPY, GUARDED_RANGES, SEAT_KEY, TLS_KEY
 

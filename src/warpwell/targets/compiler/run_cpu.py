@@ -24,7 +24,7 @@ from ..signature import argument, check_arguments
 from .compiled import compile_host
 from .compiling import compiling, explained
 from .hooks import seam_for
-from .ranges import bounded_ranges
+from .numba_patches import bounded_ranges
 
 _logger = logging.getLogger(__name__)
 
